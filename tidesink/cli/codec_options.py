@@ -17,10 +17,11 @@ import typer
 from typer.core import TyperCommand
 
 from tidesink.codecs.base import CodecOptions, DebeziumModes
-from tidesink.codecs.open import DEBEZIUM_ALIASES, RESERVED
+from tidesink.codecs.open import CODECS
+from tidesink.codecs.open import protocol_named as known_protocol
 from tidesink.config.fields import Interpolated
-from tidesink.config.source import PROTOCOL_ALIASES, known_time_zone
-from tidesink.errors import ConfigError, nearest
+from tidesink.config.source import known_time_zone
+from tidesink.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -256,17 +257,15 @@ def protocol_named(name: str | None) -> str:
         ConfigError: none is given, or no codec has this name.
     """
     if name is None:
+        *first, last = CODECS
         raise ConfigError(
-            "give --protocol avro, canal-json, debezium-json or debezium-avro (or --config): "
+            f"give --protocol {', '.join(first)} or {last} (or --config): "
             "the bytes do not identify the protocol with certainty"
         )
-    if name.lower() in RESERVED:
-        raise ConfigError(f"--protocol {name} {RESERVED[name.lower()]}")
-    known = {**PROTOCOL_ALIASES, **DEBEZIUM_ALIASES}
-    found = known.get(name.lower())
-    if found is None:
-        raise ConfigError(f"--protocol {name!r} is unknown{nearest(name, known)}: use {', '.join(known)}")
-    return found
+    try:
+        return known_protocol(name)
+    except ConfigError as error:
+        raise ConfigError(f"--protocol: {error.message}") from error
 
 
 class CodecCommand(TyperCommand):

@@ -24,6 +24,7 @@ from tidesink.cli.json_lines import SchemaFile, json_lines, read_capture, read_s
 from tidesink.cli.terminal import warn
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
+from tidesink.codecs.open import ALIASES, CODECS
 from tidesink.config import Config, load_config
 from tidesink.config.load import load_registry_settings
 from tidesink.config.models import stated_keys, topic_tables
@@ -43,9 +44,7 @@ Input = Annotated[
 ]
 ProtocolName = Annotated[
     str | None,
-    typer.Option(
-        "--protocol", help="avro (or flat-avro), canal-json, debezium-json (or debezium), debezium-avro."
-    ),
+    typer.Option("--protocol", help=f"{', '.join(ALIASES)}."),
 ]
 Schemas = Annotated[Path | None, typer.Option(help="Schemas by id, JSON Lines; in place of a registry.")]
 RegistryUrl = Annotated[
@@ -129,7 +128,7 @@ def setting(
         registry: SchemaRegistry | None = MemorySchemaRegistry(listed.by_id, url=listed.name)
     else:
         registry = _server(schema_registry, registry_file, loaded)
-    if registry is None and glue is None and name in ("flat-avro", "debezium-avro"):
+    if registry is None and glue is None and CODECS[name].registry:
         raise ConfigError(f"{name} needs its schemas: give --schemas FILE, --schema-registry URL or --config")
     if registry is None and glue is not None:
         registry = MemorySchemaRegistry(url="AWS Glue")

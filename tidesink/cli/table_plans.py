@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from tidesink.cli.sources import Start, read_topic, topic_names
-from tidesink.codecs import open_codec
+from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec
 from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
@@ -152,17 +152,17 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
         RegistryError: the registry does not answer, or refuses.
     """
     topics = config.topics_among(topic_names(config.source.confluent_properties()))
-    if config.source.protocol == "canal-json":
+    if CODECS[config.source.protocol].shares_topics:
         yield from _canal_json(config, topics, sample)
         return
-    if config.source.protocol == "debezium-json":
+    if not CODECS[config.source.protocol].registry:
         for topic in topics:
-            yield _debezium(config, None, topic, sample)
+            yield _of_records(config, None, topic, sample)
         return
     with closing(config.source.open_registry()) as registry:
-        if config.source.protocol == "debezium-avro":
+        if config.source.protocol != "flat-avro":
             for topic in topics:
-                yield _debezium(config, registry, topic, sample)
+                yield _of_records(config, registry, topic, sample)
             return
         table_of = topic_tables(config, registry)
         for topic in topics:
@@ -249,10 +249,10 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
             yield TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
 
 
-def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sample: int) -> TablePlan:
-    """The plan of a Debezium topic's one table, by its first rows."""
+def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sample: int) -> TablePlan:
+    """The plan of a topic's one table, by its first rows."""
     stated, options = config.definitions(), config.source.codec_options()
-    alone = LoneCodec(options, None) if registry is None else None
+    alone = LoneCodec(options, None) if config.source.protocol == "debezium-json" else None
     codec = alone or open_codec(
         config.source.protocol, options=options, registry=registry, definitions=stated
     )
@@ -371,8 +371,8 @@ def _preflight(
 ) -> tuple[PreflightResult, str | None]:
     """What the target cannot do, and why it cannot have such a table, if it cannot."""
     if not shape.keys:
-        no_key = _NO_KEY.format(table=shape.source, identity=IDENTITIES[config.source.protocol])
-        return PreflightResult(), no_key
+        no_key = _NO_KEY.format(table=shape.source, identity=IDENTITIES.get(config.source.protocol, ""))
+        return PreflightResult(), no_key.rstrip()
     try:
         return preflight_of(config, shape, sources.keys()), None
     except (ConfigError, SchemaRefusedError) as error:

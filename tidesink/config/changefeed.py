@@ -20,9 +20,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tidesink.codecs.base import Producer
 from tidesink.codecs.dispatch import PARTITION_RULES, Dispatcher, Router, TableFilter
-from tidesink.codecs.open import DEBEZIUM_ALIASES
-from tidesink.config.checks import FOREIGN
-from tidesink.config.source import PROTOCOL_ALIASES, SourceSettings
+from tidesink.codecs.open import ALIASES, without_effect
+from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, nearest, shown
 from tidesink.events import TableId
@@ -332,7 +331,7 @@ def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None
 
 
 def _protocol(feed: Changefeed) -> str:
-    found = {**PROTOCOL_ALIASES, **DEBEZIUM_ALIASES}.get(feed.protocol, feed.protocol)
+    found = ALIASES.get(feed.protocol, feed.protocol)
     if found not in _ALWAYS:
         raise ConfigError(
             f"the changefeed's protocol is {feed.protocol}{nearest(feed.protocol, _ALWAYS)}, and a "
@@ -459,8 +458,9 @@ def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, An
 def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
     """The options that the protocol has and that are not TiCDC's default."""
     large = feed.options["large-message-handle-option"]
+    taken = SourceSettings.model_fields.keys() - without_effect(protocol, "reads")
     for name, value in feed.options.items():
-        known = name.replace("-", "_") in SourceSettings.model_fields and name not in FOREIGN[protocol]
+        known = name.replace("-", "_") in taken
         wanted = name in _ALWAYS[protocol] or value not in (False, "", "none")
         if name.startswith("claim-check") and large != "claim-check":
             continue

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
+from tidesink.codecs.open import CODECS
 from tidesink.config.fields import (
     MOST_BYTES,
     MOST_RECORDS,
@@ -523,7 +524,7 @@ class Config(Model):
         where each message names its table. ``record``: the (sanitised) names in the topic's Avro record,
         which decide between several readings; ``topic_tables`` reads them from the registry.
         """
-        if self.source.protocol == "canal-json":
+        if CODECS[self.source.protocol].shares_topics:
             return None
         named = self._bound_topics.get(topic)
         if named is not None:
@@ -599,7 +600,7 @@ def stated_keys(config: Config) -> dict[TableId, tuple[str, ...]]:
 
 def _table(config: Config, registry: SchemaReader, topic: str) -> TableId | None:
     table = config.table_of_topic(topic)
-    if table is not None or config.source.protocol == "canal-json":
+    if table is not None or CODECS[config.source.protocol].shares_topics:
         return table
     table = config.table_of_topic(topic, record=_record(registry, topic))
     if table is None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from tidesink.codecs.open import CODECS
 from tidesink.config.fields import CHANGE_RULES, ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, HistorySettings, TableConfig, TableDefaults, TableOverride
 from tidesink.ddl.catalog import TableDefinitions
@@ -362,8 +363,6 @@ def _sequence_obstacles(config: Config) -> Iterator[tuple[str, str]]:
 
 # Kinds that only DDL reports with certainty: a registry can hold an older schema as its newest.
 REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
-# The protocols whose topics carry DDL to the worker.
-DDL_PROTOCOLS: Final = frozenset({"canal-json"})
 _IN_A_LOG: Final = (
     "has no effect in mode append: logged rows stay as they were, and a renamed column is a new one",
     "remove it",
@@ -397,14 +396,14 @@ def _policy_obstacles(config: Config) -> Iterator[tuple[str, str]]:
             f"has no effect: a target of type {target} forwards rows with the columns they have",
             "remove it",
         )
-    elif protocol not in DDL_PROTOCOLS:
+    elif not CODECS[protocol].tells_ddl:
         yield f"has no effect: {protocol} does not report such a change with certainty", "remove it"
 
 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
     """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
     passing = logs or "rows" not in config.target.features
-    reported = config.source.protocol in DDL_PROTOCOLS and not passing
+    reported = CODECS[config.source.protocol].tells_ddl and not passing
     kinds = [kind for kind in CHANGE_RULES if reported or kind not in REPORTED_KINDS]
     return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)
 
@@ -416,7 +415,7 @@ def unreported_changes(config: Config) -> Iterator[str]:
             f"a target of type {config.target.type} forwards rows with the columns they have: columns "
             "that are dropped or renamed at the source are so in its messages"
         )
-    elif config.source.protocol not in DDL_PROTOCOLS:
+    elif not CODECS[config.source.protocol].tells_ddl:
         yield (
             f"{config.source.protocol} does not report with certainty that a column was dropped, renamed or "
             "narrowed: the old one stays at the target"

@@ -93,8 +93,6 @@ class IcebergColumns(ABC):
 CAPABILITIES: Final = Capabilities(
     name="iceberg",
     exactly_once=True,
-    evolves=True,
-    widens=True,
     features=IcebergSettings.features,
     rescales=False,
 )
