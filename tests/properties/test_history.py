@@ -11,17 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.full import TEST_ALL
+from tests.history_law import instant_of, versions_of
 from tests.memory_target import MemoryTarget
 from tests.properties.test_source_order import SHAPE, TABLE, _frame
 from tidesink.events import ChangeEvent, Op, Position, Row
-from tidesink.sinks.batch.modes import (
-    FROM_COLUMN,
-    TO_COLUMN,
-    HistoryNames,
-    history_shape,
-    instant_of,
-    versions_of,
-)
+from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow
 

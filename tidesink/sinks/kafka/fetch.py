@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import logging
 import os
 import threading
 import time
@@ -34,7 +33,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 
 from tidesink.errors import SourceError, SourceUnavailableError
-from tidesink.kafka_client import librdkafka_settings, open_client
+from tidesink.kafka_client import SILENT, librdkafka_settings, open_client
 from tidesink.sinks.kafka.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.
@@ -65,10 +64,6 @@ FIXED_SETTINGS: Final[Mapping[str, Any]] = {
 }
 # librdkafka requires a group's name. It is never joined, and nothing is committed to it.
 _GROUP: Final = "tidesink-fetch"
-# librdkafka writes to stderr by itself otherwise; what matters comes back as an error.
-_SILENT: Final = logging.getLogger("tidesink.librdkafka")
-_SILENT.addHandler(logging.NullHandler())
-_SILENT.propagate = False
 
 
 class OpenConsumer:
@@ -82,7 +77,7 @@ class OpenConsumer:
         given = {_ALIASES.get(name, name) for name in self._settings}
         own = {name: value for name, value in FETCH_SETTINGS.items() if name not in given}
         own |= {**FIXED_SETTINGS, "group.id": _GROUP, "error_cb": self._note}
-        self.consumer = open_client(Consumer, self._settings, own, logger=_SILENT)
+        self.consumer = open_client(Consumer, self._settings, own, logger=SILENT)
 
     def _note(self, error: KafkaError) -> None:
         self.client_error = error
@@ -99,7 +94,7 @@ class OpenConsumer:
         with translated_kafka_errors():
             if self._admin is None:
                 own = {"error_cb": self._note}
-                self._admin = open_client(AdminClient, self._settings, own, logger=_SILENT)
+                self._admin = open_client(AdminClient, self._settings, own, logger=SILENT)
             asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)
             return str(asked[topic].result().topic_id)
 
