@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -41,6 +41,7 @@ from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import DroppedById, OutputRows, TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes, unpack
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
+from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.typemap.projection import Layout, laid_out
@@ -149,6 +150,20 @@ def test_the_last_event_of_each_key_is_applied_and_all_are_counted(size: int) ->
     assert sum(one["bytes"] for one in payloads) == sum(
         len(message.key or b"") + len(message.value or b"") for message in topic.messages
     )
+
+
+def test_tasks_fetch_what_their_decoder_uses() -> None:
+    flat_avro = Topic().task(TargetRows(shape(OLD))).plan
+    debezium = debezium_json_plan(TABLE, writers=Writers(), definition=OLD)
+    for plan, timestamps in ((flat_avro, False), (debezium, True)):
+        asked: list[FetchRange] = []
+
+        def fetch(wanted: FetchRange, asked: list[FetchRange] = asked) -> Iterator[pa.RecordBatch]:
+            asked.append(wanted)
+            yield from ()
+
+        list(RangeTask((WANTED,), fetch, plan)([pa.record_batch({"id": [0]})]))
+        assert asked == [WANTED._replace(timestamps=timestamps, headers=False)]
 
 
 def test_what_is_no_row_is_told_apart_and_counted() -> None:

@@ -168,9 +168,10 @@ class RangeTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of the ranges whose numbers the batches hold."""
+        timestamps = self.plan.decoder.uses_timestamps
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                wanted = self.ranges[number]
+                wanted = self.ranges[number]._replace(timestamps=timestamps, headers=False)
                 yield from self.packed(wanted, self.fetch(wanted))
 
     def packed(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

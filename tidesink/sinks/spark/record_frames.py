@@ -68,7 +68,7 @@ class RecordTask:
                 yield from self._records(self.ranges[number])
 
     def _records(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        for batch in self.fetch(wanted):
+        for batch in self.fetch(wanted._replace(headers=self.headers)):
             records = _as_spark(batch, headers=self.headers)
             yield from [records] if self.opens_up_to is None else opened_values(records, self.opens_up_to)
 
