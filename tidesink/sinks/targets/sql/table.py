@@ -429,7 +429,7 @@ class SqlTable(ChangedColumns):
         if batch.mode == "append":
             return append_staged(cursor, merge)
         if merge.kept:
-            omitted = None if batch.lenient else not_stored(cursor, merge)
+            omitted = None if batch.lenient else not_stored(cursor, merge, batch.shape)
             if omitted is not None:
                 message, place = omitted
                 raise ValueNotStoredError(message, **place, table=self._table)
