@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
@@ -51,6 +52,26 @@ STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
 )
 
 Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
+_KEPT: Final[dict[Endpoint, Any]] = {}
+
+
+@contextmanager
+def kept_connection(
+    endpoint: Endpoint, connect: Callable[[Endpoint], Any], alive: Callable[[Any], bool]
+) -> Iterator[Any]:
+    """A connection for a task: the one of the task before it in this process, where it still answers.
+
+    A process runs one task at a time. What fails in one ends the connection, and with it its transaction.
+    """
+    connection = _KEPT.pop(endpoint, None)
+    if connection is None or not alive(connection):
+        connection = connect(endpoint)
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+    _KEPT[endpoint] = connection
 
 
 class Failure(NamedTuple):

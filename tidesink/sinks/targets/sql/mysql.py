@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from tempfile import NamedTemporaryFile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -17,7 +16,7 @@ from tidesink.events import TableId
 from tidesink.sinks.targets.sharing import quote_mysql, text_mysql
 from tidesink.sinks.targets.sql.columns import KEY_COLLATIONS, MYSQL_LIMITS
 from tidesink.sinks.targets.sql.dialect import Counts, ForView, Merge, no_table
-from tidesink.sinks.targets.sql.load import ROW, Load
+from tidesink.sinks.targets.sql.load import ROW, Load, kept_connection
 from tidesink.sinks.targets.sql.location import CONNECT_SECONDS, LOCK_SECONDS, Endpoint, Place, endpoint_of
 from tidesink.sinks.targets.sql.mysql_merge import (
     LEDGER_COLUMNS,
@@ -30,7 +29,6 @@ from tidesink.sinks.targets.sql.mysql_merge import (
     error_of,
     is_computed,
     merged,
-    merged_in_order,
     only_unique,
     prepare_ledger,
 )
@@ -113,11 +111,7 @@ class MysqlDialect:
 
     def alive(self, connection: Any) -> bool:
         """Whether it answers."""
-        try:
-            connection.ping(reconnect=False)
-        except self.errors:
-            return False
-        return True
+        return alive(connection)
 
     def error_of(self, code: str, *, table: str, committing: bool = False) -> TidesinkError:
         """The error to raise for a number."""
@@ -253,10 +247,6 @@ class MysqlDialect:
     def merge(self, cursor: Any, merge: Merge) -> Counts:
         """See ``mysql_merge``."""
         return merged(cursor, merge, only_key=self._looked_at(cursor, merge))
-
-    def merge_in_order(self, cursor: Any, merge: Merge) -> Counts:
-        """See ``sql.mysql_merge``."""
-        return merged_in_order(cursor, merge, only_key=self._looked_at(cursor, merge))
 
     def _looked_at(self, cursor: Any, merge: Merge) -> bool:
         """Whether the key is the one unique index, until the commit."""
@@ -398,11 +388,8 @@ def try_target(settings: MysqlSettings) -> str:
 # what LOAD DATA changed is shown, whatever the server tells others; instants are written in UTC.
 _SESSION: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
-    "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'",
-    "SET SESSION sql_notes = 1, max_error_count = 64",
-    "SET SESSION time_zone = '+00:00'",
-    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}",
+    "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO', sql_notes = 1, max_error_count = 64, "
+    f"time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
 )
 # The longest that a statement of ours may take (s); a server that is gone is noticed by the socket before.
 _READ_SECONDS: Final = 3600
@@ -442,16 +429,15 @@ def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
         **_tls(endpoint),
     )
     with connection.cursor() as cursor:
-        for statement in _SESSION:
-            cursor.execute(statement)
-        cursor.execute(_limit(endpoint.silence))
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute(_SESSION + _limit(endpoint.silence))
     return connection
 
 
 def _limit(silence: int) -> str:
     """MariaDB's is of transactions; MySQL has that of every silence alone. Each server reads its comment."""
     mariadb, mysql = f", idle_transaction_timeout = {silence}", f", wait_timeout = {silence}"
-    return f"SET SESSION sql_notes = 1 /*M!100300 {mariadb} */ /*!80000 {mysql} */"
+    return f" /*M!100300 {mariadb} */ /*!80000 {mysql} */"
 
 
 def _tls(endpoint: Endpoint) -> dict[str, Any]:
@@ -481,10 +467,19 @@ def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> in
         for chunk in chunks:
             file.write(chunk)
         file.flush()
-        with closing(connect(endpoint, loads=True)) as connection:
+        with kept_connection(endpoint, partial(connect, loads=True), alive) as connection:
             rows = _loaded(connection, statement, file.name)
             connection.commit()
     return rows
+
+
+def alive(connection: Any) -> bool:
+    """Whether a connection answers."""
+    try:
+        connection.ping(reconnect=False)
+    except (pymysql().err.MySQLError, OSError):
+        return False
+    return True
 
 
 def _loaded(connection: Any, statement: str, name: str) -> int:

@@ -17,7 +17,7 @@ from tidesink.events import TableId
 from tidesink.sinks.targets.sharing import quote_postgres, text_postgres
 from tidesink.sinks.targets.sql.columns import POSTGRES_LIMITS
 from tidesink.sinks.targets.sql.dialect import Counts, ForView, Merge, no_table
-from tidesink.sinks.targets.sql.load import Load
+from tidesink.sinks.targets.sql.load import Load, kept_connection
 from tidesink.sinks.targets.sql.location import (
     CONNECT_SECONDS,
     LEDGER,
@@ -27,7 +27,7 @@ from tidesink.sinks.targets.sql.location import (
     Place,
     endpoint_of,
 )
-from tidesink.sinks.targets.sql.postgres_merge import code_of, error_of, merged, merged_in_order
+from tidesink.sinks.targets.sql.postgres_merge import code_of, error_of, merged
 from tidesink.sinks.targets.sql.target import (
     SqlPreflight,
     SqlTarget,
@@ -48,11 +48,8 @@ if TYPE_CHECKING:
 
 # Sent as statements, not as options: poolers pass those on.
 _SESSION: Final = (
-    "SET TIME ZONE 'UTC'",
-    "SET datestyle TO 'ISO, YMD'",
-    "SET standard_conforming_strings TO on",
-    "SET extra_float_digits TO 1",
-    f"SET lock_timeout TO '{LOCK_SECONDS}s'",
+    "SET TIME ZONE 'UTC'; SET datestyle TO 'ISO, YMD'; SET standard_conforming_strings TO on; "
+    f"SET extra_float_digits TO 1; SET lock_timeout TO '{LOCK_SECONDS}s'"
 )
 # Those that take NULL may be missing in a ledger of an earlier version; they are added to it.
 _OPTIONAL: Final = MappingProxyType(
@@ -105,10 +102,7 @@ def connect(endpoint: Endpoint) -> Any:
         raise TransientTargetError(
             f"Postgres at {endpoint.shown} does not answer, or refuses the user {endpoint.user!r}: {words}"
         ) from None
-    with connection.cursor() as cursor:
-        for statement in _SESSION:
-            cursor.execute(statement)
-        cursor.execute(f"SET idle_in_transaction_session_timeout TO '{endpoint.silence}s'")
+    connection.execute(f"{_SESSION}; SET idle_in_transaction_session_timeout TO '{endpoint.silence}s'")
     connection.commit()
     return connection
 
@@ -136,17 +130,23 @@ def _parameters(endpoint: Endpoint) -> dict[str, Any]:
 
 def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
     """COPY CSV into a staging table, in one transaction; how many rows the server took."""
-    connection = connect(endpoint)
-    try:
-        with connection.cursor() as cursor:
-            with cursor.copy(statement) as copy:
-                for chunk in chunks:
-                    copy.write(chunk)
-            rows = int(cursor.rowcount)
+    with kept_connection(endpoint, connect, alive) as connection, connection.cursor() as cursor:
+        with cursor.copy(statement) as copy:
+            for chunk in chunks:
+                copy.write(chunk)
+        rows = int(cursor.rowcount)
         connection.commit()
-    finally:
-        connection.close()
     return rows
+
+
+def alive(connection: Any) -> bool:
+    """Whether a connection answers."""
+    try:
+        connection.execute("SELECT 1")
+        connection.rollback()
+    except psycopg().Error:
+        return False
+    return True
 
 
 class PostgresDialect:
@@ -185,12 +185,7 @@ class PostgresDialect:
 
     def alive(self, connection: Any) -> bool:
         """Whether it answers."""
-        try:
-            connection.execute("SELECT 1")
-            connection.rollback()
-        except self.errors:
-            return False
-        return True
+        return alive(connection)
 
     def error_of(self, code: str, *, table: str, committing: bool = False) -> TidesinkError:
         """The error to raise for a SQLSTATE."""
@@ -320,10 +315,6 @@ class PostgresDialect:
     def merge(self, cursor: Any, merge: Merge) -> Counts:
         """See ``postgres_merge``."""
         return merged(cursor, merge)
-
-    def merge_in_order(self, cursor: Any, merge: Merge) -> Counts:
-        """See ``sql.postgres_merge``."""
-        return merged_in_order(cursor, merge)
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
         """Those with NOT NULL."""

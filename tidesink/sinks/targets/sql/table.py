@@ -424,8 +424,6 @@ class SqlTable(ChangedColumns):
         check_staged(cursor, merge)
         if batch.mode == "history":
             return merged_versions(cursor, self._dialect.database, merge, batch)
-        if merge.sequence:
-            return self._dialect.merge_in_order(cursor, merge)
         if batch.mode == "append":
             return append_staged(cursor, merge)
         if merge.kept:
