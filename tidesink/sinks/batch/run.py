@@ -128,6 +128,7 @@ class BatchOutcome:
 class Reduction:
     """A reduced batch. ``stored`` is what Spark keeps of it, where that is not the frame itself.
 
+    ``payloads``: the frame's rows as tasks packed them, where they did.
     ``row_codec_records``: as ``Account.row_codec``.
     """
 
@@ -138,6 +139,7 @@ class Reduction:
     bad: BadRecord | None = None
     stored: DataFrame | None = None
     row_codec_records: int = 0
+    payloads: DataFrame | None = None
 
     def release(self) -> None:
         """Let go of what Spark keeps for the batch."""
@@ -274,6 +276,7 @@ class Batch:
             found.read,
             stored=found.stored,
             row_codec_records=found.row_codec_records,
+            payloads=found.payloads,
         )
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
@@ -430,11 +433,9 @@ class Batch:
 
     def _payloads(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame | None:
         """The rows as the tasks packed them, where nothing is changed about them."""
-        if reduction.stored is None or self._sequenced:
-            return None
         if schema_decision.omitted or self._settings.metadata_columns:
             return None
-        return reduction.stored.select("payload", "error")
+        return reduction.payloads
 
     def _shape(self) -> TableShape:
         return row_shape(self._decoding.columns().shape, self._settings)

@@ -190,7 +190,8 @@ _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
 class RangeFrame(NamedTuple):
     """A reduced frame. ``stored`` is the frame that Spark keeps, for ``release_stored``.
 
-    ``summary``: what the tasks counted.
+    ``summary``: what the tasks counted. ``payloads``: the frame's rows as the tasks packed them; None where
+    what several ranges have of one key was reduced once more.
     """
 
     frame: DataFrame
@@ -198,6 +199,7 @@ class RangeFrame(NamedTuple):
     read: KafkaRead
     summary: BatchSummary
     row_codec_records: int
+    payloads: DataFrame | None = None
 
 
 def reduced_ranges(session: SparkSession, task: RangeTask, *, checkpoint: bool = False) -> RangeFrame:
@@ -216,8 +218,8 @@ def reduced_ranges(session: SparkSession, task: RangeTask, *, checkpoint: bool =
     try:
         heads = stored.drop("payload").collect()
         _raise_first(heads)
-        frame = _unpacked(stored, task)
-        frame, summary = _over_ranges(frame, _summary(heads), heads, task)
+        unpacked = _unpacked(stored, task)
+        frame, summary = _over_ranges(unpacked, _summary(heads), heads, task)
     except BaseException:
         with suppress(Exception):
             release_stored(stored)
@@ -226,7 +228,8 @@ def reduced_ranges(session: SparkSession, task: RangeTask, *, checkpoint: bool =
         sum(head[name] or 0 for head in heads)
         for name in ("records", "bytes", "row_codec_records", "strangers")
     )
-    return RangeFrame(frame, stored, KafkaRead(records, size, strangers), summary, left)
+    payloads = stored.select("payload", "error") if frame is unpacked else None
+    return RangeFrame(frame, stored, KafkaRead(records, size, strangers), summary, left, payloads)
 
 
 def release_stored(stored: DataFrame) -> None:
