@@ -108,6 +108,22 @@ def test_any_range_gives_its_records_in_batches_no_larger_than_the_limits(broker
     assert sum(map(len, by_bytes)) == 3000
 
 
+def test_nulls_among_many_records_stay_where_they_are(brokers: str, topic: str) -> None:
+    records = [
+        *_numbered(700),
+        (None, b"no key"),
+        (b"gone", None),
+        (b"", b""),
+        *_numbered(700),
+        (None, None),
+    ]
+    _produce(brokers, topic, records)
+    found = _fetched(brokers, FetchRange(topic, 0, 0, len(records)))
+    assert list(zip(found["key"].to_pylist(), found["value"].to_pylist(), strict=True)) == records
+    assert (found["key"].null_count, found["value"].null_count) == (2, 2)
+    found.validate(full=True)
+
+
 def test_an_empty_range_asks_no_broker() -> None:
     assert list(fetch(FetchRange("any", 0, 7, 7), {"bootstrap.servers": "127.0.0.1:1"})) == []
 
