@@ -41,6 +41,7 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         soft_deletes=True,
         durable=True,
         shares=True,
+        packed=True,
         sequences=True,
         nul_in_text=not dialect.nul_refused,
         modes=frozenset({"upsert", "append", "history"}),
