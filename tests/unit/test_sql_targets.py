@@ -24,13 +24,23 @@ from tidesink.errors import (
 )
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets import target_module
+from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.sharing import quote_mysql, quote_postgres, text_mysql, text_postgres
 from tidesink.sinks.targets.sql import mysql as mysql_connection
 from tidesink.sinks.targets.sql import mysql_merge as mysql_errors
 from tidesink.sinks.targets.sql import postgres_merge as postgres_errors
 from tidesink.sinks.targets.sql.columns import plan_columns
 from tidesink.sinks.targets.sql.dialect import Merge
-from tidesink.sinks.targets.sql.load import CsvLines
+from tidesink.sinks.targets.sql.load import (
+    AFTER_DELETE,
+    FROM,
+    IS_DELETE,
+    KEPT,
+    CsvLines,
+    StagedRows,
+    place_of,
+    staged_columns,
+)
 from tidesink.sinks.targets.sql.location import Endpoint, endpoint_of, place_in
 from tidesink.sinks.targets.sql.mysql_merge import check_upserted, is_computed
 
@@ -143,6 +153,32 @@ def test_a_text_with_nul_ends_the_lines_of_a_task() -> None:
     assert list(lines.chunks([batch])) == []
     assert (lines.nul_column, lines.rows) == (1, 0)
     assert b"".join(CsvLines(7, (False, True), nul_refused=False).chunks([batch])) == b'7,1,"a\0"\n'
+
+
+def test_rows_say_what_they_leave_out_and_where_they_came_from() -> None:
+    """A column that the target does not take is none that is left out, also where batches are slices."""
+    import pyarrow as pa
+
+    kept = [None, ["name", "gone"], [], ["amount", "name"], ["gone"]]
+    rows = {
+        "_op": pa.array(["upsert"] * 4 + ["delete"]),
+        "key": pa.array([{"id": number} for number in range(5)]),
+        "after": pa.array([{"id": number, "name": None, "amount": None} for number in range(4)] + [None]),
+        "_kept": pa.array(kept, pa.list_(pa.string())),
+        "_after_delete": pa.array([None, True, False, True, None]),
+        "_topic": pa.array(["shop.orders"] * 5),
+        "_partition": pa.array([3] * 5, pa.int32()),
+        "_offset": pa.array(range(5)),
+    }
+    batch = ReducedBatch(shape(ID, NAME, AMOUNT), 4, 1, keeps=True)
+    made = StagedRows(batch.shape, staged_columns(batch), "", packed=False)
+    whole = pa.record_batch(rows)
+    assert made.sources == list(rows)
+    found = [row for staged in made(iter([whole.slice(0, 2), whole.slice(2)])) for row in staged.to_pylist()]
+    assert [row[KEPT] for row in found] == [None, ",1,", None, ",2,1,", None]
+    assert [row[AFTER_DELETE] for row in found] == [0, 1, 0, 1, 0]
+    assert [row[IS_DELETE] for row in found] == [0, 0, 0, 0, 1]
+    assert place_of(found[3][FROM]) == {"topic": "shop.orders", "partition": 3, "offset": 3}
 
 
 BIG = Column("big", ColumnType("bigint unsigned"))
