@@ -17,7 +17,8 @@ import structlog
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
+from tidesink.sinks.batch.filtering import CHUNK, NUMBER
 from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, mixed_hashes, unpack
@@ -200,17 +201,19 @@ class RangeFrame(NamedTuple):
     row_codec_records: int
 
 
-def reduced_ranges(session: SparkSession, task: RangeTask, *, checkpoint: bool = False) -> RangeFrame:
+def reduced_ranges(
+    session: SparkSession, task: RangeTask, *, records: DataFrame | None = None, checkpoint: bool = False
+) -> RangeFrame:
     """Run a task over its ranges.
 
+    ``records``: what the task is given (``RangeTask.records``); None: the numbers of its ranges.
     ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
 
     Raises:
         TidesinkError: what a task raised, with its class.
     """
     count = len(task.ranges)
-    numbers = session.range(0, count, 1, count)
-    packed = numbers.mapInArrow(task, PACKED_DDL)
+    packed = _packed(session.range(0, count, 1, count) if records is None else records, task)
     # A lazy checkpoint: the job that collects the heads stores the payloads, as with a cached frame.
     stored = packed.localCheckpoint(eager=False) if checkpoint else packed.persist(_LEVEL)
     try:
@@ -222,11 +225,21 @@ def reduced_ranges(session: SparkSession, task: RangeTask, *, checkpoint: bool =
         with suppress(Exception):
             release_stored(stored)
         raise
-    records, size, left, strangers = (
+    read, size, left, strangers = (
         sum(head[name] or 0 for head in heads)
         for name in ("records", "bytes", "row_codec_records", "strangers")
     )
-    return RangeFrame(frame, stored, KafkaRead(records, size, strangers), summary, left)
+    return RangeFrame(frame, stored, KafkaRead(read, size, strangers), summary, left)
+
+
+def _packed(records: DataFrame, task: RangeTask) -> DataFrame:
+    """The payloads of a task, whose filter Spark applies between two parts of it, in one stage."""
+    rule = task.plan.row_filter
+    if rule is None:
+        return records.mapInArrow(task, PACKED_DDL)
+    verdict = F.expr(rule.expression).alias("verdict")
+    chunks = records.mapInArrow(task.chunks, rule.chunks_ddl).select(NUMBER, CHUNK, verdict)
+    return chunks.mapInArrow(task.matched, PACKED_DDL)
 
 
 def release_stored(stored: DataFrame) -> None:
@@ -297,8 +310,20 @@ def _last_of_all(
         **counts.asDict(),
         superseded=summary.superseded + summary.applied - applied,
         zero_dates=_zero_dates(rows, summary.zero_dates),
+        **_doubts(rows, summary),
     )
     return rows.unionByName(frame.where(F.col("key").isNull())), counted
+
+
+def _doubts(rows: DataFrame, of_ranges: BatchSummary) -> dict[str, Any]:
+    if not of_ranges.doubted:
+        return {}
+    reason = F.col("_detail").getField("reason")
+    doubted = rows.where(reason.isNotNull() & ~F.col("_half")).groupBy("_topic", "_partition")
+    first = F.min(F.struct(F.col("_offset").alias("offset"), reason.alias("reason"))).alias("first")
+    found = doubted.agg(F.count("*").alias("count"), first).collect()
+    doubts = (Doubt(Place(row["_topic"], row["_partition"]), *row["first"]) for row in found)
+    return {"doubted": sum(row["count"] for row in found), "doubts": tuple(doubts)}
 
 
 def _zero_dates(rows: DataFrame, of_ranges: Mapping[str, int]) -> dict[str, int]:
