@@ -26,11 +26,11 @@ from tidesink.events import Op
 from tidesink.sinks.batch.records import BAD, DecodedRecords, OtherRecord
 from tidesink.sinks.batch.reduce import UNMATCHED
 from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.kafka.fetch import FetchRange
 
 Flags = npt.NDArray[np.bool_]
 
 # What the first task gives beside the rows, and the name of the struct of a row's columns.
-NUMBER: Final = "number"
 CHUNK: Final = "chunk"
 ROW: Final = "after"
 _FAILED: Final = (
@@ -46,13 +46,13 @@ _ROW_OPS: Final = (Op.INSERT.value, Op.UPDATE.value, Op.UPSERT.value)
 
 
 class Verdicts(NamedTuple):
-    """A chunk of a range's records, and what Spark says of each of its row changes.
+    """A chunk of the records of the range ``wanted``, and what Spark says of each of its row changes.
 
-    ``number``: of the range. ``chunk``: what was decoded, or why it could not be. ``said``: the text
+    ``chunk``: what was decoded, or why it could not be. ``said``: the text
     ``true``, ``false`` or ``null``; null where the condition fails.
     """
 
-    number: int
+    wanted: FetchRange
     chunk: DecodedRecords | TidesinkError
     said: pa.Array
 
@@ -72,7 +72,7 @@ class RowFilterRule:
     @property
     def chunks_ddl(self) -> str:
         """What the first task gives, as Spark DDL."""
-        return f"{NUMBER} int, {CHUNK} binary, {ROW} struct<{self.ddl}>"
+        return f"{CHUNK} binary, {ROW} struct<{self.ddl}>"
 
     def applied(self, found: DecodedRecords, said: pa.Array, rows: TargetRows) -> DecodedRecords:
         """Decoded records with the verdicts on their rows, one a row change in their order."""
@@ -111,38 +111,36 @@ class RowFilterRule:
 
 
 def decoded_chunk(
-    number: int, found: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
+    wanted: FetchRange, found: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
 ) -> pa.RecordBatch:
-    """A chunk as rows for Spark: one a row change, of which the first has the chunk; at least one.
-
-    ``number``: of the range.
-    """
+    """A chunk as rows for Spark: one a row change, of which the first has the chunk; at least one."""
     tables = [] if isinstance(found, TidesinkError) else found.tables
     parts = [rows.row(one, one.rows["after"].combine_chunks(), rule.columns) for one in tables]
     images = pa.concat_arrays(parts) if parts else _no_row(rows, rule)
-    chunks = pa.concat_arrays([pa.array([pickle.dumps(found)]), pa.nulls(len(images) - 1, pa.binary())])
-    numbers = pa.repeat(pa.scalar(number, pa.int32()), len(images))
-    return pa.RecordBatch.from_arrays([numbers, chunks, images], [NUMBER, CHUNK, ROW])
+    chunk = pa.array([pickle.dumps((wanted, found))])
+    chunks = pa.concat_arrays([chunk, pa.nulls(len(images) - 1, pa.binary())])
+    return pa.RecordBatch.from_arrays([chunks, images], [CHUNK, ROW])
 
 
 def verdicts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Verdicts]:
-    """The chunks in batches of ``NUMBER``, ``CHUNK`` and the verdict, however Spark has cut them."""
-    number, chunk, said = 0, None, list[Any]()
+    """The chunks in batches of ``CHUNK`` and the verdict, however Spark has cut them."""
+    chunk, said = None, list[Any]()
     for batch in batches:
-        numbers, chunks, verdicts = batch.columns
+        chunks, verdicts = batch.columns
         starts = np.flatnonzero(_flags(chunks.is_valid())).tolist()
         for start, end in pairwise((0, *starts, batch.num_rows)):
             if end > start and chunks[start].is_valid:
                 if chunk is not None:
-                    yield _verdicts(number, chunk, said)
-                number, chunk, said = numbers[start].as_py(), chunks[start].as_py(), []
+                    yield _verdicts(chunk, said)
+                chunk, said = chunks[start].as_py(), []
             said.append(verdicts.slice(start, end - start))
     if chunk is not None:
-        yield _verdicts(number, chunk, said)
+        yield _verdicts(chunk, said)
 
 
-def _verdicts(number: int, chunk: bytes, said: list[Any]) -> Verdicts:
-    return Verdicts(number, pickle.loads(chunk), pa.concat_arrays(said))  # noqa: S301  (our own task wrote it)
+def _verdicts(chunk: bytes, said: list[Any]) -> Verdicts:
+    wanted, found = pickle.loads(chunk)  # noqa: S301  (our own task wrote it)
+    return Verdicts(wanted, found, pa.concat_arrays(said))
 
 
 def _no_row(rows: TargetRows, rule: RowFilterRule) -> pa.Array:

@@ -18,7 +18,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
-from tidesink.sinks.batch.filtering import CHUNK, NUMBER
+from tidesink.sinks.batch.filtering import CHUNK
 from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, mixed_hashes, unpack
@@ -206,7 +206,7 @@ def reduced_ranges(
 ) -> RangeFrame:
     """Run a task over its ranges.
 
-    ``records``: what the task is given (``RangeTask.records``); None: the numbers of its ranges.
+    ``records``: what the task is given; None: the numbers of its ranges.
     ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
 
     Raises:
@@ -238,8 +238,8 @@ def _packed(records: DataFrame, task: RangeTask) -> DataFrame:
     if rule is None:
         return records.mapInArrow(task, PACKED_DDL)
     verdict = F.expr(rule.expression).alias("verdict")
-    chunks = records.mapInArrow(task.chunks, rule.chunks_ddl).select(NUMBER, CHUNK, verdict)
-    return chunks.mapInArrow(task.matched, PACKED_DDL)
+    chunks = records.mapInArrow(partial(task.each, task.chunks), rule.chunks_ddl).select(CHUNK, verdict)
+    return chunks.mapInArrow(task.filtered, PACKED_DDL)
 
 
 def release_stored(stored: DataFrame) -> None:

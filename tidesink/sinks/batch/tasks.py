@@ -57,6 +57,8 @@ from tidesink.sinks.targets.base import SEQUENCE_DDL
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
+# Makes rows of a range and its records.
+Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, strangers bigint, "
     "hashes binary, summary binary, payload binary, error binary"
@@ -180,31 +182,28 @@ class RangeTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of the ranges whose numbers the batches hold."""
-        for number, records in self.records(batches):
-            yield from self.packed(self.ranges[number], records)
+        yield from self.each(self.packed, batches)
 
-    def records(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
-        """The numbers of ranges that the task is given, each with the records of its range."""
+    def each(self, work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What ``work`` makes of the ranges whose numbers the batches hold."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield number, self.fetch(self.ranges[number])
+                wanted = self.ranges[number]
+                yield from work(wanted, self.fetch(wanted))
 
-    def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What the ranges hold as rows for the plan's filter, before ``matched``."""
-        plan, nothing = self.plan, DecodedRecords()
+    def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What a range holds as rows for the plan's filter, before ``filtered``."""
+        plan = self.plan
         assert plan.row_filter is not None  # noqa: S101  (asked for where there is one)
-        for number, records in self.records(batches):
-            # A range without a record is a chunk too: it is counted.
-            found: Iterator[DecodedRecords | TidesinkError] = chain(
-                [nothing], self._decoded(self.ranges[number], records)
-            )
-            for chunk in _with_error(self.ranges[number], found):
-                yield decoded_chunk(number, chunk, plan.row_filter, plan.rows)
+        # A range without a record is a chunk too: it is counted.
+        found = chain([DecodedRecords()], self._decoded(wanted, records))
+        for chunk in _with_error(wanted, found):
+            yield decoded_chunk(wanted, chunk, plan.row_filter, plan.rows)
 
-    def matched(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of the chunks, by what Spark says of their rows."""
-        for number, chunks in groupby(verdicts_of(batches), attrgetter("number")):
-            yield from self._payloads(self.ranges[number], map(self._applied, chunks))
+        for wanted, chunks in groupby(verdicts_of(batches), attrgetter("wanted")):
+            yield from self._payloads(wanted, map(self._applied, chunks))
 
     def _applied(self, verdicts: Verdicts) -> DecodedRecords:
         """A chunk with the filter applied; raises the error that it is."""
@@ -271,7 +270,7 @@ def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray
 
 
 def _with_error(
-    wanted: FetchRange, found: Iterable[DecodedRecords | TidesinkError]
+    wanted: FetchRange, found: Iterable[DecodedRecords]
 ) -> Iterator[DecodedRecords | TidesinkError]:
     """What was found, with an error of ours as the last."""
     try:
