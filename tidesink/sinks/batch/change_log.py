@@ -173,7 +173,7 @@ class _LoggedTable:
         """Each row as it is known, in the target's columns."""
         after = self._changes.rows["after"].combine_chunks()
         found = self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
-        return self._output.row(found, pa.chunked_array([self._ops.take(self._events)]))
+        return self._output.row(found, self._ops.take(self._events))
 
     @cached_property
     def _image_key(self) -> pa.StructArray:

@@ -32,7 +32,7 @@ Flags = npt.NDArray[np.bool_]
 
 # What the first task gives beside the rows, and the name of the struct of a row's columns.
 CHUNK: Final = "chunk"
-ROW: Final = "after"
+FILTERED: Final = "filtered"
 _FAILED: Final = (
     "the table's filter fails on this row (a cast, a division, an overflow): {text}. Use try_cast, "
     "try_divide and the like, which give null, for rows as this one"
@@ -59,7 +59,7 @@ class Verdicts(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFilterRule:
-    """A table's filter: ``text`` is the config's, ``expression`` is Spark's SQL over the struct ``ROW``.
+    """A table's filter: ``text`` is the config's, ``expression`` is Spark's SQL over the struct ``FILTERED``.
 
     ``columns``: the columns that it names, as the source's shape has them; ``ddl``: they as Spark DDL.
     """
@@ -72,7 +72,7 @@ class RowFilterRule:
     @property
     def chunks_ddl(self) -> str:
         """What the first task gives, as Spark DDL."""
-        return f"{CHUNK} binary, {ROW} struct<{self.ddl}>"
+        return f"{CHUNK} binary, {FILTERED} struct<{self.ddl}>"
 
     def applied(self, found: DecodedRecords, said: pa.Array, rows: TargetRows) -> DecodedRecords:
         """Decoded records with the verdicts on their rows, one a row change in their order."""
@@ -119,7 +119,7 @@ def decoded_chunk(
     images = pa.concat_arrays(parts) if parts else _no_row(rows, rule)
     chunk = pa.array([pickle.dumps((wanted, found))])
     chunks = pa.concat_arrays([chunk, pa.nulls(len(images) - 1, pa.binary())])
-    return pa.RecordBatch.from_arrays([chunks, images], [CHUNK, ROW])
+    return pa.RecordBatch.from_arrays([chunks, images], [CHUNK, FILTERED])
 
 
 def verdicts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Verdicts]:

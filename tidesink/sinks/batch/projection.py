@@ -10,9 +10,11 @@ import structlog
 
 from tidesink.config.models import Destination
 from tidesink.ddl.history import Followed, followed, omitted_too
+from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId
 from tidesink.sinks.batch.modes import routed_shape
+from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.schema_sources.base import Decoding, DecodingAround, SourceColumns
 from tidesink.sinks.targets.base import OWN_COLUMNS
@@ -22,8 +24,7 @@ from tidesink.typemap.target_schema import TableShape
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.decoded_frame import Decode
-    from tidesink.sinks.batch.tasks import Fetch, RangeTask
+    from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.kafka.offsets import TopicOffsets
     from tidesink.sinks.schema_sources.base import Missed
 
@@ -32,6 +33,11 @@ _ONTO: Final = (
     "it has the name {0} now, which except_column_list names or a column of it had: its values are not "
     "written from then on. Take {0} out of the list, name there the columns that are meant by the names they "
     "have now, and load the table again; accept it as ignore to go on without them"
+)
+
+_TWO_MEANINGS: Final = (
+    "ignore_null_updates: a record of this protocol can leave a value out, which is not the same as NULL, "
+    "and the two are not identified in this version: remove ignore_null_updates"
 )
 
 _log = structlog.get_logger("tidesink.worker")
@@ -65,32 +71,32 @@ class LaidOutDecoding(DecodingAround):
         """What a person should know about the table's types at the source, and what is left out unasked."""
         return (*super().warnings, *self._warnings)
 
-    def _plan_around(self, inner: Decode) -> Decode:
+    def _plan_around(self, inner: DecodePlan) -> DecodePlan:
         """The plan laid out.
 
         Raises:
-            ConfigError: the layout does not fit the table's columns.
+            ConfigError: the layout does not fit the table's columns, Spark does not take its filter, or its
+                records have another sign for values that stay.
             SchemaRefusedError: the layout names a column that the source does not have any more.
         """
-        from tidesink.sinks.batch.projection_frames import LaidOutColumns
+        from tidesink.sinks.batch.projection_frames import filter_rule
 
         reported = self._decoding.reported()
         found = self._along = self._followed(reported, inner.shape)
         # Another task may have read DDL that this plan does not know of.
         past = [name.lower() for name in reported.names.ever] if reported else []
-        shape = found.marked(inner.shape)
+        shape, row_filter = found.marked(inner.shape), found.layout.row_filter
         laid = laid_out(found.layout, shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
-        return LaidOutColumns(inner, laid, found.layout, self._session)
-
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """The tasks of the decoding inside, whose rows are filtered and laid out."""
-        from tidesink.sinks.batch.projection_frames import LaidOutColumns
-
-        task, laid = self._decoding.range_task(ranges, fetch), self.columns()
-        if task is None:
-            return None
-        assert isinstance(laid, LaidOutColumns)  # noqa: S101  (``_plan_around`` makes it)
-        return replace(task, plan=laid.laid_out(task.plan))
+        if found.layout.ignore_nulls and inner.keeps_values:
+            raise ConfigError(_TWO_MEANINGS, table=str(inner.shape.table))
+        return replace(
+            inner,
+            keeps_values=inner.keeps_values or found.layout.ignore_nulls,
+            gone=frozenset(new.lower() for new, old in laid.sources.items() if old.lower() in inner.gone),
+            output=OutputRows(laid.shape, laid.sources, op=found.layout.metadata.get("op")),
+            row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._session),
+            ignores_nulls=found.layout.ignore_nulls,
+        )
 
     def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
         """As the decoding inside; what is left out then goes by the DDL that was read."""
@@ -199,22 +205,10 @@ class RoutedDecoding(DecodingAround):
         super().__init__(decoding)
         self._destination = destination
 
-    def _plan_around(self, inner: Decode) -> Decode:
+    def _plan_around(self, inner: DecodePlan) -> DecodePlan:
         """The plan, with the target's table."""
-        from tidesink.sinks.batch.projection_frames import RoutedColumns
-
-        return RoutedColumns(inner, self._destination)
-
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """The tasks of the decoding inside, whose rows are the target table's."""
-        from tidesink.sinks.batch.target_rows import OutputRows
-
-        inner = self._decoding.range_task(ranges, fetch)
-        if inner is None:
-            return None
-        shape = routed_shape(inner.plan.target_shape, self._destination)
-        output = inner.plan.output or OutputRows(shape)
-        return replace(inner, plan=inner.plan.with_output(replace(output, shape=shape)))
+        shape = routed_shape(inner.shape, self._destination)
+        return inner.with_output(replace(inner.target_rows, shape=shape))
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells; nothing where several tables share one: the next still has its column as it was."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -17,10 +17,13 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
+from tidesink.events import Op
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.parse import TargetValue, target_reader, text_reader
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
+
+_TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 
 
 class Dropped(Protocol):
@@ -185,6 +188,8 @@ class TargetRows:
 class OutputRows:
     """Puts a table's rows into the columns that its config asks for, under the target's names.
 
+    A row's metadata says ``insert`` or ``update`` where the wire tells, else ``upsert``.
+
     ``sources``: by the target's names those of the table's own columns; None: each has its name. ``op``: the
     metadata column that says what the event was. Other columns are the shard's, or are filled in later.
     """
@@ -201,11 +206,19 @@ class OutputRows:
 
     def key(self, keys: pa.StructArray) -> pa.StructArray:
         """Keys in the target's columns."""
+        if self._plain:
+            return keys
         return self._projected(keys, self.shape.key_columns)
 
     def row(self, rows: pa.StructArray, ops: pa.Array) -> pa.StructArray:
         """Rows in the target's columns; ``ops`` says what each row's event was."""
+        if self._plain:
+            return rows
         return self._projected(rows, self.shape.columns, ops)
+
+    @property
+    def _plain(self) -> bool:
+        return self.sources is None and self.shape.shard is None
 
     def names(self, lists: pa.ListArray) -> pa.ListArray:
         """Lists of names of columns by the target's names, without those that it does not hold."""
@@ -228,7 +241,7 @@ class OutputRows:
         if name is not None:
             return pc.struct_field(rows, [name])
         if column.name == self.op:
-            return ops
+            return pc.if_else(pc.is_in(ops, _TOLD_OPS), ops, pa.scalar(Op.UPSERT.value))
         return pa.nulls(len(rows), arrow_of_spark(column.spark))
 
 

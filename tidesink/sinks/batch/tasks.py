@@ -26,9 +26,10 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
+from tidesink.events import SOURCE_SEPARATOR
 from tidesink.sinks.batch.change_log import INDEX, log_rows
 from tidesink.sinks.batch.counts import Place
-from tidesink.sinks.batch.decoded_frame import POSITION, DecodePlan, source_texts, wire_ops
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.filtering import Verdicts, decoded_chunk, verdicts_of
 from tidesink.sinks.batch.records import (
     COUNTED_KINDS,
@@ -57,6 +58,8 @@ from tidesink.sinks.targets.base import SEQUENCE_DDL
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
+# The column of a change's place in the source's log, where a plan is asked for it.
+POSITION: Final = "_position"
 # Makes rows of a range and its records.
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
@@ -115,10 +118,10 @@ class ReducedColumns:
     """
 
     def __init__(self, plan: DecodePlan) -> None:
-        self._keeps_values = (plan.keeps_values or plan.ignores_nulls) and not plan.logs
+        self._keeps_values = plan.keeps_values and not plan.logs
         self._sequenced = plan.rules.sequenced
         self._positions = plan.positions
-        self._shape = plan.target_shape
+        self._shape = plan.packed_shape
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -305,7 +308,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
     truncates = [] if plan.logs else truncated(joined)
     reduction, parts = (_logged if plan.logs else _reduced)(joined, plan, columns)
     place = Place(wanted.topic, wanted.partition)
-    summary = range_summary(place, found, truncates, reduction, parts, plan.target_shape)
+    summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape)
     # What is unplanned is decoded again: the summary says all that is asked about it.
     others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
     lines = [_line(one) for one in (*others, *truncates)]
@@ -448,20 +451,17 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns
     """Rows to apply as the reduced frame has them, without any counts."""
     rows, output = plan.rows, plan.target_rows
     deleted = table.rows["deleted"].combine_chunks()
-    key, after = rows.key(table.rows["key"].combine_chunks()), table.rows["row"].combine_chunks()
-    after = rows.row(table.source, after)
-    if plan.output is not None:
-        key, after = plan.output.key(key), plan.output.row(after, wire_ops(table.rows["op"]))
+    after = rows.row(table.source, table.rows["row"].combine_chunks())
     found = {
         "_op": pc.if_else(deleted, pa.scalar(DELETE), pa.scalar(UPSERT)),
-        "key": key,
-        "after": after,
+        "key": output.key(rows.key(table.rows["key"].combine_chunks())),
+        "after": output.row(after, table.rows["op"].combine_chunks().dictionary_decode()),
         **_origin(table.rows),
         "_half": table.rows["half"],
         "_zero_dates": output.names(_zero_dates(table, rows, deleted)),
         "_detail": _warnings(table.rows),
     }
-    if plan.keeps_values or plan.ignores_nulls:
+    if plan.keeps_values:
         found["_kept"] = output.names(_unavailable(table, rows))
         found["_after_delete"] = table.rows["after_delete"].combine_chunks()
     if plan.rules.sequenced:
@@ -490,6 +490,11 @@ def _zero_dates(table: ReducedTable, rows: TargetRows, deleted: pa.Array) -> pa.
     """The names of columns made null, as the shape has them; of a delete none."""
     lists = table.rows["zero_dates"].combine_chunks()
     return rows.spelt(pc.if_else(deleted, pa.scalar(None, lists.type), lists))
+
+
+def source_texts(source: pa.Array) -> pa.Array:
+    """Positions at the source as text, as ``Position.source_text``."""
+    return pc.binary_join(source.cast(pa.list_(pa.string())), SOURCE_SEPARATOR)
 
 
 def _line(one: OtherRecord) -> dict[str, Any]:

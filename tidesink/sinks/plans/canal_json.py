@@ -28,8 +28,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import FramingError
 from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, TableSchema
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.decoders import TableDecoder
+from tidesink.sinks.batch.decoders import DecodePlan, TableDecoder
 from tidesink.sinks.batch.records import Flags
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
 from tidesink.typemap.render import ZeroDate

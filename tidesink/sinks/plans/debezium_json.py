@@ -22,8 +22,7 @@ from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, TextCodec, inferred_column
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.decoders import folded_keys
+from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.render import ZeroDate

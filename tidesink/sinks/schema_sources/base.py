@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tidesink.config.models import Definition
@@ -19,7 +19,7 @@ from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from tidesink.sinks.batch.decoded_frame import Decode
+    from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Fetch, RangeTask
 
 
@@ -102,14 +102,11 @@ class Decoding(Protocol):
         Raises: as ``prepare``.
         """
 
-    def columns(self) -> Decode:
+    def columns(self) -> DecodePlan:
         """The plan as it stands."""
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """Tasks that fetch, decode and reduce ranges by the plan as it stands.
-
-        None where the batch is decoded in the JVM.
-        """
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask:
+        """Tasks that fetch, decode and reduce ranges by the plan as it stands."""
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""
@@ -163,10 +160,10 @@ class DecodingAround(ABC):
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
-        self._plans: tuple[Decode, Decode] | None = None
+        self._plans: tuple[DecodePlan, DecodePlan] | None = None
 
     @abstractmethod
-    def _plan_around(self, inner: Decode) -> Decode:
+    def _plan_around(self, inner: DecodePlan) -> DecodePlan:
         """The plan around one of the decoding inside."""
 
     @property
@@ -182,16 +179,18 @@ class DecodingAround(ABC):
         """As the decoding inside."""
         self._decoding.catch_up(ranges, found)
 
-    def columns(self) -> Decode:
+    def columns(self) -> DecodePlan:
         """The plan as it stands; the same one for as long as the decoding inside has the same."""
         inner = self._decoding.columns()
         if self._plans is None or self._plans[0] is not inner:
             self._plans = inner, self._plan_around(inner)
         return self._plans[1]
 
-    def range_task(self, _ranges: Sequence[OffsetRange], _fetch: Fetch) -> RangeTask | None:
-        """None: what is around the plan is built for the JVM's path."""
-        return None
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask:
+        """The tasks of the decoding inside, by the plan as it stands."""
+        task = self._decoding.range_task(ranges, fetch)
+        # What it knows of a shared topic is the decoder's.
+        return replace(task, plan=replace(self.columns(), decoder=task.plan.decoder))
 
     def reported(self) -> SourceColumns | None:
         """As the decoding inside."""
@@ -216,30 +215,3 @@ class DecodingAround(ABC):
     def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
         """As the decoding inside."""
         return self._decoding.take_ddl(reduced, missed)
-
-
-class ColumnsAround:
-    """A plan around another one; its shape and its frame are a subclass's."""
-
-    def __init__(self, inner: Decode) -> None:
-        self._inner = inner
-
-    @property
-    def changes_keys(self) -> bool:
-        """As the plan inside."""
-        return self._inner.changes_keys
-
-    @property
-    def keeps_values(self) -> bool:
-        """As the plan inside."""
-        return self._inner.keeps_values
-
-    @property
-    def kept_columns(self) -> frozenset[str]:
-        """As the plan inside."""
-        return self._inner.kept_columns
-
-    @property
-    def gone(self) -> frozenset[str]:
-        """As the plan inside."""
-        return self._inner.gone

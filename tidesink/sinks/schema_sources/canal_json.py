@@ -201,11 +201,10 @@ class CanalJsonDecoding(PlannedDecoding):
             self._make()
         return self._known_columns() != before
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask:
         """Tasks for the ranges, which separate this table's records from others'."""
         task = super().range_task(ranges, fetch)
-        if task is None or not isinstance(task.plan.decoder, CanalJsonDecoder):
-            return None
+        assert isinstance(task.plan.decoder, CanalJsonDecoder)  # noqa: S101  (``canal_json_plan`` makes it)
         known = frozenset((self._table, *self._tables.known()))
         topic = SharedTopic(self._table, known, self._context.config.source.opens_up_to)
         return replace(task, plan=replace(task.plan, decoder=replace(task.plan.decoder, topic=topic)))
@@ -295,7 +294,7 @@ class CanalJsonDecoding(PlannedDecoding):
         )
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         reported = {column.name.lower() for column in defined.columns} if defined else set()
-        self._plan = plan.with_shape(_with_replaced(plan.shape, self._words, reported))
+        self._plan = plan.with_rows_in(_with_replaced(plan.shape, self._words, reported))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
         """Whether the table has no key but the row keys that its rows are declared to carry."""

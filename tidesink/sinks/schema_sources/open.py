@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from tidesink.config.table_checks import check_merged
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.projection import routed
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
@@ -72,7 +72,7 @@ class PlannedDecoding:
         columns = self._plan.shape.columns if self._plan else ()
         return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask:
         """Tasks for the ranges."""
         wanted = tuple(FetchRange(*part) for part in ranges if part.records)
         return RangeTask(wanted, fetch, self.columns())

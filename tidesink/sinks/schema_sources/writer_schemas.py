@@ -20,8 +20,7 @@ from tidesink.codecs.debezium.inference import UNTYPED, first_row
 from tidesink.errors import ConfigError, SchemaNotFoundError
 from tidesink.events import TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.decoders import UNDER_CONFLUENT
+from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan
 from tidesink.sinks.batch.source import translated_read_errors
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row
