@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.memory_target import MemoryTarget
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.shared_reads import Topics
@@ -13,7 +14,6 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.letter_store import DeadLetters
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.targets.memory import MemoryTarget
 from tidesink.sinks.worker.context import Failpoints, StopFlag, WorkerContext
 from tidesink.sinks.worker.observers import Listener, Listeners
 

@@ -110,7 +110,7 @@ def config_of(
             "topics": "{schema}_{table}",
             **source,
         },
-        "target": {"type": "memory"},
+        "target": {"type": "delta", "path": "/unused"},
         "defaults": defaults,
         "retry": {"for": retry_for},
     }

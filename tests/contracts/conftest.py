@@ -1,4 +1,7 @@
-"""Beds for the target contracts: one for each entry of TARGETS, and Iceberg's with another catalog."""
+"""Beds for the target contracts: one for each entry of TARGETS, memory, and Iceberg's with another catalog.
+
+Memory is the reference (``tests.memory_target``): what every target must do, in the fewest lines.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,12 @@ from tests.contracts.iceberg_beds import iceberg_bed, iceberg_jdbc_bed
 from tests.contracts.message_beds import http_bed, kafka_bed
 from tests.contracts.sql_beds import mysql_bed, postgres_bed
 from tests.contracts.targets_bed import Bed
+from tests.memory_target import MemoryTarget
 from tidesink.sinks.targets import TARGETS
 
 
 def memory_bed(_request: pytest.FixtureRequest, _folder: Path) -> Bed:
     """Memory: a second target object would be another memory."""
-    from tidesink.sinks.targets.memory import MemoryTarget
-
     target = MemoryTarget()
     return Bed("memory", target, target.rows, lambda: target)
 
@@ -44,7 +46,11 @@ MARKS = {
 }
 
 
-@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in TARGETS])
+# What the contracts run on.
+BED_NAMES = (*TARGETS, "memory")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in BED_NAMES])
 def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """Every target in turn; a target without a bed fails here, so that none goes untested."""
     return BEDS[request.param](request, tmp_path / "lake")

@@ -64,7 +64,7 @@ class Bed:
     @property
     def keeps_rows(self) -> bool:
         """False for a target that passes changes on as messages: the bed's ``read`` plays their reader."""
-        return self.target.capabilities.keeps_rows
+        return "rows" in self.target.capabilities.features
 
     def did(self, result: ApplyResult, expected: tuple[int, int, int, int]) -> bool:
         """Whether a commit says these rows inserted, updated, deleted and absent, as far as it can tell."""

@@ -11,8 +11,8 @@ import pytest
 from tests.contracts.coded_changes import Changefeed, placed
 from tests.contracts.coded_lane import config_of, open_table
 from tests.contracts.targets_bed import Bed
+from tests.memory_target import MemoryTarget
 from tidesink.events import TableId, TableSchema
-from tidesink.sinks.targets.memory import MemoryTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

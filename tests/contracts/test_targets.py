@@ -205,7 +205,7 @@ def test_a_table_of_another_pipeline_is_refused(bed: Bed) -> None:
 
 
 def test_soft_deletes_keep_the_row(bed: Bed) -> None:
-    if not bed.target.capabilities.soft_deletes:
+    if "soft-deletes" not in bed.target.capabilities.features:
         pytest.skip("the target says it has no soft deletes")
     table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode="soft")
     epoch = table.claim().epoch

@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def has_the_mode(bed: Bed) -> None:
-    if "append" not in bed.target.capabilities.modes:
+    if "append" not in bed.target.capabilities.features:
         pytest.skip("the target says it holds no change log")
 
 

@@ -35,17 +35,16 @@ from tests.contracts.coded_changes import (
 from tests.contracts.coded_lane import config_of, open_table
 from tests.contracts.coded_types import OPTIONS, EveryType
 from tests.contracts.coded_types import TABLE as EVERY_TYPE
-from tests.contracts.conftest import MARKS
+from tests.contracts.conftest import BED_NAMES, MARKS
 from tests.contracts.targets_bed import Bed, progress
 from tests.full import FULL, quick_on
+from tests.memory_target import MemoryTarget
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, TableSchema
 from tidesink.reduce import reduce
-from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
-from tidesink.sinks.targets.memory import MemoryTarget
 from tidesink.typemap.target_schema import TableShape, row_keyed, shape_of
 
 if TYPE_CHECKING:
@@ -67,16 +66,16 @@ def marks_of(target: str, protocol: str) -> list[pytest.MarkDecorator]:
 
     Tests of the codecs show what each carries, and the other contracts what each target stores.
     """
-    chosen = protocol == PROTOCOLS[list(TARGETS).index(target) % len(PROTOCOLS)]
+    chosen = protocol == PROTOCOLS[BED_NAMES.index(target) % len(PROTOCOLS)]
     return [*MARKS.get(target, ()), *(() if chosen else (FULL,))]
 
 
 PAIRS: Final = [
     pytest.param(target, protocol, marks=marks_of(target, protocol))
-    for target in TARGETS
+    for target in BED_NAMES
     for protocol in PROTOCOLS
 ]
-CANAL_JSON_PAIRS: Final = [pytest.param(name, marks=marks_of(name, "canal-json")) for name in TARGETS]
+CANAL_JSON_PAIRS: Final = [pytest.param(name, marks=marks_of(name, "canal-json")) for name in BED_NAMES]
 
 
 @pytest.fixture(params=PROTOCOLS)
@@ -168,7 +167,7 @@ def _key(shape: TableShape, values: tuple[Any, ...]) -> dict[str, Any]:
 def test_in_the_sources_order_the_newest_change_stays_wherever_it_comes(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    if not bed.target.capabilities.sequences:
+    if "source-order" not in bed.target.capabilities.features:
         pytest.skip(f"{bed.name} keeps no positions, and says so")
     options = PLACED.get(protocol, CodecOptions())
     feed = Changefeed(protocol, parse_create_table(CREATE), options=options)

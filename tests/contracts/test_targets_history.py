@@ -35,7 +35,7 @@ class Event(NamedTuple):
 @pytest.fixture
 def bed(bed: Bed) -> Bed:
     """The targets that keep versions."""
-    if "history" not in bed.target.capabilities.modes:
+    if "history" not in bed.target.capabilities.features:
         pytest.skip(f"{bed.name} keeps no versions, and says so")
     return bed
 

@@ -22,14 +22,13 @@ from tests.contracts.coded_changes import (
     sent_again,
 )
 from tests.contracts.coded_lane import config_of, open_table
-from tests.contracts.conftest import MARKS
+from tests.contracts.conftest import BED_NAMES, MARKS
 from tests.contracts.targets_bed import Bed
 from tests.full import FULL
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import ChangeEvent, DdlEvent, Op, Row, TableSchema
 from tidesink.sinks.batch.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, UNAVAILABLE
 from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN
-from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ ORDER: Final = {
 _ALWAYS: Final = {("delta", "append"), ("iceberg", "history"), ("mysql", "soft-delete")}
 PAIRS: Final = [
     pytest.param(name, mode, marks=[*MARKS.get(name, ()), *(() if (name, mode) in _ALWAYS else (FULL,))])
-    for name in TARGETS
+    for name in BED_NAMES
     for mode in MODES
 ]
 
@@ -162,7 +161,7 @@ def _changes() -> Changefeed:
 @pytest.mark.parametrize(("bed", "mode"), PAIRS, indirect=["bed"])
 def test_a_reader_sees_what_the_events_say(bed: Bed, mode: str, spark: SparkSession, tmp_path: Path) -> None:
     can = bed.target.capabilities
-    if not (can.soft_deletes if mode == "soft-delete" else mode in can.modes):
+    if ("soft-deletes" if mode == "soft-delete" else mode) not in can.features:
         pytest.skip(f"{bed.name} has no mode {mode}, and says so")
     feed = _changes()
     messages, sent = placed(sent_again(feed.records, *AGAIN)), sent_again(feed.events, *AGAIN)

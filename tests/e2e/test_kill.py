@@ -72,7 +72,7 @@ def _drain(config: Path, log: Path) -> Ending:
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Place:
     """Every target whose tables outlive the worker."""
-    assert PLACES.keys() == TARGETS.keys() - {"memory"}
+    assert PLACES.keys() == TARGETS.keys()
     return PLACES[request.param](request, tmp_path, servers)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.contracts.targets_bed import progress
+from tests.memory_target import MemoryTarget
 from tests.sessions import raw_frame
 from tests.spark.test_append_frame import change, messages, row
 from tidesink.ddl.catalog import parse_create_table
@@ -18,7 +19,6 @@ from tidesink.sinks.batch.change_log import INDEX, OFFSET, OP, PARTITION, PREIMA
 from tidesink.sinks.batch.frame_reduction import append_frame, summarise
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.targets.base import ReducedBatch
-from tidesink.sinks.targets.memory import MemoryTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.full import TEST_ALL
+from tests.memory_target import MemoryTarget
 from tests.properties.test_source_order import SHAPE, TABLE, _frame
 from tidesink.events import ChangeEvent, Op, Position, Row
 from tidesink.sinks.batch.modes import (
@@ -23,7 +24,6 @@ from tidesink.sinks.batch.modes import (
 )
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow
-from tidesink.sinks.targets.memory import MemoryTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tests.columns import ID
 from tests.full import TEST_ALL
+from tests.memory_target import MemoryTarget
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.reduce import Key, order_key, reduce
 from tidesink.sinks.batch.frame_reduction import reduce_frame
 from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow, RowSequence
-from tidesink.sinks.targets.memory import MemoryTarget
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.full import FULL, TEST_ALL
 from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tables
 from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, collect
+from tests.spark.decoded import Decoded, decode_here
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
@@ -23,7 +23,7 @@ from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundErr
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.reduce import reduce
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.frame_reduction import reduce_frame, summarise
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.typemap.parse import target_reader
@@ -107,7 +107,7 @@ def test_each_record_is_read_alike(
     codec = FlatAvroCodec(registry=registry, options=CodecOptions(**options))
     messages = data.draw(harmed(encoded(codec, events)))
     plan = plan_for(registry, events[0], zero_date=zero, time_zone=zone)
-    rows = collect(plan.decode(raw_frame(compiled, messages)), plan)
+    rows = decode_here(plan, messages)
     by_offset = {row.offset: row for row in rows}
     assert sorted(by_offset) == [message.offset for message in messages]
     for message in messages:
@@ -137,7 +137,7 @@ def test_each_checksum_is_judged_alike(
     reading = FlatAvroCodec(registry=registry)
     for mode in ("warn", "reject"):
         plan = plan_for(registry, events[0], zero_date="text", time_zone=zone, checksum=mode)
-        rows = {row.offset: row for row in collect(plan.decode(raw_frame(compiled, messages)), plan)}
+        rows = {row.offset: row for row in decode_here(plan, messages)}
         for message, row in ((message, rows[message.offset]) for message in messages):
             read = _by_python(reading, message, plan)
             doubt = None if isinstance(read, str) else _doubt(reading, message, zone)

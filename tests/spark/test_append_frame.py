@@ -24,7 +24,7 @@ from tidesink.sinks.batch.change_log import (
     UNAVAILABLE,
 )
 from tidesink.sinks.batch.counts import account_of
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.projection import Layout, laid_out

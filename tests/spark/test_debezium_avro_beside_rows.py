@@ -14,7 +14,7 @@ from tests.full import FULL
 from tests.golden.vectors import Record, VectorFolder, find_folders
 from tests.sessions import raw_frame
 from tests.spark.debezium_versions import TABLE, Version, Versions
-from tests.spark.decoded import collect
+from tests.spark.decoded import collect, decode_here
 from tests.surroundings import no_fetch, surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.codecs import open_codec
@@ -90,7 +90,7 @@ def test_records_under_a_glue_header_are_bad_with_the_framing_and_the_remedy(
     messages = [replace(good, key=glue + b"x"), replace(good, offset=1, value=glue + b"x")]
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({**topic.key_texts, **topic.texts}))
     plan = debezium_avro_plan(TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts)
-    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    rows = decode_here(plan, messages)
     for part, message, row in zip(("key", "value"), messages, rows, strict=True):
         with pytest.raises(DecodeError, match="AWS Glue") as refused:
             codec.decode(message)
@@ -141,6 +141,6 @@ def test_flattened_rows_are_refused_with_what_to_do(spark: SparkSession) -> None
         TABLE, key_schemas=topic.key_texts, value_schemas={**topic.texts, 300: flattened}
     )
     messages = [replace(topic.messages[0], value=b"\0" + (300).to_bytes(4, "big") + b"\2\2c")]
-    (row,) = collect(plan.decode(raw_frame(spark, messages)), plan)
+    (row,) = decode_here(plan, messages)
     assert (row.kind, row.error) == ("bad", "SchemaMismatchError")
     assert "ExtractNewRecordState" in str(row.reason)

@@ -12,7 +12,7 @@ import pytest
 from tests.full import FULL
 from tests.golden.vectors import find_folders
 from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, collect
+from tests.spark.decoded import Decoded, decode_here
 from tests.unit.flat_avro_cases import ALL_NULL, EVERY_TYPE, EVERY_VALUE, TOPIC, change, codec_with
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.ddl.catalog import parse_create_table
@@ -20,7 +20,7 @@ from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import Place
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.frame_reduction import reduce_frame, summarise
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 
@@ -65,7 +65,7 @@ class Topic:
 
     def rows(self, spark: SparkSession, plan: DecodePlan | None = None) -> list[Decoded]:
         plan = plan or self.plan()
-        return collect(plan.decode(raw_frame(spark, self.messages)), plan)
+        return decode_here(plan, self.messages)
 
 
 def table(columns: str) -> TableSchema:
@@ -328,7 +328,7 @@ def test_the_producers_ddl_and_watermarks(spark: SparkSession, vectors: Path, fo
     plan = flat_avro_plan(
         TableId("s", "t"), key_schemas={}, value_schemas={1: _ANY_SCHEMA}, keys=("id",), zero_date="null"
     )
-    rows = collect(plan.decode(raw_frame(spark, [record.message for record in records])), plan)
+    rows = decode_here(plan, [record.message for record in records])
     # 2^64-1 is no moment: a watermark of it says nothing.
     expected = [
         (one.raw["op"], None if one.raw["commit_ts"] >= 2**63 else one.raw["commit_ts"]) for one in records

@@ -12,7 +12,7 @@ from tests.unit.test_row_checksum import SUMMED
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.events import Op
 from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply, summarise
 from tidesink.sinks.plans.flat_avro import lacks_checksums
 

@@ -25,7 +25,8 @@ from tidesink.codecs.debezium.inference import first_row
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.decoded_frame import POSITION, DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.tasks import POSITION
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 

@@ -13,12 +13,12 @@ from tests.full import FULL
 from tests.golden.vectors import VectorFolder, schema_of
 from tests.multisets import CREATE, OPTIONS, SCHEMA, TABLE, change, copies, history, messages
 from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, collect
+from tests.spark.decoded import Decoded, collect, decode_here
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Position, Row, WatermarkEvent
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.target_schema import RowKey
@@ -42,7 +42,7 @@ def _plan() -> DecodePlan:
 
 def _decoded(spark: SparkSession, sent: list[Message]) -> list[Decoded]:
     plan = _plan()
-    return collect(plan.decode(raw_frame(spark, sent)), plan)
+    return decode_here(plan, sent)
 
 
 def _as_python(message: Message) -> tuple[Any, ...]:
@@ -152,7 +152,7 @@ def test_what_is_no_row_needs_no_row_key(spark: SparkSession) -> None:
 @FULL
 def test_a_table_with_a_key_goes_by_it_whatever_row_keys_say(spark: SparkSession) -> None:
     plan = canal_json_plan(SCHEMA, keys=("name",), by_row_key=True)
-    (row,) = collect(plan.decode(raw_frame(spark, [_sent_as(0, _members(_tidb={"commitTs": 1}))])), plan)
+    (row,) = decode_here(plan, [_sent_as(0, _members(_tidb={"commitTs": 1}))])
     assert (row.kind, row.key) == ("upsert", {"name": "a"})
 
 

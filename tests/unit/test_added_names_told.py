@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, T
 from tidesink.config.fields import ChangePolicy
 from tidesink.events import ColumnType
 from tidesink.sinks.batch.schema_changes import Policies
-from tidesink.sinks.targets.memory import CAPABILITIES
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.target_schema import ShapeColumn
 

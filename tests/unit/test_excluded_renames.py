@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lagging_registry import text_of
+from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, said
 from tidesink.config.fields import ChangePolicy, SchemaChanges
@@ -15,7 +16,6 @@ from tidesink.sinks.batch.schema_changes import Accepted, Policies, SchemaDecisi
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.schema_sources.canal_json import _RowWords, _with_replaced
 from tidesink.sinks.targets.base import SchemaGap
-from tidesink.sinks.targets.memory import CAPABILITIES
 from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.target_schema import TableShape, shape_of
 

@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 
 import pytest
 
+from tests import memory_target
 from tests.columns import ID
 from tests.contracts.targets_bed import TABLE, shape
 from tests.unit.config_samples import CANAL_JSON, changed, right
@@ -17,7 +18,6 @@ from tidesink.config import Config
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets import TARGETS
-from tidesink.sinks.targets import memory as memory_target
 from tidesink.sinks.targets.base import Limit, LimitKind
 from tidesink.sinks.targets.sql.columns import check_sql_shape
 from tidesink.sinks.targets.sql.dialect import Dialect
@@ -37,7 +37,6 @@ TARGET: Final[dict[str, dict[str, Any]]] = {
     "mysql": {"type": "mysql", "url": "mysql://db", "user": "tide"},
     "kafka": {"type": "kafka", "brokers": "k:9092", "protocol": "canal-json", "topic": "to_{schema}_{table}"},
     "http": {"type": "http", "url": "https://api.example.com/{schema}/{table}"},
-    "memory": {"type": "memory"},
 }
 DIALECTS: Final[dict[str, Dialect]] = {"postgres": PostgresDialect(), "mysql": MysqlDialect()}
 
@@ -73,7 +72,6 @@ ALL: Final = shape(
     ("target", "types"),
     [
         ("delta", "bigint|string|decimal(20,0)|string|timestamp|binary|string|string"),
-        ("memory", "bigint|string|decimal(20,0)|string|timestamp|binary|string|string"),
         ("iceberg", "long|string|decimal(20,0)|string|timestamptz|binary|string|string"),
         ("postgres", "bigint|text|numeric(20,0)|numeric(65,30)|timestamp with time zone|bytea|text|text"),
         ("mysql", "bigint|longtext|bigint unsigned|decimal(65,30)|timestamp(6)|longblob|longtext|time(6)"),
@@ -103,7 +101,6 @@ def test_what_is_text_for_want_of_a_type_is_said_where_it_is(target: str, texts:
     ("target", "kinds"),
     [
         ("delta", {"type", "key"}),
-        ("memory", {"durable", "type", "key"}),
         ("iceberg", {"rescale", "type", "key"}),
         ("postgres", {"nul-in-text", "type", "key"}),
         ("mysql", {"type", "key"}),
@@ -148,7 +145,7 @@ def test_drops_and_renames_that_are_asked_for_may_need_something(target: str, ki
 
 def test_what_a_target_of_other_capabilities_would_say() -> None:
     able = replace(memory_target.CAPABILITIES, evolves=False, widens=False, nul_in_text=False)
-    settings = config_of("memory").table_config(TABLE)
+    settings = config_of("delta").table_config(TABLE)
     changes = [limit.kind for limit in change_limits(able, shape(), settings, reported=True)]
     assert changes == ["add", "widen", "type", "key"]
     assert Limit("nul-in-text", NO_NUL, ("name",)) in row_limits(able, shape(), ["id", "name"])

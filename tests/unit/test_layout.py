@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
-from tidesink.config.table_checks import KEEPING_TARGETS, OWN_PREFIX
+from tidesink.config.table_checks import OWN_PREFIX
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.change_log import INDEX, OP, UNAVAILABLE
 from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN
-from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.projection import Layout, laid_out, read_filter
 from tidesink.typemap.target_schema import default_name, shape_of
@@ -216,8 +214,3 @@ def test_a_metadata_column_cannot_have_a_columns_name() -> None:
         laid_out(Layout(metadata={"op": "A"}), SHAPE, own=())
     with pytest.raises(ConfigError, match="a column of tidesink's own"):
         laid_out(Layout(metadata={"op": "_mark"}), SHAPE, own=("_mark",))
-
-
-def test_the_config_and_the_targets_agree() -> None:
-    says = {name: import_module(module).CAPABILITIES.keeps_rows for name, module in TARGETS.items()}
-    assert {name for name, keeps in says.items() if keeps} == KEEPING_TARGETS

@@ -34,8 +34,7 @@ from tidesink.events import (
 )
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BatchSummary, Place
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.decoders import RegisteredSchemas, SideSchemas, TableDecoder
+from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas, TableDecoder
 from tidesink.sinks.batch.modes import routed_shape
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import DroppedById, OutputRows, TargetRows, default_value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -10,12 +9,10 @@ import pytest
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
 from tidesink.cli.plan import distinct_targets
 from tidesink.cli.table_plans import TablePlan
-from tidesink.config.checks import SHARING_TARGETS
 from tidesink.config.models import Destination, Route
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.modes import routed_shape
-from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.worker.preflight import Goals, shown_goal
 from tidesink.typemap.target_schema import Shard, shape_of
 
@@ -23,7 +20,7 @@ SHARDS = {"match": r"shop_(\d+)\.(\w+)", "to": "shop.$2", "shard-column": "shard
 
 
 def config(*routes: dict[str, Any], target: dict[str, Any] | None = None) -> dict[str, Any]:
-    return changed(FLAT_AVRO, routes=list(routes), target=target or {"type": "memory"})
+    return changed(FLAT_AVRO, routes=list(routes), target=target or {"type": "delta", "path": "/lake"})
 
 
 @pytest.mark.parametrize(
@@ -109,11 +106,6 @@ def test_two_routes_to_one_table_need_one_shard_column() -> None:
 def test_what_shared_tables_cannot_be_yet_is_refused() -> None:
     ordered = changed(config(SHARDS), defaults__sequence_by="source", source__enable_tidb_extension=True)
     assert "ordered by the source" in wrong(ordered)["routes[0].shard-column"].reason
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_the_targets_that_share_tables_are_those_whose_capabilities_say_so(name: str) -> None:
-    assert import_module(TARGETS[name]).CAPABILITIES.shares == (name in SHARING_TARGETS)
 
 
 def test_a_name_that_becomes_nothing_is_refused() -> None:

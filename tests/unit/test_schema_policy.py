@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, get_args
 
 import pytest
 
 from tests.columns import ID
+from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.config.fields import CHANGE_RULES, ChangePolicy, SchemaChanges
-from tidesink.config.table_checks import APPLYING_TARGETS, PASSING_TARGETS, shown_policies, unreported_changes
+from tidesink.config.table_checks import shown_policies, unreported_changes
+from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.schema_changes import (
@@ -23,9 +24,7 @@ from tidesink.sinks.batch.schema_changes import (
     pending_of,
 )
 from tidesink.sinks.schema_sources.base import SourceColumns
-from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SchemaGap
-from tidesink.sinks.targets.memory import CAPABILITIES
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.target_schema import TableShape, merge_shape, shape_of
 
@@ -185,17 +184,11 @@ def test_a_narrower_type_is_told_where_it_is_asked_for() -> None:
 
 
 def test_a_target_that_cannot_drop_is_not_asked_to() -> None:
-    policies = Policies(SchemaChanges(drop="pause"), {}, replace(CAPABILITIES, drops=False))
+    policies = Policies(
+        SchemaChanges(drop="pause"), {}, replace(CAPABILITIES, features=ALL_FEATURES - {"drop"})
+    )
     (pending,) = decide_changes(HAS_ALL, SHAPE, policies, _reported(NAME)).pending
     assert pending.accepts == ("ignore",)
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_targets_carry_out_what_the_config_says_they_can(name: str) -> None:
-    capabilities = import_module(TARGETS[name]).CAPABILITIES
-    assert capabilities.drops == (name in APPLYING_TARGETS["drop"])
-    assert capabilities.renames == (name in APPLYING_TARGETS["rename"])
-    assert capabilities.keeps_rows == (name not in PASSING_TARGETS)
 
 
 @pytest.mark.parametrize("protocol", [FLAT_AVRO, CANAL_JSON], ids=["flat-avro", "canal-json"])

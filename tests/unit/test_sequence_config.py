@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.config.table_checks import SEQUENCED_TARGETS
 from tidesink.events import TableId
-from tidesink.sinks.targets import TARGETS
 
 
 @pytest.mark.parametrize("base", [FLAT_AVRO, CANAL_JSON], ids=["flat-avro", "canal-json"])
@@ -78,8 +75,3 @@ def test_a_retention_that_forgets_at_once_or_does_nothing_is_refused(
 ) -> None:
     problems = wrong(changed(FLAT_AVRO, source__enable_tidb_extension=True, defaults=defaults))
     assert reason in problems["defaults.tombstone-retention"].reason
-
-
-def test_the_config_and_the_targets_agree() -> None:
-    says = {name: import_module(module).CAPABILITIES.sequences for name, module in TARGETS.items()}
-    assert {name for name, sequences in says.items() if sequences} == SEQUENCED_TARGETS

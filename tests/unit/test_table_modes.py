@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -10,11 +9,9 @@ import pytest
 from tests.contracts.targets_bed import ID, shape
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.config.fields import TableMode
-from tidesink.config.table_checks import MODE_TARGETS
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, kept_shape, names_of
-from tidesink.sinks.targets import TARGETS
 
 
 def test_rows_are_kept_as_at_the_source_where_nothing_is_said() -> None:
@@ -24,15 +21,7 @@ def test_rows_are_kept_as_at_the_source_where_nothing_is_said() -> None:
 @pytest.mark.parametrize("mode", ["append", "history"])
 def test_a_target_without_the_mode_refuses_it(mode: TableMode) -> None:
     config = changed(FLAT_AVRO, target={"type": "http", "url": "http://127.0.0.1:1/"}, defaults__mode=mode)
-    if "http" in MODE_TARGETS[mode]:
-        pytest.skip("the target has it")
     assert "holds no table in mode" in wrong(config)["defaults.mode"].reason
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_the_modes_are_those_of_the_targets_capabilities(name: str) -> None:
-    capabilities = import_module(TARGETS[name]).CAPABILITIES
-    assert capabilities.modes - {"upsert"} == {mode for mode, names in MODE_TARGETS.items() if name in names}
 
 
 DATED = changed(FLAT_AVRO, source__enable_tidb_extension=True)

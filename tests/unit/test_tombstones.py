@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.contracts.targets_bed import ID, NAME, TABLE, shape
+from tests.memory_target import MemoryTable, MemoryTarget
 from tidesink.errors import TargetError
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import Collected, ReducedBatch, ReducedRow, RowSequence
-from tidesink.sinks.targets.memory import MemoryTable, MemoryTarget
 from tidesink.sinks.worker.table_task import Tally, Tombstones, next_horizon
 
 SECOND = 1000 << 18

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tests.memory_target import CAPABILITIES, MemoryTarget
 from tidesink.codecs.base import CodecOptions
 from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
@@ -20,7 +21,6 @@ from tidesink.sinks.batch.schema_changes import (
 )
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.sinks.schema_sources.topic_ddl import TopicTable, reported_by
-from tidesink.sinks.targets.memory import CAPABILITIES, MemoryTarget
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import ZeroDate
 

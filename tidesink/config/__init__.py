@@ -18,7 +18,6 @@ from tidesink.config.targets import (
     HttpSettings,
     IcebergSettings,
     KafkaSettings,
-    MemorySettings,
     TargetSettings,
 )
 
@@ -30,7 +29,6 @@ __all__ = [
     "HttpSettings",
     "IcebergSettings",
     "KafkaSettings",
-    "MemorySettings",
     "Problem",
     "RegistryAuth",
     "RegistrySettings",

@@ -100,10 +100,6 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
         )
 
 
-# Targets whose tables several source tables can share; held to their capabilities by a test.
-SHARING_TARGETS: Final = frozenset({"delta", "iceberg", "memory", "postgres", "mysql"})
-
-
 def route_problems(config: Config) -> Iterator[Problem]:
     """What is wrong with the routes of a config."""
     shared: dict[str, Route] = {}
@@ -169,7 +165,7 @@ def _together(place: str, route: Route, shared: Mapping[str, Route]) -> Iterator
 
 
 def _obstacles(place: str, config: Config) -> Iterator[Problem]:
-    if config.target.type not in SHARING_TARGETS:
+    if "shards" not in config.target.features:
         yield Problem(
             f"{place}.shard-column",
             f"several source tables cannot share a table of a target of type {config.target.type}",

@@ -9,12 +9,12 @@ pipeline cannot have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from tidesink.config.fields import CHANGE_RULES, ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, HistorySettings, TableConfig, TableDefaults, TableOverride
+from tidesink.config.targets import ALL_FEATURES
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import SequenceBy
@@ -127,8 +127,6 @@ def _null_clashes(words: Words, section: Section) -> Iterator[Clash]:
 
 # What tidesink's own columns begin with; held to them by a test.
 OWN_PREFIX: Final = "_tidesink_"
-# Targets that store rows, whose values can stay; a test compares this with their capabilities.
-KEEPING_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql", "memory"})
 
 
 def layout_problems(config: Config) -> Iterator[Problem]:
@@ -207,7 +205,7 @@ def _null_problems(config: Config, place: str, section: TableDefaults | TableOve
     if not section.ignore_null_updates:
         return
     field = f"{place}.ignore_null_updates"
-    if config.target.type not in KEEPING_TARGETS:
+    if "rows" not in config.target.features:
         yield Problem(field, f"a {config.target.type} target stores no values that could stay", "remove it")
     if config.source.protocol.startswith("debezium"):
         yield Problem(
@@ -294,13 +292,6 @@ def _history_columns(place: str, names: HistorySettings, *, used: bool) -> Itera
         yield Problem(f"{place}.history", "two columns have one name", "give each a name of its own")
 
 
-# The targets of each mode beside ``upsert``, which all of them have; held to their capabilities by a test.
-MODE_TARGETS: Final[Mapping[TableMode, frozenset[str]]] = MappingProxyType(
-    {
-        "append": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-        "history": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-    }
-)
 # Settings that order the rows of one key, and have no effect where each change is a row of its own:
 # the field, its name in the file, and its default.
 _OF_KEYS: Final = (
@@ -315,7 +306,7 @@ def mode_problems(config: Config) -> Iterator[Problem]:
     yield from history_problems(config)
     for place, section in _sections(config):
         mode = section.mode
-        if mode is not None and mode != "upsert" and config.target.type not in MODE_TARGETS[mode]:
+        if mode is not None and mode != "upsert" and mode not in config.target.features:
             yield Problem(
                 f"{place}.mode",
                 f"a target of type {config.target.type} holds no table in mode {mode}",
@@ -327,8 +318,6 @@ def mode_problems(config: Config) -> Iterator[Problem]:
                     yield Problem(f"{place}.{name}", *without_keys(name))
 
 
-# Targets that keep each row's position beside it; held to their capabilities by a test.
-SEQUENCED_TARGETS: Final = frozenset({"delta", "iceberg", "memory", "postgres", "mysql"})
 _KAFKA: Final = (
     "use sequence_by: kafka, which is right where a key stays in one partition (TiCDC dispatchers table and "
     "index-value, and Debezium's default)"
@@ -359,7 +348,7 @@ def _unused_sequence(config: Config) -> Iterator[Problem]:
 
 
 def _sequence_obstacles(config: Config) -> Iterator[tuple[str, str]]:
-    if config.target.type not in SEQUENCED_TARGETS:
+    if "source-order" not in config.target.features:
         yield f"a target of type {config.target.type} does not store the positions of its rows", _KAFKA
     if config.source.protocol.startswith("debezium"):
         # TiCDC's messages have a commit_ts; plan and the worker report others, which have none.
@@ -376,19 +365,10 @@ def _sequence_obstacles(config: Config) -> Iterator[tuple[str, str]]:
 REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
 # The protocols whose topics carry DDL to the worker.
 DDL_PROTOCOLS: Final = frozenset({"canal-json"})
-# The targets that can carry a kind out, where not all can; held to their capabilities by a test.
-APPLYING_TARGETS: Final[Mapping[ChangeKind, frozenset[str]]] = MappingProxyType(
-    {
-        "drop": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-        "rename": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-    }
-)
 _IN_A_LOG: Final = (
     "has no effect in mode append: logged rows stay as they were, and a renamed column is a new one",
     "remove it",
 )
-# Targets that forward rows as messages, each with the columns its row has.
-PASSING_TARGETS: Final = frozenset({"http", "kafka"})
 
 
 def schema_change_problems(config: Config) -> Iterator[Problem]:
@@ -413,21 +393,21 @@ def _is_all_logs(config: Config, section: TableDefaults | TableOverride) -> bool
 
 def _policy_obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) -> Iterator[tuple[str, str]]:
     target, protocol = config.target.type, config.source.protocol
-    if target in PASSING_TARGETS:
+    if "rows" not in config.target.features:
         yield (
             f"has no effect: a target of type {target} forwards rows with the columns they have",
             "remove it",
         )
     elif protocol not in DDL_PROTOCOLS:
         yield f"has no effect: {protocol} does not report such a change with certainty", "remove it"
-    elif section.policy(kind) == "apply" and target not in APPLYING_TARGETS.get(kind, frozenset({target})):
+    elif section.policy(kind) == "apply" and kind in ALL_FEATURES - config.target.features:
         others = " or ".join(policy for policy in CHANGE_RULES[kind].allowed if policy != "apply")
         yield f"a target of type {target} cannot {kind} a column", f"use {others}"
 
 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
     """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
-    passing = logs or config.target.type in PASSING_TARGETS
+    passing = logs or "rows" not in config.target.features
     reported = config.source.protocol in DDL_PROTOCOLS and not passing
     kinds = [kind for kind in CHANGE_RULES if reported or kind not in REPORTED_KINDS]
     return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)
@@ -435,7 +415,7 @@ def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False
 
 def unreported_changes(config: Config) -> Iterator[str]:
     """The changes of tables that the source does not report, or the target cannot do."""
-    if config.target.type in PASSING_TARGETS:
+    if "rows" not in config.target.features:
         yield (
             f"a target of type {config.target.type} forwards rows with the columns they have: columns "
             "that are dropped or renamed at the source are so in its messages"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -42,6 +42,25 @@ from tidesink.kafka_client import ClientSettings
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.render import DecimalMode, UnsignedMode
+
+TargetFeature = Literal[
+    "rows", "soft-deletes", "source-order", "append", "history", "shards", "drop", "rename"
+]
+"""What a type of target can do for its tables, where not every type can.
+
+``rows``: it stores rows, so that inserts and updates are told apart, values left out stay, and rows already
+there get a new column's default; else it forwards each change as a message. ``soft-deletes``: rows can be
+marked deleted. ``source-order``: rows keep their position, so that a change older than the one applied never
+wins. ``append``, ``history``: the modes. ``shards``: several source tables keep their rows in one table, each
+with a ledger of its own. ``drop``, ``rename``: columns can be dropped and renamed.
+"""
+ALL_FEATURES: Final[frozenset[TargetFeature]] = frozenset(get_args(TargetFeature))
+
+
+class TargetModel(Model):
+    """The settings of a type of target."""
+
+    features: ClassVar[frozenset[TargetFeature]] = ALL_FEATURES
 
 
 def _names_tables(template: str) -> str:
@@ -83,7 +102,7 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-class IcebergSettings(Model):
+class IcebergSettings(TargetModel):
     """Iceberg tables of one catalog, each named by ``table``; ``catalog-properties`` are kept secret."""
 
     type: Literal["iceberg"]
@@ -162,7 +181,7 @@ class SqlTls(Model):
     """A PEM file with its private key."""
 
 
-class SqlSettings(Model):
+class SqlSettings(TargetModel):
     """What every SQL database needs."""
 
     default_port: ClassVar[int]
@@ -251,9 +270,10 @@ def _rule(text: str) -> str:
     return text
 
 
-class KafkaSettings(Model):
+class KafkaSettings(TargetModel):
     """Tables sent to Kafka topics as row messages of one of the codecs, at least once."""
 
+    features = frozenset()
     type: Literal["kafka"]
     """`kafka`: row messages in topics."""
     brokers: Brokers
@@ -384,9 +404,10 @@ class HttpAuth(Model):
         return self
 
 
-class HttpSettings(Model):
+class HttpSettings(TargetModel):
     """Tables sent to an HTTP endpoint as JSON, a slice of a batch in each request, at least once."""
 
+    features = frozenset()
     type: Literal["http"]
     """`http`: requests with rows as JSON."""
     url: Annotated[str, AfterValidator(_endpoint)] = Field(repr=False)
@@ -445,7 +466,7 @@ def _tells_tables_apart(template: str) -> str:
 TableTemplate = Annotated[str, AfterValidator(_tells_tables_apart)]
 
 
-class DeltaSettings(Model):
+class DeltaSettings(TargetModel):
     """Delta tables under one root, ``path``, each at ``table`` below it."""
 
     type: Literal["delta"] = "delta"
@@ -457,13 +478,6 @@ class DeltaSettings(Model):
     catalog_table: CatalogName | None = None
     """The name of each table in Spark's catalog, as `{schema}.{table}`, or with the catalog before it.
     Readers find the table under this name; its rows stay at its path."""
-
-
-class MemorySettings(Model):
-    """Tables in the worker's own memory."""
-
-    type: Literal["memory"]
-    """`memory`: tables that end with the process, for experiments."""
 
 
 def _type_of(settings: Any) -> str | None:
@@ -479,8 +493,7 @@ TargetSettings = Annotated[
     | Annotated[KafkaSettings, Tag("kafka")]
     | Annotated[IcebergSettings, Tag("iceberg")]
     | Annotated[PostgresSettings, Tag("postgres")]
-    | Annotated[MysqlSettings, Tag("mysql")]
-    | Annotated[MemorySettings, Tag("memory")],
+    | Annotated[MysqlSettings, Tag("mysql")],
     Discriminator(_type_of),
 ]
 """The settings of a target. A new type is one model and one line here."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from tidesink.config.fields import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
+from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.batch.modes import names_of
 from tidesink.sinks.schema_sources.base import Decoding, Renamed, SourceColumns
@@ -117,7 +118,7 @@ class Policies:
     @property
     def follows(self) -> bool:
         """Whether columns already there can change: what was sent, or logged, stays as it was."""
-        return self.capabilities.keeps_rows and not self.logs
+        return "rows" in self.capabilities.features and not self.logs
 
     def decide(self, change: SchemaChange) -> ChangePolicy:
         """What becomes of a change; what the target cannot do was refused before."""
@@ -135,9 +136,8 @@ class Policies:
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
         """A change that waits, with what it may be accepted as."""
-        can = {"drop": self.capabilities.drops, "rename": self.capabilities.renames}
         ways = [policy for policy in CHANGE_RULES[change.kind].allowed if policy != "pause"]
-        if reason or not can.get(change.kind, True):
+        if reason or change.kind in ALL_FEATURES - self.capabilities.features:
             ways = [policy for policy in ways if policy != "apply"]
         return Pending(change, tuple(ways), reason)
 

@@ -23,7 +23,6 @@ TARGETS: Final[Mapping[str, str]] = MappingProxyType(
         "iceberg": "tidesink.sinks.targets.iceberg.table",
         "postgres": "tidesink.sinks.targets.sql.postgres",
         "mysql": "tidesink.sinks.targets.sql.mysql",
-        "memory": "tidesink.sinks.targets.memory",
     }
 )
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tidesink.config import Config, TargetSettings
     from tidesink.config.fields import ChangeKind
+    from tidesink.config.targets import TargetFeature
     from tidesink.sinks.batch.modes import HistoryNames
     from tidesink.sinks.state.progress import StateStore
     from tidesink.typemap.target_schema import ShapeColumn
@@ -42,14 +43,9 @@ class Capabilities:
     """What a target can do; the contract tests assert the stated refusal of what it cannot.
 
     ``exactly_once``: progress and data become visible in one commit. ``evolves``: columns can be added.
-    ``widens``: an integer or decimal column can grow. ``soft_deletes``: rows can be marked deleted.
-    ``keeps_rows``: what is stored can be looked at and changed: inserts and updates are identified, values
-    left out stay, rows already there get a new column's default. False: changes are passed on as messages.
-    ``durable``: the table outlives the process. ``sequences``: rows keep their position, so that a change
-    older than the one applied never wins (``sequence_by: source``). ``rescales``: a decimal column can take
-    more digits behind the point, and an integer one become decimal. ``nul_in_text``: a text can hold U+0000.
-    ``modes``: what its tables can hold. ``shares``: several source tables can keep their rows in one table,
-    each with a ledger of its own (``TableShape.shard``). ``drops`` and ``renames``: columns can be.
+    ``widens``: an integer or decimal column can grow. ``features``: its settings' (``TargetFeature``).
+    ``rescales``: a decimal column can take more digits behind the point, and an integer one become decimal.
+    ``nul_in_text``: a text can hold U+0000.
     ``rereads``: a batch's frame is read several times and must not come from Spark's cache.
     ``caveats``: what a kind of change needs that not every server or table has. ``tidesink plan`` says before
     the run what is not there (``sinks.preflight``).
@@ -59,16 +55,9 @@ class Capabilities:
     exactly_once: bool
     evolves: bool
     widens: bool
-    soft_deletes: bool
-    durable: bool
-    keeps_rows: bool = True
-    sequences: bool = False
+    features: frozenset[TargetFeature]
     rescales: bool = True
     nul_in_text: bool = True
-    modes: frozenset[TableMode] = frozenset({"upsert"})
-    shares: bool = False
-    drops: bool = False
-    renames: bool = False
     rereads: bool = False
     caveats: Mapping[ChangeKind, str] = field(default_factory=dict)
 
@@ -410,7 +399,6 @@ class TargetModule(Protocol):
 
 
 LimitKind = Literal[
-    "durable",
     "exactly-once",
     "keeps-rows",
     "nul-in-text",

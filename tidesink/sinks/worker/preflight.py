@@ -25,7 +25,6 @@ _NO_ROWS: Final = (
 _ONCE_MORE: Final = (
     "rows are sent at least once: after a crash some come again, under the same idempotency key"
 )
-_GONE: Final = "tables are gone when the worker ends"
 _NO_ADD: Final = "columns cannot be added: the table waits (PAUSED) when one comes at the source"
 _NO_WIDEN: Final = "types cannot get wider: the table waits (PAUSED) when one does at the source"
 _NO_RESCALE: Final = (
@@ -89,11 +88,9 @@ def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> Pr
 
 def row_limits(able: Capabilities, shape: TableShape, theirs: Collection[str]) -> Iterator[Limit]:
     """What no row can be, and what becomes of all of them."""
-    if not able.durable:
-        yield Limit("durable", _GONE)
     if not able.exactly_once:
         yield Limit("exactly-once", _ONCE_MORE)
-    if not able.keeps_rows:
+    if "rows" not in able.features:
         yield Limit("keeps-rows", _NO_ROWS)
     texts = tuple(c.name for c in shape.columns if c.name in theirs and _may_hold_nul(c))
     if texts and not able.nul_in_text:
@@ -121,7 +118,7 @@ def change_limits(
     asked = [kind for kind in kinds if said.policy(kind) == "apply"]
     if asked and shape.shard is not None:
         yield Limit("shared", _SHARED)
-    elif able.keeps_rows:
+    elif "rows" in able.features:
         yield from (Limit(kind, able.caveats[kind]) for kind in asked if kind in able.caveats)
     yield Limit("type", _NO_TYPE)
     if not logs:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, cast
 
+from tidesink.config.targets import DeltaSettings
 from tidesink.errors import ConfigError, StaleProgressError, TargetError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
@@ -50,7 +51,7 @@ from tidesink.typemap.target_schema import TableShape
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.config import Config, DeltaSettings
+    from tidesink.config import Config
     from tidesink.sinks.state.progress import StateStore
 
 
@@ -125,13 +126,7 @@ CAPABILITIES: Final = Capabilities(
     exactly_once=True,
     evolves=True,
     widens=True,
-    soft_deletes=True,
-    durable=True,
-    sequences=True,
-    modes=frozenset({"upsert", "append", "history"}),
-    shares=True,
-    drops=True,
-    renames=True,
+    features=DeltaSettings.features,
     rereads=True,
 )
 PREFLIGHT: Final = SparkPreflight(schema.check)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from tidesink.config.targets import IcebergSettings
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TidesinkError, TransientTargetError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
@@ -39,7 +40,7 @@ from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.config import Config, IcebergSettings
+    from tidesink.config import Config
     from tidesink.sinks.state.progress import StateStore
 
 
@@ -94,14 +95,8 @@ CAPABILITIES: Final = Capabilities(
     exactly_once=True,
     evolves=True,
     widens=True,
-    soft_deletes=True,
-    durable=True,
-    sequences=True,
+    features=IcebergSettings.features,
     rescales=False,
-    modes=frozenset({"upsert", "append", "history"}),
-    shares=True,
-    drops=True,
-    renames=True,
 )
 PREFLIGHT: Final = iceberg_schema.IcebergPreflight(iceberg_schema.check)
 

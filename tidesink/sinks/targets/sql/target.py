@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
+from tidesink.config.targets import SqlSettings
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, PreflightChecks, PreflightResult
@@ -18,7 +19,6 @@ from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
     from tidesink.config import Config
-    from tidesink.config.targets import SqlSettings
     from tidesink.sinks.targets.sql.dialect import Dialect
 
 
@@ -38,14 +38,8 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         exactly_once=True,
         evolves=True,
         widens=True,
-        soft_deletes=True,
-        durable=True,
-        shares=True,
-        sequences=True,
+        features=SqlSettings.features,
         nul_in_text=not dialect.nul_refused,
-        modes=frozenset({"upsert", "append", "history"}),
-        drops=True,
-        renames=True,
         caveats={"drop": _NO_DROP, **dialect.caveats},
     )
 

@@ -18,6 +18,7 @@ import requests
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
+from tidesink.config.targets import HttpSettings
 from tidesink.errors import ConfigError, EncodeError, TargetError, TransientTargetError
 from tidesink.events import ColumnType, Row, TableId
 from tidesink.schema_registry.auth import Auth, NoAuth, TlsOptions, hide, safe_url
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config
-    from tidesink.config.targets import HttpSettings
     from tidesink.sinks.state.progress import StateStore
 
 
@@ -52,9 +52,7 @@ CAPABILITIES: Final = Capabilities(
     exactly_once=False,
     evolves=True,
     widens=True,
-    soft_deletes=False,
-    durable=True,
-    keeps_rows=False,
+    features=HttpSettings.features,
 )
 PREFLIGHT: Final = HttpPreflight()
 _REFUSED: Final = frozenset({401, 403})

@@ -55,9 +55,7 @@ CAPABILITIES: Final = Capabilities(
     exactly_once=False,
     evolves=True,
     widens=True,
-    soft_deletes=False,
-    durable=True,
-    keeps_rows=False,
+    features=KafkaSettings.features,
 )
 PREFLIGHT: Final = KafkaPreflight()
 

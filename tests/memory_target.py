@@ -10,8 +10,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import (
     SchemaRefusedError,
     StaleProgressError,
@@ -37,7 +38,6 @@ from tidesink.sinks.targets.base import (
     ReducedRow,
     RowSequence,
     SchemaGap,
-    SparkPreflight,
     check_key,
     check_order,
     check_versions,
@@ -45,12 +45,6 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.column_changes import Evolution, default_value, gap_of, plan_evolution
 from tidesink.sinks.targets.sharing import also_of, is_shared, names_of, new_columns, not_shared, taken
 from tidesink.typemap.target_schema import Shard, TableShape, key_change
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from tidesink.config import Config, MemorySettings
-    from tidesink.sinks.state.progress import StateStore
 
 
 class MemoryColumns(ABC):
@@ -95,15 +89,8 @@ CAPABILITIES: Final = Capabilities(
     exactly_once=True,
     evolves=True,
     widens=True,
-    soft_deletes=True,
-    durable=False,
-    sequences=True,
-    modes=frozenset({"upsert", "append", "history"}),
-    shares=True,
-    drops=True,
-    renames=True,
+    features=ALL_FEATURES,
 )
-PREFLIGHT: Final = SparkPreflight(check_key)
 _Rows = dict[tuple[Any, ...], dict[str, Any]]
 
 
@@ -130,21 +117,6 @@ class _State:
     version: int = 0
     horizon: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-def open_target(_config: Config, _spark: SparkSession, _store: StateStore) -> MemoryTarget:
-    """A memory of its own."""
-    return MemoryTarget()
-
-
-def place_of(_settings: MemorySettings, table: TableId) -> str:
-    """A table's name in memory."""
-    return f"memory:{table}"
-
-
-def try_target(_settings: MemorySettings) -> str:
-    """Memory is always there."""
-    return "kept in memory, and gone with the process"
 
 
 class MemoryTarget:
