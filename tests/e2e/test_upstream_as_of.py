@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.full import FULL
+from tests.spark.decoded import decode_here
 from tests.spark.python_rows import stored
 from tests.tidb_front import commit_ts
 from tidesink.codecs.base import CodecOptions

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.full import FULL
 from tests.properties.canal_changes import GOOD, SCHEMA, decoded_in_spark, difference, harmed, row_change
+from tests.spark.decoded import decode_here
 from tidesink.events import Message
 from tidesink.sinks.plans.canal_json import canal_json_plan
 

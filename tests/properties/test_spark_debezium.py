@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.full import FULL
 from tests.spark.debezium_rows import differences
+from tests.spark.decoded import decode_here
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import header
 from tidesink.events import Message, TableId

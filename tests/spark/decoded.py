@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.serializers import CloudPickleSerializer
 
 from tests.sessions import raw_table
-from tidesink.codecs.batch import ChangeTable
-from tidesink.events import Message, Op
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
+from tidesink.events import ChangeEvent, Event, Message, Op, TableId, TableSchema
 from tidesink.sinks.batch.change_log import change_keys
 from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan, TableDecoder
 from tidesink.sinks.batch.records import (
     DELETE,
     MESSAGE,
@@ -28,10 +28,14 @@ from tidesink.sinks.batch.records import (
     decoded_records,
 )
 from tidesink.sinks.batch.reduce import WARNING
+from tidesink.sinks.batch.source import RangeFrame, reduced_ranges
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import POSITION, RangeTask, source_texts, unpack
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.typemap.target_schema import ShapeColumn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 Values = dict[str, Any]
@@ -57,13 +61,14 @@ class Decoded:
     before: Values | None = None
 
 
-def decode_here(plan: DecodePlan, messages: Sequence[Message]) -> list[Decoded]:
+def decode_here(plan: DecodePlan, messages: Sequence[Message] | pa.RecordBatch) -> list[Decoded]:
     """What a task decodes, before it reduces: the events of the messages, by their place in Kafka."""
+    batches = [messages] if isinstance(messages, pa.RecordBatch) else raw_table(messages).to_batches()
     pickle = CloudPickleSerializer()  # a task has its plan so
     plan = pickle.loads(pickle.dumps(plan))
     rows = [
         row
-        for batch in raw_table(messages).to_batches()
+        for batch in batches
         for row in _rows(
             decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules), plan
         )
@@ -202,17 +207,9 @@ class ReducedHere(NamedTuple):
 
 def reduced_here(plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES) -> ReducedHere:
     """What the very task that Spark runs makes of messages, in this process; each partition by itself."""
-    topic = messages[0].topic
-    places = sorted({message.partition for message in messages})
-    ranges = tuple(FetchRange(topic, place, 0, 1 << 40) for place in places)
-    parts = [[message for message in messages if message.partition == place] for place in places]
-
-    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        yield from raw_table(parts[places.index(wanted.partition)]).to_batches()
-
     pickle = CloudPickleSerializer()  # a task has its plan so
-    task = pickle.loads(pickle.dumps(RangeTask(ranges, fetch, plan.with_rules(rules))))
-    numbers = pa.RecordBatch.from_pydict({"id": list(range(len(ranges)))})
+    task = pickle.loads(pickle.dumps(_task(plan.with_rules(rules), messages)))
+    numbers = pa.RecordBatch.from_pydict({"id": list(range(len(task.ranges)))})
     packed = pa.Table.from_batches(list(task([numbers])))
     rows = [
         row for one in unpack(packed.select(["payload", "error"]).to_batches()) for row in one.to_pylist()
@@ -220,3 +217,53 @@ def reduced_here(plan: DecodePlan, messages: Sequence[Message], rules: EventRule
     heads = packed["summary"].to_pylist()
     summaries = [pickle.loads(head) for head in heads if head is not None]
     return ReducedHere(rows, joined_summaries(summaries))
+
+
+def reduced_in_spark(
+    spark: SparkSession, plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES
+) -> RangeFrame:
+    """The same by Spark, with what it does over several partitions and for a filter."""
+    return reduced_ranges(spark, _task(plan.with_rules(rules), messages))
+
+
+def _task(plan: DecodePlan, messages: Sequence[Message]) -> RangeTask:
+    """A task with a range for each partition."""
+    topic = messages[0].topic if messages else "t"
+    places = sorted({message.partition for message in messages}) or [0]
+    ranges = tuple(FetchRange(topic, place, 0, 1 << 40) for place in places)
+    parts = {place: [one for one in messages if one.partition == place] for place in places}
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        yield from raw_table(parts[wanted.partition]).to_batches(max_chunksize=5)
+
+    return RangeTask(ranges, fetch, plan)
+
+
+@dataclass(frozen=True)
+class GivenEvents(TableDecoder):
+    """Decodes messages (``messages_of``) to the events that it was made with."""
+
+    events: Sequence[ChangeEvent]
+    schema: TableSchema
+
+    @property
+    def table(self) -> TableId:  # type: ignore[override]
+        return self.schema.table
+
+    @property
+    def values(self) -> ValueOptions:
+        return ValueOptions()
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        return (self.events[int(message.value or b"")]._replace(schema=self.schema),)
+
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        return rows_from_events(records, self.decode, self.values)
+
+
+def messages_of(events: Sequence[ChangeEvent]) -> list[Message]:
+    """A message for each event, at its place."""
+    return [
+        Message("t", event.position.partition, event.position.offset, b"k", str(at).encode())
+        for at, event in enumerate(events)
+    ]

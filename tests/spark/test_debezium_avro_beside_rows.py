@@ -14,7 +14,7 @@ from tests.full import FULL
 from tests.golden.vectors import Record, VectorFolder, find_folders
 from tests.sessions import raw_frame
 from tests.spark.debezium_versions import TABLE, Version, Versions
-from tests.spark.decoded import collect, decode_here
+from tests.spark.decoded import decode_here, reduced_here
 from tests.surroundings import no_fetch, surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.codecs import open_codec
@@ -22,7 +22,6 @@ from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import Place
-from tidesink.sinks.batch.frame_reduction import reduce_frame, summarise
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema
@@ -60,14 +59,13 @@ def test_watermarks_of_ticdc_say_what_the_python_codec_reads(vectors: Path, spar
             one.raw["value_schema_id"]: folder.schemas[one.raw["value_schema_id"]] for one in records
         },
     )
-    decoded = plan.decode(raw_frame(spark, messages))
     reported = [one.commit_ts for one in watermarks if isinstance(one, WatermarkEvent)]
     assert len(reported) == len(watermarks) > 3
     # A frame's numbers are signed: one beyond them says nothing.
     signed = [moment if moment < 2**63 else None for moment in reported]
-    found = [(one.kind, one.commit_ts) for one in collect(decoded, plan)]
+    found = [(one.kind, one.commit_ts) for one in decode_here(plan, messages)]
     assert found == [("upsert", row.commit_ts), *(("watermark", moment) for moment in signed)]
-    summary = summarise(reduce_frame(decoded, plan.shape), plan.shape)
+    summary = reduced_here(plan, messages).summary
     assert summary.places[Place("t", 0)].watermark == max(moment for moment in signed if moment)
     assert (summary.filtered, summary.upserts, summary.bad) == (len(watermarks), 1, 0)
 

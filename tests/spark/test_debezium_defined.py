@@ -9,6 +9,7 @@ import pytest
 from tests.full import FULL
 from tests.spark.debezium_rows import all_differences
 from tests.spark.debezium_versions import TABLE, Version, Versions
+from tests.spark.decoded import decode_here
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.ddl.catalog import TableDefinitions

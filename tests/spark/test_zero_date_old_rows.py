@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.full import FULL
+from tests.spark.decoded import decode_here
 from tests.unit.flat_avro_cases import TOPIC, change
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry import MemorySchemaRegistry, subject
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 
@@ -50,7 +52,7 @@ def test_a_deletes_old_row_is_judged_whole(spark: SparkSession, protocol: str) -
     }
 
 
-def _plan(protocol: str, registry: MemorySchemaRegistry, event: ChangeEvent) -> Decode:
+def _plan(protocol: str, registry: MemorySchemaRegistry, event: ChangeEvent) -> DecodePlan:
     if protocol == "canal-json":
         return canal_json_plan(SCHEMA, zero_date="error")
     texts = [registry.latest(subject(TOPIC, part)) for part in ("key", "value")]

@@ -1,9 +1,10 @@
 """What a Spark task does with one range of offsets: fetch, decode, reduce, and pack as Arrow IPC.
 
 It runs in a Python worker and needs no Spark itself. The records are fetched with librdkafka, decoded by the
-codec's ``decode_batch``, reduced to one row a key, and put into the columns of the table's shape. What comes
-out is one row for each payload (``PACKED_DDL``): counts for the driver, and the rows of the reduced frame
-(``batch.frame_reduction`` has its columns) as an Arrow IPC stream. No row passes through the driver.
+codec's ``decode_batch``, reduced to one row a key (or, of a log, made a row for each image), and put into the
+columns of the target. What comes out is one row for each payload (``PACKED_DDL``): counts for the driver, and
+rows in the columns of ``ReducedColumns`` as an Arrow IPC stream. No row passes through the driver. Under a
+row filter the task has two parts, and Spark stands between them (``batch.filtering``).
 
 One key lives in one partition under ``sequence_by: kafka``, so that a range is reduced by itself;
 ``mixed_hashes`` finds the keys that came in two.
@@ -112,9 +113,34 @@ _DETAIL_DDL: Final = (
 
 
 class ReducedColumns:
-    """The columns of a plan's reduced frame.
+    """The columns of a plan's reduced frame: rows to apply, bad records, DDL events, and truncates.
 
-    They are those of ``batch.frame_reduction`` less what is counted: the counts of a range are its summary's.
+    ================  ========  ========================================================================
+    column            type      meaning
+    ================  ========  ========================================================================
+    ``_op``           string    one of ``records.KINDS``: ``upsert``, ``delete``, ``bad``, ...
+    ``key``           struct    the key, null for what is no row
+    ``after``         struct    the row to write, for ``upsert`` alone
+    ``_topic``        string    where the event that stays is from, as the next two say
+    ``_partition``    int
+    ``_offset``       bigint
+    ``_commit_ts``    bigint    of the event that stays
+    ``_half``         boolean   an update's other row: the delete of a key before it, or in a log the row
+                                before it; its event is counted with the row that the update wrote
+    ``_zero_dates``   array     names of columns whose date no calendar has, made null
+    ``_detail``       struct    of what is no row: error, reason, key_id, value_id, fields, key, value; of a
+                                row to apply with a warning: the reason
+    ``_kept``         array     of a plan that ``keeps_values``: columns of ``after`` whose value the source
+                                did not send, so that what is stored stays; null for none
+    ``_after_delete`` boolean   likewise: the batch deletes the key before this row, so that nothing stored is
+                                the row's
+    ``_seq``          struct    in the source's order: the position of the event that stays, as
+                                ``targets.base.SEQUENCE_DDL`` says
+    ``_position``     string    of a plan with ``positions``: where the change stands in the source's log
+    ================  ========  ========================================================================
+
+    Keys are compared as exact values, text byte by byte, whatever collation the source has: a source that
+    holds 'a' and 'A' for one key never sends them as two rows.
     """
 
     def __init__(self, plan: DecodePlan) -> None:
