@@ -20,7 +20,7 @@ from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from tidesink.sinks.batch.decoded_frame import Decode
     from tidesink.sinks.batch.tasks import Fetch, RangeTask
@@ -120,9 +120,9 @@ class LaidOutDecoding(DecodingAround):
         changed = super().learn(missed)
         return self._projects_again() or changed
 
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+    def take_ddl(self, missed: Missed) -> bool:
         """As the decoding inside; the plan is another one, too, where DDL changes what is left out."""
-        changed = super().take_ddl(reduced, missed)
+        changed = super().take_ddl(missed)
         return self._projects_again() or changed
 
     def _projects_again(self) -> bool:

@@ -53,7 +53,7 @@ PACKED_DDL: Final = (
 _PAYLOAD_ROWS: Final = 50_000
 _PAYLOAD_BYTES: Final = 8 << 20
 # A range is decoded as a whole, and an Arrow array of text holds less than 2 GiB.
-_MOST_BYTES: Final = 1 << 30
+MOST_BYTES: Final = 1 << 30
 _PACKED: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -143,6 +143,15 @@ class ReducedColumns:
 class RangeTooLargeError(ConfigError):
     """A range holds more than a task decodes as a whole: its records are heavier than those before it."""
 
+    @classmethod
+    def of(cls, wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
+        """The error of a range."""
+        return cls(
+            f"a batch of one partition has more than {most_bytes >> 20} MiB: lower batch.max-bytes",
+            topic=wanted.topic,
+            partition=wanted.partition,
+        )
+
 
 @dataclass(frozen=True)
 class RangeTask:
@@ -154,7 +163,7 @@ class RangeTask:
     ranges: tuple[FetchRange, ...]
     fetch: Fetch
     plan: DecodePlan
-    most_bytes: int = _MOST_BYTES
+    most_bytes: int = MOST_BYTES
 
     @property
     def columns(self) -> ReducedColumns:
@@ -191,7 +200,7 @@ class RangeTask:
             # What stays in memory: a record with its schema is much more than its row, a compressed one less.
             size += more.nbytes
             if size > self.most_bytes:
-                raise _too_large(wanted, self.most_bytes)
+                raise RangeTooLargeError.of(wanted, self.most_bytes)
         return found
 
 
@@ -223,14 +232,6 @@ def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray
         return np.empty(0, np.uint64)
     whole, counts = np.unique(np.concatenate(found), return_counts=True)
     return whole[counts > 1]
-
-
-def _too_large(wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
-    return RangeTooLargeError(
-        f"a batch of one partition has more than {most_bytes >> 20} MiB: lower batch.max-bytes",
-        topic=wanted.topic,
-        partition=wanted.partition,
-    )
 
 
 # Packing
@@ -271,7 +272,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
     for part in parts:
         step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
         for at in range(0, part.num_rows, step):
-            yield _packed_row(wanted, payload=_stream(part.slice(at, step)), **counts)
+            yield _packed_row(wanted, payload=ipc_stream(part.slice(at, step).combine_chunks()), **counts)
             counts = dict.fromkeys(("records", "bytes", "row_codec_records", "strangers"), 0)
     if not parts:
         yield _packed_row(wanted, **counts)
@@ -282,10 +283,11 @@ def _packed_row(wanted: FetchRange, **values: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{name: row.get(name) for name in _PACKED.names}], schema=_PACKED)
 
 
-def _stream(rows: pa.Table) -> bytes:
+def ipc_stream(rows: pa.Table | pa.RecordBatch) -> bytes:
+    """Rows as an Arrow IPC stream."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, rows.schema) as writer:
-        writer.write_table(rows.combine_chunks())
+        writer.write(rows)
     whole: bytes = out.getvalue().to_pybytes()
     return whole
 
