@@ -14,8 +14,8 @@ from tests.sessions import raw_frame
 from tests.spark.test_append_frame import change, messages, row
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
+from tidesink.sinks.batch.change_log import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
 from tidesink.sinks.batch.frame_reduction import append_frame, summarise
-from tidesink.sinks.batch.modes import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.memory import MemoryTarget

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.serializers import CloudPickleSerializer
@@ -14,7 +14,12 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tests.sessions import raw_table
 from tidesink.events import Message
+from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.decoded_frame import Decode, DecodePlan, DecodeTask
+from tidesink.sinks.batch.records import NO_RULES, ROW_KINDS, EventRules
+from tidesink.sinks.batch.summaries import joined_summaries
+from tidesink.sinks.batch.tasks import RangeTask, unpack
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.typemap.target_schema import ShapeColumn
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -129,3 +134,37 @@ def _value(value: Any, column: ShapeColumn) -> Any:
     if column.spark == "timestamp":
         return _EPOCH + timedelta(microseconds=value)
     return bytes(value) if isinstance(value, bytearray) else value
+
+
+class ReducedHere(NamedTuple):
+    """A range as a task packs it: its rows in the columns of the reduced frame, and what was counted."""
+
+    rows: list[dict[str, Any]]
+    summary: BatchSummary
+
+    @property
+    def to_apply(self) -> list[dict[str, Any]]:
+        """Upserts and deletes."""
+        return [row for row in self.rows if row["_op"] in ROW_KINDS]
+
+
+def reduced_here(plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES) -> ReducedHere:
+    """What the very task that Spark runs makes of messages, in this process; each partition by itself."""
+    topic = messages[0].topic
+    places = sorted({message.partition for message in messages})
+    ranges = tuple(FetchRange(topic, place, 0, 1 << 40) for place in places)
+    parts = [[message for message in messages if message.partition == place] for place in places]
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        yield from raw_table(parts[places.index(wanted.partition)]).to_batches()
+
+    pickle = CloudPickleSerializer()  # a task has its plan so
+    task = pickle.loads(pickle.dumps(RangeTask(ranges, fetch, plan.with_rules(rules))))
+    numbers = pa.RecordBatch.from_pydict({"id": list(range(len(ranges)))})
+    packed = pa.Table.from_batches(list(task([numbers])))
+    rows = [
+        row for one in unpack(packed.select(["payload", "error"]).to_batches()) for row in one.to_pylist()
+    ]
+    heads = packed["summary"].to_pylist()
+    summaries = [pickle.loads(head) for head in heads if head is not None]
+    return ReducedHere(rows, joined_summaries(summaries))

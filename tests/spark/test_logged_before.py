@@ -25,9 +25,9 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.batch.change_log import OP, log_shape
 from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.batch.frame_reduction import append_frame, summarise
-from tidesink.sinks.batch.modes import OP, log_shape
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import TableShape
 

@@ -15,9 +15,10 @@ from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.vectors import vectors_dir
 from tidesink.config import TableConfig
 from tidesink.events import ChangeEvent, Message, Op, TableId
+from tidesink.sinks.batch.change_log import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
 from tidesink.sinks.batch.decoded_frame import POSITION
 from tidesink.sinks.batch.frame_reduction import rows_to_write, staged_frame
-from tidesink.sinks.batch.modes import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE, row_shape
+from tidesink.sinks.batch.modes import row_shape
 from tidesink.sinks.batch.projection_frames import LaidOutColumns, stamped
 from tidesink.typemap.projection import laid_out
 

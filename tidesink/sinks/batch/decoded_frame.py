@@ -52,6 +52,8 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.events import SOURCE_SEPARATOR, Op
+from tidesink.sinks.batch.change_log import log_shape
+from tidesink.sinks.batch.filtering import RowFilterRule
 from tidesink.sinks.batch.records import (
     DELETE,
     MESSAGE,
@@ -64,7 +66,7 @@ from tidesink.sinks.batch.records import (
     RecordDecoder,
     decoded_records,
 )
-from tidesink.sinks.batch.reduce import row_keys
+from tidesink.sinks.batch.reduce import WARNING, row_keys
 from tidesink.sinks.batch.target_rows import OutputRows, TargetRows
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.typemap.target_schema import TableShape
@@ -132,7 +134,9 @@ class DecodePlan:
 
     ``logs``: the frame has the old row, and what happened to it, besides. ``positions``: it has where a
     change stands at its source. ``rules``: what a batch asks of its events besides. ``output``: the rows that
-    tasks give as the target has them; None: as they are. A frame is projected by whoever asks for it.
+    tasks give as the target has them; None: as they are. ``row_filter``: rows that do not satisfy it are
+    deletes. ``ignores_nulls``: a null leaves the stored value, as one that was not sent. Tasks do these
+    three; a frame is projected and filtered by whoever asks for it.
     """
 
     rows: TargetRows
@@ -143,11 +147,19 @@ class DecodePlan:
     positions: bool = False
     rules: EventRules = NO_RULES
     output: OutputRows | None = None
+    row_filter: RowFilterRule | None = None
+    ignores_nulls: bool = False
+
+    @property
+    def target_rows(self) -> OutputRows:
+        """What makes the target's rows of the shape's."""
+        return self.output or OutputRows(self.shape)
 
     @property
     def target_shape(self) -> TableShape:
         """The shape of the rows that tasks give."""
-        return self.shape if self.output is None else self.output.shape
+        shape = self.target_rows.shape
+        return log_shape(shape) if self.logs else shape
 
     @property
     def shape(self) -> TableShape:
@@ -166,11 +178,6 @@ class DecodePlan:
             return frozenset()
         columns = (column for column in self.shape.columns if not column.key)
         return frozenset(column.name for column in columns if column.spark in ("string", "binary"))
-
-    @property
-    def reduces_in_tasks(self) -> bool:
-        """Whether the tasks that decode can reduce too: rows by their keys, and no warnings about them."""
-        return bool(self.rows.keys) and not self.logs and not self.decoder.warns
 
     def with_shape(self, shape: TableShape) -> DecodePlan:
         """The plan, whose rows are put into another shape of the same columns."""
@@ -320,7 +327,7 @@ def _changes(table: ChangeTable, plan: DecodePlan) -> dict[str, Any]:
         "_index": whole["index"].combine_chunks(),
         "_kind": kinds,
         "_commit_ts": whole["commit_ts"].combine_chunks(),
-        "_reason": plan.decoder.warnings(table),
+        "_reason": whole[WARNING].combine_chunks() if WARNING in whole.column_names else None,
         "_zero_dates": _where(written, rows.spelt(whole["zero_dates"].combine_chunks())),
         "key": key,
         "old_key": old_key,

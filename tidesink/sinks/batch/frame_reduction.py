@@ -47,6 +47,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tidesink.sinks.batch.change_log import (
+    COMMIT_TS,
+    IMAGES_AN_EVENT,
+    INDEX,
+    OFFSET,
+    OP,
+    PARTITION,
+    PREIMAGE,
+    UNAVAILABLE,
+    WORDS,
+    log_shape,
+)
 from tidesink.sinks.batch.counts import (
     SUMS,
     BadRecord,
@@ -60,18 +72,6 @@ from tidesink.sinks.batch.counts import (
     least,
 )
 from tidesink.sinks.batch.decoded_frame import POSITION
-from tidesink.sinks.batch.modes import (
-    COMMIT_TS,
-    IMAGES_AN_EVENT,
-    INDEX,
-    OFFSET,
-    OP,
-    PARTITION,
-    PREIMAGE,
-    UNAVAILABLE,
-    WORDS,
-    log_shape,
-)
 from tidesink.sinks.batch.records import (
     BAD,
     COUNTED_KINDS,

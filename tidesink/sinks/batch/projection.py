@@ -83,16 +83,14 @@ class LaidOutDecoding(DecodingAround):
         return LaidOutColumns(inner, laid, found.layout, self._session)
 
     def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """The tasks of the decoding inside, whose rows are laid out; None where Spark looks at each row."""
+        """The tasks of the decoding inside, whose rows are filtered and laid out."""
         from tidesink.sinks.batch.projection_frames import LaidOutColumns
 
-        if self._layout.row_filter is not None or self._layout.ignore_nulls:
-            return None
         task, laid = self._decoding.range_task(ranges, fetch), self.columns()
         if task is None:
             return None
         assert isinstance(laid, LaidOutColumns)  # noqa: S101  (``_plan_around`` makes it)
-        return replace(task, plan=task.plan.with_output(laid.output))
+        return replace(task, plan=laid.laid_out(task.plan))
 
     def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
         """As the decoding inside; what is left out then goes by the DDL that was read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -13,15 +14,24 @@ from pyspark.sql.types import BooleanType
 
 from tidesink.config.models import Destination
 from tidesink.errors import ConfigError, FilterError
-from tidesink.sinks.batch.decoded_frame import POSITION, Decode
+from tidesink.sinks.batch.change_log import OP
+from tidesink.sinks.batch.decoded_frame import POSITION, Decode, DecodePlan
+from tidesink.sinks.batch.filtering import RowFilterRule
 from tidesink.sinks.batch.frame_reduction import null
-from tidesink.sinks.batch.modes import OP, routed_shape
+from tidesink.sinks.batch.modes import routed_shape
 from tidesink.sinks.batch.records import BAD, DELETE, NO_RULES, UPSERT, EventRules
 from tidesink.sinks.batch.schema_changes import SchemaDecision
 from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.schema_sources.base import ColumnsAround
 from tidesink.typemap.projection import LaidOut, Layout, RowFilter
-from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, metadata_columns, quoted
+from tidesink.typemap.target_schema import (
+    MetadataKind,
+    ShapeColumn,
+    TableShape,
+    columns_ddl,
+    metadata_columns,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,10 +75,14 @@ class LaidOutColumns(ColumnsAround):
         """The target's shape."""
         return self._found.shape
 
-    @property
-    def output(self) -> OutputRows:
-        """The same for the tasks of a range: rows in the target's columns."""
-        return OutputRows(self._found.shape, self._found.sources, op=self._metadata.get("op"))
+    def laid_out(self, plan: DecodePlan) -> DecodePlan:
+        """The same for the tasks of a range: rows in the target's columns, and those that satisfy alone."""
+        return replace(
+            plan,
+            output=OutputRows(self._found.shape, self._found.sources, op=self._metadata.get("op")),
+            row_filter=None if self._filter is None else filter_rule(self._filter, plan.shape),
+            ignores_nulls=self._ignores_nulls,
+        )
 
     @property
     def keeps_values(self) -> bool:
@@ -192,6 +206,18 @@ def check_condition(row_filter: RowFilter, shape: TableShape, session: SparkSess
             f"filter: {row_filter.text!r} is a value of type {found.simpleString()} and no condition",
             table=str(shape.table),
         )
+
+
+def filter_rule(row_filter: RowFilter, shape: TableShape) -> RowFilterRule:
+    """A filter over rows of a shape, as the tasks of a range apply it."""
+    named = {shape.by_name[name.lower()].name for name in row_filter.columns}
+    columns = tuple(column for column in shape.columns if column.name in named)
+    return RowFilterRule(
+        row_filter.text,
+        _tried(condition(row_filter, shape)),
+        tuple(column.name for column in columns),
+        columns_ddl(columns),
+    )
 
 
 def _tried(text: str) -> str:

@@ -25,7 +25,7 @@ from tidesink.errors import (
     ValueOutOfRangeError,
 )
 from tidesink.events import DdlEvent, Op, TableId, WatermarkEvent
-from tidesink.sinks.batch.reduce import named_rows
+from tidesink.sinks.batch.reduce import WARNING, named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
 
 Flags = npt.NDArray[np.bool_]
@@ -315,7 +315,7 @@ def _take(
         sound, bad = validation.of(table)
         whole.others += bad
         if sound is not None:
-            whole.tables.append(sound)
+            whole.tables.append(validation.with_warnings(sound))
     silent[[fault.record for fault in decoded.faults]] = False
     for record, event in zip(decoded.event_records, decoded.events, strict=True):
         silent[record] = False
@@ -417,6 +417,14 @@ class _Validation:
         bad = [self.places.bad(*places[at], error) for at, error in sorted(wrong.items(), key=_first)]
         rows = changes.rows.filter(pa.array(sound))
         return (replace(changes, rows=rows) if rows.num_rows else None), bad
+
+    def with_warnings(self, changes: ChangeTable) -> ChangeTable:
+        """The rows, with what the decoder warns about where it does at all."""
+        if not self._decoder.warns:
+            return changes
+        found = self._decoder.warnings(changes)
+        column = pa.nulls(changes.rows.num_rows, pa.string()) if found is None else found
+        return replace(changes, rows=changes.rows.append_column(WARNING, column))
 
     def _refusal(self, changes: ChangeTable) -> TidesinkError | None:
         if changes.table == self._decoder.table:

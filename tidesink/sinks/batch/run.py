@@ -246,8 +246,8 @@ class Batch:
 
     def _range_task(self, plan: BatchPlan) -> RangeTask | None:
         """The batch as tasks that fetch, decode and reduce in Arrow; None where that is not built yet."""
-        settings, fetch = self._settings, self._reader.fetch
-        if fetch is None or settings.mode == "append":
+        fetch = self._reader.fetch
+        if fetch is None:
             return None
         task = self._decoding.range_task(plan.ranges, fetch)
         return None if task is None else task.of_batch(plan.found.topic_id, self._rules())

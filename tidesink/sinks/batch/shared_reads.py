@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.codecs.canal_json.topic import TableNames
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import KafkaSource, raise_first
-from tidesink.sinks.batch.tasks import MOST_BYTES
+from tidesink.sinks.batch.tasks import MOST_BYTES, Work
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     Ends,
@@ -43,7 +43,6 @@ from tidesink.sinks.spark.record_frames import (
     KEPT_DDL,
     SplitByTable,
     StoredRanges,
-    Work,
     full_name,
     table_of,
 )

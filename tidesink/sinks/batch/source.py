@@ -20,17 +20,17 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.batch import messages
 from tidesink.events import Message
-from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
+from tidesink.sinks.batch.filtering import CHUNK
 from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.batch.summaries import joined_summaries
-from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, mixed_hashes, unpack
+from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes, unpack
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import raised_task_errors
 from tidesink.sinks.spark.record_frames import (
     ANSWER_DDL,
     Question,
-    Work,
     opened,
     opened_frame,
     over_ranges,
@@ -255,13 +255,13 @@ def reduced_ranges(
 ) -> RangeFrame:
     """Run a task over its ranges. ``reader`` gives their records; None: the task fetches them.
 
+    ``records``: what the task is given; None: the numbers of its ranges.
     ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
 
     Raises:
         TidesinkError: what a task raised, with its class.
     """
-    found = reader or KafkaSource(task.fetch)
-    packed = found.over(session, task.ranges, task.packed, PACKED_DDL)
+    packed = _packed(session, task, reader or KafkaSource(task.fetch))
     # A lazy checkpoint: the job that collects the heads stores the payloads, as with a cached frame.
     stored = packed.localCheckpoint(eager=False) if checkpoint else packed.persist(_LEVEL)
     try:
@@ -273,11 +273,21 @@ def reduced_ranges(
         with suppress(Exception):
             release_stored(stored)
         raise
-    records, size, left, strangers = (
+    read, size, left, strangers = (
         sum(head[name] or 0 for head in heads)
         for name in ("records", "bytes", "row_codec_records", "strangers")
     )
-    return RangeFrame(frame, stored, KafkaRead(records, size, strangers), summary, left)
+    return RangeFrame(frame, stored, KafkaRead(read, size, strangers), summary, left)
+
+
+def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
+    """The payloads of a task, whose filter Spark applies between two parts of it, in one stage."""
+    rule = task.plan.row_filter
+    if rule is None:
+        return reader.over(session, task.ranges, task.packed, PACKED_DDL)
+    verdict = F.expr(rule.expression).alias("verdict")
+    chunks = reader.over(session, task.ranges, task.chunks, rule.chunks_ddl)
+    return chunks.select(CHUNK, verdict).mapInArrow(task.filtered, PACKED_DDL)
 
 
 def release_stored(stored: DataFrame) -> None:
@@ -348,8 +358,20 @@ def _last_of_all(
         **counts.asDict(),
         superseded=summary.superseded + summary.applied - applied,
         zero_dates=_zero_dates(rows, summary.zero_dates),
+        **_doubts(rows, summary),
     )
     return rows.unionByName(frame.where(F.col("key").isNull())), counted
+
+
+def _doubts(rows: DataFrame, of_ranges: BatchSummary) -> dict[str, Any]:
+    if not of_ranges.doubted:
+        return {}
+    reason = F.col("_detail").getField("reason")
+    doubted = rows.where(reason.isNotNull() & ~F.col("_half")).groupBy("_topic", "_partition")
+    first = F.min(F.struct(F.col("_offset").alias("offset"), reason.alias("reason"))).alias("first")
+    found = doubted.agg(F.count("*").alias("count"), first).collect()
+    doubts = (Doubt(Place(row["_topic"], row["_partition"]), *row["first"]) for row in found)
+    return {"doubted": sum(row["count"] for row in found), "doubts": tuple(doubts)}
 
 
 def _zero_dates(rows: DataFrame, of_ranges: Mapping[str, int]) -> dict[str, int]:

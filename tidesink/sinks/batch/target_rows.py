@@ -6,7 +6,7 @@ earlier one had it: it was dropped. What a writer has beyond the shape is looked
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -132,21 +132,24 @@ class TargetRows:
         arrays = [_as_type(keys.field(column.name), column) for column in columns]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns))
 
-    def row(self, changes: ChangeTable, rows: pa.StructArray) -> pa.StructArray:
-        """Rows of one writer's schema in the shape's columns; null where the row is.
+    def row(
+        self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
+    ) -> pa.StructArray:
+        """Rows of one writer's schema in the shape's columns, or in ``names`` of them; null where the row is.
 
         Raises:
             SchemaMismatchError: a column's type does not fit into the shape's.
         """
         sources = self._sources([member.name for member in rows.type])
         dropped = self.dropped(changes)
+        columns = tuple(one for one in self.shape.columns if names is None or one.name in names)
         arrays = []
-        for column in self.shape.columns:
+        for column in columns:
             if column.name in sources:
                 arrays.append(_as_type(pc.struct_field(rows, [sources[column.name]]), column))
             else:
                 arrays.append(self._missing(column, len(rows), dropped))
-        return pa.StructArray.from_arrays(arrays, fields=_fields(self.shape.columns), mask=rows.is_null())
+        return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
 
     def spelt(self, lists: pa.ListArray) -> pa.ListArray:
         """Lists of names of a writer's columns by the shape's names; those that it lacks are left out."""
@@ -189,6 +192,12 @@ class OutputRows:
     shape: TableShape
     sources: Mapping[str, str] | None = None
     op: str | None = None
+
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        """The target's columns that hold values of the source's, beside the key's."""
+        others = (column.name for column in self.shape.columns if not column.key)
+        return tuple(name for name in others if self.sources is None or name in self.sources)
 
     def key(self, keys: pa.StructArray) -> pa.StructArray:
         """Keys in the target's columns."""

@@ -15,6 +15,8 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -24,8 +26,10 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
+from tidesink.sinks.batch.change_log import INDEX, log_rows
 from tidesink.sinks.batch.counts import Place
 from tidesink.sinks.batch.decoded_frame import POSITION, DecodePlan, source_texts, wire_ops
+from tidesink.sinks.batch.filtering import Verdicts, decoded_chunk, verdicts_of
 from tidesink.sinks.batch.records import (
     COUNTED_KINDS,
     DELETE,
@@ -36,15 +40,25 @@ from tidesink.sinks.batch.records import (
     OtherRecord,
     decoded_records,
 )
-from tidesink.sinks.batch.reduce import Order, ReducedTable, key_hashes, reduce_tables
+from tidesink.sinks.batch.reduce import (
+    WARNING,
+    Order,
+    ReducedTable,
+    Reduction,
+    key_hashes,
+    name_lists,
+    reduce_tables,
+)
 from tidesink.sinks.batch.summaries import range_summary, truncated
-from tidesink.sinks.batch.target_rows import OutputRows, TargetRows, key_type, row_type
+from tidesink.sinks.batch.target_rows import TargetRows, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.targets.base import SEQUENCE_DDL
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
+# Makes rows of a range and its records; travels to the tasks by pickle.
+Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, strangers bigint, "
     "hashes binary, summary binary, payload binary, error binary"
@@ -101,7 +115,7 @@ class ReducedColumns:
     """
 
     def __init__(self, plan: DecodePlan) -> None:
-        self._keeps_values = plan.keeps_values
+        self._keeps_values = (plan.keeps_values or plan.ignores_nulls) and not plan.logs
         self._sequenced = plan.rules.sequenced
         self._positions = plan.positions
         self._shape = plan.target_shape
@@ -155,7 +169,7 @@ class RangeTooLargeError(ConfigError):
 
 @dataclass(frozen=True)
 class RangeTask:
-    """Fetch, decode, reduce and pack ranges. A task is given the numbers of its ranges.
+    """Decode, reduce and pack ranges, each with the records that it is given.
 
     ``most_bytes``: of one range, decoded.
     """
@@ -175,33 +189,52 @@ class RangeTask:
         ranges = tuple(one._replace(topic_id=topic_id) for one in self.ranges)
         return replace(self, ranges=ranges, plan=self.plan.with_rules(rules))
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The payloads of the ranges whose numbers the batches hold."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                wanted = self.ranges[number]
-                yield from self.packed(wanted, self.fetch(wanted))
+    def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What a range holds as rows for the plan's filter, before ``filtered``."""
+        plan = self.plan
+        assert plan.row_filter is not None  # noqa: S101  (asked for where there is one)
+        # A range without a record is a chunk too: it is counted.
+        found = chain([DecodedRecords()], self._decoded(wanted, records))
+        for chunk in _with_error(wanted, found):
+            yield decoded_chunk(wanted, chunk, plan.row_filter, plan.rows)
+
+    def filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The payloads of the chunks, by what Spark says of their rows."""
+        for wanted, chunks in groupby(verdicts_of(batches), attrgetter("wanted")):
+            yield from self._payloads(wanted, map(self._applied, chunks))
+
+    def _applied(self, verdicts: Verdicts) -> DecodedRecords:
+        """A chunk with the filter applied; raises the error that it is."""
+        assert self.plan.row_filter is not None  # noqa: S101  (asked for where there is one)
+        if isinstance(verdicts.chunk, TidesinkError):
+            raise verdicts.chunk
+        return self.plan.row_filter.applied(verdicts.chunk, verdicts.said, self.plan.rows)
 
     def packed(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of one range. An error of ours is one payload with it, so that it keeps its class."""
+        yield from self._payloads(wanted, self._decoded(wanted, records))
+
+    def _payloads(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[pa.RecordBatch]:
         try:
-            yield from _pack(wanted, self._decoded(wanted, records), self.plan)
+            whole = DecodedRecords()
+            for more in found:
+                whole.add(more)
+            yield from _pack(wanted, whole, self.plan)
         except TidesinkError as error:
             yield _packed_row(wanted, error=pickle.dumps(error))
         except Exception as error:
-            place = f"{wanted.topic}[{wanted.partition}] from offset {wanted.start} to {wanted.end}"
-            raise RuntimeError(f"a task failed at {place}") from error
+            raise _failed(wanted) from error
 
-    def _decoded(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> DecodedRecords:
-        found, size = DecodedRecords(), 0
+    def _decoded(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[DecodedRecords]:
+        """What the records of a range hold, batch by batch."""
+        plan, size = self.plan, 0
         for batch in records:
-            more = decoded_records(batch, self.plan.decoder, self.plan.rows, rules=self.plan.rules)
-            found.add(more)
+            more = decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules)
             # What stays in memory: a record with its schema is much more than its row, a compressed one less.
             size += more.nbytes
             if size > self.most_bytes:
                 raise RangeTooLargeError.of(wanted, self.most_bytes)
-        return found
+            yield more
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -234,25 +267,33 @@ def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray
     return whole[counts > 1]
 
 
+def _with_error(
+    wanted: FetchRange, found: Iterable[DecodedRecords]
+) -> Iterator[DecodedRecords | TidesinkError]:
+    """What was found, with an error of ours as the last."""
+    try:
+        yield from found
+    except TidesinkError as error:
+        yield error
+    except Exception as error:
+        raise _failed(wanted) from error
+
+
+def _failed(wanted: FetchRange) -> RuntimeError:
+    place = f"{wanted.topic}[{wanted.partition}] from offset {wanted.start} to {wanted.end}"
+    return RuntimeError(f"a task failed at {place}")
+
+
 # Packing
 
 
 def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterator[pa.RecordBatch]:
     """The payloads of a range; the first has its counts, also where there is nothing else."""
-    rows, old_keys = plan.rows, plan.decoder.old_keys
     joined = joined_tables(found.tables)
-    order: Order = "commit_ts" if plan.rules.sequenced else "kafka"
-    reduction = reduce_tables(
-        joined,
-        rows.keys,
-        order=order,
-        versions=plan.rules.versions,
-        convert=rows.key_values,
-        old_keys=old_keys,
-    )
     columns = ReducedColumns(plan)
-    parts = [_reduced_rows(one, plan, columns) for one in reduction.tables]
-    truncates = truncated(joined)
+    # In a log an event that empties the table is a row.
+    truncates = [] if plan.logs else truncated(joined)
+    reduction, parts = (_logged if plan.logs else _reduced)(joined, plan, columns)
     place = Place(wanted.topic, wanted.partition)
     summary = range_summary(place, found, truncates, reduction, parts, plan.target_shape)
     # What is unplanned is decoded again: the summary says all that is asked about it.
@@ -312,11 +353,92 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
     return same and one.rows.schema.equals(other.rows.schema)
 
 
+def _reduced(
+    tables: Sequence[ChangeTable], plan: DecodePlan, columns: ReducedColumns
+) -> tuple[Reduction, list[pa.Table]]:
+    """One row a key."""
+    rows = plan.rows
+    if plan.ignores_nulls:
+        tables = joined_tables([_without_nulls(one, plan) for one in tables])
+    order: Order = "commit_ts" if plan.rules.sequenced else "kafka"
+    reduction = reduce_tables(
+        tables,
+        rows.keys,
+        order=order,
+        versions=plan.rules.versions,
+        convert=rows.key_values,
+        old_keys=plan.decoder.old_keys,
+    )
+    return reduction, [_reduced_rows(one, plan, columns) for one in reduction.tables]
+
+
+def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
+    """The changes in the shape's columns, of which those that are null count as not sent."""
+    after = plan.rows.row(changes, changes.rows["after"].combine_chunks())
+    output = plan.target_rows
+    names = [(output.sources or {}).get(name, name) for name in output.value_names]
+    flags = np.zeros((len(after), len(names)), np.bool_)
+    for at, name in enumerate(names):
+        flags[:, at] = pc.struct_field(after, [name]).is_null().to_numpy(zero_copy_only=False)
+    flags[after.is_null().to_numpy(zero_copy_only=False)] = False
+    found = {"after": after, "unavailable": name_lists(flags, names)}
+    rows = changes.rows
+    for name, column in found.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    return replace(changes, rows=rows)
+
+
+def _logged(
+    tables: Sequence[ChangeTable], plan: DecodePlan, columns: ReducedColumns
+) -> tuple[Reduction, list[pa.Table]]:
+    """Each image of each event, in Kafka's order."""
+    parts = [_log_rows(one, plan, columns) for one in tables]
+    rows = pa.concat_tables(parts) if parts else columns.schema.empty_table()
+    if len(parts) > 1:
+        numbers = pc.struct_field(rows["key"].combine_chunks(), [INDEX]).to_numpy()
+        rows = rows.take(np.lexsort((numbers, rows["_offset"].to_numpy())))
+    halves = int(pc.sum(rows["_half"]).as_py() or 0)
+    events = sum(one.rows.num_rows for one in tables)
+    reduction = Reduction((), events=events, upserts=rows.num_rows, deletes=0, halves=halves)
+    return reduction, [rows] if rows.num_rows else []
+
+
+def _log_rows(table: ChangeTable, plan: DecodePlan, columns: ReducedColumns) -> pa.Table:
+    found = log_rows(table, plan.rows, plan.decoder, plan.target_rows, keeps_values=plan.keeps_values)
+    event = table.rows.take(found.events)
+    rows = {
+        "_op": pa.repeat(pa.scalar(UPSERT), len(found.old)),
+        "key": found.key,
+        "after": found.after,
+        **_origin(event),
+        "_half": found.old,
+        "_zero_dates": found.zero_dates,
+        "_detail": _warnings(event),
+        **({POSITION: source_texts(event["source"].combine_chunks())} if plan.positions else {}),
+    }
+    return pa.table(rows, schema=columns.schema)
+
+
+def _origin(rows: pa.Table) -> dict[str, Any]:
+    """Where the events of rows come from."""
+    names = ("partition", "offset", "commit_ts")
+    return {"_topic": rows["topic"].cast(pa.string()), **{f"_{name}": rows[name] for name in names}}
+
+
+def _warnings(rows: pa.Table) -> pa.Array:
+    """What there is to say of rows that are applied: a warning, null where there is none."""
+    if WARNING not in rows.column_names:
+        return pa.nulls(rows.num_rows, _DETAIL)
+    reasons = rows[WARNING].combine_chunks()
+    others = {one.name: pa.nulls(len(reasons), one.type) for one in _DETAIL}
+    arrays = [reasons if name == "reason" else column for name, column in others.items()]
+    return pa.StructArray.from_arrays(arrays, fields=list(_DETAIL), mask=reasons.is_null())
+
+
 def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns) -> pa.Table:
     """Rows to apply as the reduced frame has them, without any counts."""
-    rows, count = plan.rows, table.rows.num_rows
+    rows, output = plan.rows, plan.target_rows
     deleted = table.rows["deleted"].combine_chunks()
-    output = plan.output or OutputRows(plan.shape)
     key, after = rows.key(table.rows["key"].combine_chunks()), table.rows["row"].combine_chunks()
     after = rows.row(table.source, after)
     if plan.output is not None:
@@ -325,15 +447,12 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns
         "_op": pc.if_else(deleted, pa.scalar(DELETE), pa.scalar(UPSERT)),
         "key": key,
         "after": after,
-        "_topic": table.rows["topic"].cast(pa.string()),
-        "_partition": table.rows["partition"],
-        "_offset": table.rows["offset"],
-        "_commit_ts": table.rows["commit_ts"],
+        **_origin(table.rows),
         "_half": table.rows["half"],
         "_zero_dates": output.names(_zero_dates(table, rows, deleted)),
-        "_detail": pa.nulls(count, _DETAIL),
+        "_detail": _warnings(table.rows),
     }
-    if plan.keeps_values:
+    if plan.keeps_values or plan.ignores_nulls:
         found["_kept"] = output.names(_unavailable(table, rows))
         found["_after_delete"] = table.rows["after_delete"].combine_chunks()
     if plan.rules.sequenced:

@@ -73,12 +73,9 @@ class PlannedDecoding:
         return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
 
     def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """Tasks for the ranges; None for a plan whose frame has more than rows to reduce."""
-        plan = self.columns()
-        if not plan.reduces_in_tasks:
-            return None
+        """Tasks for the ranges."""
         wanted = tuple(FetchRange(*part) for part in ranges if part.records)
-        return RangeTask(wanted, fetch, plan)
+        return RangeTask(wanted, fetch, self.columns())
 
     def columns(self) -> DecodePlan:
         """The plan over all that is known.

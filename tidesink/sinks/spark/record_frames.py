@@ -21,7 +21,7 @@ from tidesink.codecs.compression import decompressed
 from tidesink.errors import FramingError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.records import record_bytes
-from tidesink.sinks.batch.tasks import RangeTooLargeError, ipc_stream
+from tidesink.sinks.batch.tasks import RangeTooLargeError, Work, ipc_stream
 from tidesink.sinks.kafka.fetch import HEADERS, FetchRange
 from tidesink.sinks.spark.errors import Reporting
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tidesink.sinks.kafka.offsets import OffsetRange
 
 
-# What a task makes of a range and its records; travels to the tasks by pickle.
-Work = Callable[[FetchRange, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 RECORD_DDL: Final = (
     "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary"
 )
@@ -97,7 +95,7 @@ class Question:
     ask: Callable[[Iterator[pa.RecordBatch]], Any]
     opens_up_to: int | None = None
 
-    def __call__(self, _wanted: FetchRange, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, _wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The answer, pickled."""
         answer = pickle.dumps(self.ask(opened(records, self.opens_up_to)))
         yield pa.record_batch({"answer": pa.array([answer], pa.binary())})
@@ -254,7 +252,7 @@ class SplitByTable:
     names: TableNames
     most_bytes: int
 
-    def __call__(self, wanted: FetchRange, records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of one range."""
         size = 0
         try:
