@@ -10,8 +10,8 @@ import pytest
 from tests.decoded_batches import as_records
 from tests.unit.told_bed import ToldDdl
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.canal_json.topic import SharedTopic
 from tidesink.events import Message, TableId
-from tidesink.sinks.plans.canal_json import SharedTopic
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 
 if TYPE_CHECKING:

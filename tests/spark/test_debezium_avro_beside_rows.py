@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.decoded_batches import as_records
 from tests.full import FULL
 from tests.golden.vectors import Record, VectorFolder, find_folders
-from tests.sessions import raw_frame
 from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import decode_here, reduced_here
-from tests.surroundings import no_fetch, surroundings
+from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.codecs import open_codec
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
@@ -23,12 +22,12 @@ from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import Place
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema
 from tidesink.sinks.schema_sources.open import open_decoding
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = FULL
 
@@ -97,18 +96,6 @@ def test_records_under_a_glue_header_are_bad_with_the_framing_and_the_remedy(
         assert "AvroConverter in place of AWS's" in str(row.reason)
 
 
-class _Held(KafkaSource):
-    """A source that holds its records itself."""
-
-    def __init__(self, *messages: Message) -> None:
-        super().__init__(no_fetch)
-        self._messages = list(messages)
-
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        assert ranges
-        return raw_frame(session, self._messages)
-
-
 @pytest.mark.parametrize(
     ("protocol", "remedy"),
     [("flat-avro", "tidesink decode and open_codec"), ("debezium-avro", "AvroConverter in place of AWS's")],
@@ -119,7 +106,7 @@ def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
     config = right(FLAT_AVRO)
     config = config.model_copy(update={"source": config.source.model_copy(update={"protocol": protocol})})
     glue = b"\3\0" + bytes(16) + b"payload"
-    held = _Held(Message("shop_orders", 0, 0, glue, glue))
+    held = KafkaSource(lambda _: iter([as_records([Message("shop_orders", 0, 0, glue, glue)])]))
     around = replace(surroundings(config, spark, tmp_path, registry=MemorySchemaRegistry()), source=held)
     found = TopicOffsets("shop_orders", "an id", {0: PartitionOffsets(0, 1)})
     decoding = open_decoding(around, "shop_orders", TableId("shop", "orders"), session=spark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
 
 RANGES = (OffsetRange("t", 0, 0, 9),)
 _SESSION = cast("Any", None)
+TABLES = cast("Any", SimpleNamespace(known=lambda: ()))
 
 
 class _Silent(KafkaSource):
@@ -26,7 +28,7 @@ class _Silent(KafkaSource):
         self.asked = 0
         self.begun, self.gives_up = threading.Event(), threading.Event()
 
-    def frame(self, _session: Any, _ranges: Any) -> Any:
+    def over(self, *_asked: Any) -> Any:
         self.asked += 1
         self.begun.set()
         assert self.gives_up.wait(240)
@@ -44,14 +46,14 @@ class _Asking(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._kept.records(_SESSION)
+            self._kept.frame(_SESSION)
         except SourceUnavailableError as exc:
             self.heard = exc
 
 
 def test_a_read_that_fails_fails_for_all_who_waited() -> None:
     source = _Silent()
-    kept = KeptRead(source, cast("Any", None), RANGES, RecordSize())
+    kept = KeptRead(source, TABLES, RANGES, "topic id", RecordSize())
     kept._lock = lock = cast("Any", WatchedLock())
     first = _Asking(kept)
     assert source.begun.wait(240)
@@ -64,5 +66,5 @@ def test_a_read_that_fails_fails_for_all_who_waited() -> None:
     assert source.asked == 1
     assert all(isinstance(thread.heard, SourceUnavailableError) for thread in (first, *others))
     with pytest.raises(SourceUnavailableError):
-        kept.records(_SESSION)
+        kept.frame(_SESSION)
     assert source.asked == 2

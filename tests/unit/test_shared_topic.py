@@ -10,12 +10,13 @@ import pytest
 
 from tests.decoded_batches import as_records
 from tests.unit.canal_messages import row_bytes
+from tidesink.codecs.canal_json.topic import SharedTopic
 from tidesink.codecs.compression import compressed
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch.tasks import RangeTask, unpack
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
-from tidesink.sinks.plans.canal_json import CanalJsonDecoder, SharedTopic, canal_json_plan
+from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 
 SCHEMA = parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY, v VARCHAR(9))")
 WANTED = FetchRange("cdc", 0, 0, 100)

@@ -36,6 +36,7 @@ from tidesink.sinks.kafka.dead_letters import (
     read_records,
     write_letters,
 )
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting
 from tidesink.sinks.spark.record_frames import RECORD_DDL
@@ -46,6 +47,7 @@ from tidesink.sinks.worker.context import WorkerContext
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from tidesink.sinks.batch.tasks import Work
     from tidesink.sinks.schema_sources.base import Apart
 
 
@@ -354,6 +356,10 @@ class LetterReader:
     def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
         """The records in ranges, as Kafka has them."""
         return self._source.frame(session, ranges)
+
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """As ``KafkaSource.over``."""
+        return self._source.over(session, ranges, work, ddl)
 
     def letters(self, session: SparkSession, apart: Apart | None) -> DataFrame:
         """The letters alone, without those that name another table."""

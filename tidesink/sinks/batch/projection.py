@@ -22,7 +22,7 @@ from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.kafka.offsets import TopicOffsets
@@ -124,9 +124,9 @@ class LaidOutDecoding(DecodingAround):
         changed = super().learn(missed)
         return self._projects_again() or changed
 
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+    def take_ddl(self, missed: Missed) -> bool:
         """As the decoding inside; the plan is another one, too, where DDL changes what is left out."""
-        changed = super().take_ddl(reduced, missed)
+        changed = super().take_ddl(missed)
         return self._projects_again() or changed
 
     def _projects_again(self) -> bool:

@@ -265,8 +265,7 @@ def decoded_records(
     usable, strangers = decoder.usable(records), decoder.strangers(records)
     if usable is not None and not usable.all():
         records = records.filter(pa.array(usable))
-    size = sum(_bytes(records.column(name)) for name in ("key", "value"))
-    whole = DecodedRecords(records=records.num_rows, bytes=size, strangers=strangers)
+    whole = DecodedRecords(records=records.num_rows, bytes=record_bytes(records), strangers=strangers)
     places = _Places(records, decoder)
     known = np.ones(records.num_rows, np.bool_)
     for one in decoder.unplanned(records):
@@ -464,5 +463,7 @@ def _places(changes: ChangeTable) -> Iterator[tuple[int, int]]:
     return zip(changes.rows["record"].to_pylist(), changes.rows["index"].to_pylist(), strict=True)
 
 
-def _bytes(column: pa.Array) -> int:
-    return int(pc.sum(pc.binary_length(column)).as_py() or 0)
+def record_bytes(records: pa.RecordBatch) -> int:
+    """Bytes of keys and values."""
+    lengths = (pc.binary_length(records.column(name)) for name in ("key", "value"))
+    return sum(int(pc.sum(one).as_py() or 0) for one in lengths)

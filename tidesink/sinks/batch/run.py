@@ -244,7 +244,7 @@ class Batch:
         task = task.of_batch(plan.found.topic_id, self._rules())
         checkpoint = self._context.target.capabilities.rereads
         with self._step("read"):
-            found = reduced_ranges(self._session, task, checkpoint=checkpoint)
+            found = reduced_ranges(self._session, task, self._reader, checkpoint=checkpoint)
         reduction = Reduction(plan, found)
         with _released_on_error(reduction.release):
             for done in ("decoded", "reduced"):  # by the same tasks
@@ -275,7 +275,7 @@ class Batch:
             return True
         if reduction.summary.unplanned or reduction.summary.bad:
             return self._learnt(missed)
-        return bool(reduction.summary.filtered) and self._decoding.take_ddl(reduction.frame, missed)
+        return bool(reduction.summary.ddl) and self._decoding.take_ddl(missed)
 
     def _learnt(self, missed: Missed) -> bool:
         if self._decoding.learn(missed):

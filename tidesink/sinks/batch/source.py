@@ -7,24 +7,36 @@ hashes of keys and errors, a row for each payload.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+import pyarrow as pa
 import structlog
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tidesink.codecs.batch import messages
+from tidesink.events import Message
 from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
 from tidesink.sinks.batch.filtering import CHUNK
 from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.batch.summaries import joined_summaries
-from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, mixed_hashes, unpack
+from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes, unpack
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import raised_task_errors
-from tidesink.sinks.spark.record_frames import opened_frame, record_frame
+from tidesink.sinks.spark.record_frames import (
+    ANSWER_DDL,
+    Question,
+    opened,
+    opened_frame,
+    over_ranges,
+    record_frame,
+    split_ranges,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -33,6 +45,8 @@ if TYPE_CHECKING:
     from tidesink.sinks.schema_sources.base import Apart
 
 
+R = TypeVar("R")
+Records = Iterator[pa.RecordBatch]
 _log = structlog.get_logger("tidesink.spark")
 
 RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -96,6 +110,9 @@ class RecordReader(Protocol):
     def fetch(self) -> Fetch | None:
         """How tasks read a range by themselves; None where they cannot."""
 
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """What ``work`` makes of each range and its records: a task a range; lazy."""
+
 
 class KafkaSource:
     """Reads ranges of offsets. ``fetch`` is how Spark's tasks read one, and may hold secrets.
@@ -106,11 +123,43 @@ class KafkaSource:
 
     def __init__(self, fetch: Fetch, *, opens_up_to: int | None = None) -> None:
         self.fetch = fetch
-        self._opens_up_to = opens_up_to
+        self.opens_up_to = opens_up_to
+
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """What ``work`` makes of each range and its records, which its task fetches; lazy."""
+        return over_ranges(session, ranges, self.fetch, work, ddl)
+
+    def ask(
+        self, session: SparkSession, ranges: Sequence[OffsetRange], question: Callable[[Records], R]
+    ) -> list[R]:
+        """The answers of tasks, in the order of the ranges; each reads one, or a part of a large one.
+
+        Raises:
+            SourceError: Kafka refuses, or does not answer.
+        """
+        parts = split_ranges(ranges, session.sparkContext.defaultParallelism)
+        if not parts:
+            return []
+        found = over_ranges(session, parts, self.fetch, Question(question, self.opens_up_to), ANSWER_DDL)
+        with translated_read_errors(parts[0].topic):
+            return [pickle.loads(row["answer"]) for row in found.collect()]  # noqa: S301  (our own tasks')
+
+    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        """The first records in the ranges, read by this process, as far as they are asked for.
+
+        Raises:
+            SourceError: Kafka refuses, or does not answer.
+        """
+        for part in ranges:
+            yield from opened(self.fetch(FetchRange(*part)), self.opens_up_to)
+
+    def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
+        """The same, as messages; those without a value are left out."""
+        return (one for batch in self.read_here(ranges) for one in messages(batch) if one.value is not None)
 
     def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
         """The records in the ranges; lazy."""
-        return record_frame(session, ranges, self.fetch, opens_up_to=self._opens_up_to)
+        return record_frame(session, ranges, self.fetch, opens_up_to=self.opens_up_to)
 
     def records(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
         """The same as Kafka has them: values are not opened, and there is a column ``headers``."""
@@ -118,7 +167,7 @@ class KafkaSource:
 
     def opened(self, frame: DataFrame) -> DataFrame:
         """Records with their values opened, where the config says that they may be compressed."""
-        return frame if self._opens_up_to is None else opened_frame(frame, self._opens_up_to)
+        return frame if self.opens_up_to is None else opened_frame(frame, self.opens_up_to)
 
     def read(
         self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
@@ -202,9 +251,9 @@ class RangeFrame(NamedTuple):
 
 
 def reduced_ranges(
-    session: SparkSession, task: RangeTask, *, records: DataFrame | None = None, checkpoint: bool = False
+    session: SparkSession, task: RangeTask, reader: RecordReader | None = None, *, checkpoint: bool = False
 ) -> RangeFrame:
-    """Run a task over its ranges.
+    """Run a task over its ranges. ``reader`` gives their records; None: the task fetches them.
 
     ``records``: what the task is given; None: the numbers of its ranges.
     ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
@@ -212,13 +261,12 @@ def reduced_ranges(
     Raises:
         TidesinkError: what a task raised, with its class.
     """
-    count = len(task.ranges)
-    packed = _packed(session.range(0, count, 1, count) if records is None else records, task)
+    packed = _packed(session, task, reader or KafkaSource(task.fetch))
     # A lazy checkpoint: the job that collects the heads stores the payloads, as with a cached frame.
     stored = packed.localCheckpoint(eager=False) if checkpoint else packed.persist(_LEVEL)
     try:
         heads = stored.drop("payload").collect()
-        _raise_first(heads)
+        raise_first(heads)
         frame = _unpacked(stored, task)
         frame, summary = _over_ranges(frame, _summary(heads), heads, task)
     except BaseException:
@@ -232,14 +280,14 @@ def reduced_ranges(
     return RangeFrame(frame, stored, KafkaRead(read, size, strangers), summary, left)
 
 
-def _packed(records: DataFrame, task: RangeTask) -> DataFrame:
+def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
     """The payloads of a task, whose filter Spark applies between two parts of it, in one stage."""
     rule = task.plan.row_filter
     if rule is None:
-        return records.mapInArrow(task, PACKED_DDL)
+        return reader.over(session, task.ranges, task.packed, PACKED_DDL)
     verdict = F.expr(rule.expression).alias("verdict")
-    chunks = records.mapInArrow(partial(task.each, task.chunks), rule.chunks_ddl).select(CHUNK, verdict)
-    return chunks.mapInArrow(task.filtered, PACKED_DDL)
+    chunks = reader.over(session, task.ranges, task.chunks, rule.chunks_ddl)
+    return chunks.select(CHUNK, verdict).mapInArrow(task.filtered, PACKED_DDL)
 
 
 def release_stored(stored: DataFrame) -> None:
@@ -251,7 +299,7 @@ def release_stored(stored: DataFrame) -> None:
         stored.unpersist()
 
 
-def _raise_first(heads: Sequence[Any]) -> None:
+def raise_first(heads: Sequence[Any]) -> None:
     """Raise the first error that a task had."""
     for head in heads:
         if head["error"] is not None:

@@ -61,7 +61,7 @@ from tidesink.sinks.targets.base import SEQUENCE_DDL
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
 # The column of a change's place in the source's log, where a plan is asked for it.
 POSITION: Final = "_position"
-# Makes rows of a range and its records.
+# Makes rows of a range and its records; travels to the tasks by pickle.
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, strangers bigint, "
@@ -71,7 +71,7 @@ PACKED_DDL: Final = (
 _PAYLOAD_ROWS: Final = 50_000
 _PAYLOAD_BYTES: Final = 8 << 20
 # A range is decoded as a whole, and an Arrow array of text holds less than 2 GiB.
-_MOST_BYTES: Final = 1 << 30
+MOST_BYTES: Final = 1 << 30
 _PACKED: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -186,10 +186,19 @@ class ReducedColumns:
 class RangeTooLargeError(ConfigError):
     """A range holds more than a task decodes as a whole: its records are heavier than those before it."""
 
+    @classmethod
+    def of(cls, wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
+        """The error of a range."""
+        return cls(
+            f"a batch of one partition has more than {most_bytes >> 20} MiB: lower batch.max-bytes",
+            topic=wanted.topic,
+            partition=wanted.partition,
+        )
+
 
 @dataclass(frozen=True)
 class RangeTask:
-    """Fetch, decode, reduce and pack ranges. A task is given the numbers of its ranges.
+    """Decode, reduce and pack ranges, each with the records that it is given.
 
     ``most_bytes``: of one range, decoded.
     """
@@ -197,7 +206,7 @@ class RangeTask:
     ranges: tuple[FetchRange, ...]
     fetch: Fetch
     plan: DecodePlan
-    most_bytes: int = _MOST_BYTES
+    most_bytes: int = MOST_BYTES
 
     @property
     def columns(self) -> ReducedColumns:
@@ -208,17 +217,6 @@ class RangeTask:
         """The same under a batch's rules, of a topic whose id Kafka must still say after the read."""
         ranges = tuple(one._replace(topic_id=topic_id) for one in self.ranges)
         return replace(self, ranges=ranges, plan=self.plan.with_rules(rules))
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The payloads of the ranges whose numbers the batches hold."""
-        yield from self.each(self.packed, batches)
-
-    def each(self, work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What ``work`` makes of the ranges whose numbers the batches hold."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                wanted = self.ranges[number]
-                yield from work(wanted, self.fetch(wanted))
 
     def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What a range holds as rows for the plan's filter, before ``filtered``."""
@@ -264,7 +262,7 @@ class RangeTask:
             # What stays in memory: a record with its schema is much more than its row, a compressed one less.
             size += more.nbytes
             if size > self.most_bytes:
-                raise _too_large(wanted, self.most_bytes)
+                raise RangeTooLargeError.of(wanted, self.most_bytes)
             yield more
 
 
@@ -315,14 +313,6 @@ def _failed(wanted: FetchRange) -> RuntimeError:
     return RuntimeError(f"a task failed at {place}")
 
 
-def _too_large(wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
-    return RangeTooLargeError(
-        f"a batch of one partition has more than {most_bytes >> 20} MiB: lower batch.max-bytes",
-        topic=wanted.topic,
-        partition=wanted.partition,
-    )
-
-
 # Packing
 
 
@@ -352,7 +342,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
     for part in parts:
         step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
         for at in range(0, part.num_rows, step):
-            yield _packed_row(wanted, payload=_stream(part.slice(at, step)), **counts)
+            yield _packed_row(wanted, payload=ipc_stream(part.slice(at, step).combine_chunks()), **counts)
             counts = dict.fromkeys(("records", "bytes", "row_codec_records", "strangers"), 0)
     if not parts:
         yield _packed_row(wanted, **counts)
@@ -363,10 +353,11 @@ def _packed_row(wanted: FetchRange, **values: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{name: row.get(name) for name in _PACKED.names}], schema=_PACKED)
 
 
-def _stream(rows: pa.Table) -> bytes:
+def ipc_stream(rows: pa.Table | pa.RecordBatch) -> bytes:
+    """Rows as an Arrow IPC stream."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, rows.schema) as writer:
-        writer.write_table(rows.combine_chunks())
+        writer.write(rows)
     whole: bytes = out.getvalue().to_pybytes()
     return whole
 

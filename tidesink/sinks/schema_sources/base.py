@@ -17,7 +17,7 @@ from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
 
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Fetch, RangeTask
@@ -135,8 +135,8 @@ class Decoding(Protocol):
         Raises: as ``prepare``.
         """
 
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
-        """Take note of DDL events of a batch; True where the plan is another one now."""
+    def take_ddl(self, missed: Missed) -> bool:
+        """Take note that a batch has DDL events; True where the plan is another one now."""
 
 
 def declared_table(definition: Definition | None, table: TableId) -> TableSchema | None:
@@ -212,6 +212,6 @@ class DecodingAround(ABC):
         """As the decoding inside."""
         return self._decoding.learn(missed)
 
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+    def take_ddl(self, missed: Missed) -> bool:
         """As the decoding inside."""
-        return self._decoding.take_ddl(reduced, missed)
+        return self._decoding.take_ddl(missed)

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import orjson
+from typing import TYPE_CHECKING, Final
 
 from tidesink.codecs.canal_json.schema import RowShapes
+from tidesink.codecs.canal_json.topic import RowForms, RowWords, SharedTopic, newest_forms
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import ConfigError
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.source import translated_read_errors
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
-from tidesink.sinks.plans.canal_json import CanalJsonDecoder, SharedTopic, canal_json_plan
+from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 from tidesink.sinks.schema_sources.base import Apart, Missed, Renamed, SourceColumns, declared_table
 from tidesink.sinks.schema_sources.open import PlannedDecoding
 from tidesink.sinks.schema_sources.topic_ddl import DDL_PARTITION
-from tidesink.sinks.spark.record_frames import foreign_to, is_row, last_ddl_offset, row_forms
+from tidesink.sinks.spark.record_frames import foreign_to, is_row
 from tidesink.sinks.worker.context import WorkerContext
 from tidesink.typemap.render import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
@@ -41,7 +39,7 @@ from tidesink.typemap.target_schema import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from tidesink.sinks.batch.tasks import Fetch, RangeTask
 
@@ -56,14 +54,6 @@ _NO_KEY: Final = (
 )
 
 
-class _RowWords(NamedTuple):
-    """What one form of row says of itself: column names in order, their type words, the key's names."""
-
-    names: list[str]
-    types: dict[str, str]
-    keys: list[str]
-
-
 class CanalJsonDecoding(PlannedDecoding):
     """One table's types, and the plan they make."""
 
@@ -73,7 +63,7 @@ class CanalJsonDecoding(PlannedDecoding):
         self._tables = context.topics.tables(topic)
         self._declared = declared_table(self._settings.definition, table)
         self._options = context.config.source.codec_options()
-        self._words: list[_RowWords] = []
+        self._words: list[RowWords] = []
         self._renamed: dict[str, str] = {}
         self._planned: TableSchema | None = None
         self._text_columns: tuple[str, ...] = ()
@@ -209,11 +199,8 @@ class CanalJsonDecoding(PlannedDecoding):
         topic = SharedTopic(self._table, known, self._context.config.source.opens_up_to)
         return replace(task, plan=replace(task.plan, decoder=replace(task.plan.decoder, topic=topic)))
 
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+    def take_ddl(self, missed: Missed) -> bool:
         """Read DDL ahead where the batch holds some that was not read yet."""
-        last = last_ddl_offset(reduced, DDL_PARTITION)
-        if last is None:
-            return False
         if self._declared is not None:
             # For what there is to say of it: the types are known.
             self._ddl.scan(self._session, missed.found)
@@ -235,10 +222,8 @@ class CanalJsonDecoding(PlannedDecoding):
         """The forms of this table's rows in the ranges: one job, one row a form."""
         if not any(part.records for part in ranges):
             return
-        raw = self._context.source.frame(self._session, ranges)
-        with translated_read_errors(self._topic):
-            found = row_forms(raw, self._table)
-        self._words += [_row_words(row) for row in found]
+        found = self._context.source.ask(self._session, ranges, RowForms(self._table))
+        self._words += newest_forms(one for forms in found for one in forms)
         self._words.sort(key=lambda words: -len(words.names))
 
     def _schema(self) -> TableSchema | None:
@@ -313,7 +298,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return with_former(shape, (column for column in former if column.name.casefold() not in names))
 
 
-def _with_replaced(shape: TableShape, words: Iterable[_RowWords], reported: Container[str]) -> TableShape:
+def _with_replaced(shape: TableShape, words: Iterable[RowWords], reported: Container[str]) -> TableShape:
     """The shape; a column that only rows have may replace those that no row has together with it."""
     forms = [{name.lower() for name in one.names} for one in words]
     columns = []
@@ -346,15 +331,6 @@ def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
         if known.name.casefold() == column.name.casefold() and known.type == column.type:
             return replace(column, earlier=known.earlier)
     return column
-
-
-def _row_words(row: Any) -> _RowWords:
-    types, keys = _json(row["types"], dict[str, str]()), _json(row["keys"], list[str]())
-    return _RowWords(list(row["names"]), types, keys)
-
-
-def _json(text: str | None, default: Any) -> Any:
-    return orjson.loads(text) if text else default
 
 
 def open_decoding(

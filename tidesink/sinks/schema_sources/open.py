@@ -20,7 +20,7 @@ from tidesink.sinks.schema_sources.base import Apart, Decoding, Missed, SourceCo
 from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from tidesink.sinks.batch.tasks import Fetch
 
@@ -116,6 +116,6 @@ class LoneDecoding(PlannedDecoding, ABC):
     def meet_others(self, _missed: Missed) -> None:
         """Never: there are no others, and a row of another table is a bad record."""
 
-    def take_ddl(self, _reduced: DataFrame, _missed: Missed) -> bool:
+    def take_ddl(self, _missed: Missed) -> bool:
         """Nothing: what DDL there is changes no type that is known."""
         return False
