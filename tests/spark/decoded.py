@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from tidesink.sinks.batch.records import (
     decoded_records,
 )
 from tidesink.sinks.batch.reduce import WARNING
-from tidesink.sinks.batch.source import RangeFrame, reduced_ranges
+from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import POSITION, RangeTask, source_texts, unpack
 from tidesink.sinks.kafka.fetch import FetchRange
@@ -208,9 +209,10 @@ class ReducedHere(NamedTuple):
 def reduced_here(plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES) -> ReducedHere:
     """What the very task that Spark runs makes of messages, in this process; each partition by itself."""
     pickle = CloudPickleSerializer()  # a task has its plan so
-    task = pickle.loads(pickle.dumps(_task(plan.with_rules(rules), messages)))
-    numbers = pa.RecordBatch.from_pydict({"id": list(range(len(task.ranges)))})
-    packed = pa.Table.from_batches(list(task([numbers])))
+    task = pickle.loads(pickle.dumps(RangeTask(_ranges(messages), plan.with_rules(rules))))
+    packed = pa.Table.from_batches(
+        [one for wanted in task.ranges for one in task.packed(wanted, _part(messages, wanted))]
+    )
     rows = [
         row for one in unpack(packed.select(["payload", "error"]).to_batches()) for row in one.to_pylist()
     ]
@@ -223,20 +225,21 @@ def reduced_in_spark(
     spark: SparkSession, plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES
 ) -> RangeFrame:
     """The same by Spark, with what it does over several partitions and for a filter."""
-    return reduced_ranges(spark, _task(plan.with_rules(rules), messages))
+    task = RangeTask(_ranges(messages), plan.with_rules(rules))
+    return reduced_ranges(spark, task, KafkaSource(partial(_part, messages)))
 
 
-def _task(plan: DecodePlan, messages: Sequence[Message]) -> RangeTask:
-    """A task with a range for each partition."""
+def _ranges(messages: Sequence[Message]) -> tuple[FetchRange, ...]:
+    """A range for each partition."""
     topic = messages[0].topic if messages else "t"
     places = sorted({message.partition for message in messages}) or [0]
-    ranges = tuple(FetchRange(topic, place, 0, 1 << 40) for place in places)
-    parts = {place: [one for one in messages if one.partition == place] for place in places}
+    return tuple(FetchRange(topic, place, 0, 1 << 40) for place in places)
 
-    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        yield from raw_table(parts[wanted.partition]).to_batches(max_chunksize=5)
 
-    return RangeTask(ranges, fetch, plan)
+def _part(messages: Sequence[Message], wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+    """The records of a range."""
+    part = [one for one in messages if one.partition == wanted.partition]
+    yield from raw_table(part).to_batches(max_chunksize=5)
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,9 @@ from tidesink.sinks.batch.source import (
     release_stored,
     translated_read_errors,
 )
-from tidesink.sinks.batch.tasks import RangeTooLargeError
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
 from tidesink.sinks.schema_sources.base import Decoding, Missed
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
@@ -240,8 +241,9 @@ class Batch:
         )
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
-        task = self._decoding.range_task(plan.ranges, self._reader.fetch)
-        task = task.of_batch(plan.found.topic_id, self._rules())
+        # Kafka must still say the topic's id after the read.
+        ranges = (FetchRange(*part, topic_id=plan.found.topic_id) for part in plan.ranges if part.records)
+        task = RangeTask(tuple(ranges), self._decoding.columns().with_rules(self._rules()))
         checkpoint = self._context.target.capabilities.rereads
         with self._step("read"):
             found = reduced_ranges(self._session, task, self._reader, checkpoint=checkpoint)

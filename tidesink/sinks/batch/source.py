@@ -251,17 +251,16 @@ class RangeFrame(NamedTuple):
 
 
 def reduced_ranges(
-    session: SparkSession, task: RangeTask, reader: RecordReader | None = None, *, checkpoint: bool = False
+    session: SparkSession, task: RangeTask, reader: RecordReader, *, checkpoint: bool = False
 ) -> RangeFrame:
-    """Run a task over its ranges. ``reader`` gives their records; None: the task fetches them.
+    """Run a task over its ranges, whose records the reader gives.
 
-    ``records``: what the task is given; None: the numbers of its ranges.
     ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
 
     Raises:
         TidesinkError: what a task raised, with its class.
     """
-    packed = _packed(session, task, reader or KafkaSource(task.fetch))
+    packed = _packed(session, task, reader)
     # A lazy checkpoint: the job that collects the heads stores the payloads, as with a cached frame.
     stored = packed.localCheckpoint(eager=False) if checkpoint else packed.persist(_LEVEL)
     try:

@@ -38,7 +38,6 @@ from tidesink.sinks.batch.records import (
     UNPLANNED,
     UPSERT,
     DecodedRecords,
-    EventRules,
     OtherRecord,
     decoded_records,
 )
@@ -204,7 +203,6 @@ class RangeTask:
     """
 
     ranges: tuple[FetchRange, ...]
-    fetch: Fetch
     plan: DecodePlan
     most_bytes: int = MOST_BYTES
 
@@ -212,11 +210,6 @@ class RangeTask:
     def columns(self) -> ReducedColumns:
         """What comes out."""
         return ReducedColumns(self.plan)
-
-    def of_batch(self, topic_id: str, rules: EventRules) -> RangeTask:
-        """The same under a batch's rules, of a topic whose id Kafka must still say after the read."""
-        ranges = tuple(one._replace(topic_id=topic_id) for one in self.ranges)
-        return replace(self, ranges=ranges, plan=self.plan.with_rules(rules))
 
     def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What a range holds as rows for the plan's filter, before ``filtered``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tidesink.config.models import Definition
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from tidesink.sinks.batch.decoders import DecodePlan
-    from tidesink.sinks.batch.tasks import Fetch, RangeTask
 
 
 class Missed(NamedTuple):
@@ -105,9 +104,6 @@ class Decoding(Protocol):
     def columns(self) -> DecodePlan:
         """The plan as it stands."""
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask:
-        """Tasks that fetch, decode and reduce ranges by the plan as it stands."""
-
     def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""
 
@@ -185,12 +181,6 @@ class DecodingAround(ABC):
         if self._plans is None or self._plans[0] is not inner:
             self._plans = inner, self._plan_around(inner)
         return self._plans[1]
-
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask:
-        """The tasks of the decoding inside, by the plan as it stands."""
-        task = self._decoding.range_task(ranges, fetch)
-        # What it knows of a shared topic is the decoder's.
-        return replace(task, plan=replace(self.columns(), decoder=task.plan.decoder))
 
     def reported(self) -> SourceColumns | None:
         """As the decoding inside."""

@@ -17,6 +17,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import ConfigError
 from tidesink.events import Column, TableId, TableSchema
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 from tidesink.sinks.schema_sources.base import Apart, Missed, Renamed, SourceColumns, declared_table
@@ -40,8 +41,6 @@ from tidesink.typemap.target_schema import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tidesink.sinks.batch.tasks import Fetch, RangeTask
 
 
 # If no DDL defines a table, how many records are read first to find a row with its type names.
@@ -67,6 +66,7 @@ class CanalJsonDecoding(PlannedDecoding):
         self._renamed: dict[str, str] = {}
         self._planned: TableSchema | None = None
         self._text_columns: tuple[str, ...] = ()
+        self._shared: tuple[DecodePlan, frozenset[TableId], DecodePlan] | None = None
         self._apart: tuple[tuple[TableId, ...], Apart] | None = None
 
     @property
@@ -191,13 +191,14 @@ class CanalJsonDecoding(PlannedDecoding):
             self._make()
         return self._known_columns() != before
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask:
-        """Tasks for the ranges, which separate this table's records from others'."""
-        task = super().range_task(ranges, fetch)
-        assert isinstance(task.plan.decoder, CanalJsonDecoder)  # noqa: S101  (``canal_json_plan`` makes it)
-        known = frozenset((self._table, *self._tables.known()))
-        topic = SharedTopic(self._table, known, self._context.config.source.opens_up_to)
-        return replace(task, plan=replace(task.plan, decoder=replace(task.plan.decoder, topic=topic)))
+    def columns(self) -> DecodePlan:
+        """The plan over all that is known, which separates this table's records from others'."""
+        plan, known = super().columns(), frozenset((self._table, *self._tables.known()))
+        if self._shared is None or self._shared[0] is not plan or self._shared[1] != known:
+            assert isinstance(plan.decoder, CanalJsonDecoder)  # noqa: S101  (``canal_json_plan`` makes it)
+            topic = SharedTopic(self._table, known, self._context.config.source.opens_up_to)
+            self._shared = plan, known, replace(plan, decoder=replace(plan.decoder, topic=topic))
+        return self._shared[2]
 
     def take_ddl(self, missed: Missed) -> bool:
         """Read DDL ahead where the batch holds some that was not read yet."""

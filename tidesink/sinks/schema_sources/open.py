@@ -13,16 +13,12 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.projection import routed
-from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.schema_sources.base import Apart, Decoding, Missed, SourceColumns
 from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tidesink.sinks.batch.tasks import Fetch
 
 
 # protocol in the config -> "module:function"; the function takes (context, topic, table, session)
@@ -71,11 +67,6 @@ class PlannedDecoding:
         """Columns whose type at the target is not the nearest one, with the reason."""
         columns = self._plan.shape.columns if self._plan else ()
         return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
-
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask:
-        """Tasks for the ranges."""
-        wanted = tuple(FetchRange(*part) for part in ranges if part.records)
-        return RangeTask(wanted, fetch, self.columns())
 
     def columns(self) -> DecodePlan:
         """The plan over all that is known.
