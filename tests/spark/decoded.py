@@ -105,9 +105,7 @@ _OF_OTHERS: Final = {
     "_key": "key",
     "_value": "value",
 }
-_NOTHING: Final = dict.fromkeys(
-    (*_OF_OTHERS, "_zero_dates", "_wire_op", "_kept", "_change", "_before_kept", POSITION)
-)
+_NOTHING: Final = dict.fromkeys((*_OF_OTHERS, "_zero_dates", "_wire_op", "_kept", "_change", "_before_kept"))
 _KINDS: Final = {Op.DELETE.value: DELETE, Op.TRUNCATE.value: TRUNCATE}
 
 
@@ -123,7 +121,7 @@ def _changes(table: ChangeTable, plan: DecodePlan) -> Iterator[Values]:
         "_zero_dates": rows.spelt(whole["zero_dates"].combine_chunks()),
         "_kept": rows.spelt(whole["unavailable"].combine_chunks()) if plan.keeps_values else pa.nulls(count),
         "_before_kept": pa.nulls(count) if before_kept is None else rows.spelt(before_kept),
-        POSITION: source_texts(whole["source"].combine_chunks()) if plan.positions else pa.nulls(count),
+        **({POSITION: source_texts(whole["source"].combine_chunks())} if plan.positions else {}),
         **_flat("key", key),
         **_flat("old_key", old_key),
         **_flat("after", rows.row(table, whole["after"].combine_chunks())),
