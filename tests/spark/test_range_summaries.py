@@ -14,7 +14,7 @@ from tests.unit.flat_avro_cases import change
 from tidesink.events import Op
 from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply, summarise
 from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.source import reduced_ranges, release_stored
+from tidesink.sinks.batch.source import KafkaSource, reduced_ranges, release_stored
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 
@@ -64,7 +64,7 @@ def test_the_tasks_count_and_keep_what_the_frame_has(spark: SparkSession, rules:
         yield records[wanted.partition]
 
     ranges = tuple(FetchRange(name, number, 0, 100) for number in (0, 1))
-    found = reduced_ranges(spark, RangeTask(ranges, fetch, plan.with_rules(rules)))
+    found = reduced_ranges(spark, RangeTask(ranges, plan.with_rules(rules)), KafkaSource(fetch))
     # A frame counts all messages of a key where its last row came from.
     same = {"mixed_keys": found.summary.mixed_keys, "places": found.summary.places}
     assert found.summary == replace(expected, **same)

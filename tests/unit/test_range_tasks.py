@@ -40,7 +40,7 @@ from tidesink.sinks.batch.modes import routed_shape
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import DroppedById, OutputRows, TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes, unpack
-from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.typemap.projection import Layout, laid_out
@@ -93,7 +93,7 @@ class Topic:
         schemas = RegisteredSchemas(sides["key"], sides["value"])
         plan = DecodePlan(rows, FlatAvroDecoder(TABLE, schemas, "UTC", "null"))
         # As it travels to the tasks.
-        task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), KafkaFetch({}), plan)))  # noqa: S301
+        task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), plan)))  # noqa: S301
         return task
 
     def batches(self, size: int) -> list[pa.RecordBatch]:
@@ -327,7 +327,7 @@ def test_dates_follow_the_tables_key_and_not_the_records(zero_date: ZeroDate) ->
         topic.write(schema, {"id": number, "at": text, "beside": text})
     key, value = (topic.schemas(part) for part in ("key", "value"))
     plan = flat_avro_plan(TABLE, key_schemas=key, value_schemas=value, keys=("id",), zero_date=zero_date)
-    rows, _ = run(RangeTask((WANTED,), KafkaFetch({}), plan), topic.batches(9))
+    rows, _ = run(RangeTask((WANTED,), plan), topic.batches(9))
     assert [row["_op"] for row in rows] == ["upsert", "upsert"]
     assert all(row["after"]["at"] == row["after"]["beside"] for row in rows)
 
@@ -384,7 +384,7 @@ def _under(
     )
     plan = DecodePlan(TargetRows(shape(OLD)), _Given(changes), rules=rules)
     records = as_records([Message("t", 0, at, b"k", b"v") for at in range(len(events))])
-    rows, payloads = run(RangeTask((WANTED,), KafkaFetch({}), plan), [records])
+    rows, payloads = run(RangeTask((WANTED,), plan), [records])
     return rows, summary(payloads)
 
 
@@ -468,7 +468,7 @@ def test_a_row_that_leaves_values_out_has_no_place_in_the_sources_order() -> Non
         rules=EventRules(sequenced=True),
     )
     records = as_records([Message("t", 0, at, b"k", b"v") for at in range(2)])
-    rows, _ = run(RangeTask((WANTED,), KafkaFetch({}), plan), [records])
+    rows, _ = run(RangeTask((WANTED,), plan), [records])
     assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 0), ("bad", 1)]
     assert "leaves out values" in rows[1]["_detail"]["reason"]
 

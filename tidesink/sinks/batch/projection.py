@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidesink.sinks.batch.decoded_frame import Decode
-    from tidesink.sinks.batch.tasks import Fetch, RangeTask
+    from tidesink.sinks.batch.tasks import RangeTask
     from tidesink.sinks.kafka.offsets import TopicOffsets
     from tidesink.sinks.schema_sources.base import Missed
 
@@ -82,13 +82,11 @@ class LaidOutDecoding(DecodingAround):
         laid = laid_out(found.layout, shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
         return LaidOutColumns(inner, laid, found.layout, self._session)
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask:
         """The tasks of the decoding inside, whose rows are filtered and laid out."""
         from tidesink.sinks.batch.projection_frames import LaidOutColumns
 
-        task, laid = self._decoding.range_task(ranges, fetch), self.columns()
-        if task is None:
-            return None
+        task, laid = self._decoding.range_task(ranges), self.columns()
         assert isinstance(laid, LaidOutColumns)  # noqa: S101  (``_plan_around`` makes it)
         return replace(task, plan=laid.laid_out(task.plan))
 
@@ -205,13 +203,11 @@ class RoutedDecoding(DecodingAround):
 
         return RoutedColumns(inner, self._destination)
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask:
         """The tasks of the decoding inside, whose rows are the target table's."""
         from tidesink.sinks.batch.target_rows import OutputRows
 
-        inner = self._decoding.range_task(ranges, fetch)
-        if inner is None:
-            return None
+        inner = self._decoding.range_task(ranges)
         shape = routed_shape(inner.plan.target_shape, self._destination)
         output = inner.plan.output or OutputRows(shape)
         return replace(inner, plan=inner.plan.with_output(replace(output, shape=shape)))

@@ -17,10 +17,8 @@ from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-
     from tidesink.sinks.batch.decoded_frame import Decode
-    from tidesink.sinks.batch.tasks import Fetch, RangeTask
+    from tidesink.sinks.batch.tasks import RangeTask
 
 
 class Missed(NamedTuple):
@@ -29,16 +27,6 @@ class Missed(NamedTuple):
     summary: BatchSummary
     ranges: Sequence[OffsetRange]
     found: TopicOffsets
-
-
-class Apart(NamedTuple):
-    """Other tables' records: which are another known table's or a stranger's, and which a stranger's.
-
-    The first are left out of the batch; the second are counted, since somebody must take them.
-    """
-
-    foreign: Column
-    stranger: Column
 
 
 class Renamed(NamedTuple):
@@ -105,11 +93,8 @@ class Decoding(Protocol):
     def columns(self) -> Decode:
         """The plan as it stands."""
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """Tasks that fetch, decode and reduce ranges by the plan as it stands.
-
-        None where the batch is decoded in the JVM.
-        """
+    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask:
+        """Tasks that decode and reduce ranges by the plan as it stands."""
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""
@@ -122,9 +107,6 @@ class Decoding(Protocol):
 
         Raises: as ``prepare``.
         """
-
-    def apart(self) -> Apart | None:
-        """How other tables' records are identified; None where the topic can only have one table."""
 
     def meet_others(self, missed: Missed) -> None:
         """Take note that the batch has records of tables nobody knows.
@@ -189,9 +171,9 @@ class DecodingAround(ABC):
             self._plans = inner, self._plan_around(inner)
         return self._plans[1]
 
-    def range_task(self, _ranges: Sequence[OffsetRange], _fetch: Fetch) -> RangeTask | None:
-        """None: what is around the plan is built for the JVM's path."""
-        return None
+    @abstractmethod
+    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask:
+        """Tasks by the plan as it stands."""
 
     def reported(self) -> SourceColumns | None:
         """As the decoding inside."""
@@ -200,10 +182,6 @@ class DecodingAround(ABC):
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """As the decoding inside."""
         self._decoding.read_as(renamed, held)
-
-    def apart(self) -> Apart | None:
-        """As the decoding inside."""
-        return self._decoding.apart()
 
     def meet_others(self, missed: Missed) -> None:
         """As the decoding inside."""

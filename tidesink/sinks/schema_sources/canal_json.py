@@ -19,10 +19,9 @@ from tidesink.errors import ConfigError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
-from tidesink.sinks.schema_sources.base import Apart, Missed, Renamed, SourceColumns, declared_table
+from tidesink.sinks.schema_sources.base import Missed, Renamed, SourceColumns, declared_table
 from tidesink.sinks.schema_sources.open import PlannedDecoding
 from tidesink.sinks.schema_sources.topic_ddl import DDL_PARTITION
-from tidesink.sinks.spark.record_frames import foreign_to, is_row
 from tidesink.sinks.worker.context import WorkerContext
 from tidesink.typemap.render import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
@@ -41,7 +40,7 @@ from tidesink.typemap.target_schema import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.sinks.batch.tasks import Fetch, RangeTask
+    from tidesink.sinks.batch.tasks import RangeTask
 
 
 # If no DDL defines a table, how many records are read first to find a row with its type names.
@@ -67,7 +66,6 @@ class CanalJsonDecoding(PlannedDecoding):
         self._renamed: dict[str, str] = {}
         self._planned: TableSchema | None = None
         self._text_columns: tuple[str, ...] = ()
-        self._apart: tuple[tuple[TableId, ...], Apart] | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -158,19 +156,6 @@ class CanalJsonDecoding(PlannedDecoding):
             self._renamed = dict(renamed)
             self._make(kept)
 
-    def apart(self) -> Apart:
-        """What the messages' own names say; made again when another table is met.
-
-        Each name is a call to the JVM, and topics have hundreds.
-        """
-        known = self._tables.known()
-        if self._apart is None or self._apart[0] != known:
-            others = (table for table in known if table != self._table)
-            # A table gets a task by its first row: a CREATE alone leaves nothing to apply.
-            stranger = foreign_to(self._table, *others) & is_row()
-            self._apart = known, Apart(foreign_to(self._table), stranger)
-        return self._apart[1]
-
     def meet_others(self, missed: Missed) -> None:
         """Take note of the other tables in a batch; they get tasks of their own."""
         self._tables.census(self._session, missed.ranges)
@@ -191,11 +176,10 @@ class CanalJsonDecoding(PlannedDecoding):
             self._make()
         return self._known_columns() != before
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask:
         """Tasks for the ranges, which separate this table's records from others'."""
-        task = super().range_task(ranges, fetch)
-        if task is None or not isinstance(task.plan.decoder, CanalJsonDecoder):
-            return None
+        task = super().range_task(ranges)
+        assert isinstance(task.plan.decoder, CanalJsonDecoder)  # noqa: S101  (``_make`` makes it)
         known = frozenset((self._table, *self._tables.known()))
         topic = SharedTopic(self._table, known, self._context.config.source.opens_up_to)
         return replace(task, plan=replace(task.plan, decoder=replace(task.plan.decoder, topic=topic)))

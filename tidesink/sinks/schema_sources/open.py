@@ -16,13 +16,11 @@ from tidesink.sinks.batch.projection import routed
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
-from tidesink.sinks.schema_sources.base import Apart, Decoding, Missed, SourceColumns
+from tidesink.sinks.schema_sources.base import Decoding, Missed, SourceColumns
 from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tidesink.sinks.batch.tasks import Fetch
 
 
 # protocol in the config -> "module:function"; the function takes (context, topic, table, session)
@@ -72,10 +70,10 @@ class PlannedDecoding:
         columns = self._plan.shape.columns if self._plan else ()
         return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask:
         """Tasks for the ranges."""
         wanted = tuple(FetchRange(*part) for part in ranges if part.records)
-        return RangeTask(wanted, fetch, self.columns())
+        return RangeTask(wanted, self.columns())
 
     def columns(self) -> DecodePlan:
         """The plan over all that is known.
@@ -108,10 +106,6 @@ class LoneDecoding(PlannedDecoding, ABC):
 
     def read_as(self, _renamed: Mapping[str, str], _held: Mapping[str, str]) -> None:
         """Never asked: no DDL tells of a rename."""
-
-    def apart(self) -> Apart | None:
-        """The topic holds one table."""
-        return None
 
     def meet_others(self, _missed: Missed) -> None:
         """Never: there are no others, and a row of another table is a bad record."""
