@@ -21,7 +21,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.errors import DecodeError, SchemaNotFoundError, SourceError, SourceUnavailableError
 from tidesink.events import DdlEvent, Message
-from tidesink.sinks.batch.records import BAD, DDL, UNPLANNED, DecodedRecords
+from tidesink.sinks.batch.records import BAD, DDL, ROW_KINDS, UNPLANNED, DecodedRecords
 from tidesink.sinks.batch.reduce import changes_of_keys
 from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.dead_letters import (
@@ -341,6 +341,21 @@ def offsets_by_partition(letters: Iterable[Letter]) -> dict[int, Offsets]:
     for letter in letters:
         found.setdefault(letter.partition, []).append(letter.offset)
     return {partition: np.array(sorted(offsets), np.int64) for partition, offsets in found.items()}
+
+
+def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
+    """Class and reason of each bad record, of which the first event counts, by partition and offset."""
+    rows = reduced.where(F.col("_op") == BAD)
+    found = dict[tuple[int, int], tuple[str, str]]()
+    for row in rows.select("_partition", "_offset", "_detail.error", "_detail.reason").collect():
+        found.setdefault((row[0], row[1]), (row[2], row[3]))
+    return found
+
+
+def event_places(reduced: DataFrame) -> list[tuple[int, int]]:
+    """Partition and offset of the event that each row to apply is of, halves of key changes left out."""
+    rows = reduced.where(F.col("_op").isin(*ROW_KINDS) & ~F.col("_half"))
+    return [(row[0], row[1]) for row in rows.select("_partition", "_offset").collect()]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.config import Config
 from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, SourceError, StaleProgressError
@@ -19,11 +18,12 @@ from tidesink.sinks.batch.letters import (
     LetterReader,
     LetterRows,
     SortedLetters,
+    event_places,
+    faults_in,
     offsets_by_partition,
     sorted_letters,
 )
 from tidesink.sinks.batch.modes import kept_shape
-from tidesink.sinks.batch.records import BAD, ROW_KINDS
 from tidesink.sinks.batch.run import Batch, BatchPlan, Reduction, released_on_error
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, Pending
 from tidesink.sinks.batch.source import (
@@ -369,11 +369,7 @@ class ReplayBatch(Batch):
 
     def _today(self, found: RangeFrame) -> LettersToday:
         self._check_counted(found)
-        bad = dict[tuple[int, int], tuple[str, str]]()
-        if found.summary.bad:
-            rows = found.frame.where(F.col("_op") == BAD)
-            for row in rows.select("_partition", "_offset", "_detail.error", "_detail.reason").collect():
-                bad.setdefault((row[0], row[1]), (row[2], row[3]))
+        bad = faults_in(found.frame) if found.summary.bad else {}
         return LettersToday(found.summary, found.read.records, bad, found.hashes)
 
     def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
@@ -448,5 +444,4 @@ class ReplayBatch(Batch):
         if not reduction.summary.rows:
             return 0
         own = {(letter.partition, letter.offset) for letter in self._reader.chosen}
-        rows = reduction.frame.where(F.col("_op").isin(*ROW_KINDS) & ~F.col("_half"))
-        return sum(tuple(row) in own for row in rows.select("_partition", "_offset").collect())
+        return sum(place in own for place in event_places(reduction.frame))
