@@ -1,4 +1,4 @@
-"""The frames of a batch: Kafka's records, raw or decoded and reduced in tasks.
+"""Kafka's records for tasks and look-ups, and the frames of a batch that tasks decoded and reduced.
 
 Payloads are stored by Spark, in memory and on disk. The driver collects what stands beside them: counts,
 hashes of keys and errors, a row for each payload.
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import structlog
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Records = Iterator[pa.RecordBatch]
-_log = structlog.get_logger("tidesink.spark")
 
 # Spark spreads the shuffle of a batch over so many records a task.
 _RECORDS_A_SHUFFLE_TASK: Final = 25_000

@@ -1,4 +1,7 @@
-"""Records of Kafka as Spark frames, and what can be asked of them."""
+"""Ranges of Kafka's records in Spark's tasks: cut for the cores, fetched or stored, worked on.
+
+The records stay Arrow batches: what Spark sees is what a task's work makes of a range.
+"""
 
 from __future__ import annotations
 
