@@ -86,7 +86,7 @@ class OtherRecord:
     """An event that is no row to apply; ``error`` and ``reason`` are of a bad record.
 
     ``fields``: of an unplanned record, what the plan lacks. ``key`` and ``value``: the record's bytes, of bad
-    records and DDL events alone. ``index``: which event of its record.
+    records and DDL events alone; ``time``: Kafka's, in ms, likewise. ``index``: which event of its record.
     """
 
     kind: str
@@ -102,6 +102,7 @@ class OtherRecord:
     value_id: int | None = None
     key: bytes | None = None
     value: bytes | None = None
+    time: int | None = None
 
 
 @dataclass(frozen=True)
@@ -370,7 +371,8 @@ class _Places:
     def _with_bytes(self, record: int, index: int, kind: str, **said: Any) -> OtherRecord:
         key, value = self._bytes(record)
         ids = {"key_id": self._decoder.schema_id(key), "value_id": self._decoder.schema_id(value)}
-        return self._at(record, kind, index=index, key=key, value=value, **ids, **said)
+        time = self._records.column("timestamp")[record].as_py()
+        return self._at(record, kind, index=index, key=key, value=value, time=time, **ids, **said)
 
     def _bytes(self, record: int) -> tuple[bytes | None, bytes | None]:
         key, value = (self._records.column(name)[record].as_py() for name in ("key", "value"))

@@ -153,6 +153,34 @@ def key_hashes(tables: Sequence[ReducedTable]) -> npt.NDArray[np.uint64]:
     return np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
 
 
+def changes_of_keys(
+    changes: ChangeTable,
+    hashes: npt.NDArray[np.uint64],
+    keys: Sequence[str],
+    *,
+    convert: ConvertKey,
+    old_keys: bool = True,
+) -> Flags:
+    """Which changes are of a row whose key, or key before it, has one of the hashes, or empty the table.
+
+    ``hashes`` are those of ``key_hashes``; ``convert`` and ``old_keys`` as for ``reduce_tables``. Every row
+    must have its key.
+    """
+    found: Flags = _op_codes(changes) == _TRUNCATE
+    rows = np.flatnonzero(~found)
+    new, old, moved = row_keys(changes, keys, convert, old_keys=old_keys)
+    wanted = pa.array(rows)
+    found[rows] = np.isin(_hashes(_struct_of([one.take(wanted) for one in new], keys)), hashes)
+    halves = np.flatnonzero(moved & ~found)
+    before = _struct_of([one.take(pa.array(halves)) for one in old], keys)
+    found[halves] = np.isin(_hashes(before), hashes)
+    return found
+
+
+def _struct_of(columns: Sequence[pa.Array], keys: Sequence[str]) -> pa.StructArray:
+    return pa.StructArray.from_arrays(list(columns), list(keys))
+
+
 # The rows of all tables, side by side
 
 

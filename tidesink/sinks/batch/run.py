@@ -37,7 +37,7 @@ from tidesink.sinks.batch.counts import (
     account_of,
     filtered_of,
 )
-from tidesink.sinks.batch.letters import bad_records, keep_ddl, write_bad_records
+from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
 from tidesink.sinks.batch.modes import kept_shape, names_of
 from tidesink.sinks.batch.projection_frames import omitting, on_delete, rows_to_write, stamped
 from tidesink.sinks.batch.records import EventRules
@@ -57,7 +57,6 @@ from tidesink.sinks.batch.source import (
     RangeFrame,
     RecordReader,
     reduced_ranges,
-    release_stored,
     translated_read_errors,
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
@@ -156,7 +155,7 @@ class Reduction:
 
     def release(self) -> None:
         """Let go of what Spark keeps for the batch."""
-        release_stored(self.found.stored)
+        self.found.release()
 
     @property
     def truncates(self) -> bool:
@@ -225,7 +224,7 @@ class Batch:
                     raise
                 # How heavy a batch is was estimated by the records before it.
                 return self._reduced(replace(plan, ranges=halved(plan.ranges)), bad)
-            with _released_on_error(reduction.release):
+            with released_on_error(reduction.release):
                 again = self._must_plan_again(reduction)
                 if not again:
                     self._check_partitions(reduction.summary)
@@ -241,23 +240,33 @@ class Batch:
         )
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
+        task = self._range_task(plan)
+        with self._step("read"):
+            found = reduced_ranges(self._session, task, self._reader, checkpoint=self._checkpoints)
+        for done in ("decoded", "reduced"):  # by the same tasks
+            self._context.failpoints.reach(done)
+        with released_on_error(found.release):
+            self._check_counted(found)
+        return Reduction(plan, found)
+
+    def _range_task(self, plan: BatchPlan) -> RangeTask:
+        """The batch as tasks that decode and reduce in Arrow."""
         # Kafka must still say the topic's id after the read.
         ranges = (FetchRange(*part, topic_id=plan.found.topic_id) for part in plan.ranges if part.records)
-        task = RangeTask(tuple(ranges), self._decoding.columns().with_rules(self._rules()))
-        checkpoint = self._context.target.capabilities.rereads
-        with self._step("read"):
-            found = reduced_ranges(self._session, task, self._reader, checkpoint=checkpoint)
-        reduction = Reduction(plan, found)
-        with _released_on_error(reduction.release):
-            for done in ("decoded", "reduced"):  # by the same tasks
-                self._context.failpoints.reach(done)
-            if found.summary.messages != found.read.records:
-                raise AccountingError(
-                    f"{found.read.records} records were read, and the tasks counted "
-                    f"{found.summary.messages}: nothing is written. Report this with the log",
-                    table=str(self._settings.table),
-                )
-        return reduction
+        return RangeTask(tuple(ranges), self._decoding.columns().with_rules(self._rules()))
+
+    @property
+    def _checkpoints(self) -> bool:
+        """Whether payloads must never be made again: the target reads them more than once."""
+        return self._context.target.capabilities.rereads
+
+    def _check_counted(self, found: RangeFrame) -> None:
+        if found.summary.messages != found.read.records:
+            raise AccountingError(
+                f"{found.read.records} records were read, and the tasks counted {found.summary.messages}: "
+                "nothing is written. Report this with the log",
+                table=str(self._settings.table),
+            )
 
     def _rules(self) -> EventRules:
         return EventRules(
@@ -329,7 +338,8 @@ class Batch:
             evolved = self._evolved(schema_decision)
         with self._step("rejected"):
             rejected = self._reject(reduction, progress)
-            last_ddl = keep_ddl(context, reduction, self._reader, progress) if summary.ddl else None
+            topic_id = reduction.plan.found.topic_id
+            last_ddl = keep_ddl(context, reduction.frame, topic_id, progress) if summary.ddl else None
         context.failpoints.reach("committing")
         with self._step("committed"):
             result = self._commit(self._reduced_batch(reduction, schema_decision, progress), progress)
@@ -401,7 +411,7 @@ class Batch:
             on_delete=on_delete(self._settings, shape),
             lenient=self._settings.ignore_null_updates,
             payloads=self._payloads(reduction, schema_decision),
-            checkpointed=self._context.target.capabilities.rereads,
+            checkpointed=self._checkpoints,
             on_staged=lambda: self._context.failpoints.reach("staged"),
         )
 
@@ -423,12 +433,10 @@ class Batch:
             return 0
         letters, plan = self._context.dead_letters(), reduction.plan
         letters.prepare()
-        bad = bad_records(reduction.frame, plan.ranges)
-        raw = self._context.source.records(self._session, bad.ranges)
-        codec = self._context.config.source.protocol
+        source, codec = self._context.source, self._context.config.source.protocol
         stamp = LetterStamp.of(progress, topic_id=plan.found.topic_id, codec=codec)
-        missing = bad.count - write_bad_records(bad, raw, letters.topic, stamp)
-        return reduction.summary.bad - missing
+        written = write_bad_records(reduction.frame, source.fetch, letters.topic, stamp)
+        return reduction.summary.bad - (written.records - written.acknowledged)
 
     def _commit(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         table = self._hold.table
@@ -452,7 +460,7 @@ class Batch:
 
 
 @contextmanager
-def _released_on_error(release: Callable[[], object]) -> Iterator[None]:
+def released_on_error(release: Callable[[], object]) -> Iterator[None]:
     """Let go of a persisted frame that nobody will ask for."""
     try:
         yield

@@ -52,10 +52,6 @@ from tidesink.sinks.state.progress import StateStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.source import ReadFrame
-    from tidesink.sinks.batch.tasks import Fetch
-    from tidesink.sinks.schema_sources.base import Apart
-
 
 class Topics:
     """The memories of a pipeline's topics, made when asked for.
@@ -387,21 +383,6 @@ class TableRecords:
         mine = self._kept.frame(session).where(named.isNull() | (named == self._name))
         rows = mine.select("partition", "payload", "error")
         return rows.mapInArrow(Reporting(StoredRanges(self._kept.ranges, work)), ddl)
-
-    @property
-    def fetch(self) -> Fetch:
-        """As the source's."""
-        return self._source.fetch
-
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in the ranges, from Kafka."""
-        return self._source.frame(session, ranges)
-
-    def read(
-        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
-    ) -> ReadFrame:
-        """The same, counted: frames are read by each table for itself."""
-        return self._source.read(session, ranges, apart=apart)
 
 
 def _unpersist(frame: DataFrame) -> None:

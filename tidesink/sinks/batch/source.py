@@ -1,4 +1,4 @@
-"""The frames of a batch: Kafka's records, raw or decoded and reduced in tasks.
+"""Kafka's records for tasks and look-ups, and the frames of a batch that tasks decoded and reduced.
 
 Payloads are stored by Spark, in memory and on disk. The driver collects what stands beside them: counts,
 hashes of keys and errors, a row for each payload.
@@ -10,11 +10,11 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import structlog
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
@@ -32,33 +32,21 @@ from tidesink.sinks.spark.record_frames import (
     ANSWER_DDL,
     Question,
     opened,
-    opened_frame,
     over_ranges,
-    record_frame,
     split_ranges,
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.sinks.batch.tasks import Fetch
-    from tidesink.sinks.schema_sources.base import Apart
 
 
 R = TypeVar("R")
 Records = Iterator[pa.RecordBatch]
-_log = structlog.get_logger("tidesink.spark")
 
-RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
 # Spark spreads the shuffle of a batch over so many records a task.
 _RECORDS_A_SHUFFLE_TASK: Final = 25_000
-
-# A query that turns out empty is cut down to nothing by this rule, and what was counted with it: whoever
-# waits for the count would wait for ever.
-_EXCLUDED: Final = (
-    "spark.sql.adaptive.optimizer.excludedRules",
-    "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
-)
 
 
 class KafkaRead(NamedTuple):
@@ -69,46 +57,8 @@ class KafkaRead(NamedTuple):
     strangers: int = 0
 
 
-class ReadFrame(NamedTuple):
-    """A batch's raw frame; ``observed`` says what Kafka gave, once the frame was computed.
-
-    ``counted`` says it too, of a read of its own.
-    """
-
-    frame: DataFrame
-    observed: Callable[[], KafkaRead]
-    counted: Callable[[], KafkaRead]
-
-    def given(self, arrived: int) -> KafkaRead:
-        """What Kafka gave, where so many records came out at the end of the batch's plan.
-
-        Spark adds what a task observed each time the task has run, and tasks run again where their executor
-        was lost before all had come for what they wrote. So what is observed may be too much, and is
-        counted where it does not fit; a record that was lost, or came twice, shows then as it did before.
-        """
-        observed = self.observed()
-        if observed.records == arrived:
-            return observed
-        counted = self.counted()
-        if counted != observed:
-            _log.info("records read were counted again", observed=observed.records, counted=counted.records)
-        return counted
-
-
 class RecordReader(Protocol):
-    """Gives the records of ranges of offsets."""
-
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in the ranges; lazy."""
-
-    def read(
-        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
-    ) -> ReadFrame:
-        """The records in the ranges, counted as they are read, without those that ``apart`` leaves out."""
-
-    @property
-    def fetch(self) -> Fetch | None:
-        """How tasks read a range by themselves; None where they cannot."""
+    """Gives the records of ranges to tasks."""
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """What ``work`` makes of each range and its records: a task a range; lazy."""
@@ -157,67 +107,6 @@ class KafkaSource:
         """The same, as messages; those without a value are left out."""
         return (one for batch in self.read_here(ranges) for one in messages(batch) if one.value is not None)
 
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in the ranges; lazy."""
-        return record_frame(session, ranges, self.fetch, opens_up_to=self.opens_up_to)
-
-    def records(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The same as Kafka has them: values are not opened, and there is a column ``headers``."""
-        return record_frame(session, ranges, self.fetch, headers=True)
-
-    def opened(self, frame: DataFrame) -> DataFrame:
-        """Records with their values opened, where the config says that they may be compressed."""
-        return frame if self.opens_up_to is None else opened_frame(frame, self.opens_up_to)
-
-    def read(
-        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
-    ) -> ReadFrame:
-        """The records in the ranges, counted as they are read, without those that ``apart`` leaves out."""
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
-
-        observation = Observation()
-        frame = self.frame(session, ranges)
-        mine, stranger = (F.lit(True), F.lit(False)) if apart is None else (~apart.foreign, apart.stranger)
-        size = record_bytes()
-        counts = (
-            F.count_if(mine).alias("records"),
-            F.sum(F.when(mine, size)).alias("bytes"),
-            F.count_if(stranger).alias("strangers"),
-        )
-        observed = frame.observe(observation, *counts)
-        return ReadFrame(
-            observed if apart is None else observed.where(mine),
-            partial(_observed, observation),
-            partial(_counted, frame, counts),
-        )
-
-
-def record_bytes() -> Column:
-    """The bytes of a record's key and value."""
-    from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
-
-    return F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
-
-
-def _observed(observation: Observation) -> KafkaRead:
-    return _read_of(observation.get)
-
-
-def _counted(frame: DataFrame, counts: Sequence[Column]) -> KafkaRead:
-    return _read_of(frame.agg(*counts).collect()[0].asDict())
-
-
-def _read_of(found: Mapping[str, Any]) -> KafkaRead:
-    return KafkaRead(int(found["records"]), int(found["bytes"] or 0), int(found["strangers"] or 0))
-
-
-def open_reading_session(spark: SparkSession) -> SparkSession:
-    """A session beside ``spark`` in which what is read is always counted."""
-    session = spark.newSession()
-    session.conf.set(*_EXCLUDED)
-    return session
-
 
 def fit_shuffle(session: SparkSession, records: int) -> None:
     """Have the session spread the shuffle of so many records over tasks that are worth their start."""
@@ -240,7 +129,7 @@ _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
 class RangeFrame(NamedTuple):
     """A reduced frame. ``stored`` is the frame that Spark keeps, for ``release_stored``.
 
-    ``summary``: what the tasks counted.
+    ``summary``: what the tasks counted. ``hashes``: of the keys (``reduce.key_hashes``).
     """
 
     frame: DataFrame
@@ -248,6 +137,11 @@ class RangeFrame(NamedTuple):
     read: KafkaRead
     summary: BatchSummary
     row_codec_records: int
+    hashes: npt.NDArray[np.uint64]
+
+    def release(self) -> None:
+        """Let go of what Spark keeps."""
+        release_stored(self.stored)
 
 
 def reduced_ranges(
@@ -276,7 +170,8 @@ def reduced_ranges(
         sum(head[name] or 0 for head in heads)
         for name in ("records", "bytes", "row_codec_records", "strangers")
     )
-    return RangeFrame(frame, stored, KafkaRead(read, size, strangers), summary, left)
+    hashes = np.frombuffer(b"".join(bytes(head["hashes"]) for head in heads if head["hashes"]), np.uint64)
+    return RangeFrame(frame, stored, KafkaRead(read, size, strangers), summary, left, hashes)
 
 
 def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:

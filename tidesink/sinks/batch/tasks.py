@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +94,7 @@ _DETAIL: Final = pa.struct(
         ("fields", pa.list_(pa.string())),
         ("key", pa.binary()),
         ("value", pa.binary()),
+        ("time", pa.int64()),
     ]
 )
 _SEQUENCE: Final = pa.struct(
@@ -107,7 +108,7 @@ _SEQUENCE: Final = pa.struct(
 )
 _DETAIL_DDL: Final = (
     "struct<error: string, reason: string, key_id: bigint, value_id: bigint, fields: array<string>, "
-    "key: binary, value: binary>"
+    "key: binary, value: binary, time: bigint>"
 )
 
 
@@ -195,16 +196,24 @@ class RangeTooLargeError(ConfigError):
         )
 
 
+class Restriction(Protocol):
+    """Keeps a part of the records."""
+
+    def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
+        """What is kept; the counts of records stay."""
+
+
 @dataclass(frozen=True)
 class RangeTask:
     """Decode, reduce and pack ranges, each with the records that it is given.
 
-    ``most_bytes``: of one range, decoded.
+    ``only``: what is kept of the records; None: all. ``most_bytes``: of what is kept of one range, decoded.
     """
 
     ranges: tuple[FetchRange, ...]
     plan: DecodePlan
     most_bytes: int = MOST_BYTES
+    only: Restriction | None = None
 
     @property
     def columns(self) -> ReducedColumns:
@@ -216,7 +225,7 @@ class RangeTask:
         plan = self.plan
         assert plan.row_filter is not None  # noqa: S101  (asked for where there is one)
         # A range without a record is a chunk too: it is counted.
-        found = chain([DecodedRecords()], self._decoded(wanted, records))
+        found = chain([DecodedRecords()], map(self._restricted, self._decoded(records)))
         for chunk in _with_error(wanted, found):
             yield decoded_chunk(wanted, chunk, plan.row_filter, plan.rows)
 
@@ -234,12 +243,12 @@ class RangeTask:
 
     def packed(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of one range. An error of ours is one payload with it, so that it keeps its class."""
-        yield from self._payloads(wanted, self._decoded(wanted, records))
+        yield from self._payloads(wanted, self._decoded(records))
 
     def _payloads(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[pa.RecordBatch]:
         try:
             whole = DecodedRecords()
-            for more in found:
+            for more in self._kept(wanted, found):
                 whole.add(more)
             yield from _pack(wanted, whole, self.plan)
         except TidesinkError as error:
@@ -247,16 +256,23 @@ class RangeTask:
         except Exception as error:
             raise _failed(wanted) from error
 
-    def _decoded(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[DecodedRecords]:
-        """What the records of a range hold, batch by batch."""
-        plan, size = self.plan, 0
-        for batch in records:
-            more = decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules)
+    def _kept(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[DecodedRecords]:
+        size = 0
+        for more in map(self._restricted, found):
             # What stays in memory: a record with its schema is much more than its row, a compressed one less.
             size += more.nbytes
             if size > self.most_bytes:
                 raise RangeTooLargeError.of(wanted, self.most_bytes)
             yield more
+
+    def _restricted(self, found: DecodedRecords) -> DecodedRecords:
+        return found if self.only is None else self.only.of(found, self.plan)
+
+    def _decoded(self, records: Iterable[pa.RecordBatch]) -> Iterator[DecodedRecords]:
+        """What the records of a range hold, batch by batch."""
+        plan = self.plan
+        for batch in records:
+            yield decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules)
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -17,8 +17,6 @@ from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-
     from tidesink.sinks.batch.decoders import DecodePlan
 
 
@@ -28,16 +26,6 @@ class Missed(NamedTuple):
     summary: BatchSummary
     ranges: Sequence[OffsetRange]
     found: TopicOffsets
-
-
-class Apart(NamedTuple):
-    """Other tables' records: which are another known table's or a stranger's, and which a stranger's.
-
-    The first are left out of the batch; the second are counted, since somebody must take them.
-    """
-
-    foreign: Column
-    stranger: Column
 
 
 class Renamed(NamedTuple):
@@ -116,9 +104,6 @@ class Decoding(Protocol):
         Raises: as ``prepare``.
         """
 
-    def apart(self) -> Apart | None:
-        """How other tables' records are identified; None where the topic can only have one table."""
-
     def meet_others(self, missed: Missed) -> None:
         """Take note that the batch has records of tables nobody knows.
 
@@ -189,10 +174,6 @@ class DecodingAround(ABC):
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """As the decoding inside."""
         self._decoding.read_as(renamed, held)
-
-    def apart(self) -> Apart | None:
-        """As the decoding inside."""
-        return self._decoding.apart()
 
     def meet_others(self, missed: Missed) -> None:
         """As the decoding inside."""

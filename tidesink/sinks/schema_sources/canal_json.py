@@ -20,10 +20,9 @@ from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
-from tidesink.sinks.schema_sources.base import Apart, Missed, Renamed, SourceColumns, declared_table
+from tidesink.sinks.schema_sources.base import Missed, Renamed, SourceColumns, declared_table
 from tidesink.sinks.schema_sources.open import PlannedDecoding
 from tidesink.sinks.schema_sources.topic_ddl import DDL_PARTITION
-from tidesink.sinks.spark.record_frames import foreign_to, is_row
 from tidesink.sinks.worker.context import WorkerContext
 from tidesink.typemap.render import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
@@ -67,7 +66,6 @@ class CanalJsonDecoding(PlannedDecoding):
         self._planned: TableSchema | None = None
         self._text_columns: tuple[str, ...] = ()
         self._shared: tuple[DecodePlan, frozenset[TableId], DecodePlan] | None = None
-        self._apart: tuple[tuple[TableId, ...], Apart] | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -157,19 +155,6 @@ class CanalJsonDecoding(PlannedDecoding):
         if renamed != self._renamed or kept:
             self._renamed = dict(renamed)
             self._make(kept)
-
-    def apart(self) -> Apart:
-        """What the messages' own names say; made again when another table is met.
-
-        Each name is a call to the JVM, and topics have hundreds.
-        """
-        known = self._tables.known()
-        if self._apart is None or self._apart[0] != known:
-            others = (table for table in known if table != self._table)
-            # A table gets a task by its first row: a CREATE alone leaves nothing to apply.
-            stranger = foreign_to(self._table, *others) & is_row()
-            self._apart = known, Apart(foreign_to(self._table), stranger)
-        return self._apart[1]
 
     def meet_others(self, missed: Missed) -> None:
         """Take note of the other tables in a batch; they get tasks of their own."""

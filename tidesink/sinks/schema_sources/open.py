@@ -14,7 +14,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.projection import routed
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
-from tidesink.sinks.schema_sources.base import Apart, Decoding, Missed, SourceColumns
+from tidesink.sinks.schema_sources.base import Decoding, Missed, SourceColumns
 from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
@@ -99,10 +99,6 @@ class LoneDecoding(PlannedDecoding, ABC):
 
     def read_as(self, _renamed: Mapping[str, str], _held: Mapping[str, str]) -> None:
         """Never asked: no DDL tells of a rename."""
-
-    def apart(self) -> Apart | None:
-        """The topic holds one table."""
-        return None
 
     def meet_others(self, _missed: Missed) -> None:
         """Never: there are no others, and a row of another table is a bad record."""

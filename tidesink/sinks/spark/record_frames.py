@@ -1,20 +1,18 @@
-"""Records of Kafka as Spark frames, and what can be asked of them."""
+"""Ranges of Kafka's records in Spark's tasks: cut for the cores, fetched or stored, worked on.
+
+The records stay Arrow batches: what Spark sees is what a task's work makes of a range.
+"""
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.canal_json.topic import TableNames
 from tidesink.codecs.compression import decompressed
@@ -22,7 +20,7 @@ from tidesink.errors import FramingError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.records import record_bytes
 from tidesink.sinks.batch.tasks import RangeTooLargeError, Work, ipc_stream
-from tidesink.sinks.kafka.fetch import HEADERS, FetchRange
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import Reporting
 
 if TYPE_CHECKING:
@@ -32,22 +30,6 @@ if TYPE_CHECKING:
     from tidesink.sinks.kafka.offsets import OffsetRange
 
 
-RECORD_DDL: Final = (
-    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary"
-)
-_HEADERS_DDL: Final = "headers array<struct<key: string, value: binary>>"
-_SCHEMA: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        # The zone of every session (``session.FIXED``).
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", HEADERS),
-    ]
-)
 # One task reads so many records at least: a short range is not worth a second task.
 _RECORDS_A_TASK: Final = 50_000
 # A batch of opened values ends before it is larger, but for one value that is larger alone.
@@ -101,60 +83,6 @@ class Question:
         yield pa.record_batch({"answer": pa.array([answer], pa.binary())})
 
 
-@dataclass(frozen=True)
-class RecordTask:
-    """Reads ranges; a task is given the numbers of its ranges.
-
-    ``opens_up_to``: values may be compressed, and are opened, up to so many bytes each. None: they are not.
-    """
-
-    ranges: tuple[FetchRange, ...]
-    fetch: Fetch
-    opens_up_to: int | None = None
-    headers: bool = False
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The records of the ranges whose numbers the batches hold."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self._records(self.ranges[number])
-
-    def _records(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        for batch in self.fetch(wanted):
-            records = _as_spark(batch, headers=self.headers)
-            yield from [records] if self.opens_up_to is None else opened_values(records, self.opens_up_to)
-
-
-def _as_spark(batch: pa.RecordBatch, *, headers: bool) -> pa.RecordBatch:
-    """A batch of ``fetch`` with the columns' types as Spark takes them."""
-    schema = _SCHEMA if headers else pa.schema(list(_SCHEMA)[:-1])
-    stamps = pc.cast(batch.column("timestamp"), pa.timestamp("ms", tz="UTC"))
-    columns = [
-        stamps.cast(field.type) if field.name == "timestamp" else batch.column(field.name).cast(field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def record_frame(
-    session: SparkSession,
-    ranges: Sequence[OffsetRange],
-    fetch: Fetch,
-    *,
-    opens_up_to: int | None = None,
-    headers: bool = False,
-) -> DataFrame:
-    """The records of the ranges; lazy, and empty where no range has an offset.
-
-    An error of ``fetch`` comes back by ``task_errors.task_error``.
-    """
-    parts = split_ranges(ranges, session.sparkContext.defaultParallelism)
-    task = RecordTask(parts, fetch, opens_up_to, headers)
-    numbers = session.range(0, len(parts), 1, max(1, len(parts)))
-    columns = f"{RECORD_DDL}, {_HEADERS_DDL}" if headers else RECORD_DDL
-    return numbers.mapInArrow(Reporting(task), columns)
-
-
 def split_ranges(ranges: Sequence[OffsetRange], cores: int) -> tuple[FetchRange, ...]:
     """The ranges that have an offset, large ones in several parts: enough to keep the cores busy."""
     records = sum(part.records for part in ranges)
@@ -168,11 +96,6 @@ def _pieces(part: OffsetRange, most: int) -> Iterator[FetchRange]:
     for number in range(count):
         start, end = (part.start + part.records * at // count for at in (number, number + 1))
         yield FetchRange(part.topic, part.partition, start, end)
-
-
-def opened_frame(frame: DataFrame, opens_up_to: int) -> DataFrame:
-    """A frame of records with its column ``value`` opened."""
-    return frame.mapInArrow(Reporting(partial(_opened_batches, opens_up_to)), frame.schema)
 
 
 def _opened_batches(most: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -321,32 +244,3 @@ def full_name(table: TableId) -> str:
 def table_of(name: str) -> TableId:
     """The table of a full name."""
     return TableId(*name.split(_BETWEEN))
-
-
-def is_row() -> Column:
-    """Whether a canal-json record is of a row, and not of a DDL event or a watermark."""
-    return F.coalesce((_member("isDdl") == "false") & (_member("type") != "TIDB_WATERMARK"), F.lit(False))
-
-
-def named_table() -> Column:
-    """The full name of the table a record says it is of; null for what names none, or cannot be read."""
-    database, named = _member("database"), _member("table")
-    return F.when(named != "", F.concat(F.coalesce(database, F.lit("")), F.lit(_BETWEEN), named))
-
-
-def foreign_to(*tables: TableId) -> Column:
-    """Whether a record says it is of none of these tables; false for what names no table, or cannot be read.
-
-    TiCDC's messages begin with id, database and table, so that most of the first table's are known by
-    their first bytes.
-    """
-    schema, name = (json.dumps(part, ensure_ascii=False) for part in tables[0])
-    start = f'{{"id":0,"database":{schema},"table":{name},'.encode()
-    other = ~named_table().isin(*(full_name(table) for table in tables))
-    mine = F.startswith(F.col("value"), F.lit(bytearray(start)))
-    return F.when(mine, F.lit(False)).otherwise(F.coalesce(other, F.lit(False)))
-
-
-def _member(name: str) -> Column:
-    """A member of a canal-json message, as text; null where the value is no JSON object that has it."""
-    return F.get_json_object(F.col("value").cast("string"), f"$.{name}")
