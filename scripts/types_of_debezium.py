@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tidesink.typemap.debezium_types import PLAIN_TYPES, SEMANTIC_TYPES, SOURCE_TYPES
-from tidesink.typemap.table import OTHER_TYPES
+from tidesink.typemap.table import OTHER_TYPES, PLAIN_TYPES, SEMANTIC_TYPES
 
 Table = Callable[[str, Iterable[Sequence[object]]], str]
 
@@ -22,12 +21,6 @@ What a Connect schema's name makes of a field, in Avro and in JSON with schemas.
 of real connectors, `documented` is from Debezium's documentation and source. A schema without one of these
 names is read by its Connect type alone.
 """
-SOURCES = """
-## From a database to Debezium
-
-The schemas in which Debezium 3.5 sends a column's values, in its default modes. What no schema tells is in
-[debezium-values.md](debezium-values.md).
-"""
 
 
 def section(table: Table) -> str:
@@ -38,14 +31,9 @@ def section(table: Table) -> str:
         for s in sorted(SEMANTIC_TYPES, key=lambda one: one.name)
     ]
     plain = [(f"none: {wire}", wire, kind, "captured", "") for wire, kind in PLAIN_TYPES.items()]
-    sources = [
-        (s.database, s.types, s.wire, f"`{s.name}`" if s.name else "", s.seen, s.note) for s in SOURCE_TYPES
-    ]
     return (
         OTHER
         + table("type|also spelt|Python|Delta, Iceberg|what is lost or changed", other)
         + SEMANTIC
         + table("name|Connect type|type|seen|note", [*named, *plain])
-        + SOURCES
-        + table("database|types|Connect type|name|seen|note", sources)
     )

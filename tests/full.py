@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import pytest
 
+from tidesink.config.targets import TargetFeature
+
 FULL: Final = pytest.mark.full
 TEST_ALL: Final = bool(os.environ.get("TIDESINK_TEST_ALL"))
 
@@ -32,6 +34,11 @@ def quick_on(*beds: str) -> pytest.MarkDecorator:
     ``make test`` runs it on these targets, ``make test-all`` on all. A test's mark replaces its module's.
     """
     return pytest.mark.quick_on(*beds)
+
+
+def needs(feature: TargetFeature) -> pytest.MarkDecorator:
+    """A mark for a module, a test or a parameter: on targets without the feature it is skipped."""
+    return pytest.mark.needs(feature)
 
 
 def is_full(item: pytest.Item) -> bool:

@@ -87,8 +87,6 @@ class MemoryColumns(ABC):
 CAPABILITIES: Final = Capabilities(
     name="memory",
     exactly_once=True,
-    evolves=True,
-    widens=True,
     features=ALL_FEATURES,
 )
 _Rows = dict[tuple[Any, ...], dict[str, Any]]

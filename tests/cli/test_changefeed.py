@@ -190,6 +190,11 @@ def test_no_error_shows_a_secret(tmp_path: Path, uri: str, toml: str) -> None:
         ("mysql://k:1/", "", "writes to mysql, and tidesink reads Kafka"),
         ("kafka://k:1/?protocol=canal-json", "", "names no topic"),
         ("kafka://k:1/t?protocol=cnal-json", "", "did you mean canal-json?"),
+        (
+            f"{CANAL}&enable-tidb-extension=true",
+            "[sink.kafka-config.large-message-handle]\nlarge-message-handle-option='claim-check'\n",
+            "source.claim-check-storage-uri: required",
+        ),
         (CANAL, "[sink\n", "no TOML"),
         (CANAL, "sink=1\n", "sink is a section"),
         (CANAL, "[sink]\ndispatchers=['x']\n", "is a list"),

@@ -21,8 +21,8 @@ def test_the_version_is_printed() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("decode", "--input", "-"), "give --protocol avro, canal-json, debezium-json or debezium-avro"),
-        (("decode", "--protocol", "avr", "--input", "-"), "did you mean avro?"),
+        (("decode", "--input", "-"), "give --protocol flat-avro, canal-json, debezium-json or debezium-avro"),
+        (("decode", "--protocol", "avr", "--input", "-"), "did you mean 'avro'?"),
         (("decode", "--protocol", "avro", "--input", "-"), "--schemas FILE"),
         (("decode", "--protocol", "canal-json"), "either --input FILE"),
         (("decode", "--protocol", "canal-json", "--input", "-", "--topic", "t"), "either --input FILE"),

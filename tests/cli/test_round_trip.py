@@ -13,10 +13,11 @@ import pytest
 from tests.golden.vectors import Record, VectorFolder, find_folders, find_workloads
 from tidesink.cli.decode import Observed, decoded_lines
 from tidesink.cli.encode import Encoded, given_bytes, joined, line_encoder
-from tidesink.cli.sources import FileDefinitions, Setting
+from tidesink.cli.sources import Setting
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import compression_of, decompressed
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -29,7 +30,7 @@ def setting(protocol: str, registry: MemorySchemaRegistry) -> Setting:
         options=CodecOptions(),
         declared={},
         registry=registry,
-        definitions=FileDefinitions(),
+        definitions=TableDefinitions(),
         table_of_topic=None,
         config=None,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -123,19 +122,6 @@ def test_a_name_wider_than_the_terminal_stays_whole() -> None:
         show_table(None, ("table", "note"), [("n" * 90, "what is said of it is long " * 3)], folded=("note",))
     assert "n" * 90 in terminal.getvalue()
     assert len(terminal.getvalue().splitlines()) > 2
-
-
-def test_the_command_to_type_is_the_one_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tmp_path / "bin" / "tidesink"
-    own.parent.mkdir()
-    own.write_text("#!/bin/sh\n")
-    own.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["bin/tidesink"])
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert demo.own_command() == "bin/tidesink"
-    monkeypatch.setenv("PATH", str(own.parent))
-    assert demo.own_command() == "tidesink"
 
 
 @pytest.fixture

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final, TypeVar
 
-from tidesink.codecs import open_codec
+from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.base import PLACEHOLDER, Codec, CodecOptions, EncodedRecord
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, Row, TableId, TableSchema, Value
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.schema_sources.open import DECODINGS
 
-# Every codec that a worker reads.
-PROTOCOLS: Final = tuple(DECODINGS)
+# Every codec.
+PROTOCOLS: Final = tuple(CODECS)
 TOPIC: Final = "shop_orders"
 TABLE: Final = TableId("sh`op", 'or\'ders "select" 数')
 NAME: Final = '`sh``op`.`or\'ders "select" 数`'
@@ -30,12 +29,54 @@ ALTER: Final = (
 )
 DEFAULTS: Final[Row] = {"order": "it's", "late": None}
 
-# No message of theirs has an update's old key: TiCDC sends a delete and an insert of one commit.
-SPLIT_KEY_CHANGES: Final = ("flat-avro",)
-# The others' topics tell a table's columns with its rows.
-TOLD_BY_DDL: Final = ("canal-json",)
-# TiCDC writes no default into the schema, so that nobody tells a worker what old rows have.
-WITHOUT_DEFAULTS: Final = ("debezium-avro",)
+_PLAIN: Final = CodecOptions()
+
+
+@dataclass(frozen=True)
+class Carries:
+    """What a protocol's messages carry. A codec needs an entry in ``CARRIES`` for what is other than here.
+
+    ``old_keys``: an update's old key; else a changed key is sent as a delete and an insert of one commit.
+    ``defaults``: those of columns that are added, which rows from before have. ``types``: the type of every
+    column; else a person declares the table. ``decimals``: exact ones, and no doubles. ``years_from``: the
+    least year of a date. ``placed``: the options with which each message has its position at the source;
+    None: none ever has. ``every_type``: those with which every value can be sent.
+    """
+
+    old_keys: bool = True
+    defaults: bool = True
+    types: bool = True
+    decimals: bool = True
+    years_from: int = 1
+    placed: CodecOptions | None = _PLAIN
+    every_type: CodecOptions = _PLAIN
+
+
+CARRIES: Final[Mapping[str, Carries]] = {
+    # A delete has a position where it also has the old row.
+    "flat-avro": Carries(
+        old_keys=False,
+        placed=CodecOptions(enable_tidb_extension=True, avro_include_before_value=True, producer="new"),
+    ),
+    "canal-json": Carries(placed=CodecOptions(enable_tidb_extension=True)),
+    # TiCDC takes years below 100 for short ones: year 1 goes out as 2001. It writes DECIMAL as a JSON number,
+    # by way of a double.
+    "debezium-json": Carries(types=False, decimals=False, years_from=1000),
+    # TiCDC writes no default into the schema. An Avro long holds no 2^64-1: TiCDC refuses to write it under
+    # its default.
+    "debezium-avro": Carries(
+        defaults=False,
+        types=False,
+        years_from=1000,
+        every_type=CodecOptions(avro_bigint_unsigned_handling_mode="string"),
+    ),
+}
+
+
+def carries(protocol: str) -> Carries:
+    """What a protocol's messages carry."""
+    return CARRIES.get(protocol, Carries())
+
 
 Key = tuple[Value, ...]
 _Sent = TypeVar("_Sent")
@@ -105,7 +146,7 @@ class Changefeed:
         found = definitions.get(self.schema.table)
         assert found is not None
         self.schema = found
-        if self.protocol in TOLD_BY_DDL:
+        if CODECS[self.protocol].tells_ddl:
             at = self._next_commit()
             self._keep(DdlEvent(found.table, sql, sql.split(maxsplit=1)[0], at, Position(TOPIC, 0, 0)))
 

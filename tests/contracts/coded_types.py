@@ -8,22 +8,12 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
+from tests.contracts.coded_changes import carries
 from tests.contracts.test_targets_types import NUL, cases
-from tidesink.codecs.base import CodecOptions
 from tidesink.events import Column, ColumnType, TableId, Value
 from tidesink.typemap.table import TYPES, row_of
 
 TABLE: Final = TableId("shop", "every_type")
-# An Avro long holds no 2^64-1: TiCDC's debezium-avro refuses to write it under its default.
-OPTIONS: Final[Mapping[str, CodecOptions]] = {
-    "debezium-avro": CodecOptions(avro_bigint_unsigned_handling_mode="string")
-}
-# Debezium's records do not tell every type of TiDB's: a person declares the table.
-_DECLARED: Final = ("debezium-avro", "debezium-json")
-# TiCDC writes DECIMAL as a JSON number, by way of a double: a person declares it as what it is.
-_DECIMAL_IS_DOUBLE: Final = ("debezium-json",)
-# TiCDC takes years below 100 for short ones there: year 1 goes out as 2001.
-_YEARS_FROM_1000: Final = ("debezium-avro", "debezium-json")
 _VALUES: Final[Mapping[str, tuple[str, str]]] = {
     "vector": ("[]", "[1,-2.5,3e-07]"),
     # '' that is no member is what TiDB makes of a wrong value outside strict mode: no label tells it.
@@ -47,7 +37,7 @@ class EveryType:
     """
 
     def __init__(self, protocol: str, *, nul_in_text: bool) -> None:
-        self._protocol = protocol
+        self._carries = carries(protocol)
         own = {row.name for row in TYPES}
         found = [(column, values) for column, values in cases() if row_of(column.type).name in own]
         assert {row_of(column.type).name for column, _ in found} == own
@@ -61,12 +51,12 @@ class EveryType:
     @property
     def known(self) -> str:
         """The table's DDL as far as the protocol carries its types."""
-        return _create_table(self._columns, "double" if self._protocol in _DECIMAL_IS_DOUBLE else "")
+        return _create_table(self._columns, "" if self._carries.decimals else "double")
 
     @property
     def definition(self) -> str | None:
         """What the config must say of the table."""
-        return self.known if self._protocol in _DECLARED else None
+        return None if self._carries.types else self.known
 
     @property
     def sent(self) -> list[list[Value]]:
@@ -85,12 +75,12 @@ class EveryType:
         if name == "enum":
             column = replace(column, type=replace(column.type, members=_VALUES[name]))
         low, high = _VALUES.get(name, values)
-        if name == "date" and self._protocol in _YEARS_FROM_1000:
-            low = date(1000, 1, 1)
+        if name == "date":
+            low = max(low, date(self._carries.years_from, 1, 1))
         if isinstance(high, str) and not nul_in_text:
             high = high.replace(NUL, "")
         sent = _at_source(column, low), _at_source(column, high)
-        if name == "decimal" and self._protocol in _DECIMAL_IS_DOUBLE:
+        if name == "decimal" and not self._carries.decimals:
             low, high = float(low), float(high)
         return Carried(column, sent, (low, high))
 

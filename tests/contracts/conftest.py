@@ -35,14 +35,11 @@ BEDS = {
     "mysql": mysql_bed,
 }
 # What a bed starts: the fast set never does.
+_SERVERS = ("kafka", "postgres", "mysql")
 MARKS = {
-    "delta": [pytest.mark.spark],
-    "http": [pytest.mark.spark],
-    "iceberg": [pytest.mark.spark],
-    "iceberg_jdbc": [pytest.mark.spark],
-    "kafka": [pytest.mark.spark, pytest.mark.servers],
-    "postgres": [pytest.mark.spark, pytest.mark.servers],
-    "mysql": [pytest.mark.spark, pytest.mark.servers],
+    name: [pytest.mark.spark, *([pytest.mark.servers] if name in _SERVERS else [])]
+    for name in BEDS
+    if name != "memory"
 }
 
 
@@ -53,7 +50,11 @@ BED_NAMES = (*TARGETS, "memory")
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in BED_NAMES])
 def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """Every target in turn; a target without a bed fails here, so that none goes untested."""
-    return BEDS[request.param](request, tmp_path / "lake")
+    found = BEDS[request.param](request, tmp_path / "lake")
+    for mark in request.node.iter_markers("needs"):
+        if mark.args[0] not in found.target.capabilities.features:
+            pytest.skip(f"{request.param} does not have {mark.args[0]}, and says so")
+    return found
 
 
 @pytest.fixture

@@ -60,4 +60,6 @@ def iceberg_bed_in(session: SparkSession, catalog: dict[str, str]) -> Bed:
     def read(table: TableId) -> list[dict[str, Any]]:
         return spark_rows(spark.table(target.location_of(table)))
 
-    return Bed("iceberg", target, read, lambda: IcebergTarget(spark, CATALOG, properties=catalog), spark)
+    return Bed(
+        "iceberg", target, read, lambda: IcebergTarget(spark, CATALOG, properties=catalog), spark, True
+    )

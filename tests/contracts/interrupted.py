@@ -102,7 +102,12 @@ class HeldMerge:
         self._table = table
         self._begun, self._go = gate / "begun", gate / "go"
         assert batch.frame is not None
-        self._batch = replace(batch, frame=_held(batch.frame, self._begun, self._go))
+        payloads = batch.payloads
+        self._batch = replace(
+            batch,
+            frame=_held(batch.frame, "_op", self._begun, self._go),
+            payloads=payloads and _held(payloads, "payload", self._begun, self._go),
+        )
         self._progress = progress
         self._thread = threading.Thread(target=self._merge)
 
@@ -125,14 +130,14 @@ class HeldMerge:
             self.raised.append(exc)
 
 
-def _held(frame: DataFrame, begun: Path, go: Path) -> DataFrame:
+def _held(frame: DataFrame, column: str, begun: Path, go: Path) -> DataFrame:
     """The same rows, which say that they are being read and then wait."""
     from pyspark.sql.functions import udf
 
     begun_name, go_name, patience = str(begun), str(go), _PATIENCE_SECONDS
 
     # By value, with nothing of this module in it: Python's workers do not find the tests.
-    def passed(op: str) -> str:
+    def passed(value: Any) -> Any:
         import time
         from pathlib import Path
 
@@ -140,11 +145,11 @@ def _held(frame: DataFrame, begun: Path, go: Path) -> DataFrame:
         deadline = time.monotonic() + patience
         while not Path(go_name).exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        return op
+        return value
 
     # Spark 4.1 guesses the kind of function from hints it finds, and warns where it cannot.
     passed.__annotations__ = {}
-    return frame.withColumn("_op", udf(passed, "string")("_op"))
+    return frame.withColumn(column, udf(passed, frame.schema[column].dataType)(column))
 
 
 def _wait_for(file: Path) -> None:

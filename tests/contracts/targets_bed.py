@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from tests.columns import ID
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.target_rows import key_type, row_type
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -53,13 +54,17 @@ def progress(epoch: int, batch: int, *, table: TableId = TABLE, pipeline: str = 
 
 @dataclass(frozen=True)
 class Bed:
-    """A target under test, with what differs between targets in a test."""
+    """A target under test, with what differs between targets in a test.
+
+    ``packs``: batches have the payloads that a worker's have, for targets that take them.
+    """
 
     name: str
     target: Target
     read: Reader
     reopen: Callable[[], Target]
     spark: SparkSession | None = None
+    packs: bool = False
 
     @property
     def keeps_rows(self) -> bool:
@@ -119,6 +124,7 @@ class Bed:
             sequenced=bool(at),
             on_delete=tuple(on_delete or ()),
             lenient=lenient,
+            payloads=payloads_of(self.spark, shape, rows) if self.spark and self.packs and not at else None,
         )
 
     def living(self, table: TableId = TABLE) -> list[dict[str, Any]]:
@@ -202,6 +208,24 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
     # A small Arrow table is a relation of the plan's own; rows of Python are a job of Python workers.
     table = pa.Table.from_pylist(values, to_arrow_schema(schema))
     return spark.createDataFrame(table, schema).persist()
+
+
+def payloads_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow]) -> Any:
+    """The rows as a worker's tasks pack them: two payloads, and one without rows."""
+    schema = pa.schema([("_op", pa.string()), ("key", key_type(shape)), ("after", row_type(shape))])
+    values = [{"_op": row.op, "key": dict(row.key), "after": row.after} for row in rows]
+    half = len(values) // 2
+    packed = [_packed(pa.Table.from_pylist(part, schema)) for part in (values[:half], values[half:])]
+    types = pa.schema([("payload", pa.binary()), ("error", pa.binary())])
+    table = pa.table([[*packed, None], [None] * 3], schema=types)
+    return spark.createDataFrame(table, "payload binary, error binary").persist()
+
+
+def _packed(rows: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, rows.schema) as writer:
+        writer.write_table(rows)
+    return bytes(out.getvalue())
 
 
 def _sequence(sequence: RowSequence) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
-from tests.full import FULL, quick_on
+from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim
@@ -204,9 +204,8 @@ def test_a_table_of_another_pipeline_is_refused(bed: Bed) -> None:
         other.claim()
 
 
+@needs("soft-deletes")
 def test_soft_deletes_keep_the_row(bed: Bed) -> None:
-    if "soft-deletes" not in bed.target.capabilities.features:
-        pytest.skip("the target says it has no soft deletes")
     table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode="soft")
     epoch = table.claim().epoch
     table.apply(bed.batch(SHAPE, [row(1), row(2), row(3)], delete_mode="soft"), progress(epoch, 1))
@@ -224,9 +223,8 @@ def test_soft_deletes_keep_the_row(bed: Bed) -> None:
 
 # On Delta: test_targets_delta_defaults.py, and test_targets_codecs.py, whose stream adds such columns.
 @quick_on("memory", "iceberg", "postgres")
+@needs("rows")
 def test_a_new_column_gives_its_default_to_rows_already_there(bed: Bed) -> None:
-    if not bed.keeps_rows:
-        pytest.skip("the target passes changes on, and keeps no row")
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
     table.apply(bed.batch(SHAPE, [row(1), row(2)]), progress(epoch, 1))

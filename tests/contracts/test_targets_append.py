@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
-from tests.full import FULL, quick_on
+from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.batch.change_log import (
@@ -27,16 +27,10 @@ from tidesink.sinks.batch.change_log import (
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
 from tidesink.typemap.target_schema import TableShape
 
-pytestmark = quick_on("memory", "mysql")
+pytestmark = [quick_on("memory", "mysql"), needs("append")]
 
 SHAPE = log_shape(shape())
 Row = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def has_the_mode(bed: Bed) -> None:
-    if "append" not in bed.target.capabilities.features:
-        pytest.skip("the target says it holds no change log")
 
 
 def image(offset: int, op: str = "insert", index: int = 0, **values: Any) -> Row:

@@ -20,12 +20,11 @@ from tests.contracts.coded_changes import (
     CREATE,
     DEFAULTS,
     PROTOCOLS,
-    SPLIT_KEY_CHANGES,
     TABLE,
     TOPIC,
-    WITHOUT_DEFAULTS,
     Changefeed,
     arriving,
+    carries,
     first_changes,
     name_in,
     placed,
@@ -33,14 +32,13 @@ from tests.contracts.coded_changes import (
     wider_changes,
 )
 from tests.contracts.coded_lane import config_of, open_table
-from tests.contracts.coded_types import OPTIONS, EveryType
 from tests.contracts.coded_types import TABLE as EVERY_TYPE
+from tests.contracts.coded_types import EveryType
 from tests.contracts.conftest import BED_NAMES, MARKS
 from tests.contracts.targets_bed import Bed, progress
-from tests.full import FULL, quick_on
+from tests.full import FULL, needs, quick_on
 from tests.memory_target import MemoryTarget
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, TableSchema
 from tidesink.reduce import reduce
@@ -54,11 +52,6 @@ Rows = list[dict[str, Any]]
 # Where the stream goes back to: behind a CREATE and the first rows, and between the last delete and insert of
 # a key, so that the delete comes again after the row that followed it.
 AGAIN: Final = (5, -2)
-# With a position in every message. TiCDC's flat-avro has one in deletes where it also has the old row.
-PLACED: Final = {
-    "flat-avro": CodecOptions(enable_tidb_extension=True, avro_include_before_value=True, producer="new"),
-    "canal-json": CodecOptions(enable_tidb_extension=True),
-}
 
 
 def marks_of(target: str, protocol: str) -> list[pytest.MarkDecorator]:
@@ -86,7 +79,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 def orders(protocol: str) -> Changefeed:
     """All that happened to a table, columns that were added too."""
-    feed = Changefeed(protocol, TableSchema(TABLE, ()), old_keys=protocol not in SPLIT_KEY_CHANGES)
+    feed = Changefeed(protocol, TableSchema(TABLE, ()), old_keys=carries(protocol).old_keys)
     feed.define(CREATE)
     first_changes(feed)
     wider_changes(feed)
@@ -119,7 +112,7 @@ def test_any_stream_ends_in_the_sources_rows_wherever_it_is_cut(
     rows = table.rows(shape_of(arriving(feed.schema, protocol)))
     if not bed.keeps_rows:  # a message has what its row had: its reader knows the rest
         rows = [{**row, "order": row["order"] or DEFAULTS["order"]} for row in rows]
-    reported = not bed.keeps_rows or protocol not in WITHOUT_DEFAULTS
+    reported = not bed.keeps_rows or carries(protocol).defaults
     assert rows == at_source(feed, tells_defaults=reported), cuts
 
 
@@ -162,14 +155,15 @@ def _key(shape: TableShape, values: tuple[Any, ...]) -> dict[str, Any]:
 
 
 # On Delta: test_targets_sequence.py, by random streams.
+@needs("source-order")
 @quick_on("postgres")
 @pytest.mark.parametrize(("bed", "protocol"), PAIRS, indirect=["bed"])
 def test_in_the_sources_order_the_newest_change_stays_wherever_it_comes(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    if "source-order" not in bed.target.capabilities.features:
-        pytest.skip(f"{bed.name} keeps no positions, and says so")
-    options = PLACED.get(protocol, CodecOptions())
+    options = carries(protocol).placed
+    if options is None:
+        pytest.skip(f"{protocol} has no positions")
     feed = Changefeed(protocol, parse_create_table(CREATE), options=options)
     first_changes(feed)
     random = Random(f"{bed.name} {protocol}")
@@ -196,8 +190,7 @@ def test_every_type_arrives_with_its_limits_and_null(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     every = EveryType(protocol, nul_in_text=bed.target.capabilities.nul_in_text)
-    options = OPTIONS.get(protocol, CodecOptions())
-    feed = Changefeed(protocol, TableSchema(EVERY_TYPE, ()), options=options)
+    feed = Changefeed(protocol, TableSchema(EVERY_TYPE, ()), options=carries(protocol).every_type)
     feed.define(every.created)
     for number, values in enumerate(every.sent):
         feed.put(number, *values)

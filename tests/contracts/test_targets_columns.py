@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
-from tests.full import quick_on
+from tests.full import needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType
 
@@ -73,9 +73,8 @@ def test_columns_are_dropped_and_the_rest_stays(bed: Bed) -> None:
     assert bed.rows()[0]["name"] is None
 
 
+@needs("drop")
 def test_who_lost_the_table_changes_no_column(bed: Bed) -> None:
-    if "drop" not in bed.target.capabilities.features:
-        pytest.skip("columns stay")
     table = bed.target.open_table(SHAPE, pipeline="shop")
     table.claim()
     bed.reopen().open_table(SHAPE, pipeline="shop").claim()

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, frame_of, key_range, progress, shape
-from tests.full import FULL, quick_on
+from tests.full import FULL, needs, quick_on
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape, instant_of
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable
 from tidesink.typemap.target_schema import TableShape
 
-pytestmark = quick_on("memory", "postgres")
+pytestmark = [quick_on("memory", "postgres"), needs("history")]
 
 SHAPE = shape()
 NAMES = HistoryNames()
@@ -30,14 +30,6 @@ class Event(NamedTuple):
     at: int
     key: int
     name: str | None = None
-
-
-@pytest.fixture
-def bed(bed: Bed) -> Bed:
-    """The targets that keep versions."""
-    if "history" not in bed.target.capabilities.features:
-        pytest.skip(f"{bed.name} keeps no versions, and says so")
-    return bed
 
 
 def batch_of(

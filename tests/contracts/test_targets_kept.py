@@ -8,19 +8,14 @@ from typing import Any
 import pytest
 
 from tests.contracts.targets_bed import Bed, progress, row, shape
-from tests.full import quick_on
+from tests.full import needs, quick_on
 from tidesink.errors import ValueNotStoredError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, DeleteMode, ReducedBatch, TargetTable
 
-pytestmark = quick_on("memory", "mysql")
+# Of targets that pass changes on: test_targets_messages.py.
+pytestmark = [quick_on("memory", "mysql"), needs("rows")]
 
 SHAPE = shape()
-
-
-@pytest.fixture(autouse=True)
-def _keeps_rows(bed: Bed) -> None:
-    if not bed.keeps_rows:
-        pytest.skip("the target passes changes on, and keeps no row: test_targets_messages")
 
 
 @pytest.fixture
@@ -73,6 +68,7 @@ def test_into_an_empty_table_nothing_can_be_kept(bed: Bed) -> None:
     assert bed.rows() == [row(1, "sent", 1)]
 
 
+@needs("soft-deletes")
 def test_a_row_marked_deleted_has_nothing_to_keep(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode="soft")
     epoch = table.claim().epoch
@@ -86,7 +82,7 @@ def test_a_row_marked_deleted_has_nothing_to_keep(bed: Bed) -> None:
 
 
 @quick_on("memory", "delta", "iceberg", "postgres", "mysql")
-@pytest.mark.parametrize("mode", ["hard", "soft"])
+@pytest.mark.parametrize("mode", ["hard", pytest.param("soft", marks=needs("soft-deletes"))])
 def test_a_truncate_empties_the_table_once(bed: Bed, mode: DeleteMode) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode=mode)
     epoch = table.claim().epoch
@@ -123,6 +119,7 @@ def test_a_lenient_batch_writes_null_where_nothing_is_stored(bed: Bed, table: Ta
     assert bed.rows() == [row(1, None, 11), row(2, None, 2), row(3, None, 30)]
 
 
+@needs("soft-deletes")
 def test_a_lenient_batch_keeps_nothing_of_a_row_marked_deleted(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode="soft")
     epoch = table.claim().epoch
@@ -141,6 +138,7 @@ def test_a_lenient_batch_goes_into_an_empty_table(bed: Bed) -> None:
     assert bed.rows() == [row(1, None, 1)]
 
 
+@needs("soft-deletes")
 def test_a_soft_delete_writes_the_columns_it_is_told(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode="soft")
     epoch = table.claim().epoch

@@ -32,20 +32,18 @@ class Longest(NamedTuple):
 FREE: Final = "ä" * 300
 # What a file system takes for a folder's name, in bytes.
 FOLDER: Final = "ü" * 127 + "x"
+# Of targets that do not take every name.
 LONGEST: Final = {
-    "memory": Longest(FREE, FREE, ("column", "table")),
     "delta": Longest(FREE, FOLDER, ("column",)),
     "iceberg": Longest(FREE, FOLDER, ("column",)),
     "postgres": Longest("ä" * 31 + "x", "ü" * 31 + "x"),
     "mysql": Longest("ä" * 64, "ü" * 64),
-    "kafka": Longest(FREE, FREE, ("column", "table")),
-    "http": Longest(FREE, FREE, ("column", "table")),
 }
 
 
 def longest_of(bed: Bed) -> Longest:
     """What the bed's target takes; a topic of its longest name, which is cut where a table's is longer."""
-    found = LONGEST[bed.name]
+    found = LONGEST.get(bed.name, Longest(FREE, FREE, ("column", "table")))
     if not isinstance(bed.target, KafkaTarget):
         return found
     room = MAX_TOPIC_LENGTH - len(bed.target.settings.rule.topic_for(TableId("shop", "")))

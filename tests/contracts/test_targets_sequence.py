@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape
-from tests.full import FULL, quick_on
+from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import (
@@ -18,18 +18,10 @@ from tidesink.sinks.targets.base import (
     TargetTable,
 )
 
-pytestmark = quick_on("memory", "postgres")
+pytestmark = [quick_on("memory", "postgres"), needs("source-order")]
 
 SHAPE = shape()
 CARD = Column("card", ColumnType("varchar", length=20))
-
-
-@pytest.fixture
-def bed(bed: Bed) -> Bed:
-    """The targets that keep positions."""
-    if "source-order" not in bed.target.capabilities.features:
-        pytest.skip(f"{bed.name} keeps no positions, and says so")
-    return bed
 
 
 def held(bed: Bed) -> tuple[TargetTable, int]:

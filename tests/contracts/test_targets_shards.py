@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
-from tests.full import quick_on
+from tests.full import needs, quick_on
 from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId
@@ -15,17 +15,11 @@ from tidesink.sinks.batch.modes import routed_shape
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim, TargetTable
 from tidesink.typemap.target_schema import Shard, TableShape
 
-pytestmark = quick_on("memory", "postgres")
+pytestmark = [quick_on("memory", "postgres"), needs("shards")]
 
 A, B = TableId("shop_1", "orders"), TableId("shop_2", "orders")
 GOAL = TableId("shop", "orders")
 LATE = Column("late", ColumnType("varchar", length=9), default="A's")
-
-
-@pytest.fixture(autouse=True)
-def _shares(bed: Bed) -> None:
-    if "shards" not in bed.target.capabilities.features:
-        pytest.skip("the target has no tables that several source tables share")
 
 
 def shard_shape(source: TableId, *columns: Column, name: str | None = None) -> TableShape:

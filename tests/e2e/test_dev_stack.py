@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from tests.full import FULL
 from tests.servers import create_topics, delete_topic, local_stack
 from tidesink.dev.processes import LOOPBACK, accepts, free_ports, start_of
-from tidesink.dev.stack import Broker, DevStack, _run_format
+from tidesink.dev.stack import Broker, DevStack, _format
 from tidesink.errors import DevStackError
 from tidesink.sinks.spark.jvm import silent
 
@@ -248,11 +248,11 @@ def test_a_data_folder_on_another_disk_is_formatted_and_serves(tmp_path: Path) -
 
 
 def test_what_an_interrupted_format_left_is_replaced(tmp_path: Path) -> None:
-    """Whatever Kafka's tool had made by then, and what a killed ``up`` had not moved whole."""
+    """Whatever Kafka's tool had made by then."""
     data = tmp_path / "kafka" / "data"
     _broker(tmp_path).prepare(silent)
     whole = _files(data)
-    (data / "meta.properties").rename(data / "meta.properties.part")
+    (data / "meta.properties").unlink()
     for left in whole.keys() - {"meta.properties"}:
         (data / left).write_bytes(b"half of it")
     _broker(tmp_path).prepare(silent)
@@ -282,7 +282,7 @@ def test_a_format_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="21"\n')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
     with pytest.raises(DevStackError, match=r"has not formatted its storage .* within 0 s"):
-        _run_format(tmp_path, tmp_path / "server.properties", seconds=0.2)
+        _format(tmp_path, tmp_path / "server.properties", seconds=0.2)
 
 
 @FULL

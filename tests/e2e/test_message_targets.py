@@ -20,10 +20,10 @@ from tests.e2e.replay import Servers, captured, final_state, replay, replay_conf
 from tests.full import FULL
 from tests.http_receiver import Receiver, Request, http_receiver
 from tests.kafka_topics import topic_messages
+from tidesink.codecs import CODECS
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.open import open_codec
 from tidesink.config import load_config
-from tidesink.config.targets import AVRO_PROTOCOLS
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import TableId
 from tidesink.schema_registry import open_registry
@@ -47,7 +47,7 @@ def config_for(
 
 def kafka_target(servers: Servers, protocol: str, **more: Any) -> dict[str, Any]:
     """Topics of the same broker, beside those that are read."""
-    registry = {"schema-registry": servers["registry_url"]} if protocol in AVRO_PROTOCOLS else {}
+    registry = {"schema-registry": servers["registry_url"]} if CODECS[protocol].registry else {}
     topic = f"to-{servers['prefix']}{{schema}}_{{table}}"
     return {
         "type": "kafka",

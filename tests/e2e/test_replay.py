@@ -14,9 +14,10 @@ import pytest
 
 from tests.e2e.replay import CONFIGURATIONS, Servers, final_state, replay, replay_config, wrong_values
 from tests.full import FULL
+from tests.recorder import Recorder
 from tidesink.config import load_config
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.sinks.worker.observers import Recorder, RunReport
+from tidesink.sinks.worker.observers import RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from tests.e2e.replay import Servers, final_state, replay, replay_config
 from tests.e2e.sql_beside import Server, connected, execute, target_of
 from tests.e2e.sql_compare import wrong_in_database
 from tests.full import FULL, quick_on
+from tests.recorder import Recorder
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.sql.target import SqlTarget
-from tidesink.sinks.worker.observers import Recorder
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

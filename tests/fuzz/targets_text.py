@@ -17,7 +17,7 @@ from tests.fuzz.inputs import packed, unpacked
 from tests.fuzz.rules import refuses
 from tidesink.cli.encode import EncodeLine, given_bytes, line_encoder
 from tidesink.cli.json_lines import capture_line, event_json, read_capture, read_schemas
-from tidesink.cli.sources import FileDefinitions, Setting
+from tidesink.cli.sources import Setting
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import TableDefinitions
@@ -89,7 +89,7 @@ _PROTOCOLS: Final = (("canal-json", "canal-json"), ("debezium", "debezium-json")
 
 @cache
 def _encoders() -> tuple[EncodeLine, ...]:
-    definitions = FileDefinitions()
+    definitions = TableDefinitions()
     definitions.declare(
         "CREATE TABLE a.b (id INT PRIMARY KEY, d DECIMAL(20,6), dt DATETIME(6), y YEAR, bi BIT(9))"
     )

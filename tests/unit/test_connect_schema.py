@@ -18,7 +18,7 @@ DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
 def _schema(kind: Any, name: str | None = None, **more: Any) -> ConnectSchema:
-    parts: dict[str, Any] = {"version": None, "parameters": {}, "optional": False, "default": None} | more
+    parts: dict[str, Any] = {"parameters": {}} | more
     return ConnectSchema(kind, name, **parts)
 
 
@@ -36,7 +36,7 @@ ALIKE = [
     (_schema("float64"), "double", {"type": "double"}),
     (_schema("boolean"), "boolean", {"type": "boolean"}),
     (
-        _schema("int32", "io.debezium.time.Date", version=1, default=18321),
+        _schema("int32", "io.debezium.time.Date", default=18321),
         {
             "type": "int",
             "connect.version": 1,

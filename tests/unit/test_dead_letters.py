@@ -191,14 +191,14 @@ def topic(name: str, replicas: int | None = None) -> dict[str, Any]:
         (topic("shop-dlq"), SETTING, "has no effect"),
         ({"defaults__bad_record": "dead-letter", **topic("app")}, SETTING, "app is a source topic"),
         ({"defaults__bad_record": "dead-letter", **topic("no/name")}, SETTING, "wrong form"),
-        ({"dead_letters__path": "./kept"}, "dead-letters", "not allowed"),
+        ({"dead_letters__path": "./kept"}, "dead-letters.path", "unknown setting"),
     ],
 )
 def test_a_topic_that_cannot_be_is_refused(settings: dict[str, Any], field: str, reason: str) -> None:
     problem = wrong(changed(CANAL_JSON, **settings))[field]
     assert reason in problem.reason
-    if field == "dead-letters":
-        assert "set errors.deadletterqueue.topic.name" in problem.remedy
+    if field == "dead-letters.path":
+        assert "errors.deadletterqueue.topic.name" in problem.remedy
 
 
 def test_plan_says_where_records_are_stored() -> None:

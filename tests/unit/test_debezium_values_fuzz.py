@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.debezium_samples import MODES
+from tests.unit.debezium_samples import MODES, value_of_definition
 from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
 from tidesink.codecs.debezium.connect_schema import (
     ConnectField,
@@ -18,13 +18,12 @@ from tidesink.codecs.debezium.connect_schema import (
     connect_schema_of_avro,
     connect_schema_of_json,
 )
-from tidesink.codecs.debezium.readers import inferred_value, reader_of, value_of_definition
+from tidesink.codecs.debezium.readers import inferred_value, reader_of
 from tidesink.codecs.debezium.values import column_of
 from tidesink.errors import DecodeError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
-from tidesink.typemap.debezium_types import PLAIN_TYPES, SEMANTIC_TYPES
 from tidesink.typemap.parse import target_reader, text_reader
-from tidesink.typemap.table import OTHER_TYPES, TYPES, row_of
+from tidesink.typemap.table import OTHER_TYPES, PLAIN_TYPES, SEMANTIC_TYPES, TYPES, row_of
 
 SOME: Any = st.sampled_from(
     [
@@ -73,7 +72,7 @@ def schemas(draw: Any, depth: int = 2) -> ConnectSchema:
     inner = schemas(depth - 1) if depth else st.none()
     fields = [ConnectField(key, draw(inner), key) for key in "ab"] if wire == "struct" and depth else []
     items, keys, values = (draw(inner) if wire in kinds else None for kinds in ("array", "map", "map"))
-    return ConnectSchema(wire, name, 1, draw(PARAMETERS), True, draw(RAW), tuple(fields), items, keys, values)
+    return ConnectSchema(wire, name, draw(PARAMETERS), True, draw(RAW), tuple(fields), items, keys, values)
 
 
 MODE = st.builds(
@@ -107,7 +106,7 @@ def _is_value(found: object) -> bool:
 @given(schemas(), RAW, MODE)
 def test_a_schemas_own_column(one: ConnectSchema, raw: Any, modes: DebeziumModes) -> None:
     try:
-        column = column_of(ConnectField("c", one, "c"), modes=modes)
+        column = column_of(ConnectField("c", one, "c"))
         found = reader_of(one, column=column, modes=modes)(raw)
     except DecodeError:
         return

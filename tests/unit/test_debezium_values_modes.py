@@ -8,13 +8,23 @@ from typing import Any
 
 import pytest
 
-from tests.unit.debezium_samples import CONNECT, DATA, MODES, TIME, decimal, own_column, read, read_as, schema
+from tests.unit.debezium_samples import (
+    CONNECT,
+    DATA,
+    MODES,
+    TIME,
+    decimal,
+    own_column,
+    read,
+    read_as,
+    schema,
+    value_of_definition,
+)
 from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.debezium.readers import (
     definition_reader,
     infer_column,
     inferred_value,
-    value_of_definition,
 )
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType

@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.unit.debezium_samples import CONNECT, DATA, MODES, TIME, b64, decimal, read, schema
+from tests.unit.debezium_samples import (
+    CONNECT,
+    DATA,
+    MODES,
+    TIME,
+    b64,
+    decimal,
+    read,
+    schema,
+    value_of_definition,
+)
 from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema
-from tidesink.codecs.debezium.readers import inferred_value, value_of_definition
+from tidesink.codecs.debezium.readers import inferred_value
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
 

@@ -23,7 +23,6 @@ from tidesink.dev.processes import (
     find_running,
     free_ports,
     interrupts_wait,
-    port_owner,
     read_pid_file,
     require_free_port,
     start_daemon,
@@ -185,7 +184,7 @@ def test_a_daemon_that_never_answers(files: DaemonFiles) -> None:
         wait_ready(files, daemon, lambda: False, deadline=time.monotonic())
 
 
-def test_a_busy_port_is_named_with_its_holder_and_the_way_out() -> None:
+def test_a_busy_port_is_named_with_the_way_out() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(DevStackError) as caught:
@@ -193,8 +192,6 @@ def test_a_busy_port_is_named_with_its_holder_and_the_way_out() -> None:
     said = str(caught.value)
     assert f"port {port} for the broker is in use" in said
     assert "another with --kafka-port" in said
-    if Path("/proc/net/tcp").exists():
-        assert f"by pid {os.getpid()} (" in said
 
 
 def test_a_free_port_passes() -> None:
@@ -202,7 +199,6 @@ def test_a_free_port_passes() -> None:
     assert len(set(found)) == 3
     for port in found:
         require_free_port(port, name="broker", option="--kafka-port")
-        assert port_owner(port) == ""
 
 
 def test_free_ports_are_none_that_the_system_gives_to_connections() -> None:

@@ -1,6 +1,8 @@
-"""A column that is left out stays left out when the source gives it another name."""
+"""A column that is left out never comes to the target by another name that the source gives it."""
 
 from __future__ import annotations
+
+from typing import Any, cast
 
 import pytest
 
@@ -9,10 +11,18 @@ from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, said
 from tidesink.config.fields import ChangePolicy, SchemaChanges
-from tidesink.errors import ConfigError
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.modes import first_shape
-from tidesink.sinks.batch.schema_changes import Accepted, Policies, SchemaDecision, decide_changes
+from tidesink.sinks.batch.schema_changes import (
+    Accepted,
+    Pending,
+    Policies,
+    SchemaDecision,
+    decide_changes,
+    pending_of,
+)
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.schema_sources.canal_json import _RowWords, _with_replaced
 from tidesink.sinks.targets.base import SchemaGap
@@ -33,42 +43,95 @@ def _shape(*names: str) -> TableShape:
 # Where DDL tells.
 
 
-def test_the_exclusion_goes_along_with_a_column_that_ddl_renames() -> None:
-    bed = Bed(CREATE, NO_PHONE)
-    assert bed.alter("RENAME COLUMN phone TO mobile") == ()
-    assert bed.columns == ("id", "name")
-    (warning,) = bed.decoding.warnings
-    assert "column mobile is left out too" in warning
-    assert "Add mobile to except_column_list" in warning
-    assert bed.alter("RENAME COLUMN mobile TO cell", "ADD COLUMN city INT") == ()
-    assert bed.columns == ("id", "name", "city")
-    # A new worker knows the old name by the DDL alone.
+def _waits(bed: Bed, *statements: str) -> Pending:
+    """What the table waits with after some DDL, in a batch and in a new worker's first plan."""
+    for statement in statements:
+        bed.ddl.alter(statement)
+    found = []
+    for _ in ("this worker", "a new one, by the state that was written down"):
+        bed.inner._newer_ddl(cast("Any", None))
+        with pytest.raises(SchemaRefusedError) as refused:
+            bed.decoding.catch_up((), None)
+        with pytest.raises(SchemaRefusedError):
+            bed.batch()
+        found.append(pending_of(refused.value))
+        bed.ddl.definitions = TableDefinitions.from_json(bed.ddl.definitions.to_json())
+        bed.start()
+    assert found[0] == found[1]
+    assert found[0] is not None
+    return found[0]
+
+
+@pytest.mark.parametrize("rename", ["pause", "ignore", "apply"])
+def test_a_rename_of_an_excluded_column_waits_until_both_names_are_listed(rename: ChangePolicy) -> None:
+    bed = Bed(CREATE, NO_PHONE, rename=rename)
+    waits = _waits(bed, "ALTER TABLE t RENAME COLUMN phone TO mobile")
+    assert said((waits,)) == [("rename", "phone mobile", ())]
+    assert "add mobile to it" in waits.reason
+    assert bed.table.gap(bed.inner.columns().shape).columns == ("id", "name")
+    bed.layout = Layout(except_columns=("phone", "Mobile"))
     bed.start()
     assert bed.batch() == ()
+    assert bed.columns == ("id", "name")
+    assert bed.alter("ADD COLUMN city INT") == ()
     assert bed.columns == ("id", "name", "city")
-
-
-@pytest.mark.parametrize("listed", [("phone", "mobile"), ("mobile",)])
-def test_a_list_that_names_the_new_name_leaves_rows_from_before_out_too(listed: tuple[str, ...]) -> None:
-    bed = Bed(CREATE)
-    bed.ddl.alter("ALTER TABLE t RENAME COLUMN phone TO mobile")
-    bed.layout = Layout(except_columns=listed)
-    bed.start()
     # A row from before the rename brings the old name into the plan.
     bed.inner._words = [_RowWords(["id", "name", "phone"], dict.fromkeys(("phone",), "int"), ["id"])]
     bed.inner._make()
     assert "phone" in bed.inner.columns().shape.by_name
-    assert [column.name for column in bed.decoding.columns().shape.columns] == ["id", "name"]
-    assert bed.decoding.warnings == ()
+    assert bed.columns == ("id", "name", "city")
 
 
-def test_a_name_that_was_the_excluded_columns_is_said_where_another_has_it_now() -> None:
-    bed = Bed(CREATE)
-    bed.ddl.alter("ALTER TABLE t RENAME COLUMN phone TO mobile, ADD COLUMN phone INT")
-    bed.layout = Layout(except_columns=("mobile",))
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("ALTER TABLE t DROP COLUMN mobile",),
+        ("DROP TABLE t", "CREATE TABLE t (id INT PRIMARY KEY, name INT)"),
+        ("ALTER TABLE t ADD COLUMN phone INT",),
+        ("ALTER TABLE t RENAME COLUMN mobile TO phone",),
+        ("ALTER TABLE t RENAME COLUMN mobile TO cell", "ALTER TABLE t DROP COLUMN cell"),
+    ],
+    ids=["dropped", "made again", "added again", "renamed back", "renamed and dropped"],
+)
+def test_it_waits_whatever_becomes_of_the_new_name(statements: tuple[str, ...]) -> None:
+    bed = Bed(CREATE, NO_PHONE, drop="ignore")
+    waits = _waits(bed, "ALTER TABLE t RENAME COLUMN phone TO mobile", *statements)
+    assert waits.change.kind == "rename"
+    assert "mobile" in waits.reason
+
+
+def test_a_list_that_names_the_new_name_alone_waits_for_the_old_one() -> None:
+    bed = Bed(CREATE.replace("phone", "mobile"), Layout(except_columns=("mobile",)))
+    bed.ddl.definitions = TableDefinitions()
+    bed.ddl.alter(f"CREATE TABLE t ({CREATE})")
+    waits = _waits(bed, "ALTER TABLE t RENAME COLUMN phone TO mobile")
+    assert "add phone to it" in waits.reason
+
+
+def test_names_that_are_swapped_wait_though_the_columns_are_the_same() -> None:
+    bed = Bed(CREATE, NO_PHONE)
+    inner = bed.inner.columns()
+    swap = ("phone TO tmp", "name TO phone", "tmp TO name")
+    waits = _waits(bed, *(f"ALTER TABLE t RENAME COLUMN {part}" for part in swap))
+    assert waits.change.kind == "rename"
+    assert inner.shape.by_name.keys() == bed.inner.columns().shape.by_name.keys()
+
+
+def test_a_key_column_is_never_left_out_by_a_rename() -> None:
+    bed = Bed("uid INT PRIMARY KEY, a INT")
+    bed.ddl.alter("ALTER TABLE t RENAME COLUMN uid TO id, ADD COLUMN uid INT")
+    bed.layout = Layout(except_columns=("uid",))
     bed.start()
-    assert [column.name for column in bed.decoding.columns().shape.columns] == ["id", "name"]
-    assert "column phone is left out too" in bed.decoding.warnings[0]
+    assert [column.name for column in bed.decoding.columns().shape.columns] == ["id", "a"]
+
+
+def test_renames_are_those_of_the_table_alone() -> None:
+    definitions = TableDefinitions()
+    rename = "ALTER TABLE t RENAME COLUMN phone TO mobile"
+    for statement in (f"CREATE TABLE t ({CREATE})", rename, "RENAME TABLE t TO u"):
+        definitions.apply(statement, "s")
+    assert definitions.renames(TableId("s", "u")) == ()
+    assert definitions.renames(TableId("s", "t")) == (("phone", "mobile"),)
 
 
 def test_a_column_that_never_was_is_still_refused() -> None:

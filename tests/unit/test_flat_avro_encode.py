@@ -341,10 +341,10 @@ def test_a_codec_is_opened_by_its_name() -> None:
     assert open_codec("avro", registry=registry).name == "flat-avro"
     assert open_codec("Flat-Avro", registry=registry).name == "flat-avro"
     assert open_codec("canal-json").name == "canal-json"
-    assert set(CODECS) >= {"flat-avro", "avro", "canal-json"}
+    assert set(CODECS) >= {"flat-avro", "canal-json"}
     with pytest.raises(ConfigError, match="did you mean 'canal-json'"):
         open_codec("canal-jsno")
-    with pytest.raises(ConfigError, match="known are flat-avro"):
+    with pytest.raises(ConfigError, match="known are 'flat-avro'"):
         open_codec("xyz")
     with pytest.raises(ConfigError, match="needs a schema registry"):
         open_codec("flat-avro")

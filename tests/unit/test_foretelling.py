@@ -144,10 +144,10 @@ def test_drops_and_renames_that_are_asked_for_may_need_something(target: str, ki
 
 
 def test_what_a_target_of_other_capabilities_would_say() -> None:
-    able = replace(memory_target.CAPABILITIES, evolves=False, widens=False, nul_in_text=False)
+    able = replace(memory_target.CAPABILITIES, rescales=False, nul_in_text=False)
     settings = config_of("delta").table_config(TABLE)
     changes = [limit.kind for limit in change_limits(able, shape(), settings, reported=True)]
-    assert changes == ["add", "widen", "type", "key"]
+    assert changes == ["rescale", "type", "key"]
     assert Limit("nul-in-text", NO_NUL, ("name",)) in row_limits(able, shape(), ["id", "name"])
     assert "nul-in-text" not in {limit.kind for limit in row_limits(able, shape(), ["id"])}
 
@@ -317,7 +317,7 @@ def test_every_kind_of_limit_is_on_the_page() -> None:
 
 
 def test_a_limit_is_said_once_with_the_tables_that_may_meet_it() -> None:
-    one, two = Limit("widen", "cannot one", ("a",)), Limit("key", "cannot two")
+    one, two = Limit("rescale", "cannot one", ("a",)), Limit("key", "cannot two")
     plans = [
         TablePlan(TableId("shop", f"t{at}"), "app", limits=(one, two) if at < 5 else (two,))
         for at in range(6)
@@ -327,4 +327,4 @@ def test_a_limit_is_said_once_with_the_tables_that_may_meet_it() -> None:
         ("cannot one", "shop.t0, shop.t1, shop.t2 and 2 more"),
         ("cannot two", "every table"),
     ]
-    assert plans[0].as_json()["limits"][0] == {"kind": "widen", "text": "cannot one", "columns": ("a",)}
+    assert plans[0].as_json()["limits"][0] == {"kind": "rescale", "text": "cannot one", "columns": ("a",)}

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.errors import PythonException
 
-from tidesink.config.changefeed.resolve import ChangefeedRefusedError
 from tidesink.errors import SourceError, SourceUnavailableError, TidesinkError
 from tidesink.sinks.batch.source import translated_read_errors
 from tidesink.sinks.spark.errors import Reporting, TaskError, raised_task_errors, reported, task_error
@@ -42,12 +41,12 @@ def test_an_error_is_itself_again(kind: type[TidesinkError], message: str, conte
 
 
 def test_the_nearest_class_that_is_known_stands_for_one_that_is_not() -> None:
-    class OwnError(ChangefeedRefusedError):
+    class OwnError(SourceError):
         """A class of a task alone."""
 
     shown = _as_spark_says(OwnError("no"))
     OwnError.__name__ = "NotImportedHere"
-    assert type(task_error(shown)) is ChangefeedRefusedError
+    assert type(task_error(shown)) is SourceError
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.arrow_columns import COLUMN_TYPES, POLICIES, assert_reads_as_scalar, flagged
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import from_python, from_value
-from tidesink.typemap.local_time import utc_micros
+from tidesink.typemap.arrow_text import utc_micros
 from tidesink.typemap.parse import integer_bounds
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.table import Reader, row_of

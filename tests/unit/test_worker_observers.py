@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.recorder import Recorder
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account, Doubt, Place
@@ -17,7 +18,6 @@ from tidesink.sinks.worker.observers import (
     Listeners,
     LogListener,
     MetricsListener,
-    Recorder,
     RunReport,
     StepRetried,
     TableChanged,

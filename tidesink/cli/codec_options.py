@@ -17,10 +17,11 @@ import typer
 from typer.core import TyperCommand
 
 from tidesink.codecs.base import CodecOptions, DebeziumModes
-from tidesink.codecs.open import DEBEZIUM_ALIASES, RESERVED
+from tidesink.codecs.open import CODECS
+from tidesink.codecs.open import protocol_named as known_protocol
 from tidesink.config.fields import Interpolated
-from tidesink.config.source import PROTOCOL_ALIASES, known_time_zone
-from tidesink.errors import ConfigError, nearest
+from tidesink.config.source import known_time_zone
+from tidesink.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -174,38 +175,47 @@ def _heading(name: str) -> str:
     return _HEADING_OF.get(name, _FOR_ALL)
 
 
-_PARAMETERS: Final = dict(_parameters())
+def with_options(
+    name: str, parameters: Mapping[str, Any], made: Callable[[dict[str, Any]], Any]
+) -> Callable[[Callable[P, R]], Callable[..., R]]:
+    """Gives a command a group of options, in front of ``--output``.
+
+    ``parameters``: their annotations by name. What ``made`` makes of their values is the command's argument
+    ``name``; None stands for an option that was not given.
+    """
+
+    def decorated(command: Callable[P, R]) -> Callable[..., R]:
+        own = inspect.signature(command, eval_str=True)
+
+        @functools.wraps(command)
+        def run(**values: Any) -> R:
+            given = {option: values.pop(option, None) for option in parameters}
+            return command(**{name: made(given)}, **values)  # type: ignore[call-arg]
+
+        kept = [one.replace(kind=_KEYWORD) for option, one in own.parameters.items() if option != name]
+        added = [
+            inspect.Parameter(option, _KEYWORD, default=None, annotation=annotation)
+            for option, annotation in parameters.items()
+        ]
+        last = [one for one in kept if one.name == "output"]
+        listed = [*(one for one in kept if one.name != "output"), *added, *last]
+        del run.__wrapped__  # else the command's own signature would be read
+        run.__signature__ = own.replace(parameters=listed)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in listed}
+        return run
+
+    return decorated
 
 
-def with_codec_options(command: Callable[P, R]) -> Callable[..., R]:
-    """The command with every codec option; those that were given arrive as its ``given`` mapping."""
-    own = inspect.signature(command, eval_str=True)
-    kept = [parameter for name, parameter in own.parameters.items() if name != "given"]
-
-    @functools.wraps(command)
-    def run(**values: Any) -> R:
-        given = {name: values.pop(name) for name in _PARAMETERS if values.get(name) is not None}
-        for name in _PARAMETERS:
-            values.pop(name, None)
-        return command(given=_checked(given), **values)  # type: ignore[call-arg, arg-type]
-
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _PARAMETERS.items()
-    ]
-    listed = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in kept]
-    del run.__wrapped__  # else the command's own signature would be read
-    run.__signature__ = own.replace(parameters=[*listed, *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in listed} | _PARAMETERS
-    return run
+_KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 
 
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
     """The options that were given, under the names of CodecOptions; an empty text is TiCDC's default."""
     found: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in values.items():
         allowed = _CHOICES.get(name)
-        if value == "":
+        if value is None or value == "":
             continue
         if allowed is not None and value not in allowed:
             raise ConfigError(f"{_option(name)} {value!r}: use {' or '.join(allowed)}")
@@ -218,6 +228,10 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             value = _resolved(name, value)  # noqa: PLW2901
         found |= _MEANING[name](value) if name in _MEANING else {name: value}
     return found
+
+
+with_codec_options = with_options("given", dict(_parameters()), _checked)
+"""A command with every codec option; those that were given arrive as its ``given`` mapping."""
 
 
 def _resolved(name: str, value: str) -> str:
@@ -243,17 +257,15 @@ def protocol_named(name: str | None) -> str:
         ConfigError: none is given, or no codec has this name.
     """
     if name is None:
+        *first, last = CODECS
         raise ConfigError(
-            "give --protocol avro, canal-json, debezium-json or debezium-avro (or --config): "
+            f"give --protocol {', '.join(first)} or {last} (or --config): "
             "the bytes do not identify the protocol with certainty"
         )
-    if name.lower() in RESERVED:
-        raise ConfigError(f"--protocol {name} {RESERVED[name.lower()]}")
-    known = {**PROTOCOL_ALIASES, **DEBEZIUM_ALIASES}
-    found = known.get(name.lower())
-    if found is None:
-        raise ConfigError(f"--protocol {name!r} is unknown{nearest(name, known)}: use {', '.join(known)}")
-    return found
+    try:
+        return known_protocol(name)
+    except ConfigError as error:
+        raise ConfigError(f"--protocol: {error.message}") from error
 
 
 class CodecCommand(TyperCommand):

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 
 from tidesink.cli import terminal
 from tidesink.cli.codec_options import CodecCommand, Given, codec_options, with_codec_options
@@ -42,7 +39,7 @@ from tidesink.dev.stack import CONTROLLER_PORT, DIRECTORY, KAFKA_PORT, REGISTRY_
 from tidesink.dev.workload import WorkloadReport
 from tidesink.sinks.spark.jvm import all_connector_jars, jar_directory
 from tidesink.sinks.spark.session import make_class_archive
-from tidesink.sinks.worker.observers import BatchApplied, BatchStarted, StepRetried, WorkerEvent
+from tidesink.sinks.worker.observers import BatchApplied, StepRetried, WorkerEvent
 
 if TYPE_CHECKING:
     from tidesink.dev.demo import DemoResult
@@ -213,8 +210,7 @@ def demo(
         directory, protocol=protocol.value, events=events, seed=seed, batch_records=batch_records
     )
     steps = DemoSteps(Console(stderr=True, highlight=False))
-    with steps.shown():
-        result = run_demo(options, steps.say, listener=steps, on_workload=steps.written)
+    result = run_demo(options, steps.say, listener=steps, on_workload=steps.written)
     if output is OutputFormat.JSON:
         write_json(demo_json(result))
     else:
@@ -272,7 +268,7 @@ def _show(result: DemoResult) -> None:
         typer.echo(line)
     typer.echo(_verdict(result))
     typer.echo(f"The lake stays in {_from_here(result.lake)}. How its tables stand:")
-    typer.echo(f"  {shlex.join([own_command(), 'status', str(_from_here(result.config))])}")
+    typer.echo(f"  {shlex.join(['tidesink', 'status', str(_from_here(result.config))])}")
 
 
 # Narrow enough for 80 characters.
@@ -324,22 +320,12 @@ def _verdict(result: DemoResult) -> str:
     )
 
 
-def own_command() -> str:
-    """``tidesink`` as whoever reads this can call it from here: its path where it is not on PATH."""
-    called = Path(sys.argv[0])
-    own = called if called.name == "tidesink" else Path(sys.executable).with_name("tidesink")
-    found = shutil.which("tidesink")
-    if not own.is_file() or (found is not None and Path(found).samefile(own)):
-        return "tidesink"
-    return str(_from_here(own.absolute()))
-
-
 def _from_here(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 class DemoSteps:
-    """Lines on stderr with the seconds since the start; a spinner where a person looks.
+    """Lines on stderr with the seconds since the start.
 
     A listener of the worker as well: it counts the records applied so far. Its methods may be called from
     several threads.
@@ -351,17 +337,11 @@ class DemoSteps:
         self._lock = threading.Lock()
         self._records = 0
         self._applied = 0
-        self._status = Status("the demo starts", console=console) if console.is_terminal else None
-
-    def shown(self) -> AbstractContextManager[object]:
-        """Where a terminal is there, shows the spinner while the context is open."""
-        return self._status if self._status is not None else nullcontext()
 
     def say(self, text: str) -> None:
         """Tell that something begins."""
         seconds = time.monotonic() - self._started
         self._console.print(f"[dim]{seconds:6.1f} s[/dim]  {escape(text)}", soft_wrap=True)
-        self._now(text)
 
     def written(self, workload: WorkloadReport) -> None:
         """Take note of how many records there are to apply."""
@@ -374,15 +354,9 @@ class DemoSteps:
     def hear(self, event: WorkerEvent) -> None:
         """Show where the worker is."""
         with self._lock:
-            if isinstance(event, BatchStarted):
-                self._now(f"worker: {event.table} batch {event.batch}, {event.records:,} records")
-            elif isinstance(event, BatchApplied):
+            if isinstance(event, BatchApplied):
                 self._applied += event.account.read
                 of = f"{self._applied:,} of {self._records:,} records are in the lake"
                 self.say(f"worker: {event.table} batch {event.batch} is applied; {of}")
             elif isinstance(event, StepRetried):
                 self.say(f"worker: {type(event.error).__name__}, again in {event.pause:.1f} s")
-
-    def _now(self, text: str) -> None:
-        if self._status is not None:
-            self._status.update(escape(text))

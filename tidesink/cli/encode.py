@@ -30,13 +30,12 @@ from tidesink.cli.json_lines import (
 )
 from tidesink.cli.sources import Setting
 from tidesink.cli.terminal import Output, OutputFormat, error_block, warn
-from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
+from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.codecs.compression import Compression
-from tidesink.codecs.debezium.codec import DebeziumAvroCodec, DebeziumJsonCodec
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
-from tidesink.codecs.open import DEBEZIUM_ALIASES
+from tidesink.codecs.open import CODECS, open_codec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import row_moment
 from tidesink.errors import ConfigError, DecodeError, EncodeError, TidesinkError
@@ -217,48 +216,44 @@ def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
     It gives None where the protocol sends nothing for the line. ``register`` lets it register the
     schemas of lines that carry no ids.
     """
-    if setting.protocol in DEBEZIUM_ALIASES:
-        return DebeziumLines(setting, register=register).encode
     if setting.protocol == "canal-json":
         return CanalJsonLines(setting.options, setting.definitions, setting.declared).encode
+    if setting.protocol != "flat-avro":
+        return DefinedLines(setting, register=register).encode
     if setting.registry is None:
         raise ConfigError("flat-avro needs its schemas: give --schemas, --schema-registry or --config")
     return FlatAvroLines(setting, setting.registry, register=register).encode
 
 
-class DebeziumLines:
-    """Encodes lines as TiCDC's ``debezium`` protocols; their columns are those of the definitions."""
+class DefinedLines:
+    """Encodes lines of protocols whose lines name no types, as Debezium's: those of the definitions hold."""
 
     def __init__(self, setting: Setting, *, register: bool) -> None:
         self._definitions = setting.definitions
         # A topic that holds watermarks was written with the extension, and Avro's DDL with both options.
         sending = replace(setting.options, enable_tidb_extension=True, avro_enable_watermark=True)
-        if setting.protocol == "debezium-avro":
-            if setting.registry is None or not register:
-                raise ConfigError(
-                    "debezium-avro registers the schemas that --table-definition makes: give --register"
-                )
-            self._codec: Codec = DebeziumAvroCodec(registry=setting.registry, options=setting.options)
-            self._control: Codec = DebeziumAvroCodec(registry=setting.registry, options=sending)
-        else:
-            # DDL is sent with the extension or without, which only the option says.
-            self._codec = DebeziumJsonCodec(options=setting.options)
-            self._control = DebeziumJsonCodec(options=sending)
+        registers = CODECS[setting.protocol].registry
+        if registers and (setting.registry is None or not register):
+            raise ConfigError(
+                f"{setting.protocol} registers the schemas that --table-definition makes: give --register"
+            )
+        self._codec = open_codec(setting.protocol, registry=setting.registry, options=setting.options)
+        self._control = open_codec(setting.protocol, registry=setting.registry, options=sending)
+        # Without a registry DDL is sent with the extension or without, which only the option says.
+        self._sent = (WatermarkEvent, DdlEvent) if registers else (WatermarkEvent,)
 
     def encode(self, line: Line) -> EncodedRecord | None:
         """The record of one line.
 
         Raises:
             ConfigError: the line is none that ``decode -o json`` prints.
-            EncodeError: nothing defines its table, or TiCDC's protocol cannot write it.
+            EncodeError: nothing defines its table, or the protocol cannot write it.
         """
+        family = self._codec.name.partition("-")[0].capitalize()
         event = event_of(
-            line, lambda one: _defined(self._definitions, one, reported="a Debezium line has none")
+            line, lambda one: _defined(self._definitions, one, reported=f"a {family} line has none")
         )
-        is_sent = isinstance(event, WatermarkEvent) or (
-            isinstance(event, DdlEvent) and self._codec.name == "debezium-avro"
-        )
-        codec = self._control if is_sent else self._codec
+        codec = self._control if isinstance(event, self._sent) else self._codec
         return codec.encode(event, topic=event.position.topic)
 
 

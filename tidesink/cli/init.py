@@ -7,13 +7,14 @@ table, by its dispatchers.
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.resources import files
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any, Final
 
 import typer
@@ -24,14 +25,16 @@ from tidesink.cli.sources import definitions_of, running_stack
 from tidesink.cli.terminal import DEFAULT_CONFIG, Output, OutputFormat, note, show_table, warn, write_json
 from tidesink.codecs.dispatch import Dispatcher
 from tidesink.config import parse_config
-from tidesink.config.changefeed import Changefeed, read_changefeed, read_toml_file
-from tidesink.config.changefeed.pipeline import (
+from tidesink.config.changefeed import (
     CLAIM_CHECK_VARIABLE,
     KAFKA_VARIABLE,
     REGISTRY_VARIABLE,
+    Changefeed,
     key_of,
     lost_order,
     pipeline_draft,
+    read_changefeed,
+    read_toml_file,
 )
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.dev.stack import DIRECTORY, StackAddresses
@@ -39,9 +42,6 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry.naming import subject
 
-# Words, paths and URLs; or addresses such as 127.0.0.1:9092. Anything else is quoted.
-_PLAIN: Final = re.compile(r"[A-Za-z./][\w./:+-]*|\d+(\.\d+){3}:[\w.:,-]+", re.ASCII)
-_WORDS: Final = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
 # What stands in other places of the template, or is written by lines of its own.
 _ELSEWHERE: Final = ("brokers", "protocol", "topics", "kafka")
 _KAFKA_EXAMPLE: Final = """\
@@ -87,45 +87,32 @@ class PipelineText:
 
 def scalar(value: Any) -> str:
     """A value as YAML on one line; a reference such as ``${env:NAME}`` stays as it is."""
-    if isinstance(value, str):
-        plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not value.endswith(":")
-        if plain or value.startswith("${"):
-            return value
-    return json.dumps(value, ensure_ascii=False)
+    return _yaml(value, flow=True).removesuffix("...\n").rstrip("\n")
+
+
+def _yaml(value: Any, *, flow: bool = False) -> str:
+    found: str = yaml.safe_dump(
+        value, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=math.inf
+    )
+    return found
 
 
 def codec_lines(source: Mapping[str, Any]) -> str:
     """The registry and the codec options of ``source``."""
-    lines = ["  # As in the changefeed:"]
-    for name, value in source.items():
-        if name not in _ELSEWHERE:
-            lines += _lines(name, value, "  ")
-    return "\n".join(lines) + "\n"
-
-
-def _lines(name: str, value: Any, indent: str) -> list[str]:
-    if not isinstance(value, Mapping):
-        return [f"{indent}{name}: {scalar(value)}"]
-    inner = [line for part, found in value.items() for line in _lines(part, found, indent + "  ")]
-    return [f"{indent}{name}:", *inner]
+    options = {name: value for name, value in source.items() if name not in _ELSEWHERE}
+    return indent("# As in the changefeed:\n" + (_yaml(options) if options else ""), "  ")
 
 
 def kafka_lines(properties: Mapping[str, str] | None) -> str:
     """The Kafka client properties, or an example of them."""
     if not properties:
         return _KAFKA_EXAMPLE
-    return "\n".join(["  # Kafka client properties:", *_lines("kafka", properties, "  ")]) + "\n"
+    return indent("# Kafka client properties:\n" + _yaml({"kafka": properties}), "  ")
 
 
 def tables_lines(tables: Sequence[Mapping[str, Any]]) -> str:
     """The tables that have settings of their own, or an example of them."""
-    if not tables:
-        return _TABLES_EXAMPLE
-    lines = ["tables:"]
-    for table in tables:
-        first, *rest = [f"{name}: {scalar(value)}" for name, value in table.items()]
-        lines += [f"  - {first}", *(f"    {line}" for line in rest)]
-    return "\n".join(lines) + "\n"
+    return _yaml({"tables": tables}) if tables else _TABLES_EXAMPLE
 
 
 def checked(text: str) -> str:
@@ -174,7 +161,7 @@ def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -
     """The changefeed that a command line describes.
 
     Raises:
-        ConfigError: there is no sink URI, the file cannot be read, or TiCDC refuses the changefeed.
+        ConfigError: there is no sink URI, the file cannot be read, or it cannot be read.
     """
     if sink_uri is None:
         raise ConfigError("a changefeed needs --sink-uri, which has its brokers, topic and protocol")
@@ -245,8 +232,8 @@ def init(
     """Write a commented config to start from, or the config that reads a changefeed.
 
     With --sink-uri (and --changefeed, its TOML) the config names the changefeed's brokers, topics and
-    options. Passwords become references. A changefeed that TiCDC refuses, or whose order would be lost, is
-    refused with every reason.
+    options. Passwords become references. A changefeed that a pipeline cannot read, or whose
+    order would be lost, is refused with the reason. TiCDC itself checks the other options.
 
     Without --sink-uri, --brokers and --schema-registry, the config names the servers that `tidesink dev up`
     started in this folder; if none run, 127.0.0.1:9092 and http://127.0.0.1:8081.
@@ -324,8 +311,8 @@ def topics(
 ) -> None:
     """Show the topic and the partition rule of each table of a changefeed, as TiCDC resolves them.
 
-    Tables are those of --table and of the SQL file. The exit code is 2 if TiCDC refuses the changefeed, or if
-    one row's changes could be in several partitions, which loses their order.
+    Tables are those of --table and of the SQL file. The exit code is 2 if the changefeed cannot be
+    read, or if one row's changes could be in several partitions, which loses their order.
     """
     feed = changefeed_of(sink_uri, changefeed, producer)
     definitions = definitions_of(table_definition, None)
@@ -336,7 +323,7 @@ def topics(
     for text in feed.warnings:
         warn(text)
     if output is OutputFormat.JSON:
-        write_json({"protocol": feed.options["protocol"], "tables": lines, "warnings": list(feed.warnings)})
+        write_json({"protocol": feed.protocol, "tables": lines, "warnings": list(feed.warnings)})
     else:
         _show(lines)
     if any(line["problem"] for line in lines):
@@ -353,7 +340,7 @@ def _table_id(text: str) -> TableId:
 def _line(feed: Changefeed, table: TableId, definitions: TableDefinitions) -> dict[str, Any]:
     dispatcher = feed.router.dispatcher_of(table)
     topic = feed.router.topic_of(table)
-    registered = feed.options["protocol"] in ("avro", "debezium-avro")
+    registered = feed.protocol in ("avro", "debezium-avro")
     fits = any(one is dispatcher for one in feed.router.dispatchers)
     return {
         "table": table._asdict(),

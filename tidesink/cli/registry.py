@@ -55,17 +55,15 @@ from tidesink.schema_registry.copy import (
 _ID = "id:"
 
 
+@sources.with_registry
 def list_subjects(
     *,
+    place: sources.Place,
     subjects: sources.Patterns = None,
-    schema_registry: sources.RegistryUrl = None,
-    registry_file: sources.RegistryFile = None,
-    config: sources.RegistryConfigFile = None,
-    schemas: sources.Export = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """List the subjects with their versions, ids and level."""
-    with sources.opened(sources.Place(schema_registry, registry_file, config, schemas)) as found:
+    with sources.opened(place) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
         level = found.registry.compatibility_level()
         entries = list(read_catalog(found.registry, names))
@@ -111,19 +109,17 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
 
 
+@sources.with_registry
 def show(
     *,
+    place: sources.Place,
     subject: Annotated[str, typer.Argument(help="A subject; or id:N for the schema of an id.")],
     version: Annotated[str, typer.Argument(help="A version's number, or latest.")] = "latest",
     raw: Annotated[bool, typer.Option("--raw", help="Print the schema's text as registered, alone.")] = False,
-    schema_registry: sources.RegistryUrl = None,
-    registry_file: sources.RegistryFile = None,
-    config: sources.RegistryConfigFile = None,
-    schemas: sources.Export = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show a schema field by field: of a subject's version, or of an id."""
-    with sources.opened(sources.Place(schema_registry, registry_file, config, schemas)) as found:
+    with sources.opened(place) as found:
         item = schema_at(found.registry, subject, version)
         level = found.registry.compatibility_level(item.subject) if item.subject else None
         places = found.registry.places(item.id)
@@ -199,22 +195,21 @@ def _show(item: RegisteredSchema, level: str | None, places: list[tuple[str, int
     show_table(None, ("field", "type", "default"), rows, folded=("type", "default"))
 
 
+@sources.with_server
 def level(
     *,
+    place: sources.Place,
     subject: Annotated[
         str | None, typer.Argument(help="A subject; the registry's own level without it.")
     ] = None,
     to: Annotated[
         str | None, typer.Option("--set", help="NONE, BACKWARD, FORWARD, FULL, or one with _TRANSITIVE.")
     ] = None,
-    schema_registry: sources.RegistryUrl = None,
-    registry_file: sources.RegistryFile = None,
-    config: sources.RegistryConfigFile = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show or set the compatibility level of a subject, or the registry's own."""
     wanted = None if to is None else require_level(to.upper())
-    with sources.opened(sources.Place(schema_registry, registry_file, config)) as found:
+    with sources.opened(place) as found:
         before = found.registry.compatibility_level(subject)
         if wanted is not None and wanted != before:
             found.registry.set_compatibility_level(wanted, subject=subject)
@@ -229,24 +224,23 @@ def level(
 _LINES = "schemas.jsonl"
 
 
+@sources.with_server
 def export(
     *,
+    place: sources.Place,
     file: Annotated[
         str, typer.Argument(help="A file of JSON Lines, a folder (ends in /), or - for stdout.")
     ] = "-",
     subjects: Annotated[
         list[str] | None, typer.Option("--subject", help="A subject or a pattern; again for more.")
     ] = None,
-    schema_registry: sources.RegistryUrl = None,
-    registry_file: sources.RegistryFile = None,
-    config: sources.RegistryConfigFile = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Write subjects with their versions, ids and levels to a file: the same bytes each time.
 
     `tidesink decode --schemas` reads such a file. A folder also gets a file per version.
     """
-    with sources.opened(sources.Place(schema_registry, registry_file, config)) as found:
+    with sources.opened(place) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
         if cut:
             raise RegistryError(f"the export would be incomplete: {CUT_LIST}")
@@ -302,14 +296,13 @@ def _replace(path: Path, data: bytes) -> None:
             draft.unlink()
 
 
+@sources.with_server
 def import_file(
     *,
+    place: sources.Place,
     file: Annotated[Path, typer.Argument(help="A file that `tidesink registry export` wrote.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
     new_ids: Annotated[bool, typer.Option("--new-ids", help="Do not ask for the ids of the file.")] = False,
-    schema_registry: sources.RegistryUrl = None,
-    registry_file: sources.RegistryFile = None,
-    config: sources.RegistryConfigFile = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Copy the subjects of a file into a registry: versions in order, with the same ids if the registry can.
@@ -317,7 +310,7 @@ def import_file(
     Versions that are there already stay, so that a second run does nothing. Levels are set last.
     """
     entries = sources.read_export(file)
-    with sources.opened(sources.Place(schema_registry, registry_file, config)) as found:
+    with sources.opened(place) as found:
         steps: Sequence[Step] = import_steps(found.registry, entries)
         if not dry_run:
             steps = list(run_import(found.registry, entries, steps, new_ids=new_ids))
@@ -361,8 +354,10 @@ _PAIRWISE: tuple[CompatibilityLevel, ...] = ("BACKWARD", "FORWARD", "FULL")
 
 
 @with_codec_options
+@sources.with_registry
 def diff(
     *,
+    place: sources.Place,
     given: Given,
     subject: Annotated[str, typer.Argument(help="A subject.")],
     old: Annotated[
@@ -375,14 +370,10 @@ def diff(
     ] = None,
     database: Database = None,
     topic_rule: Rule = None,
-    schema_registry: sources.RegistryUrl = None,
-    registry_file: sources.RegistryFile = None,
-    config: sources.RegistryConfigFile = None,
-    schemas: sources.Export = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Compare two versions of a subject, or one with a table definition's schema, field by field."""
-    with sources.opened(sources.Place(schema_registry, registry_file, config, schemas)) as found:
+    with sources.opened(place) as found:
         if table_definition is None and schema is None:
             before, after = _two_versions(found.registry, subject, old, new)
         else:
@@ -442,8 +433,10 @@ def _schema_name(item: RegisteredSchema) -> str:
 
 
 @with_codec_options
+@sources.with_server
 def register(
     *,
+    place: sources.Place,
     given: Given,
     subject: Annotated[str | None, typer.Argument(help="The subject, with --schema.")] = None,
     schema: Annotated[Path | None, typer.Option("--schema", help="A file of one Avro schema.")] = None,
@@ -451,9 +444,6 @@ def register(
     database: Database = None,
     topic_rule: Rule = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    schema_registry: sources.RegistryUrl = None,
-    registry_file: sources.RegistryFile = None,
-    config: sources.RegistryConfigFile = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Register a schema file, or what TiCDC would register for the tables of a definition.
@@ -463,7 +453,7 @@ def register(
     if output is OutputFormat.JSON and not yes:
         raise ConfigError("-o json cannot ask: give --yes, or run tidesink registry check first")
     request = Request(given, table_definition, database, topic_rule)
-    with sources.opened(sources.Place(schema_registry, registry_file, config)) as found:
+    with sources.opened(place) as found:
         made = _files(request, schema, subject, found)
         verdicts = compatibility_of(found.registry, made, level=None, live=found.live)
         refused = bool(made.failed) or not verdicts or not all(item.taken for item in verdicts)

@@ -73,8 +73,10 @@ class Request(NamedTuple):
 
 
 @with_codec_options
+@sources.with_registry
 def check(
     *,
+    place: sources.Place,
     given: Given,
     table_definition: Definition = None,
     topic: Annotated[
@@ -94,10 +96,6 @@ def check(
     live: Annotated[
         bool | None, typer.Option("--live/--no-live", help="Ask the registry too. Default: if there is one.")
     ] = None,
-    schema_registry: sources.RegistryUrl = None,
-    registry_file: sources.RegistryFile = None,
-    config: sources.RegistryConfigFile = None,
-    schemas: sources.Export = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Check, per subject and field, whether the registry would take the schemas that TiCDC registers.
@@ -106,7 +104,6 @@ def check(
     one, a live registry. The exit code is 1 if a schema is not taken.
     """
     wanted = None if level is None else require_level(level.upper())
-    place = sources.Place(schema_registry, registry_file, config, schemas)
     request = Request(
         given, table_definition, database, topic_rule, topic, start, brokers, protocol, previous
     )

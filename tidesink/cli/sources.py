@@ -10,20 +10,21 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tidesink.cli.codec_options import Given, codec_options, protocol_named
+from tidesink.cli.codec_options import Given, codec_options, protocol_named, with_options
 from tidesink.cli.json_lines import SchemaFile, json_lines, read_capture, read_schemas
 from tidesink.cli.terminal import warn
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
+from tidesink.codecs.open import ALIASES, CODECS
 from tidesink.config import Config, load_config
 from tidesink.config.load import load_registry_settings
 from tidesink.config.models import stated_keys, topic_tables
@@ -32,7 +33,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.dev.processes import find_running
 from tidesink.dev.stack import DIRECTORY, Broker, Registry, StackAddresses
 from tidesink.errors import ConfigError, RegistryError, SourceUnavailableError
-from tidesink.events import Message, TableId, TableSchema
+from tidesink.events import Message, TableId
 from tidesink.kafka_client import open_client
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
 from tidesink.schema_registry.copy import SubjectEntry, entries_of, memory_registry
@@ -43,9 +44,7 @@ Input = Annotated[
 ]
 ProtocolName = Annotated[
     str | None,
-    typer.Option(
-        "--protocol", help="avro (or flat-avro), canal-json, debezium-json (or debezium), debezium-avro."
-    ),
+    typer.Option("--protocol", help=f"{', '.join(ALIASES)}."),
 ]
 Schemas = Annotated[Path | None, typer.Option(help="Schemas by id, JSON Lines; in place of a registry.")]
 RegistryUrl = Annotated[
@@ -103,18 +102,6 @@ class Setting:
         )
 
 
-class FileDefinitions(TableDefinitions):
-    """Definitions from a file: a table without a schema's name stands for that table in any schema."""
-
-    def get(self, table: TableId) -> TableSchema | None:
-        """The table's columns and keys, or None."""
-        found = super().get(table)
-        if found is None and table.schema:
-            bare = super().get(TableId("", table.name))
-            return None if bare is None else replace(bare, table=table)
-        return found
-
-
 def setting(
     *,
     protocol: str | None,
@@ -136,13 +123,13 @@ def setting(
     base = loaded.source.codec_options() if loaded else None
     listed = read_schemas(str(schemas)) if schemas else None
     glue = _glue(listed, glue_region)
-    several = [one for one in (schemas, schema_registry, registry_file) if one is not None]
-    if len(several) > 1:
-        raise ConfigError("--schemas, --schema-registry and --registry-file exclude each other: keep one")
-    if registry_file is not None:
-        registry: SchemaRegistry | None = load_registry_settings(registry_file).open()
+    _one_of(schema_registry, registry_file, schemas)
+    if listed is not None:
+        registry: SchemaRegistry | None = MemorySchemaRegistry(listed.by_id, url=listed.name)
     else:
-        registry = _registry(listed, schema_registry, loaded, needed=name if glue is None else None)
+        registry = _server(schema_registry, registry_file, loaded)
+    if registry is None and glue is None and CODECS[name].registry:
+        raise ConfigError(f"{name} needs its schemas: give --schemas FILE, --schema-registry URL or --config")
     if registry is None and glue is not None:
         registry = MemorySchemaRegistry(url="AWS Glue")
     return Setting(
@@ -174,29 +161,28 @@ def _declared(config: Config | None) -> dict[str, Any]:
     return {name: getattr(config.source, name) for name in config.source.model_fields_set if name in known}
 
 
-def _registry(
-    listed: SchemaFile | None, url: str | None, config: Config | None, *, needed: str | None
-) -> SchemaRegistry | None:
-    if listed is not None:
-        return MemorySchemaRegistry(listed.by_id, url=listed.name)
+def _one_of(url: str | None, file: Path | None, schemas: Path | None) -> None:
+    """Refuse several options that name a registry."""
+    given = {"--schema-registry": url, "--registry-file": file, "--schemas": schemas}
+    several = [name for name, value in given.items() if value is not None]
+    if len(several) > 1:
+        raise ConfigError(f"{' and '.join(several)} exclude each other: keep one")
+
+
+def _server(url: str | None, file: Path | None, config: Config | None) -> SchemaRegistry | None:
+    """The registry that options name, or else the config's."""
     if url is not None:
         return open_registry(url)
+    if file is not None:
+        return load_registry_settings(file).open()
     if config is not None and config.source.schema_registry is not None:
         return config.source.open_registry()
-    if needed in ("flat-avro", "debezium-avro"):
-        raise ConfigError(
-            f"{needed} needs its schemas: give --schemas FILE, --schema-registry URL or --config"
-        )
     return None
 
 
 def definitions_of(file: Path | None, config: Config | None) -> TableDefinitions:
     """The tables that a config defines and those of a file of SQL DDL; ConfigError for a wrong file."""
-    definitions = FileDefinitions()
-    if config is not None:
-        for entry in config.tables:
-            if entry.definition and entry.table:
-                entry.definition.declare_in(definitions, entry.table.schema)
+    definitions = config.definitions() if config is not None else TableDefinitions()
     if file is None:
         return definitions
     if not definitions.declare(read_text("--table-definition", file)):
@@ -479,12 +465,23 @@ _EXPORT_LINES = "a file of tidesink registry export: JSON Lines, one version of 
 
 
 class Place(NamedTuple):
-    """How the command line says which registry is meant."""
+    """How the command line says which registry is meant; a file of schemas stands in for one to read."""
 
     url: str | None
     file: Path | None
     config: Path | None
     schemas: Path | None = None
+
+
+_SERVER: Final[Mapping[str, Any]] = {
+    "schema_registry": RegistryUrl,
+    "registry_file": RegistryFile,
+    "config": RegistryConfigFile,
+}
+with_server = with_options("place", _SERVER, lambda given: Place(*given.values()))
+"""A command with the options of a registry that it writes to; they arrive as its ``place``."""
+with_registry = with_options("place", {**_SERVER, "schemas": Export}, lambda given: Place(*given.values()))
+"""The same of one that it only reads, or of a file in its place."""
 
 
 class Opened(NamedTuple):
@@ -514,30 +511,15 @@ def any_given(place: Place) -> bool:
 
 
 def _open(place: Place) -> Opened:
-    given = {
-        "--schema-registry": place.url,
-        "--registry-file": place.file,
-        "--schemas": place.schemas,
-    }
-    several = [name for name, value in given.items() if value is not None]
-    if len(several) > 1:
-        raise ConfigError(f"{' and '.join(several)} exclude each other: keep one")
+    _one_of(place.url, place.file, place.schemas)
     config = load_config(place.config) if place.config else None
     if place.schemas is not None:
         name = place.schemas.name
         return Opened(memory_registry(read_export(place.schemas), name=name), False, name, config)
-    registry = _live(place, config)
+    registry = _server(place.url, place.file, config)
+    if registry is None:
+        raise ConfigError("which registry? Give --schema-registry URL, --registry-file FILE or --config FILE")
     return Opened(registry, True, str(getattr(registry, "urls", ("memory",))[0]), config)
-
-
-def _live(place: Place, config: Config | None) -> SchemaRegistry:
-    if place.url is not None:
-        return open_registry(place.url)
-    if place.file is not None:
-        return load_registry_settings(place.file).open()
-    if config is not None:
-        return config.source.open_registry()
-    raise ConfigError("which registry? Give --schema-registry URL, --registry-file FILE or --config FILE")
 
 
 def read_export(file: Path) -> tuple[SubjectEntry, ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from tidesink.cli.sources import Start, read_topic, topic_names
-from tidesink.codecs import open_codec
+from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec
 from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
@@ -19,7 +19,6 @@ from tidesink.config.checks import idle_patterns
 from tidesink.config.models import topic_tables
 from tidesink.config.table_checks import check_merged, shown_policies
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import ColumnNames, followed, omitted_too
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
@@ -32,7 +31,7 @@ from tidesink.sinks.targets.sharing import quote_identifier, quote_mysql, quote_
 from tidesink.sinks.targets.sql.location import place_in
 from tidesink.sinks.targets.sql.target import view_name
 from tidesink.sinks.worker.preflight import column_type, preflight_of
-from tidesink.typemap.projection import laid_out
+from tidesink.typemap.projection import check_renames, laid_out
 from tidesink.typemap.render import CALENDAR_READERS, type_words
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import (
@@ -153,17 +152,17 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
         RegistryError: the registry does not answer, or refuses.
     """
     topics = config.topics_among(topic_names(config.source.confluent_properties()))
-    if config.source.protocol == "canal-json":
+    if CODECS[config.source.protocol].shares_topics:
         yield from _canal_json(config, topics, sample)
         return
-    if config.source.protocol == "debezium-json":
+    if not CODECS[config.source.protocol].registry:
         for topic in topics:
-            yield _debezium(config, None, topic, sample)
+            yield _of_records(config, None, topic, sample)
         return
     with closing(config.source.open_registry()) as registry:
-        if config.source.protocol == "debezium-avro":
+        if config.source.protocol != "flat-avro":
             for topic in topics:
-                yield _debezium(config, registry, topic, sample)
+                yield _of_records(config, registry, topic, sample)
             return
         table_of = topic_tables(config, registry)
         for topic in topics:
@@ -250,15 +249,15 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
             yield TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
 
 
-def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sample: int) -> TablePlan:
-    """The plan of a Debezium topic's one table, by its first rows."""
+def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sample: int) -> TablePlan:
+    """The plan of a topic's one table, by its first rows."""
     stated, options = config.definitions(), config.source.codec_options()
-    alone = LoneCodec(options, None) if registry is None else None
+    alone = LoneCodec(options, None) if config.source.protocol == "debezium-json" else None
     codec = alone or open_codec(
         config.source.protocol, options=options, registry=registry, definitions=stated
     )
     found: ChangeEvent | None = None
-    reported: list[InferredColumn] = []
+    reported: tuple[InferredColumn, ...] = ()
     for message in read_topic(
         config.source.confluent_properties(), topic, start=Start("earliest"), limit=sample
     ):
@@ -269,7 +268,7 @@ def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sampl
         for event in events:
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                 # The newest says most: a column that was added is in it.
-                found, reported = event, alone.reported(event.schema) if alone else []
+                found, reported = event, alone.reported(event.schema) if alone else ()
     if found is None or found.schema is None:
         return TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
     defined, settings = stated.get(found.table), config.table_config(found.table)
@@ -305,8 +304,9 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     except TidesinkError as error:
         return _unplanned(config, found.topic, table, error.message)
     types_from: TypesFrom = "definition" if stated else "ddl" if defined else "rows"
-    names = None if stated else definitions.names(table)
-    plan = plan_of(config, found.topic, shape, types_from=types_from, names=names)
+    renames = () if stated else definitions.renames(table)
+    past = () if stated else tuple(column.name for column in definitions.former(table))
+    plan = plan_of(config, found.topic, shape, types_from=types_from, renames=renames, past=past)
     if defined is None:
         reported = "types come from the short names in mysqlType: a definition of the table gives full ones"
         unreported_key = (UNREPORTED_KEY,) if is_row_keyed(shape) else ()
@@ -324,15 +324,24 @@ def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | N
 
 
 def plan_of(
-    config: Config, topic: str, source: TableShape, *, types_from: TypesFrom, names: ColumnNames | None = None
+    config: Config,
+    topic: str,
+    source: TableShape,
+    *,
+    types_from: TypesFrom,
+    renames: Sequence[tuple[str, str]] = (),
+    past: Iterable[str] = (),
 ) -> TablePlan:
-    """The plan of a table whose shape at the source is known; ``names`` are those that its DDL named."""
-    settings, names = config.table_config(source.table), names or ColumnNames()
-    along = followed(settings.layout, names, source.keys)
+    """The plan of a table whose shape at the source is known.
+
+    By its DDL ``renames`` are names that columns had, each with a later one; ``past`` columns that are gone.
+    """
+    settings = config.table_config(source.table)
     try:
         check_merged(settings)
-        past = [name.lower() for name in names.ever]
-        shape, sources = laid_out(along.layout, along.marked(source), own=OWN_COLUMNS, past=past)
+        check_renames(settings.layout, source, renames)
+        names = (name.lower() for name in (*past, *(name for pair in renames for name in pair)))
+        shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS, past=names)
         reported = {name: f"{kind} of the change" for kind, name in settings.layout.metadata.items()}
         shape = kept_shape(routed_shape(shape, config.destination(source.table)), settings)
     except (ConfigError, SchemaRefusedError) as error:
@@ -348,7 +357,7 @@ def plan_of(
         keys=shape.keys,
         policies=_policies(config, settings),
         omitted=tuple(column.name for column in source.columns if column.name not in sources.values()),
-        warnings=(*omitted_too(along, names), *seen.warnings, *_warnings(config, shape, sources)),
+        warnings=(*seen.warnings, *_warnings(config, shape, sources)),
         problem=problem,
         types_from=types_from,
         read_as="" if problem else live_rows_query(config, shape),
@@ -362,8 +371,8 @@ def _preflight(
 ) -> tuple[PreflightResult, str | None]:
     """What the target cannot do, and why it cannot have such a table, if it cannot."""
     if not shape.keys:
-        no_key = _NO_KEY.format(table=shape.source, identity=IDENTITIES[config.source.protocol])
-        return PreflightResult(), no_key
+        no_key = _NO_KEY.format(table=shape.source, identity=IDENTITIES.get(config.source.protocol, ""))
+        return PreflightResult(), no_key.rstrip()
     try:
         return preflight_of(config, shape, sources.keys()), None
     except (ConfigError, SchemaRefusedError) as error:
@@ -395,8 +404,7 @@ def _warnings(config: Config, shape: TableShape, sources: Mapping[str, str]) -> 
         if reason:
             yield f"column {column.name}: {reason}"
         if settings.layout.doubts(column):
-            waits = "" if settings.layout.doubts_kept(column) else ", where the target lacks it"
-            yield f"column {column.name}: {doubt_of(column, settings.layout)}: the table waits with it{waits}"
+            yield f"column {column.name}: {doubt_of(column, settings.layout)}: the table waits with it"
 
 
 def _policies(config: Config, settings: TableConfig) -> dict[str, str]:

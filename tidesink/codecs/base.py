@@ -19,10 +19,11 @@ and orjson's limits would end that with an error of their own.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from tidesink.codecs.compression import LARGEST, Compression
 from tidesink.errors import FramingError, SchemaMismatchError
@@ -32,8 +33,10 @@ from tidesink.typemap.render import DecimalMode, UnsignedMode, ZeroDate
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidesink.codecs.batch import DecodedBatch
+    from tidesink.codecs.batch import Columnar, DecodedBatch, ValueOptions
 
+
+T = TypeVar("T")
 
 DecimalHandling = Literal["precise", "string", "double"]
 UnsignedHandling = Literal["long", "precise", "string"]
@@ -212,6 +215,41 @@ class Codec(Protocol):
         """
 
 
+class BatchDecoder(ABC):
+    """``decode_batch`` of a codec that has ``decode``, and perhaps a columnar step."""
+
+    _options: CodecOptions
+
+    @abstractmethod
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """As ``Codec``."""
+
+    def columnar(self, options: ValueOptions) -> Columnar | None:  # noqa: ARG002
+        """The columnar step, for ``codecs.batch.decode_in_columns``; None where the codec has none."""
+        return None
+
+    def decode_batch(
+        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
+    ) -> DecodedBatch:
+        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
+
+        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
+        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
+        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
+        ``time_zone``.
+
+        Raises:
+            SchemaMismatchError: ``records`` lacks a column.
+            RegistryError: a writer's schema cannot be had.
+        """
+        from tidesink.codecs.batch import ValueOptions, decode_in_columns
+
+        options = ValueOptions(zero_date, self._options.time_zone)
+        return decode_in_columns(
+            records, columnar=self.columnar(options), decode=self.decode, options=options
+        )
+
+
 MAGIC: Final = 0
 HEADER_SIZE: Final = 5
 _HEADER: Final = struct.Struct(">BI")
@@ -259,9 +297,31 @@ def what_else(data: bytes) -> str:
     return f"starts with {shown}, not with the magic byte 00 of a Confluent header{hint}"
 
 
+class ByIdentity(Generic[T]):
+    """What was made of objects that come again and again, as decoders share one schema among a table's rows.
+
+    It is found by the object's identity, since hashing one is slow, and by what else it was made for. The
+    object is held, so that its id stays its own. All is forgotten when there are too many: a caller may
+    give another object each time.
+    """
+
+    def __init__(self, make: Callable[..., T], most: int) -> None:
+        self._make, self._most = make, most
+        self._known: dict[tuple[Hashable, ...], tuple[object, T]] = {}
+
+    def get(self, one: object, *more: Hashable) -> T:
+        """What ``make`` gave for these; made now where they are new."""
+        place = (id(one), *more)
+        found = self._known.get(place)
+        if found is None:
+            if len(self._known) >= self._most:
+                self._known.clear()
+            found = self._known[place] = (one, self._make(one, *more))
+        return found[1]
+
+
 MOST_LEVELS: Final = 64
 _NESTING: Final = frozenset({dict, list})
-T = TypeVar("T")
 
 
 def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:

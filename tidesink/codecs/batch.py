@@ -188,6 +188,23 @@ class Records:
             pairs = tuple((one["key"], one["value"]) for one in own or ())
             yield self.start + at, Message(topic, partition, offset, key, value, timestamp, pairs)
 
+    def places(self, rows: Indices) -> dict[str, pa.Array]:
+        """The columns of ``ChangeTable.rows`` that say where the changes of these records stand.
+
+        ``rows`` are indices of this object, ascending.
+        """
+        count = len(rows)
+        names = ("topic", "partition", "offset")
+        if count and int(rows[-1]) - int(rows[0]) + 1 == count:
+            found = {name: getattr(self, name).slice(int(rows[0]), count) for name in names}
+        else:
+            found = {name: getattr(self, name).take(pa.array(rows)) for name in names}
+        return {
+            "record": pa.array(rows + self.start),
+            "index": pa.array(np.zeros(count, np.int32)),
+            **found,
+        }
+
 
 @dataclass(frozen=True)
 class ColumnarResult:
@@ -528,6 +545,28 @@ def op_array(codes: Sequence[int] | npt.NDArray[np.int8]) -> pa.DictionaryArray:
 def op_code(op: Op) -> int:
     """The place of an op in ``OPS``."""
     return _OP_CODES[op]
+
+
+def source_lists(numbers: Sequence[npt.NDArray[np.int64]], known: npt.NDArray[np.bool_]) -> pa.Array:
+    """``Position.source`` of each row, a number from each array; null where it is not known."""
+    values = np.stack(numbers, axis=1)[known].reshape(-1)
+    offsets = np.zeros(len(known) + 1, np.int32)
+    np.cumsum(known * len(numbers), out=offsets[1:])
+    validity = None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
+    buffers: list[pa.Buffer | None] = [validity, pa.py_buffer(offsets)]
+    children = [pa.array(values).cast(SOURCE_TYPE.value_type)]
+    return pa.Array.from_buffers(SOURCE_TYPE, len(known), buffers, children=children)
+
+
+def name_lists(masks: Mapping[str, npt.NDArray[np.bool_]], count: int) -> pa.Array:
+    """Of each row the names whose mask has it, in their order; null where none has."""
+    if not masks:
+        return pa.nulls(count, NAMES_TYPE)
+    flags = np.array(list(masks.values())).T
+    sizes = flags.sum(axis=1)
+    places = pa.array(np.append(0, np.cumsum(sizes)), pa.int32())
+    names = pa.array(list(masks), pa.string()).take(pa.array(np.nonzero(flags)[1]))
+    return pa.ListArray.from_arrays(places, names, mask=pa.array(sizes == 0))
 
 
 def _fitting(number: int | None) -> int | None:

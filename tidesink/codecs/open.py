@@ -1,11 +1,15 @@
-"""Opening a codec by its protocol's name: each is loaded when it is first opened."""
+"""The protocols: ``CODECS`` says what is known of each, and a codec is loaded when it is first opened.
+
+What the config, the command line and the workers ask of a protocol stands here, so that a new one is a
+folder and an entry.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
 from tidesink.errors import ConfigError
@@ -62,21 +66,83 @@ def _debezium_avro(parts: CodecParts) -> Codec:
     return DebeziumAvroCodec(registry=parts.registry, options=parts.options, definitions=parts.definitions)
 
 
+@dataclass(frozen=True)
+class Protocol:
+    """How a protocol's codec is opened, and what is known of its topics.
+
+    ``aliases``: its other names. ``registry``: its schemas are in a schema registry. ``tells_ddl``: its
+    topics carry DDL to the worker. ``shares_topics``: a topic may hold several tables, which its messages
+    name; else it holds one. ``reads``: the settings of ``source`` that it takes and some other protocol
+    ignores (TiCDC tiflow c7b2588 and ticdc b813e76). ``writes``: the same of a target of type ``kafka``;
+    None: it is not written there.
+    """
+
+    open: Callable[[CodecParts], Codec]
+    aliases: tuple[str, ...] = ()
+    registry: bool = False
+    tells_ddl: bool = False
+    shares_topics: bool = False
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] | None = None
+
+
+_TICDC: Final = ("enable_tidb_extension", "output_raw_change_event")
+_AVRO: Final = ("schema_registry", "avro_decimal_handling_mode", "avro_bigint_unsigned_handling_mode")
+
 # TiCDC calls flat-avro "avro" too (tiflow c7b2588), and its Debezium JSON "debezium" (b813e76).
-CODECS: Final[Mapping[str, Callable[[CodecParts], Codec]]] = {
-    "flat-avro": _flat_avro,
-    "avro": _flat_avro,
-    "canal-json": _canal_json,
-    "debezium-json": _debezium_json,
-    "debezium": _debezium_json,
-    "debezium-avro": _debezium_avro,
+CODECS: Final[Mapping[str, Protocol]] = {
+    "flat-avro": Protocol(
+        _flat_avro,
+        aliases=("avro",),
+        registry=True,
+        reads=frozenset({*_TICDC, *_AVRO, "avro_enable_watermark", "avro_include_before_value", "checksum"}),
+        writes=frozenset({*_AVRO, "namespace"}),
+    ),
+    "canal-json": Protocol(
+        _canal_json,
+        tells_ddl=True,
+        shares_topics=True,
+        reads=frozenset(
+            {
+                *_TICDC,
+                "content_compatible",
+                "only_output_updated_columns",
+                "delete_only_output_handle_key_columns",
+                "output_row_key",
+                "large_message_handle_option",
+                "large_message_handle_compression",
+                "claim_check_storage_uri",
+                "claim_check_raw_value",
+                "upstream_url",
+                "max_decompressed_bytes",
+            }
+        ),
+        writes=frozenset({"content_compatible", "large_message_handle_compression"}),
+    ),
+    "debezium-json": Protocol(
+        _debezium_json,
+        aliases=("debezium",),
+        reads=frozenset({"debezium"}),
+        writes=frozenset({"cluster_id", "debezium_disable_schema"}),
+    ),
+    "debezium-avro": Protocol(
+        _debezium_avro,
+        registry=True,
+        reads=frozenset({"debezium", "schema_registry"}),
+        writes=frozenset({*_AVRO, "cluster_id"}),
+    ),
 }
-# Debezium's protocols under every name they have.
-DEBEZIUM_ALIASES: Final[Mapping[str, str]] = {
-    "debezium": "debezium-json",
-    "debezium-json": "debezium-json",
-    "debezium-avro": "debezium-avro",
+# Every name of every protocol, by which it is the key of ``CODECS``.
+ALIASES: Final[Mapping[str, str]] = {
+    name: protocol for protocol, known in CODECS.items() for name in (protocol, *known.aliases)
 }
+
+
+def without_effect(protocol: str, use: Literal["reads", "writes"]) -> frozenset[str]:
+    """The settings that some other protocol takes and this one ignores."""
+    taken = {name: getattr(known, use) or frozenset() for name, known in CODECS.items()}
+    return frozenset[str]().union(*taken.values()) - taken[protocol]
+
 
 # Names that a user may have read of, and what to use instead.
 RESERVED: Final[Mapping[str, str]] = {
@@ -86,18 +152,18 @@ RESERVED: Final[Mapping[str, str]] = {
 
 
 def protocol_named(protocol: str) -> str:
-    """The protocol's name as in ``CODECS``; case does not matter, as at TiCDC.
+    """The protocol's name as in ``CODECS``, by any of its names; case does not matter, as at TiCDC.
 
     Raises:
         ConfigError: no such protocol; suggests the nearest.
     """
     name = protocol.strip().lower()
-    if name in CODECS:
-        return name
+    if name in ALIASES:
+        return ALIASES[name]
     if name in RESERVED:
-        raise ConfigError(f"protocol {protocol!r} {RESERVED[name]}", key="protocol")
-    near = get_close_matches(name, CODECS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(CODECS)}"
+        raise ConfigError(f"protocol {name} {RESERVED[name]}", key="protocol")
+    near = get_close_matches(name, ALIASES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(map(repr, ALIASES))}"
     raise ConfigError(f"unknown protocol {protocol!r}: {hint}", key="protocol")
 
 
@@ -111,7 +177,7 @@ def open_codec(
     keys: Keys | None = None,
     glue: SchemaSource | None = None,
 ) -> Codec:
-    """The codec of a protocol: ``flat-avro`` (or ``avro``) or ``canal-json``.
+    """The codec of a protocol, by any name in ``ALIASES``.
 
     flat-avro takes ``registry`` and ``table_of_topic``, canal-json ``definitions`` and ``keys``. ``glue``
     gives the schemas of flat-avro messages that AWS Glue frames.
@@ -120,4 +186,4 @@ def open_codec(
         ConfigError: an unknown protocol, or an Avro one without a registry.
     """
     parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys, glue)
-    return CODECS[protocol_named(protocol)](parts)
+    return CODECS[protocol_named(protocol)].open(parts)

@@ -1,4 +1,4 @@
-"""The bytes TiCDC sums for a row, and the sums a row can have; the standard library alone.
+"""The bytes TiCDC sums for a row, the sums a row can have, and whether a row is what its sum says.
 
 CRC32 (IEEE) over the columns that are not NULL, one after the other: integers, YEAR, an ENUM's index, a
 SET's mask and BIT as 64 bits little-endian; FLOAT and DOUBLE as the bits of a double; text, bytes,
@@ -7,9 +7,6 @@ VECTOR as its dimension and its 32-bit floats (TiCDC tiflow c7b2588 and ticdc b8
 
 A row has several sums where the wire does not say which value TiDB held: a TIMESTAMP in the hour that
 comes twice when clocks are set back, an ENUM whose ``allowed`` can be split in two ways.
-
-Nothing of tidesink is imported and nothing here is beyond pickling, so that Spark's executors can be given
-this module by value.
 """
 
 from __future__ import annotations
@@ -30,13 +27,9 @@ from tidesink.errors import EncodeError
 from tidesink.events import ChangeEvent, Column, ColumnType, Row
 from tidesink.typemap.table import Reader, row_of
 
-# Kind of column, members of an ENUM or SET, digits behind the point of a DECIMAL in bytes.
-Summed = tuple[str, tuple[str, ...], int]
 # A value to the bytes it adds; several where the wire does not say which.
 PartReader = Callable[[Any], "bytes | tuple[bytes, ...]"]
 
-# A DECIMAL in bytes that are its text, and not its unscaled digits.
-TEXT_SCALE: Final = -1
 # Twelve TIMESTAMP columns, each in the hour that comes twice.
 MOST_SUMS: Final = 4096
 _MASK: Final = (1 << 64) - 1
@@ -50,31 +43,19 @@ MISMATCH: Final = (
 )
 
 
+# What a value that is none of its column's type makes of its reader.
+_NO_VALUE: Final = (ValueError, ArithmeticError, TypeError, AttributeError)
+
+
 class UnreportedError(ValueError):
     """A row whose sum cannot be computed from what the wire says; the text says why."""
-
-
-def part_readers(columns: Iterable[Summed], zone: str) -> tuple[PartReader, ...]:
-    """What each column adds to the sum; ``zone`` is where TIMESTAMP texts are."""
-    return tuple(_reader(kind, members, scale, zone) for kind, members, scale in columns)
-
-
-def checksum_reason(said: str, readers: Sequence[PartReader], values: Iterable[Any]) -> str | None:
-    """Why ``said`` is none of the sums the values can have; None where it is one."""
-    try:
-        sums = row_sums(readers, values)
-    except (ValueError, ArithmeticError, TypeError) as error:
-        return f"the row's checksum cannot be computed: {error!s:.120}"
-    if said in map(str, sums):
-        return None
-    return f"the row's checksum is {sums[0]} and TiCDC wrote {said[:40]!r}: {MISMATCH}"
 
 
 def row_sums(readers: Sequence[PartReader], values: Iterable[Any]) -> Sequence[int]:
     """Every sum the row can have, the likeliest first.
 
     Raises:
-        UntoldError: none can be computed.
+        UnreportedError: none can be computed.
     """
     sums = [0]
     for reader, value in zip(readers, values, strict=True):
@@ -90,45 +71,36 @@ def row_sums(readers: Sequence[PartReader], values: Iterable[Any]) -> Sequence[i
     return sums
 
 
-def _reader(kind: str, members: tuple[str, ...], scale: int, zone: str) -> PartReader:
-    if kind == "timestamp":
+def part_reader(column_type: ColumnType, zone: str) -> PartReader:
+    """What a column of this type adds to the sum; ``zone`` is where TIMESTAMP texts are."""
+    row = row_of(column_type)
+    members = column_type.members or ()
+    if row.reader == "timestamp":
         return _text if zone == "UTC" else partial(_timestamp, ZoneInfo(zone))
-    if kind == "decimal":
-        return partial(_decimal, scale)
-    if kind == "enum":
+    if row.reader == "enum":
         return partial(_enum, _indexes(members))
-    if kind == "set":
+    if row.reader == "set":
         return partial(_set, _bits(members))
-    return _SINGLE[kind]
+    return _vector if row.name == "vector" else _READERS.get(row.reader, _text)
 
 
-def _text_of(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+def _integer(value: int) -> bytes:
+    return (value & _MASK).to_bytes(8, "little")
 
 
-def _integer(value: int | bytes) -> bytes:
-    return (int(value) & _MASK).to_bytes(8, "little")
-
-
-def _float(value: float | bytes) -> bytes:
-    number = float(value)
-    return struct.pack("<d", number if isfinite(number) else 0.0)
+def _float(value: float) -> bytes:
+    return struct.pack("<d", value if isfinite(value) else 0.0)
 
 
 def _sized(data: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def _text(value: str | bytes) -> bytes:
-    return _sized(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
+def _text(value: str) -> bytes:
+    return _sized(value.encode("utf-8", "surrogatepass"))
 
 
-def _bit(value: int | bytes) -> bytes:
-    return _integer(value if isinstance(value, int) else int.from_bytes(value, "big"))
-
-
-def _vector(value: str | bytes) -> bytes:
-    text = _text_of(value)
+def _vector(text: str) -> bytes:
     inside = text.strip()[1:-1]
     try:
         numbers = [float(part) for part in inside.split(",")] if inside else []
@@ -137,21 +109,12 @@ def _vector(value: str | bytes) -> bytes:
         raise UnreportedError(f"{text:.40} is no vector") from error
 
 
-def _decimal(scale: int, value: Any) -> bytes:
-    """A decimal's digits padded to its scale: from our value, from text, or from unscaled bytes."""
-    if not isinstance(value, bytes):
-        return _text(format(value, "f"))
-    if scale == TEXT_SCALE:
-        return _text(format(Decimal(value.decode("ascii", "replace")), "f"))
-    unscaled = int.from_bytes(value, "big", signed=True)
-    digits = str(abs(unscaled)).rjust(scale + 1, "0")
-    sign = "-" if unscaled < 0 else ""
-    return _text(sign + (f"{digits[:-scale]}.{digits[-scale:]}" if scale else digits))
+def _decimal(value: Decimal) -> bytes:
+    return _text(format(value, "f"))
 
 
-def _timestamp(zone: ZoneInfo, value: str | bytes) -> bytes | tuple[bytes, ...]:
+def _timestamp(zone: ZoneInfo, text: str) -> bytes | tuple[bytes, ...]:
     """The text in UTC; two where the clock shows it twice. What is no moment, as 0000-00-00, stays."""
-    text = _text_of(value)
     found = _LOCAL.fullmatch(text)
     if found is None:
         return _text(text)
@@ -179,13 +142,12 @@ def _indexes(members: tuple[str, ...]) -> dict[str, bytes | tuple[bytes, ...]]:
     return {label: several[0] if len(several) == 1 else several for label, several in parts.items()}
 
 
-def _enum(parts: dict[str, bytes | tuple[bytes, ...]], value: str | bytes | int) -> bytes | tuple[bytes, ...]:
+def _enum(parts: dict[str, bytes | tuple[bytes, ...]], value: str | int) -> bytes | tuple[bytes, ...]:
     if isinstance(value, int):
         return _integer(value)
-    label = _text_of(value)
-    found = parts.get(label) or parts.get(_unquoted(label))
+    found = parts.get(value) or parts.get(_unquoted(value))
     if found is None:
-        raise UnreportedError(f"{label[:40]!r} is none of the members of its ENUM")
+        raise UnreportedError(f"{value[:40]!r} is none of the members of its ENUM")
     return found
 
 
@@ -196,11 +158,11 @@ def _bits(members: tuple[str, ...]) -> dict[str, int]:
     return {member: 1 << place for place, member in enumerate(members) if members.count(member) == 1}
 
 
-def _set(bits: dict[str, int], value: str | bytes | int) -> bytes:
+def _set(bits: dict[str, int], value: str | int) -> bytes:
     if isinstance(value, int):
         return _integer(value)
-    mask, label = 0, _text_of(value)
-    for part in label.split(",") if label else ():
+    mask = 0
+    for part in value.split(",") if value else ():
         bit = bits.get(part) or bits.get(_unquoted(part))
         if bit is None:
             raise UnreportedError(f"{part[:40]!r} is no certain member of its SET")
@@ -213,13 +175,14 @@ def _unquoted(label: str) -> str:
     return label.replace("\\'", "'").replace("''", "'")
 
 
-_SINGLE: Final[dict[str, PartReader]] = {
+_READERS: Final[Mapping[Reader, PartReader]] = {
     "integer": _integer,
-    "float": _float,
-    "text": _text,
-    "bytes": _sized,
-    "bit": _bit,
-    "vector": _vector,
+    "unsigned64": _integer,
+    "bit": _integer,
+    "float32": _float,
+    "float64": _float,
+    "decimal": _decimal,
+    "binary": _sized,
 }
 
 
@@ -235,25 +198,6 @@ CORRUPTED_REASON: Final = (
     "TiCDC marks the row as corrupted (_tidb_corrupted): it did not match the checksum TiDB keeps of it. "
     "Look at the row in TiDB (ADMIN CHECK TABLE)"
 )
-_KINDS: Final[Mapping[Reader, str]] = {
-    "integer": "integer",
-    "unsigned64": "integer",
-    "float32": "float",
-    "float64": "float",
-    "decimal": "decimal",
-    "binary": "bytes",
-    "bit": "bit",
-    "enum": "enum",
-    "set": "set",
-    "timestamp": "timestamp",
-}
-
-
-def summed(column_type: ColumnType) -> Summed:
-    """How a column of this type goes into the sum."""
-    row = row_of(column_type)
-    kind = "vector" if row.name == "vector" else _KINDS.get(row.reader, "text")
-    return kind, column_type.members or (), column_type.scale or 0
 
 
 def checksum_of(columns: Sequence[Column], row: Row, *, time_zone: str = "UTC") -> int:
@@ -263,10 +207,6 @@ def checksum_of(columns: Sequence[Column], row: Row, *, time_zone: str = "UTC") 
         EncodeError: a value is none of its column's type.
     """
     return RowSums(columns, time_zone).sum(row)
-
-
-def _summed_column(column: Column) -> Summed:
-    return summed(column.type)
 
 
 def summed_order(columns: Iterable[Column], options: CodecOptions) -> tuple[Column, ...]:
@@ -281,7 +221,7 @@ class RowSums:
 
     def __init__(self, columns: Sequence[Column], time_zone: str) -> None:
         self._names = tuple(column.name for column in columns)
-        self._readers = part_readers(map(_summed_column, columns), time_zone)
+        self._readers = tuple(part_reader(column.type, time_zone) for column in columns)
 
     def sum(self, row: Row) -> int:
         """The sum of a row; of an hour that comes twice, the first is meant.
@@ -291,20 +231,23 @@ class RowSums:
         """
         try:
             return row_sums(self._readers, [row[name] for name in self._names])[0]
-        except (KeyError, ValueError, ArithmeticError, TypeError) as error:
+        except (KeyError, *_NO_VALUE) as error:
             raise EncodeError(f"the row's checksum cannot be computed: {error!s:.120}") from error
 
     def fault(self, row: Row, extension: Mapping[str, object]) -> str | None:
-        """Why the row is not what its checksum says; None where it is, or has none.
-
-        Deterministic in the row alone, and the same text as the Spark path's.
-        """
+        """Why the row is not what its checksum says; None where it is, or has none."""
         if extension.get(CORRUPTED) is True:
             return CORRUPTED_REASON
-        said = extension.get(CHECKSUM, "")
+        said = str(extension.get(CHECKSUM, ""))
         if said in NO_CHECKSUM:
             return None
-        return checksum_reason(str(said), self._readers, [row[name] for name in self._names])
+        try:
+            sums = row_sums(self._readers, [row[name] for name in self._names])
+        except _NO_VALUE as error:
+            return f"the row's checksum cannot be computed: {error!s:.120}"
+        if said in map(str, sums):
+            return None
+        return f"the row's checksum is {sums[0]} and TiCDC wrote {said[:40]!r}: {MISMATCH}"
 
 
 def checksum_fault(event: ChangeEvent, *, time_zone: str = "UTC") -> str | None:

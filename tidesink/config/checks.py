@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from tidesink.codecs.open import CODECS, without_effect
 from tidesink.config.fields import Problem, database_url_problems
 from tidesink.config.kafka_properties import (
     KafkaProperties,
@@ -189,47 +190,6 @@ def _obstacles(place: str, config: Config) -> Iterator[Problem]:
 
 FLAT_AVRO_RULE = "a flat-avro topic rule must contain {schema} and {table}"
 
-# Settings that the producer of another protocol ignores (TiCDC tiflow c7b2588 and ticdc b813e76).
-_ONLY_FLAT_AVRO = (
-    "schema-registry",
-    "avro-decimal-handling-mode",
-    "avro-bigint-unsigned-handling-mode",
-    "avro-enable-watermark",
-    "avro-include-before-value",
-    "checksum",
-)
-_ONLY_CANAL_JSON = (
-    "content-compatible",
-    "only-output-updated-columns",
-    "delete-only-output-handle-key-columns",
-    "output-row-key",
-    "large-message-handle-option",
-    "large-message-handle-compression",
-    "claim-check-storage-uri",
-    "claim-check-raw-value",
-    "upstream-url",
-    "max-decompressed-bytes",
-)
-
-
-# Of those, what debezium-avro takes; beside them it has a section of its own.
-_DEBEZIUM = ("schema-registry",)
-_FOREIGN = {
-    "flat-avro": (*_ONLY_CANAL_JSON, "debezium"),
-    "canal-json": (*_ONLY_FLAT_AVRO, "debezium"),
-    "debezium-avro": (
-        *(name for name in (*_ONLY_FLAT_AVRO, *_ONLY_CANAL_JSON) if name not in _DEBEZIUM),
-        "output-raw-change-event",
-        "enable-tidb-extension",
-    ),
-    "debezium-json": (
-        *_ONLY_FLAT_AVRO,
-        *_ONLY_CANAL_JSON,
-        "output-raw-change-event",
-        "enable-tidb-extension",
-    ),
-}
-
 
 def cross_problems(config: Config) -> list[Problem]:
     """Every contradiction in a config whose fields are right one by one."""
@@ -238,22 +198,21 @@ def cross_problems(config: Config) -> list[Problem]:
     return found or list(merged_problems(config))
 
 
-def _given(source: SourceSettings, names: tuple[str, ...]) -> Iterator[str]:
-    for name in names:
-        if name.replace("-", "_") in source.model_fields_set:
-            yield name
-
-
 def _without_effect(config: Config) -> Iterator[Problem]:
     source = config.source
-    foreign = _FOREIGN[source.protocol]
-    for name in _given(source, foreign):
-        yield Problem(f"source.{name}", f"has no effect with protocol {source.protocol}", "remove it")
+    foreign = without_effect(source.protocol, "reads")
+    for name in SourceSettings.model_fields:
+        if name in foreign and name in source.model_fields_set:
+            yield Problem(
+                f"source.{name.replace('_', '-')}",
+                f"has no effect with protocol {source.protocol}",
+                "remove it",
+            )
     if not source.enable_tidb_extension:
-        for name in _given(source, ("avro-enable-watermark", "output-row-key", "checksum")):
-            if name not in foreign and getattr(source, name.replace("-", "_")) not in (False, "off"):
+        for name in ("avro_enable_watermark", "output_row_key", "checksum"):
+            if name not in foreign and getattr(source, name) not in (False, "off"):
                 yield Problem(
-                    f"source.{name}",
+                    f"source.{name.replace('_', '-')}",
                     "has no effect without the TiDB extension: TiCDC ignores it",
                     "set enable-tidb-extension: true as the changefeed has it, or remove it",
                 )
@@ -261,7 +220,7 @@ def _without_effect(config: Config) -> Iterator[Problem]:
 
 def _registry(config: Config) -> Iterator[Problem]:
     source = config.source
-    if source.protocol in ("flat-avro", "debezium-avro") and source.schema_registry is None:
+    if CODECS[source.protocol].registry and source.schema_registry is None:
         yield Problem(
             "source.schema-registry",
             f"{source.protocol} needs the schema registry that its producer writes to",
@@ -371,10 +330,10 @@ def _tables(config: Config) -> Iterator[Problem]:
             yield Problem(
                 f"{field}.definition", "a definition belongs to one table", "give name in place of match"
             )
-        if entry.topic and config.source.protocol == "canal-json":
+        if entry.topic and CODECS[config.source.protocol].shares_topics:
             yield Problem(
                 f"{field}.topic",
-                "has no effect with canal-json: there a table is what the message says",
+                f"has no effect with {config.source.protocol}: there a table is what the message says",
                 "remove it, and list the topic under source.topics",
             )
         if entry.name and entry.name.lower() in seen:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
+from tidesink.codecs.open import CODECS
 from tidesink.config.fields import (
     MOST_BYTES,
     MOST_RECORDS,
@@ -362,14 +363,6 @@ class TableOverride(Model):
         return fnmatchcase(table, (self.match or "").lower())
 
 
-_TOPIC_NAME: Final = "set errors.deadletterqueue.topic.name to the Kafka topic of dead letters"
-_FORMER_DEAD_LETTERS: Final = {
-    "path": f"dead letters go to a Kafka topic, DDL events to the state store; {_TOPIC_NAME}",
-    "topic": _TOPIC_NAME,
-    "errors.deadletterqueue.context.headers.enable": "context headers are always written; remove it",
-}
-
-
 class DeadLetterSettings(Model):
     """The Kafka topic of records that cannot be decoded, under Kafka Connect's names of its settings."""
 
@@ -382,14 +375,6 @@ class DeadLetterSettings(Model):
         default=3, ge=-1, le=1000, alias="errors.deadletterqueue.topic.replication.factor"
     )
     """Replicas of the topic if tidesink creates it; -1 is the brokers' own default."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _moved(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            for name in _FORMER_DEAD_LETTERS.keys() & value.keys():
-                raise ValueError(f"{name} is no longer a setting: {_FORMER_DEAD_LETTERS[name]}")
-        return value
 
 
 class BatchSettings(Model):
@@ -539,7 +524,7 @@ class Config(Model):
         where each message names its table. ``record``: the (sanitised) names in the topic's Avro record,
         which decide between several readings; ``topic_tables`` reads them from the registry.
         """
-        if self.source.protocol == "canal-json":
+        if CODECS[self.source.protocol].shares_topics:
             return None
         named = self._bound_topics.get(topic)
         if named is not None:
@@ -615,7 +600,7 @@ def stated_keys(config: Config) -> dict[TableId, tuple[str, ...]]:
 
 def _table(config: Config, registry: SchemaReader, topic: str) -> TableId | None:
     table = config.table_of_topic(topic)
-    if table is not None or config.source.protocol == "canal-json":
+    if table is not None or CODECS[config.source.protocol].shares_topics:
         return table
     table = config.table_of_topic(topic, record=_record(registry, topic))
     if table is None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, WithJsonSchema
 
 from tidesink.codecs.base import (
     BinaryHandling,
@@ -25,7 +25,7 @@ from tidesink.codecs.base import (
     UnsignedHandling,
 )
 from tidesink.codecs.compression import Compression
-from tidesink.codecs.open import DEBEZIUM_ALIASES, RESERVED
+from tidesink.codecs.open import ALIASES, protocol_named
 from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
@@ -55,18 +55,17 @@ def _place(value: Any, info: ValidationInfo) -> Any:
 ClaimCheckPlace = Annotated[SecretStr, BeforeValidator(_place, json_schema_input_type=str)]
 
 
-Protocol = Literal["flat-avro", "canal-json", "debezium-avro", "debezium-json"]
+def _protocol(name: str) -> str:
+    try:
+        return protocol_named(name)
+    except ConfigError as error:
+        raise ValueError(error.message) from error
 
-PROTOCOL_ALIASES = {"avro": "flat-avro", "flat-avro": "flat-avro", "canal-json": "canal-json"}
 
-
-def _protocol(value: Any) -> Any:
-    # TiCDC takes its protocol names in any case; avro is its older name of flat-avro.
-    if not isinstance(value, str):
-        return value
-    if value.lower() in RESERVED:
-        raise ValueError(f"{value.lower()} {RESERVED[value.lower()]}")
-    return {**PROTOCOL_ALIASES, **DEBEZIUM_ALIASES}.get(value.lower(), value)
+ProtocolName = Annotated[
+    str, AfterValidator(_protocol), WithJsonSchema({"enum": [*ALIASES], "type": "string"})
+]
+"""A protocol by any of its names, in any case; its name in ``CODECS`` then."""
 
 
 def known_time_zone(name: str) -> str:
@@ -244,15 +243,7 @@ class SourceSettings(Model):
 
     brokers: Brokers
     """Kafka bootstrap servers, `host:port`, as a list or separated by commas."""
-    protocol: Annotated[
-        Protocol,
-        BeforeValidator(
-            _protocol,
-            json_schema_input_type=Literal[
-                "avro", "flat-avro", "canal-json", "debezium-avro", "debezium-json", "debezium"
-            ],
-        ),
-    ]
+    protocol: ProtocolName
     """The producer's protocol: TiCDC's `flat-avro` (or its alias `avro`) or `canal-json`, or `debezium-avro`
     or `debezium-json` (TiCDC's name: `debezium`) of a Debezium connector or of new TiCDC; in any case."""
     topics: Annotated[tuple[str, ...], Listed, Field(min_length=1)]

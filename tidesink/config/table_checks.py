@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from tidesink.codecs.open import CODECS
 from tidesink.config.fields import CHANGE_RULES, ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, HistorySettings, TableConfig, TableDefaults, TableOverride
-from tidesink.config.targets import ALL_FEATURES
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import SequenceBy
@@ -363,8 +363,6 @@ def _sequence_obstacles(config: Config) -> Iterator[tuple[str, str]]:
 
 # Kinds that only DDL reports with certainty: a registry can hold an older schema as its newest.
 REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
-# The protocols whose topics carry DDL to the worker.
-DDL_PROTOCOLS: Final = frozenset({"canal-json"})
 _IN_A_LOG: Final = (
     "has no effect in mode append: logged rows stay as they were, and a renamed column is a new one",
     "remove it",
@@ -379,7 +377,7 @@ def schema_change_problems(config: Config) -> Iterator[Problem]:
             continue
         for kind in (kind for kind in REPORTED_KINDS if kind in changes.model_fields_set):
             logs = _is_all_logs(config, section)
-            for reason, remedy in [_IN_A_LOG] if logs else _policy_obstacles(config, kind, changes):
+            for reason, remedy in [_IN_A_LOG] if logs else _policy_obstacles(config):
                 yield Problem(f"{place}.schema-changes.{kind}", reason, remedy)
 
 
@@ -391,24 +389,21 @@ def _is_all_logs(config: Config, section: TableDefaults | TableOverride) -> bool
     return named or all(entry.mode in (None, "append") for entry in config.tables)
 
 
-def _policy_obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) -> Iterator[tuple[str, str]]:
+def _policy_obstacles(config: Config) -> Iterator[tuple[str, str]]:
     target, protocol = config.target.type, config.source.protocol
     if "rows" not in config.target.features:
         yield (
             f"has no effect: a target of type {target} forwards rows with the columns they have",
             "remove it",
         )
-    elif protocol not in DDL_PROTOCOLS:
+    elif not CODECS[protocol].tells_ddl:
         yield f"has no effect: {protocol} does not report such a change with certainty", "remove it"
-    elif section.policy(kind) == "apply" and kind in ALL_FEATURES - config.target.features:
-        others = " or ".join(policy for policy in CHANGE_RULES[kind].allowed if policy != "apply")
-        yield f"a target of type {target} cannot {kind} a column", f"use {others}"
 
 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
     """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
     passing = logs or "rows" not in config.target.features
-    reported = config.source.protocol in DDL_PROTOCOLS and not passing
+    reported = CODECS[config.source.protocol].tells_ddl and not passing
     kinds = [kind for kind in CHANGE_RULES if reported or kind not in REPORTED_KINDS]
     return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)
 
@@ -420,7 +415,7 @@ def unreported_changes(config: Config) -> Iterator[str]:
             f"a target of type {config.target.type} forwards rows with the columns they have: columns "
             "that are dropped or renamed at the source are so in its messages"
         )
-    elif config.source.protocol not in DDL_PROTOCOLS:
+    elif not CODECS[config.source.protocol].tells_ddl:
         yield (
             f"{config.source.protocol} does not report with certainty that a column was dropped, renamed or "
             "narrowed: the old one stays at the target"

@@ -24,7 +24,7 @@ from pydantic import (
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression
-from tidesink.codecs.open import DEBEZIUM_ALIASES, protocol_named
+from tidesink.codecs.open import CODECS, without_effect
 from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
@@ -36,7 +36,14 @@ from tidesink.config.fields import (
     beside_config,
 )
 from tidesink.config.kafka_properties import KafkaProperties, confluent_properties, normalised_kafka
-from tidesink.config.source import Brokers, RegistrySettings, RegistryTls, known_time_zone, registry_section
+from tidesink.config.source import (
+    Brokers,
+    ProtocolName,
+    RegistrySettings,
+    RegistryTls,
+    known_time_zone,
+    registry_section,
+)
 from tidesink.errors import ConfigError
 from tidesink.kafka_client import ClientSettings
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
@@ -226,18 +233,6 @@ class MysqlSettings(SqlSettings):
     """A table's database and name; must contain `{schema}` and `{table}`. Missing databases are created."""
 
 
-WrittenProtocol = Literal["flat-avro", "canal-json", "debezium-json", "debezium-avro"]
-AVRO_PROTOCOLS: Final = ("flat-avro", "debezium-avro")
-# Options that the encoder of another protocol ignores.
-_AVRO_ONLY: Final = ("avro_decimal_handling_mode", "avro_bigint_unsigned_handling_mode", "schema_registry")
-_CANAL_ONLY: Final = ("content_compatible", "large_message_handle_compression")
-_DEBEZIUM_ONLY: Final = ("cluster_id",)
-_FOREIGN: Final[dict[str, tuple[str, ...]]] = {
-    "flat-avro": (*_CANAL_ONLY, *_DEBEZIUM_ONLY, "debezium_disable_schema"),
-    "canal-json": (*_AVRO_ONLY, *_DEBEZIUM_ONLY, "debezium_disable_schema", "namespace"),
-    "debezium-json": (*_AVRO_ONLY, *_CANAL_ONLY, "namespace"),
-    "debezium-avro": (*_CANAL_ONLY, "debezium_disable_schema", "namespace"),
-}
 _CODEC_OPTIONS: Final = (
     "enable_tidb_extension",
     "avro_decimal_handling_mode",
@@ -252,14 +247,10 @@ _CODEC_OPTIONS: Final = (
 )
 
 
-def _protocol(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        name = protocol_named(value)
-    except ConfigError as error:
-        raise ValueError(error.message) from error
-    return DEBEZIUM_ALIASES.get(name, "flat-avro" if name == "avro" else name)
+def _written(protocol: str) -> str:
+    if CODECS[protocol].writes is None:
+        raise ValueError(f"{protocol} is read, and not written")
+    return protocol
 
 
 def _rule(text: str) -> str:
@@ -281,15 +272,7 @@ class KafkaSettings(TargetModel):
     topic: Annotated[str, AfterValidator(_rule)] = "{schema}_{table}"
     """The topic of a table, as in TiCDC's dispatchers: `[prefix]{schema}[middle]{table}[suffix]`. The Avro
     protocols need both placeholders; the JSON ones may write all tables to one topic."""
-    protocol: Annotated[
-        WrittenProtocol,
-        BeforeValidator(
-            _protocol,
-            json_schema_input_type=Literal[
-                "avro", "flat-avro", "canal-json", "debezium", "debezium-json", "debezium-avro"
-            ],
-        ),
-    ]
+    protocol: Annotated[ProtocolName, AfterValidator(_written)]
     """What is written, as TiCDC writes it: `flat-avro` (or `avro`), `canal-json`, `debezium-json` (or
     `debezium`), `debezium-avro`."""
     schema_registry: Annotated[
@@ -337,12 +320,14 @@ class KafkaSettings(TargetModel):
         return self
 
     def _problems(self) -> Iterator[str]:
-        if self.protocol in AVRO_PROTOCOLS and self.schema_registry is None:
+        written = CODECS[self.protocol]
+        if written.registry and self.schema_registry is None:
             yield f"{self.protocol} needs schema-registry, such as http://127.0.0.1:8081"
-        if self.protocol in AVRO_PROTOCOLS and not self.rule.names_tables:
+        if written.registry and not self.rule.names_tables:
             yield f"topic must contain {{schema}} and {{table}} for {self.protocol}: use {{schema}}_{{table}}"
-        for name in _FOREIGN[self.protocol]:
-            if name in self.model_fields_set:
+        foreign = without_effect(self.protocol, "writes")
+        for name in type(self).model_fields:
+            if name in foreign and name in self.model_fields_set:
                 yield f"{name.replace('_', '-')} has no effect with {self.protocol}: remove it"
 
     @property

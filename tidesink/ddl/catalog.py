@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.ddl.history import ColumnNames, Key, TypeHistory, read_type, table_key
+from tidesink.ddl.history import Key, TypeHistory, read_type, table_key
 from tidesink.ddl.statements import (
     Index,
     TableDefinition,
@@ -175,12 +175,12 @@ class TableDefinitions:
         definition = self._find(table)
         return definition.reused if definition else frozenset()
 
-    def names(self, table: TableId) -> ColumnNames:
-        """The names that columns of a table have and had, those of dropped columns and tables too."""
-        definition = self._find(table) or TableDefinition(table)
-        pairs, reused = self._history.names(table).beside(definition)
-        had = (*(name for pair in pairs for name in pair), *(c.name for c in self._history.columns(table)))
-        return ColumnNames(definition.names, pairs, reused, tuple(dict.fromkeys(had)))
+    def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
+        """Names that columns of a table had, each with a later one; of dropped columns and tables, too."""
+        definition = self._find(table)
+        return tuple(
+            dict.fromkeys((*self._history.renames(table), *(definition.renamed if definition else ())))
+        )
 
     def to_json(self) -> str:
         """All definitions as JSON text."""
@@ -212,7 +212,7 @@ class TableDefinitions:
             self._history.touch(table, since)
             self._history.part(table, parted, since)
             before = self._find(table)
-            self._history.name(*([before] if before else []), definition)
+            self._history.rename(definition)
             self._keep(self._history.timed(definition, before, since))
 
     def _keep(self, definition: TableDefinition) -> None:
@@ -229,7 +229,6 @@ class TableDefinitions:
         self.version += 1
         removed = self._tables.pop(table_key(table), None)
         self._history.part(table, removed.names if removed else (), self._since)
-        self._history.name(*([removed] if removed else []))
         return removed
 
     def _create(self, sql: SqlReader, default_schema: str) -> list[TableId]:

@@ -7,26 +7,21 @@ before, and replaces the old type.
 
 TiCDC sends every row committed before a DDL's commit ts ahead of that DDL, and later rows behind it (tiflow
 c7b2588, ticdc b813e76), so that a row's own time says which side it is on, wherever it is read.
-
-A list of columns to exclude is followed through the names that DDL gave them. Such a column may hold
-personal data, and rows of any time may come, so every name counts that the column had or has. A name that
-several columns had in turn does not identify one of them: a person must decide then.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from tidesink.ddl.statements import TableDefinition
 from tidesink.events import Column, ColumnType, EarlierType, TableId
-from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.table import Reader, row_of
-from tidesink.typemap.target_schema import TableShape, wider_ddl
+from tidesink.typemap.target_schema import wider_ddl
 
 Key = tuple[str, str]
 
@@ -118,26 +113,6 @@ class Parting(NamedTuple):
         return f"#{self.times}" if self.since is None else str(self.since)
 
 
-class Names(NamedTuple):
-    """Names that columns of a table had, each with one they had later; and those of several, folded."""
-
-    pairs: tuple[tuple[str, str], ...] = ()
-    reused: frozenset[str] = frozenset()
-
-    def beside(self, definition: TableDefinition) -> Names:
-        """With those of a definition; what was once known stays so where its columns are dropped."""
-        pairs = dict.fromkeys((*self.pairs, *definition.renamed))
-        return Names(tuple(pairs), self.reused | definition.reused)
-
-    def taken(self, definition: TableDefinition, known: Iterable[Column]) -> frozenset[str]:
-        """Names, folded, that renames gave which other columns had before, in an earlier table perhaps."""
-        pairs = {(old.casefold(), new.casefold()) for old, new in self.pairs}
-        had = {column.name.casefold() for column in known}
-        given = {(old.casefold(), new.casefold()) for old, new in definition.renamed} - pairs
-        # One that has its old name again is no other column.
-        return frozenset(new for old, new in given if new in had and (new, old) not in pairs)
-
-
 class TypeHistory:
     """The types of every column the DDL named, those of dropped columns and tables too.
 
@@ -151,7 +126,7 @@ class TypeHistory:
         self._latest: dict[Key, int] = {}
         self._heard: dict[str, None] = {}
         self._parted: dict[Key, dict[str, Parting]] = {}
-        self._names: dict[Key, Names] = {}
+        self._renames: dict[Key, dict[tuple[str, str], None]] = {}
 
     def is_repeat(self, table: TableId, since: int | None) -> bool:
         """Whether a statement of this moment is older than the last one the table had."""
@@ -179,18 +154,16 @@ class TypeHistory:
         """When a column of each name, folded, was last dropped or renamed."""
         return dict(self._parted.get(table_key(table), {}))
 
-    def name(self, *definitions: TableDefinition) -> None:
-        """Take note of names that columns of a table had, in one definition of it after the other."""
-        for number, definition in enumerate(definitions):
-            before = self.names(definition.table)
-            taken = before.taken(definition, self.columns(definition.table)) if number else frozenset[str]()
-            names = before._replace(reused=before.reused | taken).beside(definition)
-            if any(names):
-                self._names[table_key(definition.table)] = names
+    def rename(self, definition: TableDefinition) -> None:
+        """Take note of the names that a table's columns had before."""
+        if definition.renamed:
+            self._renames.setdefault(table_key(definition.table), {}).update(
+                dict.fromkeys(definition.renamed)
+            )
 
-    def names(self, table: TableId) -> Names:
-        """The names that columns of a table had, those of dropped columns and tables too."""
-        return self._names.get(table_key(table), Names())
+    def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
+        """Names that columns of a table had, each with a later one; of dropped columns and tables, too."""
+        return tuple(self._renames.get(table_key(table), ()))
 
     def touch(self, table: TableId, since: int | None) -> None:
         """Take note that a statement of this moment was the table's last."""
@@ -217,7 +190,7 @@ class TypeHistory:
         self._columns.pop(table_key(table), None)
         self._latest.pop(table_key(table), None)
         self._parted.pop(table_key(table), None)
-        self._names.pop(table_key(table), None)
+        self._renames.pop(table_key(table), None)
 
     def columns(self, table: TableId) -> tuple[Column, ...]:
         """Every column that a table of this name ever had."""
@@ -237,7 +210,7 @@ class TypeHistory:
         ]
         latest = [[*key, since] for key, since in self._latest.items()]
         parted = [[*key, [[name, *one] for name, one in of.items()]] for key, of in self._parted.items()]
-        names = [[*key, one.pairs, sorted(one.reused)] for key, one in self._names.items()]
+        names = [[*key, list(pairs)] for key, pairs in self._renames.items()]
         heard = list(self._heard)
         return {"tables": tables, "latest": latest, "heard": heard, "parted": parted, "names": names}
 
@@ -249,9 +222,9 @@ class TypeHistory:
             (schema, table): {name: Parting(times, since) for name, times, since in names}
             for schema, table, names in found.get("parted", ())
         }
-        self._names = {
-            (schema, table): Names(tuple((old, new) for old, new in pairs), frozenset(reused))
-            for schema, table, pairs, reused in found.get("names", ())
+        self._renames = {
+            (schema, table): dict.fromkeys((old, new) for old, new in pairs)
+            for schema, table, pairs, *_ in found.get("names", ())
         }
         self._columns = {
             (schema, table): {name.casefold(): (name, _versions(versions)) for name, versions in columns}
@@ -286,80 +259,3 @@ def read_type(found: Mapping[str, Any]) -> ColumnType:
     """A ColumnType that ``dataclasses.asdict`` took apart, from its JSON."""
     members = found["members"]
     return ColumnType(**{**found, "members": members if members is None else tuple(members)})
-
-
-_OMITTED_TOO: Final = (
-    "column {name} is left out too: DDL says that it is, or was, one that except_column_list names, under "
-    "another name. Add {name} to except_column_list, or name in columns instead what the target is to hold"
-)
-
-
-@dataclass(frozen=True)
-class ColumnNames:
-    """What DDL says of the names of a table's columns, also of a table of this name before it.
-
-    ``now``: its columns' names, and ``reused`` those that several columns had in turn, both folded.
-    ``pairs``: names that columns had, each with one they had later; of columns that are gone, too. ``ever``:
-    every name that was informed of.
-    """
-
-    now: frozenset[str] = frozenset()
-    pairs: tuple[tuple[str, str], ...] = ()
-    reused: frozenset[str] = frozenset()
-    ever: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Followed:
-    """A layout that goes along with DDL. ``names``: columns left out beside those it lists.
-
-    ``doubted``: names, folded, of columns that had a listed name which was another column's as well, by the
-    listed ones, in lower case; those of them in ``reused`` were several columns' themselves.
-    """
-
-    layout: Layout
-    names: tuple[str, ...] = ()
-    doubted: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    reused: frozenset[str] = frozenset()
-
-    def marked(self, shape: TableShape) -> TableShape:
-        """The shape, whose columns say of which others nobody knows whether they are these."""
-        if not self.doubted:
-            return shape
-        columns = []
-        for column in shape.columns:
-            name = column.name.casefold()
-            found = self.doubted.get(name, frozenset[str]())
-            # A target that has a column of a name which was one column's alone has that very column.
-            kind = "instead_of" if name in self.reused else "had"
-            columns.append(replace(column, **{kind: getattr(column, kind) | found}) if found else column)
-        return replace(shape, columns=tuple(columns))
-
-
-def followed(layout: Layout, reported: ColumnNames, keys: Iterable[str]) -> Followed:
-    """The layout without its columns to leave out under the names they have now, or had.
-
-    ``keys``: names of the table's key columns, which cannot be left out.
-    """
-    listed = {name.casefold(): name.lower() for name in layout.except_columns}
-    kept = {key.casefold() for key in keys}
-    pairs = [(old.casefold(), new.casefold()) for old, new in reported.pairs if new.casefold() not in kept]
-    later = [(old, new) for old, new in pairs if old in listed and new not in listed]
-    unsure = reported.now | reported.reused
-    found = {new for old, new in later if old not in unsure}
-    # Rows from before bring it under the old name, unless what had that name since is another column.
-    wanted = listed.keys() | found
-    found |= {old for old, new in pairs if new in wanted - reported.reused and old not in wanted | kept}
-    doubted: dict[str, frozenset[str]] = {}
-    for old, new in later:
-        if new not in found:
-            doubted[new] = doubted.get(new, frozenset()) | {listed[old]}
-    spelt = {name.casefold(): name for pair in reported.pairs for name in pair}
-    names = tuple(spelt[name] for name in sorted(found))
-    without = replace(layout, except_columns=(*layout.except_columns, *names)) if names else layout
-    return Followed(without, names, doubted, reported.reused)
-
-
-def omitted_too(found: Followed, reported: ColumnNames) -> Iterator[str]:
-    """A warning of each column that the table has and that is left out though it is not listed."""
-    return (_OMITTED_TOO.format(name=name) for name in found.names if name.casefold() in reported.now)

@@ -1,8 +1,7 @@
 """Daemons and their ports: a process in a session of its own, a pid file, a log file, and a port.
 
 A pid file names the process by pid and by when it started, so that a pid which the system has given to
-another process is never taken for ours and never killed. Ports are on loopback: who holds one, and free
-ones.
+another process is never taken for ours and never killed. Ports are on loopback.
 """
 
 from __future__ import annotations
@@ -163,16 +162,15 @@ def wait_ready(
 
 
 def require_free_port(port: int, *, name: str, option: str) -> None:
-    """Raise DevStackError when something listens on the loopback port, naming it where it can be read."""
+    """Raise DevStackError when something listens on the loopback port."""
     if not 0 < port < 65536:
         raise DevStackError(
             f"port {port} for the {name} is not between 1 and 65535; choose another with {option}"
         )
     refused = _bind_error(port)
     if refused == errno.EADDRINUSE:
-        holder = port_owner(port)
         raise DevStackError(
-            f"port {port} for the {name} is in use{holder}; stop that, or choose another with {option}"
+            f"port {port} for the {name} is in use; stop that, or choose another with {option}"
         )
     if refused is not None:
         raise DevStackError(f"the {name} cannot use port {port}: {os.strerror(refused)}; choose {option}")
@@ -259,7 +257,6 @@ def _log_tail(files: DaemonFiles) -> str:
 
 
 LOOPBACK: Final = "127.0.0.1"
-_LISTEN: Final = "0A"
 # Below lie the ports of well-known services, above Kubernetes' NodePorts and those that systems give to
 # connections.
 _LOWEST: Final = 10_000
@@ -303,40 +300,3 @@ def _candidates() -> Iterator[int]:
     yield from random.SystemRandom().sample(ports, min(len(ports), _TRIES))
     while True:
         yield _ANY
-
-
-def port_owner(port: int) -> str:
-    """`` by pid 12 (java)`` for the process that listens on the port, or nothing when it cannot be read."""
-    inodes = _listening_inodes(port)
-    for process in Path("/proc").glob("[0-9]*") if inodes else ():
-        if inodes & _socket_inodes(process):
-            return f" by pid {process.name} ({_command_name(process)})"
-    return ""
-
-
-def _listening_inodes(port: int) -> set[str]:
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.add(f"socket:[{fields[9]}]")
-    return found
-
-
-def _socket_inodes(process: Path) -> set[str]:
-    links = set()
-    with contextlib.suppress(OSError):
-        for descriptor in (process / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                links.add(str(descriptor.readlink()))
-    return links
-
-
-def _command_name(process: Path) -> str:
-    try:
-        words = (process / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
-    except OSError:
-        return "?"
-    return Path(words[0]).name or "?"

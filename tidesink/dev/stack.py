@@ -7,20 +7,16 @@ in part only. Apicurio 3.0.9 is the last which runs on Java 17 and opens no mana
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import re
-import shutil
 import subprocess
 import tarfile
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import ClassVar, Final, Literal, NamedTuple
 
 import requests
 
@@ -65,19 +61,42 @@ class ServiceStatus(NamedTuple):
     detail: str
 
 
-class Service(Protocol):
-    """What the stack asks of a service."""
+@dataclass(frozen=True)
+class Service:
+    """One service of a stack directory: its data has a folder there, its pid and log stand in ``run/``."""
+
+    name: ClassVar[str]
+
+    directory: Path
+    port: int
 
     @property
-    def files(self) -> DaemonFiles: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def address(self) -> str: ...
+    def files(self) -> DaemonFiles:
+        return DaemonFiles(self.name, self.directory / "run")
 
-    def prepare(self, progress: Progress) -> None: ...
-    def start(self, progress: Progress) -> RunningDaemon: ...
-    def answers(self) -> bool: ...
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.port}"
+
+    def start(self, progress: Progress) -> RunningDaemon:
+        """Start the process; it answers some seconds later."""
+        progress(f"{self.name}: starting on {self.address}")
+        return start_daemon(self.files, self.command(), port=self.port)
+
+    def prepare(self, progress: Progress) -> None:
+        """Fetch the jars, check the ports, and make the data folder.
+
+        Raises DevStackError when one of these cannot be done.
+        """
+        raise NotImplementedError
+
+    def command(self) -> list[str]:
+        """The process to start."""
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        """True when the service does its work, not only when its port is open."""
+        raise NotImplementedError
 
 
 class DevStack:
@@ -183,8 +202,8 @@ def _status(service: Service) -> ServiceStatus:
     return ServiceStatus(name, state, running.pid, running.port, service.address)
 
 
-KAFKA_DAEMON: Final = "kafka"
-_FORMATTING: Final = "formatting-"
+# Always the same: Kafka's tool outlives a killed ``up``, and may meet the next one's.
+_CLUSTER_ID: Final = "tidesinkDevStack000000"
 # Kafka's word that a folder is formatted, and of which cluster.
 _FORMATTED: Final = "meta.properties"
 _CLUSTER: Final = "__cluster_metadata-0"
@@ -223,40 +242,32 @@ group.initial.rebalance.delay.ms=0
 
 
 @dataclass(frozen=True)
-class Broker:
-    """The broker of one stack directory: its data stands in ``kafka/``, its pid and log in ``run/``."""
+class Broker(Service):
+    """The broker; its data folder is formatted when it is new."""
 
-    directory: Path
-    port: int
+    name = "kafka"
     controller_port: int
 
-    @property
-    def files(self) -> DaemonFiles:
-        return DaemonFiles(KAFKA_DAEMON, self.directory / "run")
-
-    @property
-    def address(self) -> str:
-        return f"{LOOPBACK}:{self.port}"
-
     def prepare(self, progress: Progress) -> None:
-        """Fetch the jars, check the ports, and format the data folder when it is new.
-
-        Raises DevStackError when one of these cannot be done.
-        """
+        """As ``Service``."""
         jars = broker_jars(progress=progress)
         require_free_port(self.port, name="broker", option="--kafka-port")
         require_free_port(self.controller_port, name="broker's controller", option="--controller-port")
         self._data.mkdir(parents=True, exist_ok=True)
-        self._write_properties(self._properties, self._data)
+        self._properties.write_text(
+            _PROPERTIES.format(
+                host=LOOPBACK, port=self.port, controller_port=self.controller_port, data=self._data.resolve()
+            ),
+            encoding="utf-8",
+        )
         if not (self._data / _FORMATTED).is_file():
             _require_no_topics(self._data.resolve())
             progress("kafka: formatting its storage")
-            self._format(jars)
+            _format(jars, self._properties)
 
-    def start(self, progress: Progress) -> RunningDaemon:
-        """Start the process; it answers some seconds later."""
-        progress(f"kafka: starting on {self.address}")
-        return start_daemon(self.files, _java(broker_jars(), "kafka.Kafka", self._properties), port=self.port)
+    def command(self) -> list[str]:
+        """As ``Service``."""
+        return _java(broker_jars(), "kafka.Kafka", self._properties)
 
     def answers(self) -> bool:
         """True when the broker serves metadata, not only when its port is open."""
@@ -270,27 +281,6 @@ class Broker:
     def _properties(self) -> Path:
         return self.directory / "kafka" / "server.properties"
 
-    def _write_properties(self, path: Path, data: Path) -> None:
-        text = _PROPERTIES.format(
-            host=LOOPBACK, port=self.port, controller_port=self.controller_port, data=data.resolve()
-        )
-        path.write_text(text, encoding="utf-8")
-
-    def _format(self, jars: Path) -> None:
-        """Make the storage apart and put it into the data folder.
-
-        Kafka's tool outlives a killed ``up``: in a folder of its own it cannot meet the next one's.
-        """
-        for left in self._data.parent.glob(f"{_FORMATTING}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        with TemporaryDirectory(
-            prefix=_FORMATTING, dir=self._data.parent, ignore_cleanup_errors=True
-        ) as folder:
-            properties, data = Path(folder, "server.properties"), Path(folder, "data")
-            self._write_properties(properties, data)
-            _run_format(jars, properties)
-            _put_in_place(data, self._data.resolve())
-
 
 def _require_no_topics(data: Path) -> None:
     """A broker has been at work there where a partition is; formatting leaves one, without segments."""
@@ -302,32 +292,14 @@ def _require_no_topics(data: Path) -> None:
         )
 
 
-def _put_in_place(formatted: Path, data: Path) -> None:
-    """What says that the storage is whole comes last: without it the next ``up`` does all of this again."""
-    try:
-        for child in sorted(formatted.iterdir(), key=lambda child: child.name == _FORMATTED):
-            _move(child, data / child.name)
-    except OSError as exc:
-        raise DevStackError(f"Kafka's new storage cannot be put into {data}: {exc}") from exc
-
-
-def _move(child: Path, place: Path) -> None:
-    """Whole or not at all, to another disk too; what an interrupted ``up`` left there goes."""
-    part = place.with_name(f"{place.name}.part")
-    for left in (part, place):
-        if left.is_dir():
-            shutil.rmtree(left)
-    shutil.move(child, part)
-    part.replace(place)
-
-
 def _java(jars: Path, main: str, *arguments: str | Path) -> list[str]:
     return [str(find_java().path), "-Xmx512m", *_JVM, "-cp", f"{jars}/*", main, *map(str, arguments)]
 
 
-def _run_format(jars: Path, properties: Path, seconds: float = READY_SECONDS) -> None:
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    command = _java(jars, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", properties)
+def _format(jars: Path, properties: Path, seconds: float = READY_SECONDS) -> None:
+    """Format the storage; whatever a killed ``up`` left of it is completed."""
+    command = _java(jars, "kafka.tools.StorageTool", "format", "--ignore-formatted")
+    command += [f"--cluster-id={_CLUSTER_ID}", "-c", str(properties)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as exc:
@@ -352,39 +324,25 @@ def _serves_metadata(address: str) -> bool:
         return False
 
 
-REGISTRY_DAEMON: Final = "registry"
 API: Final = "/apis/ccompat/v7"
 _HTTP_OK: Final = 200
 
 
 @dataclass(frozen=True)
-class Registry:
-    """The registry of one stack directory: its data stands in ``registry/``, its pid and log in ``run/``."""
+class Registry(Service):
+    """The registry."""
 
-    directory: Path
-    port: int
-
-    @property
-    def files(self) -> DaemonFiles:
-        return DaemonFiles(REGISTRY_DAEMON, self.directory / "run")
+    name = "registry"
 
     @property
     def address(self) -> str:
         return f"http://{LOOPBACK}:{self.port}{API}"
 
     def prepare(self, progress: Progress) -> None:
-        """Fetch the jars and check the port.
-
-        Raises DevStackError when one of these cannot be done.
-        """
+        """As ``Service``."""
         registry_runner(progress=progress)
         require_free_port(self.port, name="registry", option="--registry-port")
         self._data.mkdir(parents=True, exist_ok=True)
-
-    def start(self, progress: Progress) -> RunningDaemon:
-        """Start the process; it answers some seconds later."""
-        progress(f"registry: starting on {self.address}")
-        return start_daemon(self.files, self._command(), port=self.port)
 
     def answers(self) -> bool:
         """True when the Confluent-compatible API lists its subjects."""
@@ -399,7 +357,8 @@ class Registry:
     def _data(self) -> Path:
         return self.directory / "registry"
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
+        """As ``Service``."""
         return [
             str(find_java().path), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
             f"-Dquarkus.http.host={LOOPBACK}", f"-Dquarkus.http.port={self.port}",

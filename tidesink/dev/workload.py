@@ -23,7 +23,7 @@ from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.dev import shop
 from tidesink.dev.shop import Change, ShopChanges, save_expected
 from tidesink.errors import SourceUnavailableError
-from tidesink.events import ChangeEvent, DdlEvent
+from tidesink.events import DdlEvent
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.schema_registry.naming import TopicRule
 
@@ -41,9 +41,10 @@ class OutgoingRecord(NamedTuple):
 
 
 @dataclass
-class Sent:
-    """Counts of what was sent: ``events`` are row events, ``resent`` records of repeated suffixes."""
+class WorkloadReport:
+    """What was written: row events, DDL events, records of re-sent suffixes, and records by topic."""
 
+    expected: Path
     events: int = 0
     ddl: int = 0
     resent: int = 0
@@ -120,7 +121,7 @@ def shop_topics(rule: TopicRule) -> list[str]:
 class RecordSender:
     """Sends records to Kafka in order, idempotently, at a chosen rate."""
 
-    def __init__(self, brokers: str, *, rate: float | None, sent: Sent) -> None:
+    def __init__(self, brokers: str, *, rate: float | None, sent: WorkloadReport) -> None:
         self._producer = Producer(
             {
                 "bootstrap.servers": brokers,
@@ -172,14 +173,6 @@ class RecordSender:
                 time.sleep(ahead)
 
 
-def count(change: Change, sent: Sent) -> None:
-    """Count one change as sent."""
-    if isinstance(change, ChangeEvent):
-        sent.events += 1
-    else:
-        sent.ddl += 1
-
-
 @dataclass(frozen=True)
 class WorkloadOptions:
     """What to write. ``rate`` is records a second (None: as fast as possible).
@@ -200,17 +193,6 @@ class WorkloadOptions:
     restart_every: int = 4_000
 
 
-@dataclass(frozen=True)
-class WorkloadReport:
-    """What was written: row events, DDL events, re-sent records, and records by topic."""
-
-    events: int
-    ddl: int
-    resent: int
-    by_topic: dict[str, int]
-    expected: Path
-
-
 def write_workload(
     options: WorkloadOptions, progress: Callable[[int], None] = lambda _: None
 ) -> WorkloadReport:
@@ -226,7 +208,7 @@ def write_workload(
     create_topics(options.brokers, shop_topics(rule), options.partitions)
     codec = open_codec(options.protocol, options=options.codec, registry=options.registry)
     encoder = RecordEncoder(codec, rule, options.partitions)
-    sent = Sent()
+    sent = WorkloadReport(options.expected)
     changes = ShopChanges(options.seed, options.events)
     sender = RecordSender(options.brokers, rate=options.rate, sent=sent)
     random = Random(options.seed)  # noqa: S311 - repeatable on purpose
@@ -237,15 +219,18 @@ def write_workload(
         sent.resent += again
     sender.close()
     save_expected(options.expected, changes.tables)
-    return WorkloadReport(sent.events, sent.ddl, sent.resent, dict(sent.by_topic), options.expected)
+    return sent
 
 
 def _records(
-    changes: ShopChanges, encoder: RecordEncoder, sent: Sent, progress: Callable[[int], None]
+    changes: ShopChanges, encoder: RecordEncoder, sent: WorkloadReport, progress: Callable[[int], None]
 ) -> Iterator[OutgoingRecord]:
     for transaction in changes.transactions():
         for change in transaction:
-            count(change, sent)
+            if isinstance(change, DdlEvent):
+                sent.ddl += 1
+            else:
+                sent.events += 1
             record = encoder.encode(change)
             if record is not None:
                 yield record

@@ -17,7 +17,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import SplitResult, quote, quote_plus, unquote, urlsplit, urlunsplit
 
 import requests
@@ -28,38 +28,29 @@ _CREDENTIALS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://|//)?.*@", re.DOTALL)
 _URL_FORM = "write http://host:port/path or https://host:port/path"
 
 
-class Auth(Protocol):
-    """A way to sign a request."""
+class Auth:
+    """A way to sign a request: this one not at all."""
 
     def header(self) -> str | None:
         """The value of ``Authorization``, or None to send none."""
-
-    def secrets(self) -> tuple[str, ...]:
-        """Texts which must never be shown."""
-
-    def renew(self, refused: str | None) -> bool:
-        """Whether a request that was refused with this header (HTTP 401) may pass with a new one."""
-
-
-@dataclass(frozen=True)
-class NoAuth:
-    """Requests go out unsigned."""
-
-    def header(self) -> str | None:
-        """No header."""
         return None
 
     def secrets(self) -> tuple[str, ...]:
-        """Nothing to hide."""
+        """Texts which must never be shown."""
         return ()
 
-    def renew(self, refused: str | None) -> bool:  # noqa: ARG002  # the protocol's
-        """Nothing to renew."""
+    def renew(self, refused: str | None) -> bool:  # noqa: ARG002
+        """Whether a request that was refused with this header (HTTP 401) may pass with a new one."""
         return False
 
 
 @dataclass(frozen=True)
-class BasicAuth:
+class NoAuth(Auth):
+    """Requests go out unsigned."""
+
+
+@dataclass(frozen=True)
+class BasicAuth(Auth):
     """User name and password (Confluent Cloud: API key and secret)."""
 
     username: str
@@ -73,16 +64,12 @@ class BasicAuth:
         """The password, as it is and as it travels in headers and URLs."""
         return self._token(), self.password, quote(self.password, safe="")
 
-    def renew(self, refused: str | None) -> bool:  # noqa: ARG002  # the protocol's
-        """Nothing to renew."""
-        return False
-
     def _token(self) -> str:
         return b64encode(f"{self.username}:{self.password}".encode()).decode("ascii")
 
 
 @dataclass(frozen=True)
-class BearerAuth:
+class BearerAuth(Auth):
     """A token."""
 
     token: str = field(repr=False)
@@ -101,10 +88,6 @@ class BearerAuth:
     def secrets(self) -> tuple[str, ...]:
         """The token."""
         return (self.token,)
-
-    def renew(self, refused: str | None) -> bool:  # noqa: ARG002  # the protocol's
-        """Nothing to renew."""
-        return False
 
 
 @dataclass(frozen=True)
@@ -212,8 +195,8 @@ class _Token:
 
 
 @dataclass
-class OAuthClient:
-    """An :class:`~tidesink.schema_registry.auth.Auth` that gets its tokens from ``token_url``.
+class OAuthClient(Auth):
+    """Gets its tokens from ``token_url``.
 
     ``timeout`` in seconds. ``clock`` gives seconds and never runs backwards. Threads may share it.
     Raises ConfigError for a token URL that is none, which repeats no credentials.

@@ -30,17 +30,18 @@ from tidesink.typemap.table import SPARK_MAX_PRECISION
 Mask = NDArray[np.bool_]
 Read = Callable[[Any], TargetValue]
 
-_PLAIN_TYPES: Final[dict[str, pa.DataType]] = {
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "boolean": pa.bool_(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
+# Spark's types: the Arrow type of each, and the Python type of its values.
+_PLAIN_TYPES: Final[dict[str, tuple[pa.DataType, type]]] = {
+    "int": (pa.int32(), int),
+    "bigint": (pa.int64(), int),
+    "float": (pa.float32(), float),
+    "double": (pa.float64(), float),
+    "string": (pa.string(), str),
+    "binary": (pa.binary(), bytes),
+    "boolean": (pa.bool_(), bool),
+    "date": (pa.date32(), date),
+    "timestamp": (pa.timestamp("us", "UTC"), datetime),
+    "timestamp_ntz": (pa.timestamp("us"), datetime),
 }
 _ONLY_STRINGS: Final = (pa.string(), pa.large_string())
 
@@ -78,7 +79,7 @@ def arrow_of_spark(ddl: str) -> pa.DataType:
     """The Arrow type of one of the type table's Spark types, given as DDL text."""
     plain = _PLAIN_TYPES.get(ddl)
     if plain is not None:
-        return plain
+        return plain[0]
     precision, scale = map(int, ddl.removeprefix("decimal(").removesuffix(")").split(","))
     # Oracle's NUMBER(2,4) has zeros after the point that Arrow counts as digits.
     return pa.decimal128(max(precision, min(scale, SPARK_MAX_PRECISION), 1), scale)
@@ -223,18 +224,7 @@ def _scalar_by_scalar(values: Sequence[Any], plan: _Plan, read: Read) -> PythonR
     return PythonResult(array, errors, zero if zero.any() else None)
 
 
-_HELD: Final[dict[pa.DataType, frozenset[type]]] = {
-    pa.int32(): frozenset({int}),
-    pa.int64(): frozenset({int}),
-    pa.float32(): frozenset({float}),
-    pa.float64(): frozenset({float}),
-    pa.string(): frozenset({str}),
-    pa.binary(): frozenset({bytes}),
-    pa.bool_(): frozenset({bool}),
-    pa.date32(): frozenset({date}),
-    pa.timestamp("us", "UTC"): frozenset({datetime}),
-    pa.timestamp("us"): frozenset({datetime}),
-}
+_HELD: Final = {kind: frozenset({held}) for kind, held in _PLAIN_TYPES.values()}
 _HELD_AS_DECIMAL: Final = frozenset({Decimal, int})
 # What pyarrow raises for a value that a type does not hold; ValueError is the base of ArrowInvalid too.
 _NOT_HELD: Final = (ValueError, TypeError, OverflowError, pa.ArrowException)

@@ -4,14 +4,21 @@ Arrow's casts from text are exact, but take more than MySQL writes (``0x1F``, ``
 fail as a whole. So each type has two ways to them. First a look at the bytes of the whole array
 (``Look``), which costs a few nanoseconds a value and proves the shape that producers write. Where it
 fails, a pattern (RE2) tells row by row which texts are usual, and the cast sees those alone.
+
+Local times become UTC for whole arrays too, as ``datetime`` and ``zoneinfo`` have them. Of an hour that
+comes twice the first is meant, and a time that the clocks skip has the offset from before (PEP 495,
+``fold=0``). An offset is asked of the zone once a day of each year that occurs, never once a value: between
+two days with different offsets the moment of the change is found by bisection. In the time zone database
+two changes are at least three days apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import tzinfo
-from functools import partial
-from typing import Final, NamedTuple
+from datetime import datetime, timedelta, timezone, tzinfo
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +26,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidesink.events import ColumnType
-from tidesink.typemap.local_time import has_known_offsets, utc_micros
 from tidesink.typemap.parse import (
     DATETIME,
     INSTANT,
@@ -37,7 +43,6 @@ Converted = tuple[pa.Array, "Mask | None"]
 Convert = Callable[[pa.Array], Converted]
 Look = Callable[["_View"], bool]
 
-_DIGITS: Final = b"0123456789"
 _ZERO, _MINUS, _POINT, _SPACE, _COLON = b"0-. :"
 _INTEGER_DIGITS: Final = 20
 # More than MySQL's DECIMAL has; RE2 counts to a thousand.
@@ -115,8 +120,7 @@ def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -
         return _as_is if reader == "text" else _latin1
     if target == pa.string():
         pattern = _text_pattern(column_type)
-        look = _text_look(column_type)
-        return None if pattern is None else partial(_matching, look=look, pattern=pattern)
+        return None if pattern is None else partial(_matching, pattern=pattern)
     bounds = _bounds(column_type)
     if bounds is not None:
         return _integers(*bounds, target)
@@ -186,20 +190,8 @@ _SHAPES: Final[dict[Reader, str]] = {
 }
 
 
-def _text_look(column_type: ColumnType) -> Look | None:
-    reader, precision, scale = row_of(column_type).reader, column_type.precision, column_type.scale
-    if reader == "time":
-        return _is_time
-    if reader == "decimal" and precision is not None and scale is not None and precision > scale:
-        return partial(_is_plain_decimal, whole=precision - scale, scale=scale)
-    return None
-
-
-def _matching(texts: pa.Array, look: Look | None, pattern: str) -> Converted:
-    if look is not None and look(_view(texts)):
-        return texts, None
-    usual = _matches(texts, pattern)
-    left = _valid(texts) & ~usual
+def _matching(texts: pa.Array, pattern: str) -> Converted:
+    left = _valid(texts) & ~_matches(texts, pattern)
     return (texts, left) if left.any() else (texts, None)
 
 
@@ -331,58 +323,6 @@ def _is_padded(view: _View, scale: int) -> bool:
     )
 
 
-def _is_plain_decimal(view: _View, whole: int, scale: int) -> bool:
-    """Padded digits, at most ``whole`` of them before the point and no zero too many in front."""
-    if not _is_padded(view, scale):
-        return False
-    if not len(view.starts):
-        return True
-    minus = view.data[view.starts] == _MINUS
-    points = view.ends - (scale + 1) if scale else view.ends
-    first = view.starts + minus
-    if (points - first).max() > whole or (points - first).min() < 1:
-        return False
-    if ((view.data[first] == _ZERO) & (points - first > 1)).any():
-        return False
-    # Each text has its own point and minus: one more of them stands inside some text.
-    data = view.data[view.starts[0] :]
-    count = len(points) if scale else 0
-    points_seen, minus_seen = (int(np.count_nonzero(data == byte)) for byte in (_POINT, _MINUS))
-    return points_seen == count and minus_seen == int(np.count_nonzero(minus))
-
-
-def _is_time(view: _View) -> bool:
-    """Times of one length with two digits of hours and no sign."""
-    rows = _rows(view)
-    if rows is None:
-        return not len(view.starts)
-    length = rows.shape[1]
-    if length not in (8, *range(10, 16)):
-        return False
-    return all(_is_mark(rows[:, place], _MARKS.get(place), place) for place in range(length))
-
-
-_MARKS: Final = {2: _COLON, 5: _COLON, 8: _POINT}
-
-
-def _is_mark(column: NDArray[np.uint8], mark: int | None, place: int) -> bool:
-    """Whether a place of all times has its mark, or a digit; a minute or second has no 60."""
-    if mark is not None:
-        return bool((column == mark).all())
-    return bool((column - _ZERO <= (5 if place in (3, 6) else 9)).all())
-
-
-def _rows(view: _View) -> NDArray[np.uint8] | None:
-    """The texts as rows of bytes; None where they differ in length or do not follow each other."""
-    if not len(view.starts):
-        return None
-    lengths, size = view.ends - view.starts, int(view.ends[0] - view.starts[0])
-    data = view.data[view.starts[0] : view.ends[-1]]
-    if len(data) != size * len(lengths) or not (lengths == size).all():
-        return None
-    return data.reshape(len(lengths), size)
-
-
 def _is_float(view: _View) -> bool:
     """Digits, with a point neither first nor last; the cast refuses what has two, or a minus inside."""
     if not len(view.starts):
@@ -489,3 +429,92 @@ _CALENDAR: Final[dict[Reader, Convert]] = {
         _cast_usual, look=_is_instant, pattern=f"{_DAY} {_CLOCK}{_OFFSET}", cast=_cast_instant
     ),
 }
+
+
+# Local times to UTC
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+_SECOND: Final = timedelta(seconds=1)
+_EPOCH: Final = datetime(1970, 1, 1)
+_LAST: Final = datetime.max.replace(microsecond=0)
+# Fewer years than this are taken as a range, without a look at which of them occur.
+_FEW_YEARS: Final = 100
+
+Micros = NDArray[np.int64]
+Offset = Callable[[datetime], int]
+
+
+def has_known_offsets(zone: tzinfo) -> bool:
+    """Whether ``utc_micros`` holds for this zone: one of ``zoneinfo``, or a fixed offset."""
+    return isinstance(zone, ZoneInfo | timezone)
+
+
+def utc_micros(local: Micros, zone: tzinfo) -> Micros:
+    """Microseconds since 1970 in UTC from those of local times of the years 1 to 9999.
+
+    The result may lie outside these years.
+    """
+    if not len(local) or zone is timezone.utc:
+        return local
+    if isinstance(zone, timezone):
+        return local - zone.utcoffset(None) // _MICROSECOND
+    starts, offsets = _periods(_years(local), zone)
+    first, last = np.searchsorted(starts, (local.min(), local.max()), side="right") - 1
+    if first == last:
+        return _less(local, offsets[first])
+    return _less(local, offsets[np.searchsorted(starts, local, side="right") - 1])
+
+
+def _less(local: Micros, offset: Micros | np.int64) -> Micros:
+    return local if not np.any(offset) else np.subtract(local, offset)
+
+
+def _years(local: Micros) -> tuple[int, ...]:
+    """The years in which a local time lies, ascending, and where these are few also those between."""
+    first, last = _year(local.min()), _year(local.max())
+    if last - first < _FEW_YEARS:
+        return tuple(range(first, last + 1))
+    years = local.view("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970
+    return tuple(np.unique(years).tolist())
+
+
+@lru_cache(maxsize=256)
+def _periods(years: tuple[int, ...], zone: tzinfo) -> tuple[Micros, Micros]:
+    """Where offsets begin to hold, and the offsets, in microseconds, for these years."""
+    table = np.array([period for year in years for period in _year_periods(zone, year)], np.int64)
+    changes = np.append(True, np.diff(table[:, 1]) != 0)
+    return table[changes, 0], table[changes, 1]
+
+
+def _year(micros: Any) -> int:
+    return (_EPOCH + int(micros) * _MICROSECOND).year
+
+
+@lru_cache(maxsize=4096)
+def _year_periods(zone: tzinfo, year: int) -> tuple[tuple[int, int], ...]:
+    """Where an offset begins to hold, in local microseconds since 1970, and the offset, for one year."""
+
+    def offset(moment: datetime) -> int:
+        return (zone.utcoffset(moment) or timedelta()) // _MICROSECOND
+
+    day = datetime(year, 1, 1)
+    held = offset(day)
+    periods = [((day - _EPOCH) // _MICROSECOND, held)]
+    while day < _LAST and day.year == year:
+        following = day + timedelta(days=1) if _LAST - day > timedelta(days=1) else _LAST
+        if (now := offset(following)) != held:
+            change = _change(day, following, held, offset)
+            periods.append(((change - _EPOCH) // _MICROSECOND, now))
+        day, held = following, now
+    return tuple(periods)
+
+
+def _change(before: datetime, after: datetime, held: int, offset: Offset) -> datetime:
+    """The first whole second after ``before`` with another offset."""
+    while after - before > _SECOND:
+        middle = before + (after - before) // _SECOND // 2 * _SECOND
+        if offset(middle) == held:
+            before = middle
+        else:
+            after = middle
+    return after

@@ -488,10 +488,6 @@ class Layout:
 
     def doubts(self, column: ShapeColumn) -> bool:
         """Whether a column of the target's may be one that is left out, under an unknown new name."""
-        return bool(self.doubted(column.instead_of | column.had)) and column.name.lower() not in self.asked
-
-    def doubts_kept(self, column: ShapeColumn) -> bool:
-        """Whether it may be one of them though the target has a column of its name."""
         may_be = not column.key and self.doubted(column.instead_of)
         return bool(may_be) and column.name.lower() not in self.asked
 
@@ -555,6 +551,33 @@ def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
     yield from (("except_column_list", name) for name in layout.except_columns)
     yield from (("rename", name) for name in layout.rename)
     yield from (("filter", name) for name in (layout.row_filter.columns if layout.row_filter else ()))
+
+
+def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[str, str]]) -> None:
+    """Refuse to leave a column out under some of its names alone: rows of any time may come.
+
+    ``renames``: by DDL, names that columns had, each with one they had later. A key's columns are never left
+    out.
+
+    Raises:
+        SchemaRefusedError: a rename from or to a name that is left out, which the table waits with.
+    """
+    excluded = {name.lower() for name in layout.except_columns}
+    keys = {name.lower() for name in source.keys}
+    for old, new in renames:
+        names = {old.lower(), new.lower()}
+        if len(names & excluded) == 1 and len(names) == 2 and not names & keys:
+            lacking = old if new.lower() in excluded else new
+            raise SchemaRefusedError(
+                f"column {old} was renamed to {new}, and except_column_list names one of the two: add "
+                f"{lacking} to it, so that rows under either name come without the column, or name in "
+                "columns instead what the target is to hold",
+                table=str(source.table),
+                column=old,
+                change="rename",
+                before=old,
+                after=new,
+            )
 
 
 def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:

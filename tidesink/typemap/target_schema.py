@@ -47,7 +47,6 @@ class ShapeColumn:
     ``earlier`` are the types that rows from before were written with. ``hidden``: no column of the source's
     own, but a part of the row key that names its rows (``typemap.row_key``). ``instead_of``: names, in lower
     case, of columns that went when it came, and nothing says whether it is one of them under a new name.
-    ``had``: names, in lower case, that it had by DDL, and that other columns had too.
     """
 
     name: str
@@ -59,7 +58,6 @@ class ShapeColumn:
     earlier: tuple[EarlierType, ...] = ()
     hidden: bool = False
     instead_of: frozenset[str] = frozenset()
-    had: frozenset[str] = frozenset()
 
     @property
     def comment(self) -> str:

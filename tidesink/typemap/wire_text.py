@@ -13,7 +13,6 @@ JSON number (Postgres) are the text NaN, Infinity or -Infinity; DECIMAL is text 
 from __future__ import annotations
 
 import math
-import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -22,12 +21,10 @@ from typing import Any, Final
 
 from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
 from tidesink.events import ColumnType, Value
-from tidesink.typemap.parse import fit_decimal, shortest_float32, text_reader
+from tidesink.typemap.parse import DECIMAL, TextReader, fit_decimal, shortest_float32, text_reader
 from tidesink.typemap.table import Reader, row_of
 
 TextWriter = Callable[[Value], str]
-
-_DECIMAL = re.compile(r"-?[0-9]{1,65}(\.[0-9]{1,30})?", re.ASCII)
 
 
 def text_writer(column_type: ColumnType) -> TextWriter:
@@ -42,9 +39,9 @@ def _refuse(value: object, column_type: ColumnType) -> EncodeError:
     return EncodeError(f"{type(value).__name__} {shown(value)} is no {column_type.sql or column_type.name}")
 
 
-def _checked(column_type: ColumnType, text: str, value: object) -> str:
+def _checked(read: TextReader, column_type: ColumnType, text: str, value: object) -> str:
     try:
-        text_reader(column_type)(text)
+        read(text)
     except ValueOutOfRangeError as error:
         raise _refuse(value, column_type) from error
     return text
@@ -56,12 +53,7 @@ def _integer(column_type: ColumnType) -> TextWriter:
     def write(value: Value) -> str:
         if not isinstance(value, int):
             raise _refuse(value, column_type)
-        text = str(int(value))
-        try:
-            read(text)
-        except ValueOutOfRangeError as error:
-            raise _refuse(value, column_type) from error
-        return text
+        return _checked(read, column_type, str(int(value)), value)
 
     return write
 
@@ -90,7 +82,7 @@ def _float(column_type: ColumnType) -> TextWriter:
 
 def _decimal(column_type: ColumnType) -> TextWriter:
     def write(value: Value) -> str:
-        if isinstance(value, str) and _DECIMAL.fullmatch(value):
+        if isinstance(value, str) and DECIMAL.fullmatch(value):
             value = Decimal(value)
         if not isinstance(value, Decimal | int) or not Decimal(value).is_finite():
             raise _refuse(value, column_type)
@@ -112,13 +104,13 @@ def _binary(column_type: ColumnType) -> TextWriter:
 
 
 def _enum(column_type: ColumnType) -> TextWriter:
-    members = column_type.members
+    members, number = column_type.members, _integer(column_type)
     # An empty text that is no member is MySQL's error value, index 0; of equal members the first counts.
     numbers = {"": "0"} | {m: str(n) for n, m in reversed(list(enumerate(members or (), 1)))}
 
     def write(value: Value) -> str:
         if isinstance(value, int):
-            return str(value) if members is None else _checked(column_type, str(value), value)
+            return str(value) if members is None else number(value)
         if members is None or not isinstance(value, str) or value not in numbers:
             raise _no_label(value, column_type)
         return numbers[value]
@@ -136,12 +128,12 @@ def _no_label(value: object, column_type: ColumnType) -> EncodeError:
 
 
 def _set(column_type: ColumnType) -> TextWriter:
-    members = column_type.members
+    members, number = column_type.members, _integer(column_type)
     bits = {member: 1 << bit for bit, member in enumerate(members or ())}
 
     def write(value: Value) -> str:
         if isinstance(value, int):
-            return str(value) if members is None else _checked(column_type, str(value), value)
+            return str(value) if members is None else number(value)
         if not isinstance(value, str) or members is None:
             raise _no_label(value, column_type)
         chosen = value.split(",") if value else []
@@ -161,11 +153,7 @@ def _text(column_type: ColumnType) -> TextWriter:
     def write(value: Value) -> str:
         if not isinstance(value, str):
             raise _refuse(value, column_type)
-        try:
-            read(value)
-        except ValueOutOfRangeError as error:
-            raise _refuse(value, column_type) from error
-        return value
+        return _checked(read, column_type, value, value)
 
     return write
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
-from tidesink.codecs.base import CodecOptions, EncodedRecord, kept
+from tidesink.codecs.base import BatchDecoder, ByIdentity, CodecOptions, EncodedRecord, kept
 from tidesink.codecs.canal_json.encode import CanalJsonWriter, RowWriter, merged_names
 from tidesink.codecs.canal_json.schema import Keys, RowShape, RowShapes, read_row
 from tidesink.codecs.large_messages import LargeMessages, is_cut_down
@@ -52,13 +52,11 @@ from tidesink.events import (
 from tidesink.typemap.target_schema import ROW_ID, TABLE_ID, RowKey, parse_row_key
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import ValidationError
 
-    from tidesink.codecs.batch import DecodedBatch
+    from tidesink.codecs.batch import Columnar, ValueOptions
     from tidesink.codecs.canal_json.columns import CanalJsonColumns
-    from tidesink.typemap.render import ZeroDate
 
 
 _KEPT_WRITERS = 256
@@ -68,7 +66,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class CanalJsonCodec:
+class CanalJsonCodec(BatchDecoder):
     """Decodes and encodes canal-json.
 
     ``definitions`` grows by the DDL events that pass, in either direction. ``keys`` names the key of
@@ -95,10 +93,10 @@ class CanalJsonCodec:
         self.unread_ddl: dict[str, str] = {}
         self._shapes = shapes or RowShapes(self.definitions, keys)
         self._large = large or LargeMessages(options)
-        self._reader = CanalJsonReader(self._shapes, self._learn if shapes is None else None, self._large)
+        self._learns = shapes is None
         self._writer = CanalJsonWriter(options, clock, self._large)
         self._full_types = options.content_compatible
-        self._writers: dict[int, RowWriter] = {}
+        self._writers = ByIdentity(RowWriter, _KEPT_WRITERS)
         self._columns: CanalJsonColumns | None = None
 
     def decode(self, message: Message) -> tuple[Event, ...]:
@@ -109,31 +107,93 @@ class CanalJsonCodec:
             SourceUnavailableError: claim-check storage or the upstream do not answer.
             ConfigError: one of them cannot be opened as it is configured.
         """
-        return self._reader.events(message)
+        try:
+            try:
+                parsed: Parsed = orjson.loads(message.value)  # type: ignore[arg-type]  # None is refused
+                op, extension = _OPS[parsed["type"]], parsed.get("_tidb")
+                # One row, of which nothing is elsewhere: nearly all messages.
+                usual = parsed["isDdl"] is False and len(parsed["data"]) == 1
+                if usual and (extension is None or len(extension) == 1):
+                    return (self._row(parsed, op, message, 0),)
+            except (KeyError, TypeError, ValueError):
+                pass
+            return tuple(self._events(message))
+        except DecodeError as error:
+            error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
+            raise
 
-    def decode_batch(
-        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
-    ) -> DecodedBatch:
-        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
+    def _events(self, message: Message) -> list[Event]:
+        found: list[Event] = []
+        for parsed in objects(message.value, self._large):
+            if _is_row(parsed):
+                op, whole = _OPS[parsed["type"]], self._whole(parsed)
+                for at, one in enumerate(_each_alone(whole, op), len(found)):
+                    found.append(self._row(one, op, message, at))
+                continue
+            event = _control(parsed, parsed.get("type"), message, len(found))
+            if isinstance(event, DdlEvent) and self._learns:
+                self._learn(event)
+            found.append(event)
+        return found
 
-        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
-        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
-        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
-        ``time_zone``.
+    def _whole(self, parsed: Parsed) -> Parsed:
+        """A row's message with all its columns."""
+        extension = parsed.get("_tidb")
+        if type(extension) is dict and len(extension) > 1 and is_cut_down(extension):
+            key = self._shapes.wanted_key(parsed.get("database"), parsed.get("table"))
+            return self._large.whole(parsed, key=key)
+        return parsed
 
-        Raises:
-            SchemaMismatchError: ``records`` lacks a column.
-            RegistryError: a writer's schema cannot be had.
-        """
-        from tidesink.codecs.batch import ValueOptions, decode_in_columns
+    def _row(self, parsed: Parsed, op: Op, message: Message, index: int) -> ChangeEvent:
+        """The event of a message with one row; one function, since it runs once a row."""
+        get = parsed.get
+        extension, rows, es = get("_tidb"), get("data"), get("es")
+        commit_ts = source = None
+        if extension is not None:
+            commit_ts = _commit_ts(extension)
+            source = None if commit_ts is None else (commit_ts,)
+        if type(rows) is not list or not rows:
+            raise SchemaMismatchError("a row change without rows: 'data' must be a list of objects")
+        old = _old_rows(parsed, rows)[0] if op is _UPDATE else None
+        row = rows[0]
+        if type(row) is not dict or not row:
+            raise SchemaMismatchError("a row in 'data' is no object with columns")
+        shape = self._shapes.find(
+            get("database"),
+            get("table"),
+            row,
+            mysql_type=get("mysqlType"),
+            pk_names=get("pkNames"),
+            commit_ts=self._shapes.moment(es) if commit_ts is None else commit_ts,
+        )
+        values, only = read_row(row, shape), shape.only_key
+        key = None if only is None else values.get(only)
+        before = None if op is not _UPDATE else _before(old, values, shape)
+        # Where commit_ts says it all, there is nothing to keep beside the event.
+        reported = commit_ts is not None and commit_ts >> 18 == es and len(extension) == 1  # type: ignore[arg-type]
+        unreported = not reported or op is _UPDATE or shape.wire_types is not None
+        return _event(
+            (
+                op,
+                shape.table,
+                shape.key_of(values) if key is None else {only: key},
+                values if op is _DELETE else before,
+                None if op is _DELETE else values,
+                commit_ts,
+                _position((message.topic, message.partition, message.offset, index, source)),
+                shape.schema,
+                None,
+                _extension(parsed, commit_ts, shape, old) if unreported else None,
+            )
+        )
+
+    def columnar(self, options: ValueOptions) -> Columnar:
+        """The columnar step of one batch."""
         from tidesink.codecs.canal_json.columns import CanalJsonColumns
 
-        options = ValueOptions(zero_date, self._options.time_zone)
         if self._columns is None:
             self._columns = CanalJsonColumns(self._shapes, self._large)
-        return decode_in_columns(
-            records, columnar=self._columns.step(options), decode=self.decode, options=options
-        )
+        return self._columns.step(options)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of one event; None for a watermark without the TiDB extension.
@@ -169,13 +229,7 @@ class CanalJsonCodec:
             self.unread_ddl[event.query] = error.message
 
     def _row_writer(self, schema: TableSchema) -> RowWriter:
-        # By identity: decoders share one schema among the rows of a shape, and hashing one is slow.
-        writer = self._writers.get(id(schema))
-        if writer is None:
-            if len(self._writers) >= _KEPT_WRITERS:
-                self._writers.clear()
-            writer = self._writers[id(schema)] = RowWriter(schema, self._full_types)
-        return writer
+        return self._writers.get(schema, self._full_types)
 
     def _schema_of(self, event: ChangeEvent) -> TableSchema:
         extension = event.extension or {}
@@ -229,152 +283,29 @@ def objects(value: bytes | None, large: LargeMessages) -> list[Parsed]:
         raise FramingError("the record has no value: canal-json never writes one without")
     try:
         return [_object(orjson.loads(value))]
-    except orjson.JSONDecodeError as error:
-        plain = large.plain(value)
-        return _several(value, error) if plain is None else _opened(plain)
-
-
-def _opened(plain: bytes) -> list[Parsed]:
-    try:
-        return [_object(orjson.loads(plain))]
-    except orjson.JSONDecodeError as error:
-        return _several(plain, error)
-
-
-def _several(value: bytes, error: orjson.JSONDecodeError) -> list[Parsed]:
-    # Inside JSON text a newline is always escaped, so each bare one ends an object.
-    lines = [line for line in value.split(b"\n") if line.strip()]
-    if len(lines) < 2:
-        raise _no_json(error) from None
-    try:
-        return [_object(orjson.loads(line)) for line in lines]
     except orjson.JSONDecodeError:
-        raise _no_json(error) from None
+        plain = large.plain(value)
+    return _parsed(value if plain is None else plain)
 
 
-def _no_json(error: orjson.JSONDecodeError) -> FramingError:
-    return FramingError(f"the value is no JSON: {error}; is the topic's protocol canal-json?")
+def _parsed(value: bytes) -> list[Parsed]:
+    try:
+        return [_object(orjson.loads(value))]
+    except orjson.JSONDecodeError as error:
+        # Inside JSON text a newline is always escaped, so each bare one ends an object.
+        lines = [line for line in value.split(b"\n") if line.strip()]
+        try:
+            if len(lines) > 1:
+                return [_object(orjson.loads(line)) for line in lines]
+        except orjson.JSONDecodeError:
+            pass
+        raise FramingError(f"the value is no JSON: {error}; is the topic's protocol canal-json?") from None
 
 
 def _object(parsed: object) -> Parsed:
     if not isinstance(parsed, dict):
         raise SchemaMismatchError(f"expected a JSON object, not {type(parsed).__name__}")
     return parsed
-
-
-class CanalJsonReader:
-    """Makes events of canal-json records; ``learn`` is given each DDL, before the rows after it.
-
-    ``large`` makes compressed messages and rows that were cut down whole.
-    """
-
-    def __init__(
-        self, shapes: RowShapes, learn: Callable[[DdlEvent], None] | None, large: LargeMessages
-    ) -> None:
-        self._shapes = shapes
-        self._learn = learn
-        self._large = large
-
-    def objects(self, value: bytes | None) -> list[Parsed]:
-        """The JSON objects of one record's value, each row with all its columns.
-
-        Raises:
-            DecodeError: the value is none of canal-json, or a row's columns are not to be had.
-            SourceUnavailableError: claim-check storage or upstream do not answer.
-        """
-        found = objects(value, self._large)
-        for at, parsed in enumerate(found):
-            extension = parsed.get("_tidb")
-            if type(extension) is dict and len(extension) > 1 and is_cut_down(extension) and _is_row(parsed):
-                key = self._shapes.wanted_key(parsed.get("database"), parsed.get("table"))
-                found[at] = self._large.whole(parsed, key=key)
-        return found
-
-    def events(self, message: Message) -> tuple[Event, ...]:
-        """All events of one record.
-
-        Raises:
-            DecodeError: this record cannot be decoded; context has topic, partition, offset.
-        """
-        try:
-            try:
-                parsed: Parsed = orjson.loads(message.value)  # type: ignore[arg-type]  # None is refused
-                op, extension = _OPS[parsed["type"]], parsed.get("_tidb")
-                # One row, of which nothing is elsewhere: nearly all messages.
-                usual = parsed["isDdl"] is False and len(parsed["data"]) == 1
-                if usual and (extension is None or len(extension) == 1):
-                    return (self._row(parsed, op, message, 0),)
-            except (KeyError, TypeError, ValueError):
-                pass
-            return self._all(message)
-        except DecodeError as error:
-            error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
-            raise
-
-    def _all(self, message: Message) -> tuple[Event, ...]:
-        found: list[Event] = []
-        for parsed in self.objects(message.value):
-            self.read(parsed, message, found)
-        return tuple(found)
-
-    def read(self, parsed: Parsed, message: Message, found: list[Event]) -> None:
-        """Add the events of one whole object to those found in its message; the object is used up.
-
-        Raises:
-            DecodeError: the object is no message of canal-json.
-        """
-        if _is_row(parsed):
-            op = _OPS[parsed["type"]]
-            for at, one in enumerate(_each_alone(parsed, op), len(found)):
-                found.append(self._row(one, op, message, at))
-            return
-        event = _control(parsed, parsed.get("type"), message, len(found))
-        if isinstance(event, DdlEvent) and self._learn is not None:
-            self._learn(event)
-        found.append(event)
-
-    def _row(self, parsed: Parsed, op: Op, message: Message, index: int) -> ChangeEvent:
-        """The event of a message with one row; one function, since it runs once a row."""
-        get = parsed.get
-        extension, rows, es = get("_tidb"), get("data"), get("es")
-        commit_ts = source = None
-        if extension is not None:
-            commit_ts = _commit_ts(extension)
-            source = None if commit_ts is None else (commit_ts,)
-        if type(rows) is not list or not rows:
-            raise SchemaMismatchError("a row change without rows: 'data' must be a list of objects")
-        old = _old_rows(parsed, rows)[0] if op is _UPDATE else None
-        row = rows[0]
-        if type(row) is not dict or not row:
-            raise SchemaMismatchError("a row in 'data' is no object with columns")
-        shape = self._shapes.find(
-            get("database"),
-            get("table"),
-            row,
-            mysql_type=get("mysqlType"),
-            pk_names=get("pkNames"),
-            commit_ts=self._shapes.moment(es) if commit_ts is None else commit_ts,
-        )
-        values, only = read_row(row, shape), shape.only_key
-        key = None if only is None else values.get(only)
-        before = None if op is not _UPDATE else _before(old, values, shape)
-        # Where commit_ts says it all, there is nothing to keep beside the event.
-        reported = commit_ts is not None and commit_ts >> 18 == es and len(extension) == 1  # type: ignore[arg-type]
-        unreported = not reported or op is _UPDATE or shape.wire_types is not None
-        return _event(
-            (
-                op,
-                shape.table,
-                shape.key_of(values) if key is None else {only: key},
-                values if op is _DELETE else before,
-                None if op is _DELETE else values,
-                commit_ts,
-                _position((message.topic, message.partition, message.offset, index, source)),
-                shape.schema,
-                None,
-                _extension(parsed, commit_ts, shape, old) if unreported else None,
-            )
-        )
 
 
 def _each_alone(parsed: Parsed, op: Op) -> Iterator[Parsed]:

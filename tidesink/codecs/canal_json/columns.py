@@ -19,16 +19,18 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from tidesink.codecs.base import ByIdentity
 from tidesink.codecs.batch import (
     NAMES_TYPE,
-    SOURCE_TYPE,
     ChangeTable,
     ColumnarResult,
     Records,
     RowTypes,
     ValueOptions,
+    name_lists,
     op_array,
     op_code,
+    source_lists,
 )
 from tidesink.codecs.canal_json.scan import Indices, Mask, Scan, Tokens, ends, odd_starts, scan
 from tidesink.codecs.canal_json.schema import RowShape, RowShapes
@@ -188,7 +190,7 @@ class CanalJsonColumns:
         self._large = large
         self._heads = _Remembered(read_head)
         self._bodies = _Remembered(read_body)
-        self._types: dict[tuple[int, ValueOptions], tuple[RowShape, RowTypes]] = {}
+        self._types = ByIdentity(_row_types, _MOST_TYPES)
 
     def step(self, options: ValueOptions) -> Callable[[Records], ColumnarResult]:
         """The columnar step for one batch; it scans a chunk once, whatever it is asked for of it."""
@@ -314,14 +316,11 @@ class CanalJsonColumns:
         return shape if not updates or (body.old is not None and known.issuperset(body.old)) else None
 
     def _types_of(self, shape: RowShape, options: ValueOptions) -> RowTypes:
-        found = self._types.get((id(shape), options))
-        if found is None or found[0] is not shape:
-            if len(self._types) >= _MOST_TYPES:
-                self._types.clear()
-            # With the shape, so that its id stays its own.
-            found = shape, RowTypes(shape.schema, shape.key or None, options)
-            self._types[(id(shape), options)] = found
-        return found[1]
+        return self._types.get(shape, options)
+
+
+def _row_types(shape: RowShape, options: ValueOptions) -> RowTypes:
+    return RowTypes(shape.schema, shape.key or None, options)
 
 
 class _Remembered(Generic[T]):
@@ -423,7 +422,7 @@ class _TableOfShape:
         numbers, self._old_body = np.unique(rows.body[updated], return_inverse=True)
         self._old_places = [getattr(rows.bodies[number], "old", None) or {} for number in numbers]
         self._bad = np.zeros(len(places), np.bool_)
-        self._zero_dates: dict[int, list[str]] = {}
+        self._zero_dates: dict[str, Mask] = {}
 
     def read(self, records: Records, at: Indices) -> tuple[ChangeTable, Indices]:
         """The table, and which of the records (their indices are ``at``) it has."""
@@ -452,8 +451,7 @@ class _TableOfShape:
         if found.unproven is not None:
             self._refuse(found.unproven)
         if found.zero_dates is not None:
-            for row in np.flatnonzero(found.zero_dates[: len(data)]).tolist():
-                self._zero_dates.setdefault(row, []).append(column.name)
+            self._zero_dates[column.name] = found.zero_dates[: len(data)]
         if column.name in self._shape.key:
             self._bad |= null[: len(data)]
         return found.values
@@ -469,33 +467,16 @@ class _TableOfShape:
         self._bad[self._updates] |= unproven[count:]
 
     def _place(self, records: Records, at: Indices) -> dict[str, pa.Array]:
-        count, where = len(at), pa.array(at)
+        count, known = len(at), self._commit_ts >= 0
         return {
-            "record": pa.array(at + records.start),
-            "index": pa.array(np.zeros(count, np.int32)),
+            **records.places(at),
             "op": op_array(self._op),
-            "topic": records.topic.take(where),
-            "partition": records.partition.take(where),
-            "offset": records.offset.take(where),
-            **self._sources(),
+            "commit_ts": pa.array(self._commit_ts, mask=~known),
+            "source": source_lists([self._commit_ts], known),
             "unavailable": pa.nulls(count, NAMES_TYPE),
             "unavailable_before": pa.nulls(count, NAMES_TYPE),
-            "zero_dates": self._named_zero_dates(count),
+            "zero_dates": name_lists(self._zero_dates, count),
         }
-
-    def _sources(self) -> dict[str, pa.Array]:
-        commit_ts = self._commit_ts
-        none = commit_ts < 0
-        mask = pa.array(none) if none.any() else None
-        places = pa.array(np.append(0, np.cumsum(~none)), pa.int32())
-        numbers = pa.array(commit_ts[~none]).cast(SOURCE_TYPE.value_type)
-        lists = pa.ListArray.from_arrays(places, numbers, mask=mask)
-        return {"commit_ts": pa.array(commit_ts, mask=none), "source": lists}
-
-    def _named_zero_dates(self, count: int) -> pa.Array:
-        if not self._zero_dates:
-            return pa.nulls(count, NAMES_TYPE)
-        return pa.array([self._zero_dates.get(row) for row in range(count)], NAMES_TYPE)
 
     def _images(self, columns: Sequence[pa.Array]) -> dict[str, pa.Array]:
         count = len(self._op)

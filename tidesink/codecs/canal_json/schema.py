@@ -10,7 +10,7 @@ own word is older or newer than the row and is passed over for that column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -20,7 +20,7 @@ from tidesink.ddl.history import NEVER, row_moment
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader, usual_row
+from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader
 from tidesink.typemap.table import row_of
 
 RawRow = dict[str, object]
@@ -39,8 +39,7 @@ class RowShape:
     ``wire_types`` is ``mysqlType`` as the message has it where no table definition knows every
     column; an encoder needs it then. ``key`` names the columns that name the row, from the
     configuration or from ``pkNames``. It is of rows committed from ``since`` to before ``until`` (TiDB
-    TSOs): in between no column's definition changed. ``usual`` reads most columns of most rows at once, and
-    then ``rest`` is what is left of ``others``.
+    TSOs): in between no column's definition changed.
     """
 
     table: TableId
@@ -55,8 +54,6 @@ class RowShape:
     wire_types: Mapping[str, str] | None = None
     since: int = 0
     until: int = NEVER + 1
-    usual: Callable[[RawRow], bool] | None = None
-    rest: tuple[tuple[str, TextReader], ...] = ()
 
     def read(self, row: RawRow) -> dict[str, Value]:
         """The row's values, in its own order; the row is used up.
@@ -73,7 +70,6 @@ class RowShape:
             integers=tuple(column for column in self.integers if column[0] in row),
             others=tuple(column for column in self.others if column[0] in row),
             texts=tuple(name for name in self.texts if name in row),
-            usual=None,
         )
 
     @cached_property
@@ -102,15 +98,12 @@ def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
     """The values of a row that has the very columns of its shape; see ``RowShape.read``."""
     name = ""
     text: Any
-    integers, others = columns.integers, columns.others
     try:
         for name in columns.texts:
             text = row[name]
             if text.__class__ is not str and text is not None:
                 raise _not_text(name, text)
-        if columns.usual is not None and columns.usual(row):
-            integers, others = (), columns.rest
-        for name, low, high, read in integers:
+        for name, low, high, read in columns.integers:
             text = row[name]
             if text is None:
                 continue
@@ -119,7 +112,7 @@ def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
                 row[name] = value
             else:
                 row[name] = read(text)
-        for name, read in others:
+        for name, read in columns.others:
             text = row[name]
             if text is not None:
                 row[name] = read(text)
@@ -241,7 +234,6 @@ class RowShapes:
         known = {c.name.casefold(): c for c in self._definitions.former(table)} | known
         columns = tuple(self._columns(names, mysql_type, pk_names, known, commit_ts=commit_ts))
         changes = sorted({was.until for c in known.values() for was in c.earlier})
-        usual = usual_row((c.name, c.type) for c in columns)
         return RowShape(
             table=table,
             names=names,
@@ -255,8 +247,6 @@ class RowShapes:
             wire_types=None if complete else mysql_type,
             since=max((at for at in changes if at <= commit_ts), default=0),
             until=min((at for at in changes if at > commit_ts), default=NEVER + 1),
-            usual=usual.read if usual else None,
-            rest=tuple(_others(columns, usual.names)) if usual else (),
         )
 
     def _defined(self, table: TableId) -> dict[str, Column]:
@@ -383,12 +373,6 @@ def _integers(columns: Sequence[Column]) -> Iterator[IntegerColumn]:
         bounds = integer_bounds(column.type)
         if bounds is not None:
             yield column.name, *bounds, text_reader(column.type)
-
-
-def _others(columns: Sequence[Column], usual: frozenset[str]) -> Iterator[tuple[str, TextReader]]:
-    for column in columns:
-        if column.name not in usual and not keeps_text(column.type):
-            yield column.name, text_reader(column.type)
 
 
 def _is_read_apart(column_type: ColumnType) -> bool:

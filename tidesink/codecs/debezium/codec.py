@@ -21,9 +21,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.codecs.base import BinaryHandling, CodecOptions, EncodedRecord, kept
+from tidesink.codecs.base import BatchDecoder, BinaryHandling, CodecOptions, EncodedRecord, kept
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
-from tidesink.codecs.debezium.encode import AvroControlWriter, AvroRowWriter, TicdcWriter
+from tidesink.codecs.debezium.encode import AvroWriter, JsonWriter, TicdcWriter
 from tidesink.codecs.debezium.envelope import (
     TICDC,
     Change,
@@ -72,18 +72,15 @@ from tidesink.events import (
 from tidesink.schema_registry.base import SchemaRegistry
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from tidesink.codecs.batch import Columnar, DecodedBatch, ValueOptions
+    from tidesink.codecs.batch import Columnar, ValueOptions
     from tidesink.codecs.debezium.columns import Columns, EnvelopeTables
-    from tidesink.typemap.render import ZeroDate
 
 
 _MOST_TOPICS: Final = 65536
 _MOST_UNREAD: Final = 1000
 
 
-class DebeziumCodec:
+class DebeziumCodec(BatchDecoder):
     """Decodes Debezium's records; what the two codecs have in common.
 
     ``definitions`` gives types, above all to records without a schema. So does the DDL that passes,
@@ -92,6 +89,7 @@ class DebeziumCodec:
     """
 
     name: str = "debezium"
+    _writer: TicdcWriter
 
     def __init__(
         self,
@@ -143,27 +141,6 @@ class DebeziumCodec:
             raise _placed(error, message) from error
         return () if event is None else (event,)
 
-    def decode_batch(
-        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
-    ) -> DecodedBatch:
-        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
-
-        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
-        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
-        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
-        ``time_zone``.
-
-        Raises:
-            SchemaMismatchError: ``records`` lacks a column.
-            RegistryError: a writer's schema cannot be had.
-        """
-        from tidesink.codecs.batch import ValueOptions, decode_in_columns
-
-        options = ValueOptions(zero_date, self._options.time_zone)
-        return decode_in_columns(
-            records, columnar=self.columnar(options), decode=self.decode, options=options
-        )
-
     def columnar(self, options: ValueOptions) -> Columnar | None:
         """The columnar step, for ``codecs.batch.decode_in_columns``; None where the codec has none."""
         step = self._columns
@@ -179,6 +156,32 @@ class DebeziumCodec:
         from tidesink.codecs.debezium.columns import EnvelopeTables
 
         return EnvelopeTables(self._rows, self._ticdc_rows)
+
+    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
+        """The record TiCDC writes for a row, a DDL or a watermark; in Avro its schemas are registered.
+
+        None for a watermark without the TiDB extension; in Avro for DDL and watermarks without
+        ``enable_tidb_extension`` and ``avro_enable_watermark``.
+
+        Raises:
+            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
+            RegistryError: the schemas cannot be registered.
+        """
+        try:
+            if isinstance(event, ChangeEvent):
+                return self._writer.row(event, topic)
+            if isinstance(event, WatermarkEvent):
+                return self._writer.watermark(event)
+            if isinstance(event, DdlEvent):
+                return self._writer.ddl(event)
+        except EncodeError as error:
+            table = str(event.table) if isinstance(event, ChangeEvent | DdlEvent) else None
+            raise error.with_context(topic=topic, table=table) from error
+        raise EncodeError(
+            f"messages ({event.kind}) are a Debezium connector's and not written, for TiCDC has none: "
+            "drop the line",
+            topic=topic,
+        )
 
     def _is_flattened(self, topic: str) -> bool:
         return self._options.debezium_unwrapped or topic in self._flattened_topics
@@ -271,30 +274,13 @@ class DebeziumJsonCodec(DebeziumCodec):
         clock: Callable[[], int] = _now_ms,
     ) -> None:
         super().__init__(JsonParser(), options=options, definitions=definitions)
-        self._writer = TicdcWriter(self._options, clock)
+        self._writer = JsonWriter(self._options, clock)
 
     @cached_property
     def _columns(self) -> Columns:
         from tidesink.codecs.debezium.json_columns import JsonColumns
 
         return JsonColumns(self._tables, self._is_flattened)
-
-    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The record TiCDC writes; None for a watermark without the TiDB extension.
-
-        Raises:
-            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
-        """
-        try:
-            if isinstance(event, ChangeEvent):
-                return self._writer.row(event)
-            if isinstance(event, WatermarkEvent):
-                return self._writer.watermark(event)
-            if isinstance(event, DdlEvent):
-                return self._writer.ddl(event)
-        except EncodeError as error:
-            raise error.with_context(topic=topic) from error
-        raise _unwritten(event, topic)
 
 
 class DebeziumAvroCodec(DebeziumCodec):
@@ -315,43 +301,13 @@ class DebeziumAvroCodec(DebeziumCodec):
     ) -> None:
         self._avro = AvroParser(registry)
         super().__init__(self._avro, options=options, definitions=definitions)
-        self._writer = AvroRowWriter(registry, self._options, clock)
-        self._control = AvroControlWriter(registry, self._options, clock)
+        self._writer = AvroWriter(registry, self._options, clock)
 
     @cached_property
     def _columns(self) -> Columns:
         from tidesink.codecs.debezium.avro_columns import AvroEnvelopes
 
         return AvroEnvelopes(self._tables, self._avro, self._is_flattened)
-
-    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The record TiCDC writes for a row, a DDL or a watermark, its schemas registered.
-
-        None for DDL and watermarks without ``enable_tidb_extension`` and ``avro_enable_watermark``.
-
-        Raises:
-            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
-            RegistryError: the schemas cannot be registered.
-        """
-        try:
-            if isinstance(event, ChangeEvent):
-                return self._writer.row(event, topic)
-            if isinstance(event, WatermarkEvent):
-                return self._control.watermark(event)
-            if isinstance(event, DdlEvent):
-                return self._control.ddl(event)
-        except EncodeError as error:
-            table = str(event.table) if isinstance(event, ChangeEvent | DdlEvent) else None
-            raise error.with_context(topic=topic, table=table) from error
-        raise _unwritten(event, topic)
-
-
-def _unwritten(event: MessageEvent, topic: str) -> EncodeError:
-    return EncodeError(
-        f"messages ({event.kind}) are a Debezium connector's and not written, for TiCDC has none: "
-        "drop the line",
-        topic=topic,
-    )
 
 
 def _placed(error: TidesinkError, message: Message) -> TidesinkError:

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.batch import (
-    NAMES_TYPE,
     SOURCE_TYPE,
     ChangeTable,
     ColumnarResult,
@@ -28,8 +27,10 @@ from tidesink.codecs.batch import (
     Records,
     RowTypes,
     ValueOptions,
+    name_lists,
     op_array,
     op_code,
+    source_lists,
 )
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.envelope import (
@@ -318,7 +319,6 @@ def _distinct(column: Wire) -> list[Any]:
 
 def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes) -> None:
     """Add the rows of one table's envelopes, and the records that are left."""
-    count = len(some.where)
     codes = _op_codes(some.ops)
     deleted = codes == _DELETE
     left = (codes == _LEFT) | (deleted == some.after.present) | (deleted & ~some.before.present)
@@ -329,10 +329,8 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
     source, commit_ts = _positions(plan.connector, some, left)
     reported = _Reported(some, deleted, cut)
     columns = {
-        "record": pa.array(some.where + records.start),
-        "index": pa.array(np.zeros(count, np.int32)),
+        **records.places(some.where),
         "op": op_array(np.where(left, np.int8(0), codes)),
-        **_of_records(records, some.where),
         "commit_ts": commit_ts,
         "source": source,
         "key": key,
@@ -355,12 +353,6 @@ def _op_codes(ops: Wire) -> npt.NDArray[np.int8]:
     codes = np.array([_OP_CODES.get(op, _LEFT) for op in coded.dictionary.to_pylist()], np.int8)
     found: npt.NDArray[np.int8] = codes[coded.indices.to_numpy()]
     return found
-
-
-def _of_records(records: Records, where: Indices) -> dict[str, pa.Array]:
-    whole = len(where) == len(records)
-    columns = {"topic": records.topic, "partition": records.partition, "offset": records.offset}
-    return columns if whole else {name: one.take(pa.array(where)) for name, one in columns.items()}
 
 
 def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str, TypedColumn] | None:
@@ -428,7 +420,7 @@ class _Reported:
             for name, one in (after or {}).items()
             if one.unavailable is not None
         }
-        return self._names(found)
+        return name_lists(found, len(self._deleted))
 
     def unavailable_before(self, before: Mapping[str, TypedColumn] | None, schema: TableSchema) -> pa.Array:
         """The same of ``before``; of one that has its key alone all other columns."""
@@ -440,7 +432,7 @@ class _Reported:
                 masks.append(self._cut.rows)
             if masks:
                 found[name] = np.logical_or.reduce(masks)
-        return self._names(found)
+        return name_lists(found, len(self._deleted))
 
     def zero_dates(
         self, before: Mapping[str, TypedColumn] | None, after: Mapping[str, TypedColumn] | None
@@ -454,22 +446,13 @@ class _Reported:
             if one.zero_dates is not None:
                 mask = self._of_delete(name, self._some.before.spread(one.zero_dates))
                 found[name] = found[name] | mask if name in found else mask
-        return self._names({column: found[column] for column in (after or before or {}) if column in found})
+        names = (name for name in after or before or {} if name in found)
+        return name_lists({name: found[name] for name in names}, len(self._deleted))
 
     def _of_delete(self, name: str, mask: Mask) -> Mask:
         cut = self._cut
         is_cut = cut is not None and name in cut.names
         return mask & self._deleted & ~cut.rows if cut is not None and is_cut else mask & self._deleted
-
-    def _names(self, masks: Mapping[str, Mask]) -> pa.Array:
-        count = len(self._deleted)
-        if not masks:
-            return pa.nulls(count, NAMES_TYPE)
-        flags = np.array(list(masks.values())).T
-        sizes = flags.sum(axis=1)
-        places = pa.array(np.append(0, np.cumsum(sizes)), pa.int32())
-        names = pa.array(list(masks), pa.string()).take(pa.array(np.nonzero(flags)[1]))
-        return pa.ListArray.from_arrays(places, names, mask=pa.array(sizes == 0))
 
 
 # Postgres' old rows that have their key alone (``envelope``, REPLICA IDENTITY DEFAULT)
@@ -604,15 +587,8 @@ def _coded(column: Wire) -> pa.DictionaryArray:
 
 def _lists(numbers: Sequence[pa.Array], known: pa.Array) -> pa.Array:
     """A list of numbers a row, null where ``known`` is false."""
-    mask: Mask = known.to_numpy(zero_copy_only=False)
     columns = [one.fill_null(0).to_numpy() for one in numbers]
-    values = np.stack(columns, axis=1)[mask].reshape(-1)
-    offsets = np.zeros(len(mask) + 1, np.int32)
-    np.cumsum(mask * len(columns), out=offsets[1:])
-    validity = None if mask.all() else pa.py_buffer(np.packbits(mask, bitorder="little"))
-    buffers: list[pa.Buffer | None] = [validity, pa.py_buffer(offsets)]
-    numbers = pa.array(values).cast(SOURCE_TYPE.value_type)
-    return pa.Array.from_buffers(SOURCE_TYPE, len(mask), buffers, children=[numbers])
+    return source_lists(columns, known.to_numpy(zero_copy_only=False))
 
 
 def _each_position(some: Envelopes, left: npt.NDArray[np.bool_]) -> pa.Array:

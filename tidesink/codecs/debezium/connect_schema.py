@@ -51,18 +51,17 @@ PRECISION: Final = "connect.decimal.precision"
 class ConnectSchema:
     """One schema: of a whole key or value, of a field, or of what is inside an array or a map.
 
-    ``name`` and ``version`` are the semantic type's (``io.debezium.time.Date``), of a struct its own.
+    ``name`` is the semantic type's (``io.debezium.time.Date``), of a struct its own.
     ``parameters`` holds what the type needs besides (``scale``, ``length``, ``allowed``) and what the
     source said. ``default`` is as the wire has it, Avro's bytes as bytes. ``fields`` are a struct's,
     ``items`` an array's, ``keys`` and ``values`` a map's.
     """
 
     type: ConnectType
-    name: str | None
-    version: int | None
-    parameters: Mapping[str, str]
-    optional: bool
-    default: object
+    name: str | None = None
+    parameters: Mapping[str, str] = field(default_factory=lambda: NO_PARAMETERS)
+    optional: bool = False
+    default: object = None
     fields: tuple[ConnectField, ...] = ()
     items: ConnectSchema | None = None
     keys: ConnectSchema | None = None
@@ -116,11 +115,6 @@ def text_parameters(found: object) -> Mapping[str, str]:
     return MappingProxyType({str(key): str(value) for key, value in found.items()})
 
 
-def whole_version(found: object) -> int | None:
-    """A schema's version, None where it has none or where it is no whole number."""
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
-
-
 _PRIMITIVES: Final[dict[str, ConnectType]] = {
     "boolean": "boolean",
     "int": "int32",
@@ -143,7 +137,7 @@ _LOGICAL: Final = {
     ("string", "uuid"): "io.debezium.data.Uuid",
 }
 _MAP_ENTRY: Final = "MapEntry"
-_STRING: Final = ConnectSchema("string", None, None, NO_PARAMETERS, False, None)
+_STRING: Final = ConnectSchema("string")
 
 
 def connect_schema_of_avro(parsed_avro: object) -> ConnectSchema:
@@ -186,7 +180,7 @@ class _Reader:
 
     def _word(self, word: str, namespace: str) -> ConnectSchema:
         if word in _PRIMITIVES:
-            return ConnectSchema(_PRIMITIVES[word], None, None, NO_PARAMETERS, False, None)
+            return ConnectSchema(_PRIMITIVES[word])
         for name in (word if "." in word else _full(word, namespace), word):
             if name in self.named:
                 found = self.named[name]
@@ -213,10 +207,8 @@ class _Reader:
         schema = ConnectSchema(
             _kind(avro, kind),
             _semantic_name(avro, kind, namespace),
-            whole_version(avro.get("connect.version")),
             _avro_parameters(avro),
-            False,
-            _default(avro.get("connect.default"), kind),
+            default=_default(avro.get("connect.default"), kind),
         )
         if kind == "map":
             return replace(schema, keys=_STRING, values=self.read(avro.get("values"), namespace, level + 1))
@@ -226,10 +218,8 @@ class _Reader:
 
     def _array(self, avro: Mapping[str, Any], namespace: str, level: int) -> ConnectSchema:
         items = self.read(avro.get("items"), namespace, level + 1)
-        name, version = avro.get("connect.name"), whole_version(avro.get("connect.version"))
-        schema = ConnectSchema(
-            "array", name, version, _avro_parameters(avro), False, avro.get("connect.default")
-        )
+        default = avro.get("connect.default")
+        schema = ConnectSchema("array", avro.get("connect.name"), _avro_parameters(avro), default=default)
         if _is_entry(avro, items):
             return replace(schema, type="map", keys=items.field("key"), values=items.field("value"))
         return replace(schema, items=items)
@@ -331,7 +321,6 @@ def _read(schema: object, level: int) -> ConnectSchema:
     return ConnectSchema(
         kind,
         name if isinstance(name, str) else None,
-        whole_version(schema.get("version")),
         _json_parameters(schema),
         schema.get("optional") is True,
         schema.get("default"),

@@ -1,35 +1,33 @@
-"""Events to TiCDC's ``debezium-avro`` protocol (new architecture, b813e76): rows, DDL and watermarks.
+"""Events to TiCDC's ``debezium`` and ``debezium-avro`` (new architecture, b813e76): rows, DDL, watermarks.
 
-Compared with TiCDC's own schemas and bytes, also for how it names and registers records. TiCDC sends DDL
-and watermarks where both ``enable-tidb-extension`` and ``avro-enable-watermark`` are set, and registers
-their schemas under the records' own names: at that point it knows no topic.
+Compared with TiCDC's own schemas and bytes, also for how it names and registers Avro's records. In Avro it
+sends DDL and watermarks where both ``enable-tidb-extension`` and ``avro-enable-watermark`` are set, and
+registers their schemas under the records' own names: at that point it knows no topic.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from zoneinfo import ZoneInfo
 
 import fastavro
 
-from tidesink.codecs.base import CodecOptions, EncodedRecord, header
+from tidesink.codecs.base import ByIdentity, CodecOptions, EncodedRecord, header
 from tidesink.codecs.debezium.encode_values import (
     DDL_KEY,
-    DDL_REST,
-    TRANSACTION,
     Members,
-    connect_parameters,
-    connect_type_of,
+    avro_source_schema,
+    column_schema,
     ddl_payload,
     ddl_value_schema,
     dumped,
     envelope_schema,
     key_schema,
-    plain_field,
     schema_field,
     source_block,
     source_schema,
@@ -51,7 +49,6 @@ from tidesink.events import (
     TableSchema,
     Value,
     WatermarkEvent,
-    physical_ms,
 )
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
@@ -59,20 +56,22 @@ from tidesink.typemap.render import mysql_type_word
 from tidesink.typemap.table import row_of
 
 _OPS: Final = {Op.INSERT: "c", Op.UPSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
-_AVRO: Final = {"int16": "int", "int32": "int", "int64": "long", "float": "float", "double": "double"}
+_PRIMITIVES: Final = {"int16": "int", "int32": "int", "int64": "long"}
 _INT64_END: Final = 1 << 63
 _MOST_TABLES: Final = 256
+# The key or the value of a control message: its payload, and its Connect schema.
+Half = tuple[Members, Members]
 
 
-class AvroRowWriter:
-    """Writes TiCDC's ``debezium-avro`` rows, and registers their schemas under the topic's subjects."""
+class TicdcWriter(ABC):
+    """What the writers of TiCDC's two protocols share; ``clock`` gives ms since 1970 for ``ts_ms``."""
 
-    def __init__(self, registry: SchemaRegistry, options: CodecOptions, clock: Callable[[], int]) -> None:
-        self._registry = registry
+    protocol: ClassVar[str]
+
+    def __init__(self, options: CodecOptions, clock: Callable[[], int]) -> None:
         self._options = options
         self._clock = clock
         self._zone = ZoneInfo(options.time_zone)
-        self._parts: dict[tuple[str, TableId, int], tuple[TableSchema, AvroPart, AvroPart]] = {}
 
     def row(self, event: ChangeEvent, topic: str) -> EncodedRecord:
         """The record of a row change.
@@ -83,35 +82,88 @@ class AvroRowWriter:
         """
         schema = event.schema
         if event.op not in _OPS:
-            raise EncodeError(f"TiCDC's debezium-avro protocol has no message for a {event.op.value}")
+            raise EncodeError(f"TiCDC's {self.protocol} protocol has no message for a {event.op.value}")
         if schema is None or event.commit_ts is None:
             missing = "column types" if schema is None else "commit_ts"
-            raise EncodeError(f"the event has no {missing}, which TiCDC's debezium-avro protocol writes")
+            raise EncodeError(f"the event has no {missing}, which TiCDC's {self.protocol} protocol writes")
+        return self._row(event, schema, event.commit_ts, topic)
+
+    def ddl(self, event: DdlEvent) -> EncodedRecord | None:
+        """The record of a DDL that was decoded from one of TiCDC's debezium protocols; None where not sent.
+
+        Raises:
+            EncodeError: the event has no ``tableChanges`` or no commit_ts, or is a connector's.
+            RegistryError: its schemas cannot be registered.
+        """
+        if not self._sends_ddl:
+            return None
+        payload = ddl_payload(event, self._options, self._clock())
+        schema = ddl_value_schema(self._control_source(event.table.schema))
+        return self._control(({"databaseName": event.table.schema}, DDL_KEY), (payload, schema))
+
+    def watermark(self, event: WatermarkEvent) -> EncodedRecord | None:
+        """The record of a watermark; None where not sent. Raises RegistryError."""
+        if not self._sends_watermarks:
+            return None
+        name = watermark_name(self._options)
+        payload = watermark_payload(event, self._options, self._clock())
+        schema = envelope_schema(name, self._control_source("watermark"), [])
+        return self._control(({}, key_schema(name, [])), (payload, schema))
+
+    @property
+    @abstractmethod
+    def _sends_ddl(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def _sends_watermarks(self) -> bool: ...
+
+    @abstractmethod
+    def _row(self, event: ChangeEvent, schema: TableSchema, commit_ts: int, topic: str) -> EncodedRecord: ...
+
+    @abstractmethod
+    def _control_source(self, place: str) -> Members:
+        """The schema of a control message's ``source``; ``place`` is its database."""
+
+    @abstractmethod
+    def _control(self, key: Half, value: Half) -> EncodedRecord: ...
+
+
+class AvroWriter(TicdcWriter):
+    """Writes TiCDC's ``debezium-avro``, and registers the rows' schemas under the topic's subjects."""
+
+    protocol = "debezium-avro"
+
+    def __init__(self, registry: SchemaRegistry, options: CodecOptions, clock: Callable[[], int]) -> None:
+        super().__init__(options, clock)
+        self._registry = registry
+        self._parts = ByIdentity(self._new_schemas, _MOST_TABLES)
+        self._control_parts: dict[str, tuple[AvroPart, AvroPart]] = {}
+
+    @property
+    def _sends_ddl(self) -> bool:
+        return self._options.enable_tidb_extension and self._options.avro_enable_watermark
+
+    _sends_watermarks = _sends_ddl
+
+    def _row(self, event: ChangeEvent, schema: TableSchema, commit_ts: int, topic: str) -> EncodedRecord:
         key, value = self._schemas(schema, event.table, topic)
         row = event.after or event.before or {}
         keys = {sanitize_name(column.name): self._value(column, row) for column in schema.handle_columns}
-        return EncodedRecord(key.written(keys), value.written(self._envelope(event, schema)))
+        return EncodedRecord(key.written(keys), value.written(self._envelope(event, schema, commit_ts)))
 
-    def _envelope(self, event: ChangeEvent, schema: TableSchema) -> Members:
+    def _envelope(self, event: ChangeEvent, schema: TableSchema, commit_ts: int) -> Members:
         old = event.op is Op.DELETE or (event.op is Op.UPDATE and self._options.debezium_output_old_value)
         return {
             "before": self._image(event.before, schema) if old else None,
             "after": None if event.op is Op.DELETE else self._image(event.after, schema),
-            "source": self._source(event),
+            "source": self._source(event.table, commit_ts),
             "op": _OPS[event.op],
             "ts_ms": self._clock(),
         }
 
-    def _source(self, event: ChangeEvent) -> Members:
-        commit_ts = event.commit_ts or 0
-        numbers = {"server_id": 0, "pos": 0, "row": 0, "ts_ms": physical_ms(commit_ts)}
-        cluster = self._options.cluster_id
-        return {
-            **{"version": "2.4.0.Final", "connector": "TiCDC", "name": cluster, "cluster_id": cluster},
-            **{"db": event.table.schema, "table": event.table.name, "file": "", "commit_ts": commit_ts},
-            **numbers,
-            **dict.fromkeys(("snapshot", "gtid", "thread", "query")),
-        }
+    def _source(self, table: TableId, commit_ts: int) -> Members:
+        return {**source_block(self._options, table, commit_ts), "snapshot": None, "thread": None}
 
     def _image(self, row: Row | None, schema: TableSchema) -> Members | None:
         if row is None:
@@ -124,19 +176,37 @@ class AvroRowWriter:
         return avro_value(column, row[column.name], self._options, self._zone)
 
     def _schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
-        place = (topic, table, id(schema))
-        known = self._parts.get(place)
-        if known is None or known[0] is not schema:
-            if any(column.virtual for column in schema.columns):
-                raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns")
-            if len(self._parts) >= _MOST_TABLES:
-                self._parts.clear()
-            record = _Records(table, schema, self._options)
-            parts = (record.key(), record.envelope())
-            names = (f"{topic}-key", f"{topic}-value")  # dots stay here, unlike in flat-avro's subjects
-            key, value = (registered(self._registry, *one) for one in zip(names, parts, strict=True))
-            known = self._parts[place] = (schema, key, value)
-        return known[1], known[2]
+        return self._parts.get(schema, table, topic)
+
+    def _new_schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
+        if any(column.virtual for column in schema.columns):
+            raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns")
+        record = _Records(table, schema, self._options)
+        # Dots stay here, unlike in flat-avro's subjects.
+        key = registered(self._registry, f"{topic}-key", record.key())
+        return key, registered(self._registry, f"{topic}-value", record.envelope())
+
+    def _control_source(self, place: str) -> Members:
+        return avro_source_schema(f"{sanitize_name(self._options.cluster_id)}.{sanitize_name(place)}")
+
+    def _control(self, key: Half, value: Half) -> EncodedRecord:
+        parts = self._control_schemas(key[1], value[1])
+        source = value[0]["source"]
+        # A fault of the producer: what a long cannot hold is its smallest value.
+        commit_ts = source["commit_ts"] if source["commit_ts"] < _INT64_END else -_INT64_END
+        held = {**value[0], "source": {**source, "commit_ts": commit_ts}}
+        return EncodedRecord(parts[0].written(key[0]), parts[1].written(held))
+
+    def _control_schemas(self, *schemas: Members) -> tuple[AvroPart, AvroPart]:
+        place = schemas[1]["fields"][0]["name"]  # the source's, which has the database in it
+        known = self._control_parts.get(place)
+        if known is None:
+            records = map(avro_of_connect, schemas)
+            key, value = (registered(self._registry, record["connect.name"], record) for record in records)
+            # One place is enough: databases come and go, and DDL is rare.
+            self._control_parts = {place: (key, value)}
+            known = key, value
+        return known
 
 
 @dataclass(frozen=True)
@@ -155,7 +225,7 @@ class _Records:
         fields = [
             optional_avro("before", row),
             optional_avro("after", f"{self._namespace}.{sanitize_name(self.table.name)}"),
-            plain_avro("source", source_record(self._namespace)),
+            avro_field(avro_source_schema(self._namespace)),
             plain_avro("op", "string"),
             plain_avro("ts_ms", "long"),
         ]
@@ -185,16 +255,7 @@ def avro_type(column: Column, options: CodecOptions) -> Any:
         return "bytes"
     if row.reader == "unsigned64":
         return options.avro_bigint_unsigned_handling_mode
-    kind, name = connect_type_of(column)
-    avro = _AVRO.get(kind, kind)
-    extra: Members = {"connect.type": kind} if kind == "int16" else {}
-    if name is not None:
-        extra["connect.name"] = name
-        extra |= {} if row.name == "vector" else {"connect.version": 1}
-    parameters = connect_parameters(column)
-    if parameters:
-        extra["connect.parameters"] = parameters
-    return {**extra, "type": avro} if extra else avro
+    return avro_of_connect(column_schema(column))
 
 
 def _decimal_type(column_type: ColumnType) -> Members:
@@ -293,37 +354,18 @@ def named_record(namespace: str, name: str, fields: list[Members], *, version: i
     return {"connect.name": f"{namespace}.{name}", "fields": fields, **kind}
 
 
-def source_record(namespace: str) -> Members:
-    """The schema of ``source``."""
-    long, text = "long", "string"
-    fields = [
-        *(plain_avro(name, text) for name in ("version", "connector", "name")),
-        plain_avro("ts_ms", long),
-        optional_avro("snapshot", text),
-        *(plain_avro(name, text) for name in ("db", "table")),
-        plain_avro("server_id", long),
-        optional_avro("gtid", text),
-        plain_avro("file", text),
-        plain_avro("pos", long),
-        plain_avro("row", "int"),
-        optional_avro("thread", long),
-        optional_avro("query", text),
-        plain_avro("commit_ts", long),
-        plain_avro("cluster_id", text),
-    ]
-    return named_record(namespace, "Source", fields)
-
-
-_PRIMITIVES: Final = {"int32": "int", "int64": "long"}
-
-
 def avro_of_connect(schema: Members) -> Any:
     """A Connect schema in Avro, without its own union with null."""
     return _SHAPES.get(schema["type"], _primitive)(schema)
 
 
 def _primitive(schema: Members) -> Any:
-    return _PRIMITIVES.get(schema["type"], schema["type"])
+    kind = schema["type"]
+    extra: Members = {"connect.type": kind} if kind == "int16" else {}
+    named = ("name", "version", "parameters")
+    extra |= {f"connect.{member}": schema[member] for member in named if member in schema}
+    avro = _PRIMITIVES.get(kind, kind)
+    return {**extra, "type": avro} if extra else avro
 
 
 def _array(schema: Members) -> Any:
@@ -345,92 +387,23 @@ def avro_field(field: Members) -> Members:
     return made(field["field"], avro_of_connect(field))
 
 
-_DDL_PLACE: Final = "io.debezium.connector.mysql"
+class JsonWriter(TicdcWriter):
+    """Writes TiCDC's ``debezium`` messages."""
 
-
-class AvroControlWriter:
-    """Writes TiCDC's ``debezium-avro`` control messages; ``clock`` gives ms since 1970 for ``ts_ms``."""
-
-    def __init__(self, registry: SchemaRegistry, options: CodecOptions, clock: Callable[[], int]) -> None:
-        self._registry = registry
-        self._options = options
-        self._clock = clock
-        self._parts: dict[str, tuple[AvroPart, AvroPart]] = {}
-
-    @property
-    def _sends(self) -> bool:
-        return self._options.enable_tidb_extension and self._options.avro_enable_watermark
-
-    def ddl(self, event: DdlEvent) -> EncodedRecord | None:
-        """The record of a DDL that was decoded from one of TiCDC's debezium protocols; None where not sent.
-
-        Raises:
-            EncodeError: the event has no ``tableChanges`` or no commit_ts, or is a connector's.
-            RegistryError: its schemas cannot be registered.
-        """
-        if not self._sends:
-            return None
-        payload = ddl_payload(event, self._options, self._clock())
-        namespace = f"{sanitize_name(self._options.cluster_id)}.{sanitize_name(event.table.schema)}"
-        fields = [plain_avro("source", source_record(namespace)), *map(avro_field, DDL_REST)]
-        value = named_record(_DDL_PLACE, "SchemaChangeValue", fields, version=1)
-        parts = self._registered(namespace, avro_of_connect(DDL_KEY), value)
-        return _record(parts, {"databaseName": event.table.schema}, payload)
-
-    def watermark(self, event: WatermarkEvent) -> EncodedRecord | None:
-        """The record of a watermark; None where not sent. Raises RegistryError."""
-        if not self._sends:
-            return None
-        namespace = watermark_name(self._options)
-        rest = [plain_field("string", "op"), plain_field("int64", "ts_ms", optional=True), TRANSACTION]
-        fields = [plain_avro("source", source_record(namespace)), *map(avro_field, rest)]
-        value = named_record(namespace, "Envelope", fields, version=1)
-        parts = self._registered(namespace, named_record(namespace, "Key", []), value)
-        return _record(parts, {}, watermark_payload(event, self._options, self._clock()))
-
-    def _registered(self, place: str, *records: Members) -> tuple[AvroPart, AvroPart]:
-        known = self._parts.get(place)
-        if known is None:
-            key, value = (registered(self._registry, record["connect.name"], record) for record in records)
-            # One place is enough: databases come and go, and DDL is rare.
-            self._parts = {place: (key, value)}
-            known = key, value
-        return known
-
-
-def _record(parts: tuple[AvroPart, AvroPart], key: Members, payload: Members) -> EncodedRecord:
-    source = payload["source"]
-    # A fault of the producer: what a long cannot hold is its smallest value.
-    held = {**source, "commit_ts": min(source["commit_ts"], _INT64_END)}
-    if held["commit_ts"] == _INT64_END:
-        held["commit_ts"] = -_INT64_END
-    return EncodedRecord(parts[0].written(key), parts[1].written({**payload, "source": held}))
-
-
-class TicdcWriter:
-    """Writes TiCDC's ``debezium`` messages; ``clock`` gives ms since 1970 for ``ts_ms``."""
+    protocol = "debezium"
+    _sends_ddl = True
 
     def __init__(self, options: CodecOptions, clock: Callable[[], int]) -> None:
-        self._options = options
-        self._clock = clock
-        self._zone = ZoneInfo(options.time_zone)
-        # By identity: decoders share one schema among the rows of a table.
-        self._schemas: dict[int, tuple[TableSchema, str, str]] = {}
+        super().__init__(options, clock)
+        self._schemas = ByIdentity(self._new_schema_texts, _MOST_TABLES)
 
-    def row(self, event: ChangeEvent) -> EncodedRecord:
-        """The record of a row change.
+    @property
+    def _sends_watermarks(self) -> bool:
+        return self._options.enable_tidb_extension
 
-        Raises:
-            EncodeError: the event has no schema or no commit_ts, or a value that its column cannot hold.
-        """
-        schema = event.schema
-        if event.op not in _OPS:
-            raise EncodeError(f"TiCDC's debezium protocol has no message for a {event.op.value}")
-        if schema is None or event.commit_ts is None:
-            missing = "column types" if schema is None else "commit_ts"
-            raise EncodeError(f"the event has no {missing}, which TiCDC's debezium protocol writes")
+    def _row(self, event: ChangeEvent, schema: TableSchema, commit_ts: int, topic: str) -> EncodedRecord:  # noqa: ARG002
         payload = {
-            "source": self._source(event, event.commit_ts),
+            "source": self._source(event, commit_ts),
             "ts_ms": self._clock(),
             "transaction": None,
             "op": _OPS[event.op],
@@ -441,32 +414,13 @@ class TicdcWriter:
         key_text, value_text = self._schema_texts(schema)
         return EncodedRecord(_wrapped(key, key_text), _wrapped(payload, value_text))
 
-    def ddl(self, event: DdlEvent) -> EncodedRecord:
-        """The record of a DDL that was decoded from one of TiCDC's debezium protocols.
-
-        Raises:
-            EncodeError: the event has no ``tableChanges`` or no commit_ts, or is a connector's.
-        """
-        payload = ddl_payload(event, self._options, self._clock())
-        key = value = ""
-        if not self._options.debezium_disable_schema:
-            key, value = dumped(DDL_KEY), dumped(ddl_value_schema(self._control_source()))
-        return EncodedRecord(_wrapped({"databaseName": event.table.schema}, key), _wrapped(payload, value))
-
-    def watermark(self, event: WatermarkEvent) -> EncodedRecord | None:
-        """The record of a watermark, which TiCDC sends with the TiDB extension alone; else None."""
-        if not self._options.enable_tidb_extension:
-            return None
-        payload = watermark_payload(event, self._options, self._clock())
-        key = value = ""
-        if not self._options.debezium_disable_schema:
-            name = watermark_name(self._options)
-            key = dumped(key_schema(name, []))
-            value = dumped(envelope_schema(name, self._control_source(), []))
-        return EncodedRecord(_wrapped({}, key), _wrapped(payload, value))
-
-    def _control_source(self) -> Members:
+    def _control_source(self, place: str) -> Members:  # noqa: ARG002
         return source_schema(extension=self._options.enable_tidb_extension)
+
+    def _control(self, key: Half, value: Half) -> EncodedRecord:
+        bare = self._options.debezium_disable_schema
+        texts = (_wrapped(payload, "" if bare else dumped(schema)) for payload, schema in (key, value))
+        return EncodedRecord(*texts)
 
     def _source(self, event: ChangeEvent, commit_ts: int) -> Members:
         extra = {"start_ts": _start_ts(event)} if self._options.debezium_include_start_ts else {}
@@ -493,12 +447,7 @@ class TicdcWriter:
     def _schema_texts(self, schema: TableSchema) -> tuple[str, str]:
         if self._options.debezium_disable_schema:
             return "", ""
-        known = self._schemas.get(id(schema))
-        if known is None or known[0] is not schema:
-            if len(self._schemas) >= _MOST_TABLES:
-                self._schemas.clear()
-            known = self._schemas[id(schema)] = (schema, *self._new_schema_texts(schema))
-        return known[1], known[2]
+        return self._schemas.get(schema)
 
     def _new_schema_texts(self, schema: TableSchema) -> tuple[str, str]:
         extension = self._options.enable_tidb_extension

@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import math
 import re
-import struct
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -22,7 +20,7 @@ from tidesink.codecs.debezium.envelope import TICDC, connector_of
 from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
 from tidesink.events import Column, DdlEvent, TableId, Value, WatermarkEvent, physical_ms
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.typemap.parse import fit_decimal, integer_bounds
+from tidesink.typemap.parse import fit_decimal, integer_bounds, shortest_float32
 from tidesink.typemap.render import escape_allowed, mysql_type_word
 from tidesink.typemap.table import row_of
 
@@ -48,22 +46,12 @@ def go_float(value: float, *, single: bool = False) -> RawNumber:
     """A float as Go's JSON has it: the fewest digits, an exponent below 1e-6 and from 1e21 on."""
     if not math.isfinite(value):
         raise EncodeError(f"{value} is no number in JSON")
-    text = repr(value) if not single else _shortest_single(value)
+    text = repr(shortest_float32(value) if single else value)
     digits, _, exponent = text.partition("e")
     size = abs(value)
     if size and (size < 1e-6 or size >= 1e21):
         return RawNumber(_with_exponent(digits, exponent, value))
     return RawNumber(_without_exponent(text))
-
-
-def _shortest_single(value: float) -> str:
-    packed = struct.pack("<f", value)
-    for digits in range(1, 10):
-        short = float(f"{value:.{digits}g}")
-        with suppress(OverflowError):  # the greatest single, rounded up, is none
-            if struct.pack("<f", short) == packed:
-                return repr(short)
-    return repr(value)
 
 
 def _with_exponent(digits: str, exponent: str, value: float) -> str:
@@ -240,7 +228,7 @@ _SEMANTIC: Final[Mapping[str, tuple[str, str | None]]] = {
 }
 
 
-def connect_type_of(column: Column) -> tuple[str, str | None]:
+def _connect_type(column: Column) -> tuple[str, str | None]:
     """Kafka Connect's type of a column, and its semantic name where it has one."""
     name = row_of(column.type).name
     if name == "bit":
@@ -253,23 +241,27 @@ def connect_type_of(column: Column) -> tuple[str, str | None]:
     return _SEMANTIC.get(name, ("string", None))
 
 
+def column_schema(column: Column) -> Members:
+    """Kafka Connect's schema of a column's values."""
+    kind, name = _connect_type(column)
+    schema: Members = {"type": kind, "optional": column.nullable}
+    if name is not None:
+        schema["name"] = name
+        if column.type.name != "vector":
+            schema["version"] = 1
+    parameters = _parameters(column)
+    return {**schema, "parameters": parameters} if parameters else schema
+
+
 def schema_field(column: Column, *, extension: bool) -> Members:
     """A column's field in the schema; ``extension`` adds ``tidb_type``."""
-    kind, name = connect_type_of(column)
     field: Members = {"tidb_type": mysql_type_word(column.type)} if extension else {}
-    field |= {"type": kind, "optional": column.nullable}
-    if name is not None:
-        field["name"] = name
-        if column.type.name != "vector":
-            field["version"] = 1
-    if parameters := connect_parameters(column):
-        field["parameters"] = parameters
-    field["field"] = column.name
+    field |= {**column_schema(column), "field": column.name}
     default = None if column.default is None else _default(column, column.default)
     return field if default is None else {**field, "default": default}
 
 
-def connect_parameters(column: Column) -> Members:
+def _parameters(column: Column) -> Members:
     """What a semantic type needs besides its name; empty for most."""
     members = column.type.members or ()
     name = column.type.name
@@ -361,7 +353,7 @@ _SOURCE: Final[list[Members]] = [
     plain_field("int64", "thread", optional=True),
     plain_field("string", "query", optional=True),
 ]
-TRANSACTION: Final[Members] = {
+_TRANSACTION: Final[Members] = {
     "type": "struct",
     "fields": [
         plain_field("string", "id"),
@@ -385,6 +377,27 @@ def source_schema(*, extension: bool, start_ts: bool = False) -> Members:
         "fields": [*_SOURCE, *extra],
         "optional": False,
         "name": "io.debezium.connector.mysql.Source",
+        "field": "source",
+    }
+
+
+# In Avro the source has two fields of another type, and one less.
+_AVRO_SOURCE: Final = {
+    **{one["field"]: one for one in _SOURCE if one["field"] != "sequence"},
+    "snapshot": plain_field("string", "snapshot", optional=True),
+    "table": plain_field("string", "table"),
+    "commit_ts": plain_field("int64", "commit_ts"),
+    "cluster_id": plain_field("string", "cluster_id"),
+}
+
+
+def avro_source_schema(namespace: str) -> Members:
+    """The schema of ``source`` in Avro, whose records stand in a namespace."""
+    return {
+        "type": "struct",
+        "fields": list(_AVRO_SOURCE.values()),
+        "optional": False,
+        "name": f"{namespace}.Source",
         "field": "source",
     }
 
@@ -430,7 +443,7 @@ def key_schema(name: str, fields: list[Members]) -> Members:
 
 def envelope_schema(name: str, source: Members, images: list[Members]) -> Members:
     """The schema of a row's value, or of a watermark's, which has no images."""
-    rest = [source, plain_field("string", "op"), plain_field("int64", "ts_ms", optional=True), TRANSACTION]
+    rest = [source, plain_field("string", "op"), plain_field("int64", "ts_ms", optional=True), _TRANSACTION]
     return {
         "type": "struct",
         "optional": False,
@@ -496,7 +509,7 @@ DDL_KEY: Final[Members] = {
     "version": 1,
     "fields": _ddl_fields("string", "databaseName", optional=False),
 }
-DDL_REST: Final = [
+_DDL_REST: Final = [
     *_ddl_fields("int64", "ts_ms", optional=False),
     *_ddl_fields("string", "databaseName", "schemaName", "ddl"),
     _listed("tableChanges", "Change", [*_ddl_fields("string", "type", "id", optional=False), _TABLE]),
@@ -510,7 +523,7 @@ def ddl_value_schema(source: Members) -> Members:
         "type": "struct",
         "version": 1,
         "name": "io.debezium.connector.mysql.SchemaChangeValue",
-        "fields": [source, *DDL_REST],
+        "fields": [source, *_DDL_REST],
     }
 
 

@@ -28,13 +28,13 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
-from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes, Unavailable, kept
+from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, ByIdentity, DebeziumModes, Unavailable, kept
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema
 from tidesink.codecs.debezium.formats import Parsed
 from tidesink.codecs.debezium.readers import (
@@ -249,23 +249,26 @@ def _no_column(_name: str) -> bool:
     return False
 
 
+def _marked(columns: Iterable[Column], table: TableId, keys: Collection[str]) -> TableSchema:
+    """The columns as a table's, those of the key marked."""
+    marked = (replace(one, handle=one.name in keys, primary_key=one.name in keys) for one in columns)
+    return TableSchema(table, tuple(marked))
+
+
 @dataclass(frozen=True)
 class Rows:
     """Reads rows, and keeps what it knows of each schema.
 
-    ``definitions`` are declared, ``learned`` came by DDL events.
+    ``definitions`` are declared, ``learned`` came by DDL events. ``untyped_is_text``: where nothing tells a
+    column's type it is text, and not what its value looks like.
     """
 
     modes: DebeziumModes
     definitions: TableDefinitions
     learned: TableDefinitions = field(default_factory=TableDefinitions)
-    _shapes: dict[tuple[int, TableId], Shape] = field(default_factory=dict)
-    _readers: dict[int, tuple[Column, ValueReader]] = field(default_factory=dict)
+    untyped_is_text: bool = False
     _inferred: dict[tuple[str, str], Column] = field(default_factory=dict)
     _tuples: dict[tuple[int, ...], tuple[Column, ...]] = field(default_factory=dict)
-    _schemas: dict[tuple[int, TableId, tuple[str, ...]], tuple[object, TableSchema]] = field(
-        default_factory=dict
-    )
 
     def read(
         self,
@@ -287,40 +290,34 @@ class Rows:
             return self._without_schema(raw, table)
         return _with_schema(raw, self.shape(schema, table, skipped))
 
+    @cached_property
+    def _shapes(self) -> ByIdentity[Shape]:
+        return ByIdentity(self._new_shape, _MOST_SHAPES)
+
+    @cached_property
+    def _schemas(self) -> ByIdentity[TableSchema]:
+        return ByIdentity(_marked, _MOST_SHAPES)
+
+    @cached_property
+    def _readers(self) -> ByIdentity[ValueReader]:
+        return ByIdentity(partial(definition_reader, modes=self.modes), _MOST_SHAPES)
+
     def table_schema(self, table: TableId, columns: tuple[Column, ...], keys: tuple[str, ...]) -> TableSchema:
         """The columns as a table's; ``keys`` names those of its key."""
-        place = (id(columns), table, keys)
-        known = self._schemas.get(place)
-        if known is not None and known[0] is columns:
-            return known[1]
-        marked = tuple(
-            replace(column, handle=column.name in keys, primary_key=column.name in keys) for column in columns
-        )
-        if len(self._schemas) >= _MOST_SHAPES:
-            self._schemas.clear()
-        schema = TableSchema(table, marked)
-        self._schemas[place] = (columns, schema)
-        return schema
+        return self._schemas.get(columns, table, keys)
 
     def shape(
         self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool] = _no_column
     ) -> Shape:
         """The columns of a table's rows that have this struct's schema."""
-        # By identity: parsers give one object for all rows of a schema, and hashing one is slow.
-        place = (id(schema), table)
-        known = self._shapes.get(place)
-        if known is None or known.schema is not schema:
-            if len(self._shapes) >= _MOST_SHAPES:
-                self._shapes.clear()
-            known = self._shapes[place] = self._new_shape(schema, table, skipped)
-        return known
+        return self._shapes.get(schema, table, skipped)
 
     def _new_shape(self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool]) -> Shape:
         definition = self.definitions.get(table)
         # TiCDC (b813e76) lists a virtual column twice; a payload has each name once.
         named = {one.name: one for one in schema.fields if not skipped(one.wire)}
         columns = {
-            name: (definition and definition.by_name.get(name)) or column_of(one, modes=self.modes)
+            name: (definition and definition.by_name.get(name)) or column_of(one)
             for name, one in named.items()
         }
         fields = tuple((one.wire, name, self._reader(one, columns[name])) for name, one in named.items())
@@ -356,12 +353,7 @@ class Rows:
         return known
 
     def _declared(self, column: Column, raw: object) -> _Typed:
-        known = self._readers.get(id(column))
-        if known is None or known[0] is not column:
-            if len(self._readers) >= _MOST_SHAPES:
-                self._readers.clear()
-            known = self._readers[id(column)] = (column, definition_reader(column, modes=self.modes))
-        return column, known[1](raw)
+        return column, self._readers.get(column)(raw)
 
     @cached_property
     def _encoded_placeholders(self) -> frozenset[str]:
@@ -379,10 +371,13 @@ class Rows:
                 return self._declared(learned, raw)
             except DecodeError:
                 pass  # the column was, or will be, of another type
-        return self._looking_like(name, raw), self._plain(name, raw)
+        value = self._plain(name, raw)
+        if self.untyped_is_text and isinstance(value, int | Decimal):
+            value = _as_text(value)
+        return self._looking_like(name, raw), value
 
     def _looking_like(self, name: str, raw: object) -> Column:
-        column = infer_column(name, raw)
+        column = infer_column(name, "" if self.untyped_is_text else raw)
         if len(self._inferred) >= _MOST_SHAPES:
             self._inferred.clear()
         return self._inferred.setdefault((name, column.type.name), column)
@@ -396,6 +391,12 @@ class Rows:
             return inferred_value(raw, modes=self.modes)
         except DecodeError as error:
             raise error.with_context(column=name) from error
+
+
+def _as_text(value: int | Decimal) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return format(value, "f") if isinstance(value, Decimal) else str(value)
 
 
 def _with_schema(raw: Mapping[str, Any], shape: Shape) -> RowRead:

@@ -7,14 +7,12 @@ row to row (null, 1, 1.5), and a column has one type.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
-from decimal import Decimal
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.debezium.codec import DebeziumCodec
+from tidesink.codecs.debezium.codec import DebeziumJsonCodec
 from tidesink.codecs.debezium.formats import JsonParser, Parsed
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
@@ -25,19 +23,13 @@ from tidesink.events import (
     DdlEvent,
     Event,
     Message,
-    Row,
     TableId,
     TableSchema,
-    Value,
 )
-
-if TYPE_CHECKING:
-    from tidesink.codecs.debezium.columns import Columns
 
 UNTYPED: Final = "nothing tells its type, so it is kept as text; give a table definition"
 # The member of an event's extension that every envelope has, and no flattened row.
 SOURCE: Final = "source"
-_TEXT: Final = ColumnType("text")
 _MOST_SCHEMAS: Final = 1024
 
 
@@ -93,83 +85,52 @@ class RowFacts(NamedTuple):
     guessed: frozenset[str] = frozenset()
 
 
-class _Parser:
-    """Reads JSON, and remembers whether the last record came without a schema."""
+class _Parser(JsonParser):
+    """Remembers whether the last record came without a schema."""
 
-    def __init__(self) -> None:
-        self._parser = JsonParser()
-        self.bare = False
+    bare = False
 
     def read(self, message: Message, part: str) -> Parsed | None:
-        found = self._parser.read(message, part)
+        found = super().read(message, part)
         if part == "value" or message.value is None:
             self.bare = found is not None and found.schema is None
         return found
 
 
-class LoneCodec(DebeziumCodec):
+class LoneCodec(DebeziumJsonCodec):
     """The codec without a memory: what a record means depends on no other one.
 
-    ``known`` are columns that records without a schema are held to where no definition has them.
+    ``known`` are columns that records without a schema are held to where no definition has them. What is
+    neither known nor defined there is text.
     """
 
     def __init__(
         self, options: CodecOptions, definition: TableSchema | None, known: TableSchema | None = None
     ) -> None:
-        self._watched = _Parser()
         self._types = {c.name: c.type for one in (known, definition) if one for c in one.columns}
         definitions = TableDefinitions([definition] if definition else [])
-        super().__init__(self._watched, options=options, definitions=definitions)
+        super().__init__(options=options, definitions=definitions)
+        self._parser = self._watched = _Parser()
+        self._rows, self._ticdc_rows = (
+            replace(rows, untyped_is_text=True) for rows in (self._rows, self._ticdc_rows)
+        )
         if known is not None:
             self._rows.learned.put(known)
-
-    @cached_property
-    def _columns(self) -> Columns:
-        from tidesink.codecs.debezium.json_columns import JsonColumns
-
-        return JsonColumns(self._tables, self._is_flattened)
-
-    def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
-        self._flattened_topics.clear()
-        return super()._decoded(message, keys)
+        # By the schema of an event, whether its record was bare and flattened, the schema that stands for it.
+        self._met: dict[tuple[int, bool, bool], tuple[TableSchema, TableSchema]] = {}
+        self._facts: dict[int, RowFacts] = {}
 
     @property
     def bare(self) -> bool:
         """Whether the last record came without a schema."""
         return self._watched.bare
 
-    def reported(self, schema: TableSchema) -> list[InferredColumn]:
+    def reported(self, schema: TableSchema) -> tuple[InferredColumn, ...]:
         """The columns of the last record, of which this is the schema."""
-        guessed = [self.bare and self._types.get(one.name) != one.type for one in schema.columns]
-        return [
-            InferredColumn(replace(column, type=_TEXT) if guess else column, guess)
-            for column, guess in zip(schema.columns, guessed, strict=True)
-        ]
-
-    def _learn(self, event: DdlEvent) -> None:
-        """Types are the caller's."""
-
-
-class _Known(NamedTuple):
-    """A record's schema, and that of the event made of it."""
-
-    schema: TableSchema
-    typed: TableSchema
-    facts: RowFacts
-
-
-class TextCodec(LoneCodec):
-    """The codec without a memory, to which a column that nothing types is text.
-
-    A change of a record without a schema has text in such columns.
-    """
-
-    def __init__(
-        self, options: CodecOptions, definition: TableSchema | None, known: TableSchema | None = None
-    ) -> None:
-        super().__init__(options, definition, known)
-        self._met: dict[tuple[int, bool, bool], _Known] = {}
-        self._facts: dict[int, _Known] = {}
+        types = self._types
+        return tuple(
+            InferredColumn(one, self.bare and types.get(one.name) != one.type) for one in schema.columns
+        )
 
     def forget(self) -> None:
         """Let go of what was met, where it is much; not while facts are asked for."""
@@ -179,53 +140,27 @@ class TextCodec(LoneCodec):
 
     def facts_of(self, schema: TableSchema) -> RowFacts:
         """What is known of the records whose events have this very schema."""
-        found = self._facts.get(id(schema))
-        return found.facts if found is not None and found.typed is schema else RowFacts()
+        return self._facts.get(id(schema), RowFacts())
 
     def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
-        return tuple(self._typed(event) for event in super()._decoded(message, keys))
+        self._flattened_topics.clear()
+        return tuple(self._known(event) for event in super()._decoded(message, keys))
 
-    def _typed(self, event: Event) -> Event:
-        """The event, with text in columns that nothing types."""
+    def _known(self, event: Event) -> Event:
+        """The event with a schema that stands for what is known of its record."""
         if not isinstance(event, ChangeEvent) or event.schema is None:
             return event
-        known = self._known(event.schema, flattened=SOURCE not in (event.extension or {}))
-        texts = known.facts.guessed
-        event = event._replace(schema=known.typed)
-        if not texts:
-            return event
-        key, before, after = (_with_texts(row, texts) for row in (event.key, event.before, event.after))
-        return event._replace(key=key, before=before, after=after)
-
-    def _known(self, schema: TableSchema, *, flattened: bool) -> _Known:
+        schema, flattened = event.schema, SOURCE not in (event.extension or {})
         place = id(schema), self.bare, flattened
-        found = self._met.get(place)
-        if found is None or found.schema is not schema:
-            found = self._met[place] = self._new(schema, flattened=flattened)
-            self._facts[id(found.typed)] = found
-        return found
+        if place not in self._met:
+            own = replace(schema) if self.bare or flattened else schema
+            self._met[place] = schema, own
+            guessed = frozenset(one.column.name for one in self.reported(schema) if one.guessed)
+            self._facts[id(own)] = RowFacts(self.bare, flattened, guessed)
+        return event._replace(schema=self._met[place][1])
 
-    def _new(self, schema: TableSchema, *, flattened: bool) -> _Known:
-        reported = self.reported(schema)
-        columns = tuple(one.column for one in reported)
-        guessed = frozenset(one.column.name for one in reported if one.guessed)
-        # Another object for each, so that it stands for the facts.
-        typed = replace(schema, columns=columns) if self.bare or flattened else schema
-        return _Known(schema, typed, RowFacts(self.bare, flattened, guessed))
-
-
-def _with_texts(row: Row | None, names: Container[str]) -> Row | None:
-    if row is None:
-        return None
-    return {
-        name: _as_text(value) if value is not None and name in names else value for name, value in row.items()
-    }
-
-
-def _as_text(value: Value) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return format(value, "f") if isinstance(value, Decimal) else str(value)
+    def _learn(self, event: DdlEvent) -> None:
+        """Types are the caller's."""
 
 
 def first_row(
@@ -241,7 +176,7 @@ def first_row(
         if event is not None and event.schema is not None:
             return FirstRow(
                 event.table,
-                tuple(codec.reported(event.schema)),
+                codec.reported(event.schema),
                 tuple(event.key or ()),
                 flattened=SOURCE not in (event.extension or {}),
                 bare=codec.bare,

@@ -9,9 +9,10 @@ what it refuses, and records without a schema, are left to the row codec.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidesink.codecs.base import ByIdentity
 from tidesink.codecs.batch import ColumnarResult, Indices, Records, ValueOptions
 from tidesink.codecs.debezium.columns import Changes, Envelopes, EnvelopeTables, Image, IsFlattened, Wire
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema, ConnectType
@@ -26,6 +28,8 @@ from tidesink.codecs.debezium.envelope import position_members, table_members
 from tidesink.codecs.debezium.formats import Wrapping, json_number, wrapping_of
 from tidesink.codecs.debezium.scalars import INTEGER_BITS
 from tidesink.errors import DecodeError
+
+T = TypeVar("T")
 
 _NULL, _LEFT = -1, -2
 _MOST_TEXTS: Final = 256
@@ -205,7 +209,7 @@ class _Envelope(NamedTuple):
 
 
 def _unsaid(name: str, kind: ConnectType) -> ConnectField:
-    return ConnectField(name, ConnectSchema(kind, None, None, {}, optional=True, default=None), name)
+    return ConnectField(name, ConnectSchema(kind, optional=True), name)
 
 
 # What TiCDC (b813e76) writes into the source block and not into its schema, without the TiDB extension.
@@ -262,6 +266,13 @@ def _key(schema: ConnectSchema) -> _Key | None:
     return _Key(msgspec.json.Decoder(row.made, float_hook=json_number).decode, row)
 
 
+def _made(make: Callable[[ConnectSchema], T | None], schema: ConnectSchema) -> T | None:
+    try:
+        return make(schema)
+    except (ValueError, TypeError):  # a name that msgspec does not take
+        return None
+
+
 def _decoded(decode: Callable[[Any], Any], payloads: Sequence[memoryview]) -> list[Any]:
     """All payloads decoded; None for each that cannot be."""
     try:
@@ -309,45 +320,14 @@ class _Columns:
         return Image(np.concatenate(self._present), self.member)
 
 
-@dataclass
-class _Decoders:
-    """The decoders of the schemas met."""
-
-    envelopes: dict[int, tuple[ConnectSchema, _Envelope | None]] = field(default_factory=dict)
-    keys: dict[int, tuple[ConnectSchema, _Key | None]] = field(default_factory=dict)
-
-    def envelope(self, schema: ConnectSchema) -> _Envelope | None:
-        """The decoder of values."""
-        found: _Envelope | None = _kept(self.envelopes, schema, _envelope)
-        return found
-
-    def key(self, schema: ConnectSchema) -> _Key | None:
-        """The decoder of keys."""
-        found: _Key | None = _kept(self.keys, schema, _key)
-        return found
-
-
-def _kept(known: dict[int, Any], schema: ConnectSchema, make: Callable[[ConnectSchema], Any]) -> Any:
-    found = known.get(id(schema))
-    if found is None:
-        if len(known) > 2 * _MOST_TEXTS:
-            known.clear()
-        try:
-            made = make(schema)
-        except (ValueError, TypeError):  # a name that msgspec does not take
-            made = None
-        # With the schema, so that its id stays its own.
-        found = known[id(schema)] = (schema, made)
-    return found[1]
-
-
 class JsonColumns:
     """The columnar step of debezium-json; keeps what it knows of each schema."""
 
     def __init__(self, tables: EnvelopeTables, is_flattened: IsFlattened) -> None:
         self._tables, self._is_flattened = tables, is_flattened
         self._keys, self._values = _Part(), _Part()
-        self._decoders = _Decoders()
+        self._value_readers = ByIdentity(partial(_made, _envelope), 2 * _MOST_TEXTS)
+        self._key_readers = ByIdentity(partial(_made, _key), 2 * _MOST_TEXTS)
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
         """The row changes of the records that have a schema beside their payload."""
@@ -366,18 +346,15 @@ class JsonColumns:
         for value, key in sorted(pairs):
             where = np.flatnonzero((values.codes == value) & (keys.codes == key))
             schema, key_schema = values.texts[value].schema, None if key < 0 else keys.texts[key].schema
-            envelope = self._decoders.envelope(schema)
-            reader = None if key_schema is None else self._decoders.key(key_schema)
+            envelope = self._value_readers.get(schema)
+            reader = key_schema and self._key_readers.get(key_schema)
             if envelope is None or (key_schema is not None and reader is None):
                 yield None, where
                 continue
             reading = _Reading(envelope, reader)
             for start in range(0, len(where), _TOGETHER):
                 reading.add(where[start : start + _TOGETHER], values, keys)
-            yield from (
-                (one.envelopes(schema, key_schema), _NO_RECORDS) for one in reading.collected.values()
-            )
-            yield from ((None, rest) for rest in reading.rest)
+            yield reading.envelopes(schema, key_schema), np.concatenate([_NO_RECORDS, *reading.left])
 
 
 def _no_envelope(values: _Split, keys: _Split) -> Indices:
@@ -385,22 +362,51 @@ def _no_envelope(values: _Split, keys: _Split) -> Indices:
     return np.flatnonzero((values.codes == _LEFT) | ((values.codes >= 0) & (keys.codes == _LEFT)))
 
 
-class _Collected:
-    """Decoded envelopes of one connector and one pair of schemas."""
+class _Reading:
+    """Envelopes of one pair of schemas, decoded stretch by stretch.
 
-    def __init__(self, connector: str, envelope: _Envelope, key: _Key | None) -> None:
-        self._connector = connector
-        wanted = (*table_members(connector), *position_members(connector))
-        self._members = frozenset(wanted) & envelope.source.attributes.keys()
-        self._source = _Columns(envelope.source, self._members)
+    All are of one connector, the first's: those of another are left, as what cannot be decoded is.
+    """
+
+    def __init__(self, envelope: _Envelope, key: _Key | None) -> None:
+        self._envelope, self._key_decoder = envelope, key
+        attribute = envelope.source.attributes.get("connector")
+        self._connector_of = attrgetter(attribute) if attribute else lambda _source: None
+        self._connector: str | None = None
         self._before = _Columns(envelope.before, envelope.before.attributes)
         self._after = _Columns(envelope.after, envelope.after.attributes)
         self._key = None if key is None else _Columns(key.row, key.row.attributes)
         self._ops: list[str] = []
         self._where: list[Indices] = []
+        self.left: list[Indices] = []
 
-    def add(self, where: Indices, found: Sequence[Any], keys: Sequence[Any]) -> None:
-        """Take a stretch of envelopes and their keys."""
+    def add(self, where: Indices, values: _Split, keys: _Split) -> None:
+        """Decode the records at ``where``."""
+        found = _decoded(self._envelope.decode, values.payloads(where))
+        rows = found
+        if self._key_decoder is not None:
+            rows = _decoded(self._key_decoder.decode, keys.payloads(where))
+        good = [at for at, one in enumerate(found) if one is not None and rows[at] is not None]
+        connectors = [self._connector_of(found[at].source) or "" for at in good]
+        if good and self._connector is None:
+            self._begin(connectors[0])
+        if any(one != self._connector for one in connectors):
+            good = [at for at, one in zip(good, connectors, strict=True) if one == self._connector]
+        if len(good) < len(found):
+            kept = np.zeros(len(where), np.bool_)
+            kept[good] = True
+            self.left.append(where[~kept])
+            where, found, rows = where[kept], [found[at] for at in good], [rows[at] for at in good]
+        if good:
+            self._take(where, found, rows)
+
+    def _begin(self, connector: str) -> None:
+        wanted = (*table_members(connector), *position_members(connector))
+        self._connector = connector
+        self._members = frozenset(wanted) & self._envelope.source.attributes.keys()
+        self._source = _Columns(self._envelope.source, self._members)
+
+    def _take(self, where: Indices, found: Sequence[Any], keys: Sequence[Any]) -> None:
         self._where.append(where)
         self._ops += [one.op for one in found]
         self._source.add([one.source for one in found])
@@ -409,8 +415,10 @@ class _Collected:
         if self._key is not None:
             self._key.add(keys)
 
-    def envelopes(self, schema: ConnectSchema, key_schema: ConnectSchema | None) -> Envelopes:
-        """All that was taken."""
+    def envelopes(self, schema: ConnectSchema, key_schema: ConnectSchema | None) -> Envelopes | None:
+        """All that was taken; None where nothing was."""
+        if self._connector is None:
+            return None
         return Envelopes(
             where=np.concatenate(self._where),
             connector=self._connector,
@@ -424,40 +432,3 @@ class _Collected:
             after=self._after.image(),
             key=None if self._key is None else self._key.image(),
         )
-
-
-class _Reading:
-    """Payloads of one pair of schemas, decoded stretch by stretch."""
-
-    def __init__(self, envelope: _Envelope, key: _Key | None) -> None:
-        self._envelope, self._key = envelope, key
-        self._connector = envelope.source.attributes.get("connector")
-        self.collected: dict[str, _Collected] = {}
-        self.rest: list[Indices] = []
-
-    def add(self, where: Indices, values: _Split, keys: _Split) -> None:
-        """Decode the records at ``where``."""
-        found = _decoded(self._envelope.decode, values.payloads(where))
-        rows = found if self._key is None else _decoded(self._key.decode, keys.payloads(where))
-        good = [at for at, one in enumerate(found) if one is not None and rows[at] is not None]
-        if len(good) < len(found):
-            kept = np.zeros(len(where), np.bool_)
-            kept[good] = True
-            self.rest.append(where[~kept])
-            where, found, rows = where[kept], [found[at] for at in good], [rows[at] for at in good]
-        for connector, places in self._connectors(found).items():
-            collected = self.collected.get(connector)
-            if collected is None:
-                collected = self.collected[connector] = _Collected(connector, self._envelope, self._key)
-            if len(places) == len(found):
-                collected.add(where, found, rows)
-            else:
-                collected.add(where[places], [found[at] for at in places], [rows[at] for at in places])
-
-    def _connectors(self, found: Sequence[Any]) -> dict[str, Sequence[int]]:
-        """Which envelopes are of which connector."""
-        get = self._connector and attrgetter(self._connector)
-        names = [get(one.source) or "" for one in found] if get else [""] * len(found)
-        if len(distinct := set(names)) == 1:
-            return {names[0]: range(len(names))}
-        return {name: [at for at, one in enumerate(names) if one == name] for name in distinct}

@@ -3,8 +3,8 @@
 Written from Debezium 3.5 (real events of MariaDB and PostgreSQL), its documentation for what no capture
 shows (Oracle, SQL Server), and TiCDC's ``debezium`` and ``debezium-avro`` (b813e76).
 
-With a schema: ``column_of`` a field, then ``reader_of`` once for the column and its function for each value
-(``value_of`` does both). A table definition knows what the wire does not: that a BIGINT is unsigned, that
+With a schema: ``column_of`` a field, then ``reader_of`` once for the column and its function for each value.
+A table definition knows what the wire does not: that a BIGINT is unsigned, that
 text is base64 of binary, that a text is a DECIMAL. A value that the defined type cannot hold is refused,
 never changed to fit.
 
@@ -44,13 +44,6 @@ from tidesink.typemap.parse import fit_decimal, integer_bounds, text_reader, wir
 from tidesink.typemap.table import Reader, row_of
 
 ValueReader = Callable[[object], "Value | Unavailable"]
-
-
-def value_of(
-    schema: ConnectSchema, raw: object, *, column: Column, modes: DebeziumModes
-) -> Value | Unavailable:
-    """One value. See ``reader_of``."""
-    return reader_of(schema, column=column, modes=modes)(raw)
 
 
 def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) -> ValueReader:
@@ -110,11 +103,6 @@ _INT64_END: Final = 1 << 63
 Implied = Callable[[ColumnType, object, DebeziumModes], ConnectSchema]
 
 
-def value_of_definition(column: Column, raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
-    """One value of plain JSON, numbers with a fraction read as Decimal. See ``definition_reader``."""
-    return definition_reader(column, modes=modes)(raw)
-
-
 def definition_reader(column: Column, *, modes: DebeziumModes) -> ValueReader:
     """A reader of plain JSON's values of a column that a table definition states.
 
@@ -147,7 +135,7 @@ def implied_schema(column: Column, raw: object, modes: DebeziumModes) -> Connect
 
 
 def _schema(kind: ConnectType, name: str | None = None, **parameters: str) -> ConnectSchema:
-    return ConnectSchema(kind, name, None, parameters or NO_PARAMETERS, optional=True, default=None)
+    return ConnectSchema(kind, name, parameters or NO_PARAMETERS, optional=True)
 
 
 def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:

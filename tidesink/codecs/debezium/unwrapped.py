@@ -14,17 +14,10 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
-from tidesink.codecs.debezium.envelope import POSTGRES, connector_of, table_of_source
+from tidesink.codecs.debezium.envelope import OPS, POSTGRES, connector_of, table_of_source
 from tidesink.errors import SchemaMismatchError, shown
 from tidesink.events import Message, Op, TableId
 
-_OPS: Final[Mapping[object, Op]] = {
-    "c": Op.INSERT,
-    "r": Op.UPSERT,
-    "u": Op.UPDATE,
-    "d": Op.DELETE,
-    "t": Op.TRUNCATE,
-}
 # A field of a flattened row, or a header of its record.
 OP_HEADER: Final = "__op"
 _DELETED: Final = "__deleted"
@@ -124,9 +117,9 @@ def _op(code: object, deleted: object) -> Op:
         return Op.DELETE
     if code is None:
         return Op.UPSERT
-    if not isinstance(code, str) or code not in _OPS:
-        raise SchemaMismatchError(f"{OP_HEADER} is {shown(code, 40)}: none of {', '.join(map(str, _OPS))}")
-    return _OPS[code]
+    if not isinstance(code, str) or code not in OPS:
+        raise SchemaMismatchError(f"{OP_HEADER} is {shown(code, 40)}: none of {', '.join(map(str, OPS))}")
+    return OPS[code]
 
 
 def source_of_headers(message: Message) -> dict[str, Any]:

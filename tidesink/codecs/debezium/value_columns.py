@@ -1,15 +1,16 @@
 """Debezium's values, a column at a time: what stands on the wire to a target's Arrow array.
 
-Each step is ``debezium_values.reader_of`` and then ``typemap.parse.target_reader``, for all values of a
-column at once. The common forms go from the wire's numbers and bytes straight to the target's type, with
-numpy and Arrow; every other value goes through those two readers, one by one. A value that they refuse is
-marked, not named: the row codec says what is wrong with it.
+Each step is ``readers.reader_of`` and then ``typemap.arrow.from_python``, for all values of a column at
+once. The common forms go from the wire's numbers and bytes straight to the target's type, with numpy and
+Arrow; every other value goes through those two, one by one. A value that they refuse is marked, not named:
+the row codec says what is wrong with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,11 +26,10 @@ from tidesink.codecs.debezium.scalars import INFINITE_TIMESTAMPS, INTEGER_BITS, 
 from tidesink.codecs.debezium.values import placeholders
 from tidesink.errors import DecodeError
 from tidesink.events import Column
-from tidesink.typemap.arrow import arrow_type
-from tidesink.typemap.debezium_types import semantic_type
-from tidesink.typemap.parse import integer_bounds, target_reader
+from tidesink.typemap.arrow import arrow_type, from_python
+from tidesink.typemap.parse import integer_bounds
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.table import row_of
+from tidesink.typemap.table import row_of, semantic_type
 
 Mask = npt.NDArray[np.bool_]
 # A kernel's arrays: the target's values, and which of the wire's it could not decide (None: none).
@@ -42,7 +42,6 @@ _UTC: Final = pa.timestamp("us", "UTC")
 # The days, and the microseconds since 1970, of the years 1 to 9999.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _FIRST_SECOND, _END_SECOND = _FIRST_DAY * 86_400, (_LAST_DAY + 1) * 86_400
-_DAY_MICROSECONDS: Final = 86_400_000_000
 _MOST_DIGITS: Final = 38
 _INT64_DIGITS: Final = 18
 # A double names every decimal of so many digits.
@@ -75,9 +74,10 @@ class ColumnStep:
         zero_date: ZeroDate,
     ) -> None:
         self.type = arrow_type(target.type, zero_date=zero_date)
-        self._schema, self._column, self._modes = schema, column, modes
         self._read = reader_of(schema, column=column, modes=modes)
-        self._convert = target_reader(target.type, time_zone=options.zone, zero_date=zero_date)
+        self._convert = partial(
+            from_python, column_type=target.type, zero_date=zero_date, time_zone=options.zone
+        )
         self._absent = placeholders(schema, modes) if schema.type in ("string", "bytes") else ()
         same = column.type == target.type
         self._kernel = _kernel_of(schema, column, modes, options, self.type) if same else None
@@ -121,30 +121,23 @@ class ColumnStep:
         )
 
     def _each(self, wire: Sequence[Any]) -> TypedColumn:
-        count = len(wire)
-        values: list[Any] = [None] * count
-        marks: tuple[list[int], list[int], list[int]] = ([], [], [])
-        unproven, zero_dates, unavailable = marks
-        read, convert = self._read, self._convert
+        values: list[Any] = []
+        unproven: list[int] = []
+        unavailable: list[int] = []
         for at, raw in enumerate(wire):
-            if raw is None:
-                continue
+            value = None
             try:
-                value = read(raw)
-                if value is UNAVAILABLE_PLACEHOLDER:
-                    unavailable.append(at)
-                    continue
-                values[at] = convert(value)
+                value = None if raw is None else self._read(raw)
             except DecodeError:
                 unproven.append(at)
-                continue
-            if values[at] is None and value is not None:
-                zero_dates.append(at)
-        try:
-            array = pa.array(values, self.type)
-        except (pa.ArrowException, OverflowError, ValueError, TypeError):
-            return TypedColumn(pa.nulls(count, self.type), np.ones(count, np.bool_))
-        return TypedColumn(array, *(_marked(places, count) for places in marks))
+            if value is UNAVAILABLE_PLACEHOLDER:
+                unavailable.append(at)
+                value = None
+            values.append(value)
+        found = self._convert(values)
+        unproven += found.errors
+        marks = (_marked(unproven, len(values)), found.zero_dates, _marked(unavailable, len(values)))
+        return TypedColumn(found.values, *marks)
 
 
 def _mask(array: pa.Array) -> Mask:

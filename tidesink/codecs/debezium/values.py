@@ -63,9 +63,8 @@ from tidesink.codecs.debezium.scalars import (
 )
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
-from tidesink.typemap.debezium_types import PLAIN_TYPES, Form, semantic_type
 from tidesink.typemap.render import split_allowed
-from tidesink.typemap.table import TypeRow, find_row, row_named
+from tidesink.typemap.table import PLAIN_TYPES, Form, TypeRow, find_row, row_named, semantic_type
 
 # Debezium's stand-ins for a default that only the database computes, which is far more often the current
 # time than the first second of 1970.
@@ -74,13 +73,12 @@ NOW: Final = "CURRENT_TIMESTAMP"
 _MOST_BITS: Final = 64
 
 
-def column_of(field: ConnectField, *, modes: DebeziumModes) -> Column:
+def column_of(field: ConnectField) -> Column:
     """The column a field of a row stands for.
 
     Its type is what the schema tells; where a table definition tells more, values are read with the
     definition's column instead. Key marks are not on a field: the key's schema has them.
     """
-    del modes  # a schema says all of it
     return Column(
         name=field.name,
         type=column_type(field.schema),

@@ -11,7 +11,15 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.codecs.base import HEADER_SIZE, CodecOptions, EncodedRecord, TableOfTopic, schema_id_of
+from tidesink.codecs.base import (
+    HEADER_SIZE,
+    BatchDecoder,
+    ByIdentity,
+    CodecOptions,
+    EncodedRecord,
+    TableOfTopic,
+    schema_id_of,
+)
 from tidesink.codecs.flat_avro.decode import BIT_WIDTH, FULL, DecodePlan, RecordReader
 from tidesink.codecs.flat_avro.encode import RecordWriter, key_row
 from tidesink.codecs.flat_avro.framing import (
@@ -24,7 +32,7 @@ from tidesink.codecs.flat_avro.framing import (
     is_glue_framed,
 )
 from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
-from tidesink.codecs.flat_avro.schema import BuiltRecord, includes_before, key_record, value_record
+from tidesink.codecs.flat_avro.schema import includes_before, key_record, value_record
 from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.errors import (
     ChecksumError,
@@ -51,22 +59,17 @@ from tidesink.schema_registry.glue import SchemaSource
 from tidesink.schema_registry.naming import SubjectPart, subject
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from tidesink.codecs.batch import Columnar, DecodedBatch, ValueOptions
+    from tidesink.codecs.batch import Columnar, ValueOptions
     from tidesink.codecs.flat_avro.columns import FlatAvroColumns
-    from tidesink.typemap.render import ZeroDate
 
 
 # Kafka's own bytes around a record, as TiCDC counts them against max-message-bytes.
 _RECORD_OVERHEAD: Final = 36
 _MOST_WRITERS: Final = 4096
-# Topic, table, part, and the identity of the schema object.
-_Place = tuple[str, TableId, SubjectPart, int]
 _log = logging.getLogger(__name__)
 
 
-class FlatAvroCodec:
+class FlatAvroCodec(BatchDecoder):
     """Decodes and encodes flat-avro; one instance may be shared by threads.
 
     ``table_of_topic`` says which table a topic carries; without it, or where it gives None, the table has
@@ -92,7 +95,7 @@ class FlatAvroCodec:
         self._glue = GlueFrames(glue, self._records)
         self._plans: dict[Any, DecodePlan] = {}
         self._columns: dict[ValueOptions, FlatAvroColumns] = {}
-        self._writers: dict[_Place, tuple[TableSchema, RecordWriter | None]] = {}
+        self._writers = ByIdentity(self._new_writer, _MOST_WRITERS)
         self._id_writers: dict[tuple[int, bool], RecordWriter] = {}
 
     def decode(self, message: Message) -> tuple[Event, ...]:
@@ -117,27 +120,6 @@ class FlatAvroCodec:
             return (plan.read(message) if plan.sums is None else self._summed(message, plan.sums, plan),)
         except (DecodeError, RegistryError) as error:
             raise _placed(error, message) from error
-
-    def decode_batch(
-        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
-    ) -> DecodedBatch:
-        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
-
-        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
-        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
-        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
-        ``time_zone``.
-
-        Raises:
-            SchemaMismatchError: ``records`` lacks a column.
-            RegistryError: a writer's schema cannot be had.
-        """
-        from tidesink.codecs.batch import ValueOptions, decode_in_columns
-
-        options = ValueOptions(zero_date, self._options.time_zone)
-        return decode_in_columns(
-            records, columnar=self.columnar(options), decode=self.decode, options=options
-        )
 
     def columnar(self, options: ValueOptions) -> Columnar:
         """The columnar step, for ``codecs.batch.decode_in_columns``."""
@@ -299,19 +281,15 @@ class FlatAvroCodec:
         schema = event.schema
         if schema is None:
             raise EncodeError("the event has no schema, from which its Avro schemas are built")
-        place = (topic, event.table, part, id(schema))
-        known = self._writers.get(place)
-        if known is not None and known[0] is schema:
-            return known[1]
-        build = key_record if part == "key" else value_record
-        built = build(schema, event.table, self._options)
-        writer = None if built is None else self._registered(built, topic, part)
-        if len(self._writers) >= _MOST_WRITERS:
-            self._writers.clear()  # a caller that builds a schema for each event must not fill the memory
-        self._writers[place] = (schema, writer)
-        return writer
+        return self._writers.get(schema, event.table, topic, part)
 
-    def _registered(self, built: BuiltRecord, topic: str, part: SubjectPart) -> RecordWriter:
+    def _new_writer(
+        self, schema: TableSchema, table: TableId, topic: str, part: SubjectPart
+    ) -> RecordWriter | None:
+        build = key_record if part == "key" else value_record
+        built = build(schema, table, self._options)
+        if built is None:
+            return None
         text = built.text
         record = parse_record(text)
         schema_id = self._registry.register(subject(topic, part), text)

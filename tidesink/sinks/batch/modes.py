@@ -53,7 +53,7 @@ def first_shape(shape: TableShape, settings: TableConfig) -> TableShape:
 
     Raises: as ``kept_shape``.
     """
-    doubted = (c.name for c in shape.columns if not c.key and settings.layout.doubts(c))
+    doubted = (c.name for c in shape.columns if settings.layout.doubts(c))
     return kept_shape(without(shape, doubted), settings)
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-import structlog
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from tidesink.config.models import Destination
-from tidesink.ddl.history import Followed, followed, omitted_too
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId
@@ -18,8 +15,7 @@ from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.schema_sources.base import Decoding, DecodingAround, SourceColumns
 from tidesink.sinks.targets.base import OWN_COLUMNS
-from tidesink.typemap.projection import Layout, laid_out
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.projection import Layout, check_renames, laid_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,22 +25,15 @@ if TYPE_CHECKING:
     from tidesink.sinks.schema_sources.base import Missed
 
 
-_ONTO: Final = (
-    "it has the name {0} now, which except_column_list names or a column of it had: its values are not "
-    "written from then on. Take {0} out of the list, name there the columns that are meant by the names they "
-    "have now, and load the table again; accept it as ignore to go on without them"
-)
-
 _TWO_MEANINGS: Final = (
     "ignore_null_updates: a record of this protocol can leave a value out, which is not the same as NULL, "
     "and the two are not identified in this version: remove ignore_null_updates"
 )
 
-_log = structlog.get_logger("tidesink.worker")
 
-
-class _Holders(NamedTuple):
-    """The layout, and the source's columns that the target holds by it."""
+@dataclass(frozen=True)
+class _Holders:
+    """The source's columns that the target holds by a layout."""
 
     layout: Layout
     current: tuple[TableColumn, ...]
@@ -63,13 +52,6 @@ class LaidOutDecoding(DecodingAround):
         super().__init__(decoding)
         self._layout = layout
         self._session = session
-        self._warnings: tuple[str, ...] = ()
-        self._along = Followed(layout)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a person should know about the table's types at the source, and what is left out unasked."""
-        return (*super().warnings, *self._warnings)
 
     def _plan_around(self, inner: DecodePlan) -> DecodePlan:
         """The plan laid out.
@@ -77,36 +59,45 @@ class LaidOutDecoding(DecodingAround):
         Raises:
             ConfigError: the layout does not fit the table's columns, Spark does not take its filter, or its
                 records have another sign for values that stay.
-            SchemaRefusedError: the layout names a column that the source does not have any more.
+            SchemaRefusedError: the layout names a column that the source does not have any more, or leaves
+                one out under some of its names alone.
         """
         from tidesink.sinks.batch.projection_frames import filter_rule
 
-        reported = self._decoding.reported()
-        found = self._along = self._followed(reported, inner.shape)
-        # Another task may have read DDL that this plan does not know of.
-        past = [name.lower() for name in reported.names.ever] if reported else []
-        shape, row_filter = found.marked(inner.shape), found.layout.row_filter
-        laid = laid_out(found.layout, shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
-        if found.layout.ignore_nulls and inner.keeps_values:
+        layout, reported = self._layout, self._decoding.reported()
+        past: list[str] = []
+        if reported is not None:
+            check_renames(layout, inner.shape, reported.renames)
+            # Another task may have read DDL that this plan does not know of.
+            past += (column.name.lower() for column in reported.former)
+            past += (name.lower() for pair in reported.renames for name in pair)
+        laid = laid_out(layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
+        if layout.ignore_nulls and inner.keeps_values:
             raise ConfigError(_TWO_MEANINGS, table=str(inner.shape.table))
+        row_filter = layout.row_filter
         return replace(
             inner,
-            keeps_values=inner.keeps_values or found.layout.ignore_nulls,
+            keeps_values=inner.keeps_values or layout.ignore_nulls,
             gone=frozenset(new.lower() for new, old in laid.sources.items() if old.lower() in inner.gone),
-            output=OutputRows(laid.shape, laid.sources, op=found.layout.metadata.get("op")),
+            output=OutputRows(laid.shape, laid.sources, op=layout.metadata.get("op")),
             row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._session),
-            ignores_nulls=found.layout.ignore_nulls,
+            ignores_nulls=layout.ignore_nulls,
         )
 
+    def _check_renames(self) -> None:
+        """As for a new plan: names may change hands, and the plan of the same columns stays."""
+        if self._layout.except_columns and (reported := self._decoding.reported()) is not None:
+            check_renames(self._layout, self._decoding.columns().shape, reported.renames)
+
     def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
-        """As the decoding inside; what is left out then goes by the DDL that was read."""
+        """As the decoding inside; raises SchemaRefusedError, too, as a new plan does."""
         super().catch_up(ranges, found)
-        self._projects_again()
+        self._check_renames()
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """As the decoding inside; what is left out then goes by the DDL that was read."""
+        """As ``catch_up``."""
         super().read_as(renamed, dict(self._at_source(held)))
-        self._projects_again()
+        self._check_renames()
 
     def _at_source(self, held: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """Of the target's columns those that the source has no more, by their names there, folded."""
@@ -115,40 +106,21 @@ class LaidOutDecoding(DecodingAround):
             return
         holders = self._holders(reported)
         for name in (*(column.name for column in reported.former), *reported.renamed):
-            found = held.get(holders.layout.target_name(name).casefold())
+            found = held.get(self._layout.target_name(name).casefold())
             if found is not None and holders.own(name):
                 yield name.casefold(), found
 
     def learn(self, missed: Missed) -> bool:
-        """As the decoding inside; the plan is another one, too, where DDL changes what is left out."""
+        """As ``catch_up``."""
         changed = super().learn(missed)
-        return self._projects_again() or changed
+        self._check_renames()
+        return changed
 
     def take_ddl(self, missed: Missed) -> bool:
-        """As the decoding inside; the plan is another one, too, where DDL changes what is left out."""
+        """As ``catch_up``."""
         changed = super().take_ddl(missed)
-        return self._projects_again() or changed
-
-    def _projects_again(self) -> bool:
-        """Forget a plan that other DDL was laid out by: names may change hands and the columns stay."""
-        if self._plans is None or not self._layout.except_columns:
-            return False
-        stale = self._followed(self._decoding.reported(), self._plans[0].shape) != self._along
-        if stale:
-            self._plans = None
-        return stale
-
-    def _followed(self, reported: SourceColumns | None, shape: TableShape) -> Followed:
-        """The layout, whose columns to leave out are left out under the names that DDL gave them, too."""
-        if reported is None or not self._layout.except_columns:
-            return Followed(self._layout)
-        found = followed(self._layout, reported.names, shape.keys)
-        warnings = tuple(omitted_too(found, reported.names))
-        for warning in warnings:
-            if warning not in self._warnings:
-                _log.warning("column left out", table=str(reported.current.table), warning=warning)
-        self._warnings = warnings
-        return found
+        self._check_renames()
+        return changed
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns that the target holds, by their names there.
@@ -158,8 +130,8 @@ class LaidOutDecoding(DecodingAround):
         reported = self._decoding.reported()
         if reported is None:
             return None
-        holders = self._holders(reported)
-        layout, current, own = holders.layout, holders.current, holders.own
+        layout, holders = self._layout, self._holders(reported)
+        own = holders.own
         excluded = {name.lower() for name in layout.except_columns}
         # A list of columns names a column by what it is called now: the old name need not be in it.
         renamed = {
@@ -167,17 +139,11 @@ class LaidOutDecoding(DecodingAround):
             for old, new in reported.renamed.items()
             if layout.chooses(new.name) and old.lower() not in excluded and own(old)
         }
-        # What the target holds would go on under a name that is left out: somebody is to say so.
-        renamed |= {
-            old: new._replace(was=layout.target_name(old), readable=False, why=_ONTO.format(new.name))
-            for old, new in reported.renamed.items()
-            if new.name.lower() in excluded and layout.chooses(old) and own(old)
-        }
         former = tuple(
             column for column in reported.former if layout.chooses(column.name) and own(column.name)
         )
         readded = (layout.target_name(name).casefold() for name in reported.readded if layout.chooses(name))
-        named = replace(reported.current, columns=tuple(self._named(current)))
+        named = replace(reported.current, columns=tuple(self._named(holders.current)))
         partings = {
             layout.target_name(name).casefold(): at
             for name, at in reported.partings.items()
@@ -186,8 +152,8 @@ class LaidOutDecoding(DecodingAround):
         return SourceColumns(named, tuple(self._named(former)), renamed, frozenset(readded), partings)
 
     def _holders(self, reported: SourceColumns) -> _Holders:
-        layout = self._followed(reported, self._decoding.columns().shape).layout
-        return _Holders(layout, tuple(c for c in reported.current.columns if layout.chooses(c.name)))
+        current = tuple(c for c in reported.current.columns if self._layout.chooses(c.name))
+        return _Holders(self._layout, current)
 
     def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
         return (replace(column, name=self._layout.target_name(column.name)) for column in columns)

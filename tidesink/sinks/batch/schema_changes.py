@@ -201,10 +201,6 @@ _DOUBTED = (
     "it came when {} went, which except_column_list names: if it is that column under a new name, add it to "
     "except_column_list"
 )
-_HAD = (
-    "it had the name {}, which except_column_list names and which was another column's too: if it is the one "
-    "to be left out, add it to except_column_list"
-)
 _READDED = (
     "the column was dropped and added again, and rows from before the two cannot be identified from rows "
     "after them: accept it as ignore to go on with the column as it is at the target, or load the table again"
@@ -234,9 +230,7 @@ def _decided_growth(
 
 def doubt_of(column: ShapeColumn, layout: Layout) -> str:
     """Why a column waits that a layout ``doubts``."""
-    went = layout.doubted(column.instead_of)
-    reported = _DOUBTED if went else _HAD
-    return reported.format(", ".join(went or layout.doubted(column.had)))
+    return _DOUBTED.format(", ".join(layout.doubted(column.instead_of)))
 
 
 def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[SchemaChange]:
@@ -245,7 +239,7 @@ def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[Schema
             yield _added(shape.by_name[name.lower()], layout)
     there = {name.lower() for name in gap.columns}
     for column in shape.columns:
-        if column.name.lower() in there and layout.doubts_kept(column):
+        if column.name.lower() in there and layout.doubts(column):
             yield _added(column, layout)
     for name, types in gap.widened.items():
         yield SchemaChange("widen", name, *types)
@@ -253,7 +247,7 @@ def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[Schema
 
 def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
     """A column that comes; from those that are left out of which it may be one."""
-    before = layout.doubted(column.instead_of | column.had) if layout.doubts(column) else ()
+    before = layout.doubted(column.instead_of) if layout.doubts(column) else ()
     return SchemaChange("add", column.name, ", ".join(before), column.comment)
 
 
@@ -389,7 +383,7 @@ def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Polic
     change = SchemaChange("rename", was, was, name, new.at)
     policy = policies.decide(change)
     if policy == "pause" or (policy == "apply" and not follows):
-        return policies.pending(change, reason="" if follows else new.why or _UNREADABLE)
+        return policies.pending(change, reason="" if follows else _UNREADABLE)
     return policy
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
-from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, TextCodec, inferred_column
+from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
@@ -261,9 +261,9 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return Place(*found.take(pc.sort_indices(found, order)[:1]).to_pylist()[0].values())
 
     @cached_property
-    def _codec(self) -> TextCodec:
+    def _codec(self) -> LoneCodec:
         known = TableSchema(self.table, tuple(Column(one.name, one.type) for one in self.shape.columns))
-        return TextCodec(self.options, self.definition, known)
+        return LoneCodec(self.options, self.definition, known)
 
     @cached_property
     def _schemas(self) -> dict[int, tuple[TableSchema, tuple[str, ...], bool]]:

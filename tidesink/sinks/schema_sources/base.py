@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tidesink.config.models import Definition
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import ColumnNames
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId, TableSchema
@@ -36,7 +35,7 @@ class Renamed(NamedTuple):
 
     ``target``, ``was``: its names now and before at the target, where those are others. ``reused``: another
     column has, or had, one of its two names too, so that a target with both does not say that the rename was
-    ignored. ``why``: where the two cannot be read as one, the reason that is shown for it.
+    ignored.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Renamed(NamedTuple):
     reused: bool = False
     at: str = ""
     returned: bool = False
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class SourceColumns:
     ``current``: the table now. ``former``: columns it had and has no more, with the types they had.
     ``renamed``: by the names they had before, columns that it has. ``readded``: names, folded, of columns
     that were dropped and added again. ``partings``: by name, folded, the moments at which columns were last
-    dropped or renamed. ``names``: all that was informed of names at the source.
+    dropped or renamed. ``renames``: names that columns had, dropped ones too, each with one they had later.
     """
 
     current: TableSchema
@@ -64,7 +62,7 @@ class SourceColumns:
     renamed: Mapping[str, Renamed] = field(default_factory=dict)
     readded: frozenset[str] = frozenset()
     partings: Mapping[str, str] = field(default_factory=dict)
-    names: ColumnNames = field(default_factory=ColumnNames)
+    renames: tuple[tuple[str, str], ...] = ()
 
 
 class Decoding(Protocol):

@@ -143,7 +143,7 @@ class CanalJsonDecoding(PlannedDecoding):
             renamed[old] = Renamed(new, reads_on, reused=reused, at=at)
         former_columns = tuple(former.values())
         return SourceColumns(
-            known.current, former_columns, renamed, known.readded, known.partings, known.names
+            known.current, former_columns, renamed, known.readded, known.partings, known.renames
         )
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ import structlog
 
 from tidesink.codecs.canal_json.topic import census, marked_ddl
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import ColumnNames, ddl_moment
+from tidesink.ddl.history import ddl_moment
 from tidesink.ddl.unapplied import altered_tables, moved_tables, unapplied
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema
@@ -83,7 +83,7 @@ class TopicTable(NamedTuple):
     reused: frozenset[str]
     readded: frozenset[str]
     partings: dict[str, str]
-    names: ColumnNames
+    renames: tuple[tuple[str, str], ...]
 
 
 def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | None:
@@ -99,7 +99,7 @@ def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | N
         definitions.reused(table),
         readded,
         definitions.partings(table),
-        definitions.names(table),
+        definitions.renames(table),
     )
 
 

@@ -24,7 +24,6 @@ from tidesink.events import Column, TableId, TableSchema
 from tidesink.schema_registry.naming import subject
 
 if TYPE_CHECKING:
-    from tidesink.codecs.base import DebeziumModes
     from tidesink.ddl.catalog import TableDefinitions
     from tidesink.schema_registry.base import SchemaRegistry
 
@@ -50,7 +49,6 @@ def registered_columns(
     topic: str,
     *,
     protocol: str,
-    modes: DebeziumModes,
     definitions: TableDefinitions,
 ) -> RowColumns | None:
     """The columns by the latest schemas of a topic's subjects; None where the registry has none.
@@ -72,7 +70,7 @@ def registered_columns(
     known = [one for table in definitions if (one := definitions.get(table)) is not None]
     declared = known[0].by_name if len(known) == 1 else {}
     # TiCDC lists a virtual column twice: the later one counts.
-    named = {one.name: declared.get(one.name) or column_of(one, modes=modes) for one in after.fields}
+    named = {one.name: declared.get(one.name) or column_of(one) for one in after.fields}
     keys = tuple(one.name for one in _struct(key).fields) if key is not None else ()
     return RowColumns(None, tuple(named.values()), keys)
 

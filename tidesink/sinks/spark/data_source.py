@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import DecodedBatch, ValueOptions
-from tidesink.codecs.open import DEBEZIUM_ALIASES, open_codec, protocol_named
+from tidesink.codecs.open import CODECS, open_codec, protocol_named
 from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SourceError
@@ -114,8 +114,7 @@ class ReadOptions:
     @property
     def protocol(self) -> str:
         """The protocol's one name."""
-        name = protocol_named(self.settings.protocol)
-        return "flat-avro" if name == "avro" else DEBEZIUM_ALIASES.get(name, name)
+        return protocol_named(self.settings.protocol)
 
     @property
     def values(self) -> ValueOptions:
@@ -218,12 +217,11 @@ class ChangeReader:
         options = self._options
         definitions = options.definitions()
         found = None
-        if self.registry is not None and options.protocol in ("flat-avro", "debezium-avro"):
+        if self.registry is not None and CODECS[options.protocol].registry:
             found = registered_columns(
                 self.registry,
                 options.topic,
                 protocol=options.protocol,
-                modes=options.settings.codec_options().debezium,
                 definitions=definitions,
             )
         found = found or defined_columns(definitions, options.table)

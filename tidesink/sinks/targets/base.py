@@ -42,8 +42,10 @@ OWN_COLUMNS: Final = (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN)
 class Capabilities:
     """What a target can do; the contract tests assert the stated refusal of what it cannot.
 
-    ``exactly_once``: progress and data become visible in one commit. ``evolves``: columns can be added.
-    ``widens``: an integer or decimal column can grow. ``features``: its settings' (``TargetFeature``).
+    Every target adds columns, and lets an integer or decimal column grow.
+
+    ``exactly_once``: progress and data become visible in one commit. ``features``: its settings'
+    (``TargetFeature``).
     ``rescales``: a decimal column can take more digits behind the point, and an integer one become decimal.
     ``nul_in_text``: a text can hold U+0000.
     ``rereads``: a batch's frame is read several times and must not come from Spark's cache.
@@ -53,8 +55,6 @@ class Capabilities:
 
     name: str
     exactly_once: bool
-    evolves: bool
-    widens: bool
     features: frozenset[TargetFeature]
     rescales: bool = True
     nul_in_text: bool = True
@@ -267,7 +267,10 @@ def check_versions(batch: ReducedBatch) -> None:
 
 
 class TargetTable(Protocol):
-    """One open table. Used by one thread at a time."""
+    """One open table. Used by one thread at a time.
+
+    A table that derives from it neither renames nor drops columns and holds nothing open, unless it says so.
+    """
 
     def claim(self) -> Claim:
         """Take the table's next epoch by a commit, then say what is applied.
@@ -307,12 +310,14 @@ class TargetTable(Protocol):
             SchemaRefusedError: the target cannot.
             StaleProgressError: another worker holds the table now.
         """
+        raise SchemaRefusedError(f"this target does not rename a column to {new}", column=old)
 
     def drop_columns(self, names: Sequence[str]) -> None:
         """Drop columns with their values; those that are not there are no error.
 
         Raises: as ``rename_column``.
         """
+        raise SchemaRefusedError("this target does not drop columns", column=", ".join(names))
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch and commit ``progress`` with it. ``progress.epoch`` must be the claimed one.
@@ -327,6 +332,7 @@ class TargetTable(Protocol):
 
     def close(self) -> None:
         """Give back what the table holds open. Never fails."""
+        return
 
 
 class Collected(NamedTuple):
@@ -406,8 +412,6 @@ LimitKind = Literal[
     "key-length",
     "truncate",
     "left-out-values",
-    "add",
-    "widen",
     "rescale",
     "shared",
     "drop",

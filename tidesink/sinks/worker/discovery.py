@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from tidesink.codecs import open_codec
+from tidesink.codecs import CODECS, open_codec
 from tidesink.config.models import topic_tables
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SourceError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
@@ -243,9 +243,9 @@ def canal_tables(context: WorkerContext) -> TablesOfTopic:
     return tables
 
 
-TABLES_OF: dict[str, Callable[[WorkerContext], TablesOfTopic]] = {
-    "flat-avro": avro_tables,
-    "canal-json": canal_tables,
-    "debezium-avro": debezium_tables,
-    "debezium-json": debezium_tables,
-}
+def tables_of(context: WorkerContext) -> TablesOfTopic:
+    """How a pipeline's protocol tells the tables of a topic."""
+    protocol = context.config.source.protocol
+    if CODECS[protocol].shares_topics:
+        return canal_tables(context)
+    return avro_tables(context) if protocol == "flat-avro" else debezium_tables(context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,30 +201,6 @@ class MetricsListener:
         self._seconds.labels(table).observe(sum(event.seconds.values()))
         if event.commit_ts is not None:
             self._commit_ts.labels(table).set(event.commit_ts)
-
-
-class Recorder:
-    """Keeps every event it hears, in order."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._events: list[WorkerEvent] = []
-
-    def hear(self, event: WorkerEvent) -> None:
-        """Keep one event."""
-        with self._lock:
-            self._events.append(event)
-
-    @property
-    def events(self) -> tuple[WorkerEvent, ...]:
-        """What was heard so far."""
-        with self._lock:
-            return tuple(self._events)
-
-    @property
-    def batches(self) -> tuple[BatchApplied, ...]:
-        """The batches applied so far."""
-        return tuple(event for event in self.events if isinstance(event, BatchApplied))
 
 
 DONE: Final = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final, Literal
 
+from tidesink.codecs.open import CODECS
 from tidesink.config import Config, TableConfig
-from tidesink.config.table_checks import DDL_PROTOCOLS
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.targets import target_module
@@ -25,8 +25,6 @@ _NO_ROWS: Final = (
 _ONCE_MORE: Final = (
     "rows are sent at least once: after a crash some come again, under the same idempotency key"
 )
-_NO_ADD: Final = "columns cannot be added: the table waits (PAUSED) when one comes at the source"
-_NO_WIDEN: Final = "types cannot get wider: the table waits (PAUSED) when one does at the source"
 _NO_RESCALE: Final = (
     "a decimal gets no more digits behind its point, and an integer does not become a decimal: the table "
     "waits (PAUSED) when one does at the source, and is loaded again under another name"
@@ -62,7 +60,7 @@ def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> 
     """
     module, settings = target_module(config.target), config.table_config(shape.source)
     found = _preflight(config, shape, theirs)
-    reported = config.source.protocol in DDL_PROTOCOLS
+    reported = CODECS[config.source.protocol].tells_ddl
     limits = (
         *row_limits(module.CAPABILITIES, shape, theirs),
         *found.limits,
@@ -110,10 +108,9 @@ def change_limits(
     ``reported``: drops and renames are informed of.
     """
     said, logs = settings.schema_changes, settings.mode == "append"
-    if said.add == "apply" and not able.evolves:
-        yield Limit("add", _NO_ADD)
-    if said.widen == "apply":
-        yield from _of_widening(able, shape)
+    numbers = tuple(c.name for c in shape.columns if c.spark.startswith(("decimal", "int", "bigint")))
+    if said.widen == "apply" and numbers and not able.rescales:
+        yield Limit("rescale", _NO_RESCALE, numbers)
     kinds: tuple[Literal["drop", "rename"], ...] = ("drop", "rename") if reported and not logs else ()
     asked = [kind for kind in kinds if said.policy(kind) == "apply"]
     if asked and shape.shard is not None:
@@ -123,15 +120,6 @@ def change_limits(
     yield Limit("type", _NO_TYPE)
     if not logs:
         yield Limit("key", _NO_KEY)
-
-
-def _of_widening(able: Capabilities, shape: TableShape) -> Iterator[Limit]:
-    if not able.widens:
-        yield Limit("widen", _NO_WIDEN)
-        return
-    numbers = tuple(c.name for c in shape.columns if c.spark.startswith(("decimal", "int", "bigint")))
-    if not able.rescales and numbers:
-        yield Limit("rescale", _NO_RESCALE, numbers)
 
 
 class Goals:

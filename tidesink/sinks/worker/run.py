@@ -44,7 +44,7 @@ from tidesink.sinks.worker.context import (
     stop_on_signals,
 )
 from tidesink.sinks.worker.control import Requests
-from tidesink.sinks.worker.discovery import TABLES_OF, TableTasks
+from tidesink.sinks.worker.discovery import TableTasks, tables_of
 from tidesink.sinks.worker.observers import Heartbeat, Listener, Listeners, RunReport
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -105,7 +105,7 @@ class Worker:
         self._offsets = offsets or KafkaOffsets(context.config.source.confluent_properties())
         self._heartbeat = Heartbeat(context.store, context.config.pipeline)
         self._requests = Requests(context.store, context.config.pipeline)
-        self._table_tasks = TableTasks(context, TABLES_OF[context.config.source.protocol](context))
+        self._table_tasks = TableTasks(context, tables_of(context))
         self._busy: dict[Future[None], TableTask] = {}
         self._missed: frozenset[str] = frozenset()
         self._reported_patterns = False

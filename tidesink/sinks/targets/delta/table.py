@@ -124,8 +124,6 @@ def drop_statement(location: str, present: Mapping[str, str], names: Sequence[st
 CAPABILITIES: Final = Capabilities(
     name="delta",
     exactly_once=True,
-    evolves=True,
-    widens=True,
     features=DeltaSettings.features,
     rereads=True,
 )

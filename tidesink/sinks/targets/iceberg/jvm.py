@@ -56,6 +56,10 @@ class TableState:
         found = {str(name): str(text) for name, text in dict(self.metadata.properties()).items()}
         return {name.removeprefix(prefix): text for name, text in found.items() if name.startswith(prefix)}
 
+    def takes(self, snapshot: Any) -> bool:
+        """Whether a snapshot, made on what readers see, can still become the newest."""
+        return int(self.metadata.lastSequenceNumber()) < int(snapshot.sequenceNumber())
+
     def snapshot(self, number: int | None) -> Any:
         """A snapshot by its number; None where it is expired."""
         return None if number is None else self.metadata.snapshot(number)
@@ -78,13 +82,16 @@ class TableState:
 
 
 class JvmTable:
-    """The table named ``location`` (quoted, with its catalog), which need not exist yet."""
+    """The table named ``location`` (quoted, with its catalog), which need not exist yet.
+
+    ``java`` is Iceberg's package.
+    """
 
     def __init__(self, session: SparkSession, location: str) -> None:
         self._session = session
         jvm: Any = session._jvm
         self._types = jvm.org.apache.spark.sql.types
-        self._iceberg = jvm.org.apache.iceberg
+        self.java = jvm.org.apache.iceberg
         self.location = location
 
     @property
@@ -94,7 +101,7 @@ class JvmTable:
 
     def state(self) -> TableState:
         """The latest metadata, read now."""
-        table = self._iceberg.spark.Spark3Util.loadIcebergTable(self._session._jsparkSession, self.location)
+        table = self.java.spark.Spark3Util.loadIcebergTable(self._session._jsparkSession, self.location)
         return TableState(table, table.operations().current())
 
     def commit(self, base: TableState, change: Callable[[Any], object]) -> None:
@@ -102,30 +109,30 @@ class JvmTable:
 
         Raises what Java raises; CommitFailedException where another commit came first.
         """
-        builder = self._iceberg.TableMetadata.buildFrom(base.metadata)
+        builder = self.java.TableMetadata.buildFrom(base.metadata)
         change(builder)
         base.table.operations().commit(base.metadata, builder.build())
 
     def branch_at(self, snapshot: int, *, keep: int) -> Any:
         """A reference that keeps a snapshot from expiry, and ``keep`` of those that led to it."""
-        return self._iceberg.SnapshotRef.branchBuilder(snapshot).minSnapshotsToKeep(keep).build()
+        return self.java.SnapshotRef.branchBuilder(snapshot).minSnapshotsToKeep(keep).build()
 
     def columns(self, state: TableState) -> dict[str, str]:
         """The columns by name, as Spark DDL types."""
         from pyspark.sql.types import StructType
 
-        found = self._iceberg.spark.SparkSchemaUtil.convert(state.metadata.schema())
+        found = self.java.spark.SparkSchemaUtil.convert(state.metadata.schema())
         schema = StructType.fromJson(json.loads(found.json()))
         return {field.name: field.dataType.simpleString() for field in schema.fields}
 
     def nullable(self, state: TableState) -> tuple[str, ...]:
         """The columns that take NULL."""
-        fields = self._iceberg.spark.SparkSchemaUtil.convert(state.metadata.schema()).fields()
+        fields = self.java.spark.SparkSchemaUtil.convert(state.metadata.schema()).fields()
         return tuple(str(field.name()) for field in fields if field.nullable())
 
     def type_of(self, ddl: str) -> Any:
         """Java's type of a Spark DDL type."""
-        found = self._iceberg.spark.SparkSchemaUtil.convert(self._types.DataType.fromDDL(ddl))
+        found = self.java.spark.SparkSchemaUtil.convert(self._types.DataType.fromDDL(ddl))
         return found.asStruct() if ddl.startswith("struct<") else found  # Java makes a schema of a struct
 
 

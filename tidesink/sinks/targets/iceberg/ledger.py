@@ -379,21 +379,23 @@ class Holder:
         entry: Entry,
         *,
         on: int | None,
+        adding: Any = None,
         forgetting: Iterable[str] = (),
         saying: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
         """Make an entry's snapshot and words visible; False, and nothing done, where others changed the rows.
 
-        ``on`` is the snapshot that readers saw before; ``forgetting`` are properties that go with it, and
-        ``saying`` properties that come with it.
+        ``on`` is the snapshot that readers saw before; ``adding`` is the entry's snapshot, where the table
+        does not have it on a branch; ``forgetting`` are properties that go with it, and ``saying`` properties
+        that come with it.
 
         Raises: as ``current``; CommitUnknownError where the commit may have happened.
         """
         for _ in range(ATTEMPTS):
             state = self.current()
-            if state.head != on:
+            if state.head != on or not (adding is None or state.takes(adding)):
                 return False
-            if self._put(state, entry, forgetting=forgetting, saying=saying):
+            if self._put(state, entry, adding=adding, forgetting=forgetting, saying=saying):
                 self._held = entry
                 return True
         raise self._crowded()
@@ -415,12 +417,15 @@ class Holder:
         state: TableState,
         entry: Entry,
         *,
+        adding: Any = None,
         forgetting: Iterable[str] = (),
         saying: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
         ours = [name for name in state.branches() if self._ledger.is_ours(name)]
 
         def change(builder: Any) -> None:
+            if adding is not None:
+                builder.addSnapshot(adding)
             if entry.snapshot != state.head:
                 builder.setBranchSnapshot(entry.snapshot, MAIN)
             builder.setRef(entry.branch, self._branch_at(state, entry))

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import structlog
+
 from tidesink.config.targets import IcebergSettings
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TidesinkError, TransientTargetError
 from tidesink.events import TableId
@@ -29,11 +31,13 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.column_changes import Evolution, default_texts, gap_of, plan_evolution
 from tidesink.sinks.targets.iceberg import merge, schema
 from tidesink.sinks.targets.iceberg import schema as iceberg_schema
+from tidesink.sinks.targets.iceberg.files import FilePlan, FileWriter
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, reading_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
 from tidesink.sinks.targets.lake import long_names_refused, table_names
+from tidesink.sinks.targets.lake_files import FileRefusedError
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 
@@ -42,6 +46,9 @@ if TYPE_CHECKING:
 
     from tidesink.config import Config
     from tidesink.sinks.state.progress import StateStore
+
+
+_log = structlog.get_logger("tidesink.iceberg")
 
 
 class IcebergColumns(ABC):
@@ -93,8 +100,6 @@ class IcebergColumns(ABC):
 CAPABILITIES: Final = Capabilities(
     name="iceberg",
     exactly_once=True,
-    evolves=True,
-    widens=True,
     features=IcebergSettings.features,
     rescales=False,
 )
@@ -173,6 +178,8 @@ class IcebergTable(IcebergColumns):
         self._holder = Holder(self._table, self._ledger, shape.source)
         self._shard = shard_of(shape, self._table, self._ledger, self._holder)
         self._staging = Staging(session, self._table, self._holder, shape.source)
+        self._files = FileWriter(session, self._table, shape.source)
+        self._merged_for: str | None = None
         self._maintenance = Maintenance(session, self._table)
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
@@ -280,6 +287,37 @@ class IcebergTable(IcebergColumns):
 
     def _attempt(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
         """Stage and publish once; None where others committed in between."""
+        if batch.empty or batch.truncates:
+            return self._merged(batch, progress)
+        plan = self._files.plan(batch, self._holder.current())
+        if isinstance(plan, FilePlan):
+            try:
+                return self._written(batch, progress, plan)
+            except FileRefusedError as exc:
+                plan = exc.message
+        self._log_merge(plan)
+        return self._merged(batch, progress)
+
+    def _written(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> ApplyResult | None:
+        """Write a batch as files, and publish their snapshot."""
+        staged = self._files.stage(batch, plan)
+        if staged is None:
+            return None
+        head = plan.state.head
+        snapshot = head if staged.snapshot is None else int(staged.snapshot.snapshotId())
+        held = self._holder.held
+        entry = self._ledger.batch(
+            held, progress, staged.result, snapshot=cast(int, snapshot), shape=batch.shape
+        )
+        batch.on_staged()
+        if not self._holder.publish(entry, on=head, adding=staged.snapshot):
+            self._files.discard(staged, plan.state)
+            return None
+        self._maintenance.run_if_due(self._table.state())
+        return staged.result
+
+    def _merged(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
+        """Merge a batch on the branch, and publish it."""
         state = self._holder.staging()
         snapshot, result = self._staging.batch(batch, state, self._present)
         entry = self._ledger.batch(self._holder.held, progress, result, snapshot=snapshot, shape=batch.shape)
@@ -288,6 +326,12 @@ class IcebergTable(IcebergColumns):
             return None
         self._maintenance.run_if_due(self._table.state())
         return result
+
+    def _log_merge(self, reason: str) -> None:
+        """Say why batches are merged, once as long as it stays so."""
+        if reason != self._merged_for:
+            _log.info("batches are merged by MERGE", table=str(self._name), reason=reason)
+        self._merged_for = reason
 
     def _take_order(self, batch: ReducedBatch) -> None:
         """Give the table the columns of the order its rows come in, once; refuse the way back."""

@@ -36,8 +36,6 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
     return Capabilities(
         name=dialect.database,
         exactly_once=True,
-        evolves=True,
-        widens=True,
         features=SqlSettings.features,
         nul_in_text=not dialect.nul_refused,
         caveats={"drop": _NO_DROP, **dialect.caveats},

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from zoneinfo import ZoneInfo
 
 from tidesink.codecs.base import PLACEHOLDER, Codec, CodecOptions, EncodedRecord
-from tidesink.codecs.open import open_codec
-from tidesink.config.targets import AVRO_PROTOCOLS
+from tidesink.codecs.open import CODECS, open_codec
 from tidesink.errors import (
     ConfigError,
     EncodeError,
@@ -109,7 +108,7 @@ def written_type(column: ShapeColumn) -> ColumnType:
 
 
 def _lacks_precision(column: ShapeColumn, protocol: str, options: CodecOptions) -> bool:
-    needed = protocol in AVRO_PROTOCOLS and options.avro_decimal_handling_mode == "precise"
+    needed = CODECS[protocol].registry and options.avro_decimal_handling_mode == "precise"
     return needed and row_of(column.type).reader == "decimal" and column.type.precision is None
 
 

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 CAPABILITIES: Final = Capabilities(
     name="http",
     exactly_once=False,
-    evolves=True,
-    widens=True,
     features=HttpSettings.features,
 )
 PREFLIGHT: Final = HttpPreflight()

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 CAPABILITIES: Final = Capabilities(
     name="kafka",
     exactly_once=False,
-    evolves=True,
-    widens=True,
     features=KafkaSettings.features,
 )
 PREFLIGHT: Final = KafkaPreflight()

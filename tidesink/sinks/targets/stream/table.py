@@ -38,6 +38,7 @@ from tidesink.sinks.targets.base import (
     ReducedBatch,
     ReducedOp,
     SchemaGap,
+    TargetTable,
 )
 from tidesink.sinks.targets.column_changes import gap_of, plan_evolution
 from tidesink.sinks.targets.stream.ledger import LedgerEntry, StoreLedger, sent_result
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class MessageTable(ABC):
+class MessageTable(TargetTable, ABC):
     """One table, open for one worker thread; its progress is in the ledger."""
 
     def __init__(self, shape: TableShape, *, ledger: StoreLedger) -> None:
@@ -82,14 +83,6 @@ class MessageTable(ABC):
         self._created = False
         return result
 
-    def rename_column(self, old: str, _new: str) -> None:
-        """What was sent cannot be changed."""
-        raise SchemaRefusedError("a column that was sent cannot be renamed", column=old)
-
-    def drop_columns(self, names: Sequence[str]) -> None:
-        """What was sent cannot be changed."""
-        raise SchemaRefusedError("columns that were sent cannot be dropped", column=", ".join(names))
-
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Send a batch, wait until all of it is acknowledged, and write its progress down."""
         entry = self._ledger.held(progress.epoch)
@@ -102,10 +95,7 @@ class MessageTable(ABC):
         self._ledger.write(progress, result)
         return result
 
-    def close(self) -> None:  # noqa: B027  (most hold nothing open)
-        """Let go of what is held open."""
-
-    def _prepare(self, shape: TableShape) -> None:  # noqa: B027  (most need nothing)
+    def _prepare(self, shape: TableShape) -> None:
         """What must be there before rows of a shape are sent."""
 
     @abstractmethod

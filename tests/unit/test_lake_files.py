@@ -1,0 +1,240 @@
+"""Rows as files of a lake, and the positions of keys: against loops over Python values, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.columns import ID
+from tidesink.errors import AccountingError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.target_rows import key_type, row_type
+from tidesink.sinks.spark.errors import TaskError
+from tidesink.sinks.targets.lake_files import (
+    ATTEMPT,
+    FILE_DDL,
+    POSITIONS,
+    DataFile,
+    FileColumn,
+    LocateTask,
+    NewFiles,
+    RowsTask,
+    SmallBatchTask,
+    WrittenFile,
+    found_keys,
+    groups_of,
+    is_local,
+    joined_keys,
+    local_path,
+    matched,
+    stream_of,
+)
+from tidesink.typemap.target_schema import shape_of
+
+NAME = Column("name", ColumnType("varchar", length=20))
+SHAPE = shape_of(TableSchema(TableId("shop", "orders"), (ID, NAME)))
+COLUMNS = (
+    FileColumn("id", "id", pa.int64(), 1, True, True),
+    FileColumn("name", "name", pa.string(), 2, False, False),
+)
+Row = tuple[str, int, str | None]
+
+
+def payloads(*rows: Row) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema([("_op", pa.string()), ("key", key_type(SHAPE)), ("after", row_type(SHAPE))])
+    values = [
+        {"_op": op, "key": {"id": number}, "after": {"id": number, "name": name} if op == "upsert" else None}
+        for op, number, name in rows
+    ]
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, schema) as writer:
+        writer.write_table(pa.Table.from_pylist(values, schema))
+    columns = [pa.array([out.getvalue().to_pybytes(), None], pa.binary()), pa.nulls(2, pa.binary())]
+    yield pa.RecordBatch.from_arrays(columns, names=["payload", "error"])
+
+
+def new_files(folder: Path) -> NewFiles:
+    return NewFiles(f"file:{folder}/data/batch-{ATTEMPT}.parquet", "zstd")
+
+
+def lines_of(batches: Iterator[pa.RecordBatch]) -> list[WrittenFile]:
+    return [WrittenFile(**line) for batch in batches for line in batch.to_pylist()]
+
+
+def written(folder: Path, *rows: Row) -> DataFile:
+    (line,) = lines_of(RowsTask(COLUMNS, new_files(folder))(payloads(*rows)))
+    assert line.path is not None
+    return DataFile(line.path, line.rows)
+
+
+def located(folder: Path, files: Sequence[DataFile], keys: Sequence[int]) -> tuple[list[Any], list[int]]:
+    """The positions as (path, position), and the keys that were found."""
+    table = pa.table({"id": pa.array(keys, pa.int64())})
+    task = LocateTask((tuple(files),), stream_of(table), COLUMNS, new_files(folder))
+    (line,) = lines_of(task(iter([pa.RecordBatch.from_pydict({"id": [0]})])))
+    flags = np.unpackbits(np.frombuffer(line.found or b"", np.uint8), count=len(keys))
+    found = [key for key, flag in zip(keys, flags, strict=True) if flag]
+    if line.path is None:
+        return [], found
+    rows = pq.read_table(local_path(line.path))
+    assert line.rows == rows.num_rows
+    return [tuple(row.values()) for row in rows.to_pylist()], found
+
+
+def test_rows_become_a_file_with_field_ids_and_deletes_become_keys(tmp_path: Path) -> None:
+    task = RowsTask(COLUMNS, new_files(tmp_path))
+    (line,) = lines_of(task(payloads(("upsert", 1, "a"), ("delete", 2, None), ("upsert", 3, None))))
+    assert line.path is not None
+    assert (line.rows, local_path(line.path).stat().st_size) == (2, line.size)
+    table = pq.read_table(local_path(line.path))
+    assert table.to_pylist() == [{"id": 1, "name": "a"}, {"id": 3, "name": None}]
+    assert [field.metadata[b"PARQUET:field_id"] for field in table.schema] == [b"1", b"2"]
+    assert [field.nullable for field in table.schema] == [False, True]
+    assert joined_keys([line])["id"].to_pylist() == [1, 3, 2]
+
+
+def test_deletes_alone_write_no_file(tmp_path: Path) -> None:
+    (line,) = lines_of(RowsTask(COLUMNS, new_files(tmp_path))(payloads(("delete", 2, None))))
+    assert (line.path, line.rows, joined_keys([line])["id"].to_pylist()) == (None, 0, [2])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_row_without_a_key_is_refused(tmp_path: Path) -> None:
+    named = replace_required(COLUMNS, "name")
+    with pytest.raises(TaskError, match="no value in the column name"):
+        lines_of(RowsTask(named, new_files(tmp_path))(payloads(("upsert", 1, None))))
+
+
+def replace_required(columns: Sequence[FileColumn], name: str) -> tuple[FileColumn, ...]:
+    return tuple(one._replace(required=one.required or one.name == name) for one in columns)
+
+
+def test_positions_are_in_the_order_that_iceberg_asks_for(tmp_path: Path) -> None:
+    two = [written(tmp_path / str(n), *(("upsert", n * 10 + at, "x") for at in range(5))) for n in (2, 1)]
+    rows, found = located(tmp_path, two, [13, 21, 99, 10, 24])
+    assert rows == [(two[1].path, 0), (two[1].path, 3), (two[0].path, 1), (two[0].path, 4)]
+    assert found == [13, 21, 10, 24]
+    (file,) = [one for one in (tmp_path / "data").iterdir() if "positions" in one.name]
+    assert pq.read_schema(file).equals(POSITIONS, check_metadata=True)
+
+
+def test_rows_that_are_deleted_already_are_not_found(tmp_path: Path) -> None:
+    file = written(tmp_path, *(("upsert", at, "x") for at in range(6)))
+    other = tmp_path / "deletes.parquet"
+    names = [file.path, "file:/another.parquet", file.path]
+    pq.write_table(pa.table({"file_path": names, "pos": pa.array([1, 2, 4], pa.int64())}), other)
+    rows, found = located(tmp_path, [file._replace(deletes=(str(other),))], [1, 2, 4, 5])
+    assert (rows, found) == ([(file.path, 2), (file.path, 5)], [2, 5])
+    assert located(tmp_path, [file._replace(deletes=(str(other),))], [1, 4]) == ([], [])
+
+
+def test_old_files_with_narrower_keys_are_read(tmp_path: Path) -> None:
+    narrow = [COLUMNS[0]._replace(type=pa.int32(), name="was_id", source="id"), COLUMNS[1]]
+    (line,) = lines_of(RowsTask(tuple(narrow), new_files(tmp_path))(payloads(("upsert", 7, "a"))))
+    assert located(tmp_path, [DataFile(str(line.path), 1)], [7, 8])[1] == [7]
+
+
+def without_ids(file: DataFile) -> DataFile:
+    table = pq.read_table(local_path(file.path))
+    pq.write_table(table.cast(pa.schema([("id", pa.int64()), ("name", pa.string())])), local_path(file.path))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda file: file._replace(rows=2), "has 1 rows"),
+        (without_ids, "has no column id"),
+    ],
+)
+def test_files_that_are_not_what_the_table_says_are_refused(tmp_path: Path, spoil: Any, says: str) -> None:
+    file = spoil(written(tmp_path, ("upsert", 1, "a")))
+    with pytest.raises(TaskError, match=says):
+        located(tmp_path, [file], [1])
+
+
+def test_one_task_for_a_small_batch_does_both(tmp_path: Path) -> None:
+    file = written(tmp_path, ("upsert", 1, "a"), ("upsert", 2, "b"))
+    new = new_files(tmp_path / "new")
+    task = SmallBatchTask(RowsTask(COLUMNS, new), LocateTask(((file,),), b"", COLUMNS, new))
+    lines = lines_of(task(payloads(("upsert", 2, "c"), ("delete", 1, None), ("delete", 5, None))))
+    assert [line.found is None for line in lines] == [True, False]
+    assert found_keys(lines[1:], upserts=1, keys=3, table="t") == (1, 1)
+    assert lines[1].rows == 2
+
+
+def test_several_rows_of_one_key_are_an_error(tmp_path: Path) -> None:
+    files = [written(tmp_path / str(n), ("upsert", 1, "a")) for n in (1, 2)]
+    task = SmallBatchTask(
+        RowsTask(COLUMNS, new_files(tmp_path)),
+        LocateTask(((files[0],), (files[1],)), b"", COLUMNS, new_files(tmp_path)),
+    )
+    lines = lines_of(task(payloads(("upsert", 1, "b"))))
+    with pytest.raises(AccountingError, match="2 rows of 1 keys"):
+        found_keys(lines[1:], upserts=1, keys=1, table="t")
+
+
+KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "number": (pa.int64(), st.integers(-3, 3)),
+    "text": (pa.string(), st.text(alphabet="aé\U0001f600", max_size=2)),
+    "data": (pa.binary(), st.binary(max_size=1)),
+    "price": (pa.decimal128(10, 2), st.integers(-2, 2).map(lambda n: Decimal(n).scaleb(-2))),
+    "day": (pa.date32(), st.sampled_from([date(1, 1, 1), date(2020, 2, 29)])),
+    "at": (
+        pa.timestamp("us", "UTC"),
+        st.sampled_from([datetime(1969, 1, 1, tzinfo=UTC), datetime(2030, 1, 1, microsecond=1, tzinfo=UTC)]),
+    ),
+    "flag": (pa.bool_(), st.booleans()),
+}
+
+
+@given(st.data())
+def test_keys_match_as_a_dictionary_says(data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from([*KEYS]), min_size=1, max_size=3, unique=True))
+    one = st.tuples(*(KEYS[name][1] for name in names))
+    keys = data.draw(st.lists(one, max_size=12, unique=True))
+    nulls = st.tuples(*(st.one_of(st.none(), KEYS[name][1]) for name in names))
+    rows = data.draw(st.lists(nulls, max_size=12))
+    number = {key: at for at, key in enumerate(keys)}
+    assert matched(table(names, rows), table(names, keys)).tolist() == [number.get(row, -1) for row in rows]
+
+
+def table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    columns = [pa.array([row[at] for row in rows], KEYS[name][0]) for at, name in enumerate(names)]
+    return pa.table(columns, names=names)
+
+
+def test_a_key_twice_in_a_batch_is_an_error() -> None:
+    rows = pa.table({"a": [1, 2], "b": [1, 2]})
+    for names in (["a"], ["a", "b"]):
+        with pytest.raises(AccountingError, match="one key twice"):
+            matched(rows.select(names), pa.table({"a": [3, 3], "b": [4, 4]}).select(names))
+
+
+def test_groups_are_of_about_the_same_rows() -> None:
+    files = [DataFile(str(rows), rows) for rows in (50, 40, 30, 20, 10)]
+    groups = groups_of(files, most=2, rows=10)
+    assert sorted(sum(file.rows for file in group) for group in groups) == [70, 80]
+    assert len(groups_of(files, most=8, rows=100)) == 1
+    assert groups_of([], most=2, rows=10) == ()
+
+
+def test_places_of_a_disk() -> None:
+    assert [is_local(one) for one in ("/a/b", "file:/a", "file:///a", "s3://a", "hdfs:/a")] == [1, 1, 1, 0, 0]
+    assert {str(local_path(one)) for one in ("/a/b c%20", "file:/a/b c%20", "file:///a/b c%20")} == {
+        "/a/b c%20"
+    }
+
+
+def test_the_columns_of_a_line_are_those_of_its_ddl() -> None:
+    assert [part.split()[0] for part in FILE_DDL.split(", ")] == [*WrittenFile._fields]

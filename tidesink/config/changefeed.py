@@ -1,0 +1,503 @@
+"""A TiCDC changefeed: its sink URI and TOML, and the config of a pipeline that reads what it writes.
+
+TiCDC checks a changefeed when it is created. Here only the options that a reader depends on are read, and
+refused where a pipeline could not read the result. Facts are TiCDC's (tiflow c7b2588; its new architecture
+b813e76): pkg/config, pkg/sink/kafka, pkg/sink/codec.
+
+A sink URI holds passwords: neither it nor a value behind a secret's name is ever part of an error, and in a
+config secrets become references.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tidesink.codecs.base import Producer
+from tidesink.codecs.dispatch import PARTITION_RULES, Dispatcher, Router, TableFilter
+from tidesink.codecs.open import ALIASES, without_effect
+from tidesink.config.source import SourceSettings
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.errors import ConfigError, nearest, shown
+from tidesink.events import TableId
+from tidesink.schema_registry.naming import TopicRule
+
+KAFKA_VARIABLE: Final = "KAFKA_PASSWORD"
+REGISTRY_VARIABLE: Final = "SCHEMA_REGISTRY_PASSWORD"
+CLAIM_CHECK_VARIABLE: Final = "CLAIM_CHECK_STORAGE_URI"
+_SAFE_RULE: Final = "use partition = 'index-value' or 'table' in the changefeed's dispatcher"
+_KAFKA: Final = ("sink", "kafka-config")
+_LARGE: Final = (*_KAFKA, "large-message-handle")
+# TiCDC's other names of protocols.
+_OTHER_NAMES: Final = {"default": "open-protocol", "flat-avro": "avro"}
+_TRUE: Final = ("1", "t", "T", "TRUE", "true", "True")
+_FALSE: Final = ("", "0", "f", "F", "FALSE", "false", "False")
+_RULE_MEMBERS: Final = (
+    "matcher",
+    "topic",
+    "partition",
+    "dispatcher",
+    "index",
+    "columns",
+    "target-schema",
+    "target-table",
+)
+
+
+class _Option(NamedTuple):
+    """An option that a reader depends on, and its section in the TOML."""
+
+    name: str
+    section: tuple[str, ...]
+    default: bool | str = False
+    in_uri: bool = True
+
+
+_CODEC: Final = (*_KAFKA, "codec-config")
+_OPTIONS: Final = (
+    _Option("schema-registry", ("sink",), ""),
+    _Option("enable-tidb-extension", _CODEC),
+    _Option("avro-decimal-handling-mode", _CODEC, "precise"),
+    _Option("avro-bigint-unsigned-handling-mode", _CODEC, "long"),
+    _Option("avro-enable-watermark", _CODEC),
+    _Option("avro-include-before-value", _CODEC),
+    _Option("output-row-key", _CODEC),
+    _Option("output-raw-change-event", _KAFKA, in_uri=False),
+    _Option("content-compatible", ("sink",)),
+    _Option("only-output-updated-columns", ("sink",)),
+    _Option("delete-only-output-handle-key-columns", ("sink",), in_uri=False),
+    _Option("large-message-handle-option", _LARGE, "none", in_uri=False),
+    _Option("large-message-handle-compression", _LARGE, "none", in_uri=False),
+    _Option("claim-check-storage-uri", _LARGE, "", in_uri=False),
+    _Option("claim-check-raw-value", _LARGE, in_uri=False),
+)
+_OF_NEW_ALONE: Final = ("avro-include-before-value", "output-row-key")
+
+
+@dataclass(frozen=True)
+class Changefeed:
+    """What a changefeed does. ``warnings`` is what TiCDC takes and ignores.
+
+    ``options`` are those that a reader depends on, under TiCDC's names; ``parameters`` are the URI's and
+    ``settings`` the TOML's. These three may hold secrets and are no part of the repr.
+    """
+
+    protocol: str
+    brokers: str
+    options: Mapping[str, Any] = field(repr=False)
+    router: Router
+    parameters: Mapping[str, str] = field(repr=False)
+    settings: Mapping[str, Any] = field(repr=False)
+    warnings: tuple[str, ...] = ()
+
+
+def read_changefeed(
+    sink_uri: str, settings: Mapping[str, Any] | None = None, *, producer: Producer = "classic"
+) -> Changefeed:
+    """A changefeed with TiCDC's defaults; ``settings`` is its parsed TOML.
+
+    Raises:
+        ConfigError: the URI is none or not Kafka's, or an option or a dispatcher cannot be read.
+    """
+    scheme, brokers, topic, parameters = _uri_parts(sink_uri)
+    if scheme not in ("kafka", "kafka+ssl"):
+        raise ConfigError(
+            f"sink-uri: the changefeed writes to {scheme}, and tidesink reads Kafka: give kafka://…"
+        )
+    given = settings or {}
+    named = parameters.get("protocol") or _setting(given, "sink", "protocol")
+    if not named:
+        raise ConfigError("protocol: is missing; add it to the sink URI, such as protocol=canal-json")
+    if not topic:
+        raise ConfigError("sink-uri: names no topic; write one behind the brokers: kafka://host:port/topic?…")
+    protocol = _OTHER_NAMES.get(str(named).lower(), str(named).lower())
+    warnings: list[str] = []
+    rules = tuple(_dispatchers(given, protocol, producer, warnings))
+    router = Router(topic, rules, producer)
+    options = _options(parameters, given, protocol, producer)
+    return Changefeed(protocol, brokers, options, router, parameters, given, tuple(warnings))
+
+
+def _uri_parts(sink_uri: str) -> tuple[str, str, str, dict[str, str]]:
+    """Scheme, hosts, topic and parameters of a sink URI."""
+    try:
+        parts = urlsplit(sink_uri)
+    except ValueError as error:
+        raise ConfigError("sink-uri is no URI; give kafka://host:port/topic?protocol=…") from error
+    if not parts.scheme or not sink_uri[len(parts.scheme) :].startswith("://"):
+        raise ConfigError("sink-uri has no scheme; give kafka://host:port/topic?protocol=…")
+    # Of a name given twice TiCDC takes the first, and drops a pair with a semicolon.
+    pairs = (pair for pair in parse_qsl(parts.query, keep_blank_values=True) if ";" not in pair[0])
+    parameters: dict[str, str] = {}
+    for name, value in pairs:
+        parameters.setdefault(name, value)
+    hosts = parts.netloc.rpartition("@")[2]
+    return parts.scheme.lower(), hosts, unquote(parts.path).strip("/"), parameters
+
+
+def read_toml_file(file: Path) -> dict[str, Any]:
+    """The settings in a changefeed's file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no TOML; or Python is 3.10 and has no package ``tomli``.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{file} cannot be read: {reason}") from error
+    try:
+        return read_toml(text)
+    except ConfigError as error:
+        error.with_context(file=str(file))
+        raise
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """The settings in a changefeed's TOML; raises as ``read_toml_file``."""
+    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+    try:
+        toml = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"reading a changefeed's TOML needs the package {name}: pip install {name}"
+        ) from error
+    try:
+        found: dict[str, Any] = toml.loads(text)
+    except toml.TOMLDecodeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"the changefeed's settings are no TOML: {reason}") from error
+    return found
+
+
+def _setting(settings: Mapping[str, Any], *place: str) -> Any:
+    """A setting of the TOML by its place, or None."""
+    found: Any = settings
+    for depth, name in enumerate(place):
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"changefeed: {'.'.join(place[:depth])} is a section, write it as [section]")
+        found = found.get(name)
+        if found is None:
+            return None
+    return found
+
+
+def _options(
+    parameters: Mapping[str, str], settings: Mapping[str, Any], protocol: str, producer: Producer
+) -> dict[str, Any]:
+    """Every option: the URI's value over the file's, over TiCDC's default.
+
+    A value of nothing (false or an empty text) in the URI does not undo the file's: TiCDC merges them so.
+    """
+    found: dict[str, Any] = {}
+    for option in _OPTIONS:
+        if producer == "new" or option.name not in _OF_NEW_ALONE:
+            text = parameters.get(option.name) if option.in_uri else None
+            of_file = _setting(settings, *option.section, option.name)
+            found[option.name] = _of_uri(option, text) or _of_file(option, of_file) or option.default
+    compatible = found["content-compatible"] and protocol == "canal-json"
+    found["content-compatible"] = compatible
+    found["only-output-updated-columns"] |= compatible
+    found["avro-enable-watermark"] &= found["enable-tidb-extension"] and protocol in _with_subjects(producer)
+    # The new architecture reads it from [sink]; classic TiCDC from the top.
+    section = ("sink", "integrity") if producer == "new" else ("integrity",)
+    found["row-checksum"] = _setting(settings, *section, "integrity-check-level") == "correctness"
+    return found
+
+
+def _of_uri(option: _Option, text: str | None) -> bool | str | None:
+    if text is None or not isinstance(option.default, bool):
+        return text
+    if text not in (*_TRUE, *_FALSE):
+        raise ConfigError(f"sink-uri: {option.name}: {shown(text)} cannot be read; use true or false")
+    return text in _TRUE
+
+
+def _of_file(option: _Option, value: Any) -> Any:
+    if value is None or type(value) is type(option.default):
+        return value
+    expected = "true or false without quotes" if isinstance(option.default, bool) else "a text"
+    raise ConfigError(f"changefeed: {'.'.join(option.section)}.{option.name}: give {expected}")
+
+
+def _with_subjects(producer: Producer) -> tuple[str, ...]:
+    return ("avro", "debezium-avro") if producer == "new" else ("avro",)
+
+
+def _dispatchers(
+    settings: Mapping[str, Any], protocol: str, producer: Producer, warnings: list[str]
+) -> Iterator[Dispatcher]:
+    rules = _setting(settings, "sink", "dispatchers") or []
+    if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
+        raise ConfigError("changefeed: sink.dispatchers is a list: [{matcher = ['shop.*'], …}]")
+    case_sensitive = _setting(settings, "case-sensitive") is True
+    for index, rule in enumerate(rules):
+        place = f"changefeed: sink.dispatchers[{index}]"
+        try:
+            topic = _topic_rule(str(rule.get("topic") or ""), protocol, producer)
+            matcher = TableFilter.parse(_texts(rule, "matcher"), case_sensitive=case_sensitive)
+            partition = _partition(rule, place, warnings)
+            columns = _texts(rule, "columns") if partition == "columns" else ()
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error.message}; correct this rule") from error
+        by_index = str(rule.get("index") or "") if partition == "index-value" else ""
+        yield Dispatcher(matcher, topic, partition, by_index, columns)
+
+
+def _partition(rule: Mapping[str, Any], place: str, warnings: list[str]) -> Any:
+    for name in rule:
+        if name not in _RULE_MEMBERS:
+            hint = nearest(name, _RULE_MEMBERS)
+            warnings.append(f"{place}.{name} is unknown{hint}: TiCDC would not read it")
+    named = str(rule.get("partition") or rule.get("dispatcher") or "default")
+    if named.lower() not in PARTITION_RULES:
+        hint = nearest(named, PARTITION_RULES)
+        warnings.append(f"{place}.partition {shown(named)} is unknown{hint}: TiCDC takes 'table' instead")
+    return PARTITION_RULES.get(named.lower(), "table")
+
+
+def _texts(rule: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    found = rule.get(name) or ()
+    if isinstance(found, str) or not all(isinstance(one, str) for one in found):
+        raise ConfigError(f"{name} is a list of texts: {name} = ['…']")
+    return tuple(found)
+
+
+def _topic_rule(text: str, protocol: str, producer: Producer) -> TopicRule | None:
+    if not text:
+        return None
+    rule = TopicRule.parse(text)
+    if protocol in _with_subjects(producer) and not (rule.is_fixed or rule.names_tables):
+        raise ConfigError(
+            f"topic {text!r} must contain {{schema}} and {{table}} with protocol {protocol}, "
+            "or several tables would share one subject"
+        )
+    return rule
+
+
+# Written though they have their default, since a reader of the config wants to see them.
+_ALWAYS: Final = {
+    "flat-avro": (
+        "enable-tidb-extension",
+        "avro-decimal-handling-mode",
+        "avro-bigint-unsigned-handling-mode",
+    ),
+    "canal-json": ("enable-tidb-extension", "content-compatible"),
+    "debezium-avro": (),
+    "debezium-json": (),
+}
+# Their schemas are in a registry, under the topic's subjects.
+_REGISTERED: Final = frozenset({"flat-avro", "debezium-avro"})
+# A topic of theirs has one table.
+_ALONE: Final = frozenset({*_REGISTERED, "debezium-json"})
+
+
+@dataclass
+class PipelineDraft:
+    """Parts of a config: ``source`` and ``tables`` under the config's names, and what is left to a person."""
+
+    source: dict[str, Any] = field(default_factory=dict)
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None) -> PipelineDraft:
+    """The config of a pipeline that reads a changefeed; ``definitions`` have the keys of its tables.
+
+    Raises:
+        ConfigError: tidesink cannot read what this changefeed writes, or its order would be lost.
+    """
+    protocol = _protocol(feed)
+    _refuse_lost_order(feed, definitions)
+    draft = PipelineDraft(notes=list(feed.warnings))
+    registry = _registry(feed, protocol, draft.notes)
+    topics, draft.tables = _topics(feed, protocol)
+    draft.source = {
+        "brokers": feed.brokers,
+        "protocol": protocol,
+        "topics": topics[0] if len(topics) == 1 else topics,
+        **registry,
+        **dict(_codec(feed, protocol, draft.notes)),
+    }
+    kafka = dict(_kafka(feed, draft.notes))
+    if kafka:
+        draft.source["kafka"] = kafka
+    return draft
+
+
+def _protocol(feed: Changefeed) -> str:
+    found = ALIASES.get(feed.protocol, feed.protocol)
+    if found not in _ALWAYS:
+        raise ConfigError(
+            f"the changefeed's protocol is {feed.protocol}{nearest(feed.protocol, _ALWAYS)}, and a "
+            f"pipeline reads {' or '.join(_ALWAYS)}: create a changefeed with one of these",
+            key="protocol",
+        )
+    return found
+
+
+def lost_order(dispatcher: Dispatcher, key: Collection[str] | None = None) -> str | None:
+    """Why a dispatcher may put one row's changes into several partitions, and what to do; None where not.
+
+    flat-avro deletes carry no position of the source's, and ``sequence_by: kafka`` is the order within a
+    partition. ``key``: the table's handle columns, where they are known.
+    """
+    reason = dispatcher.scatters(key)
+    if reason is None:
+        return None
+    known = dispatcher.partition != "columns" or key is not None
+    hint = "" if known else ", or give --table-definition if these are key columns"
+    return f"dispatcher of {dispatcher.matcher}: {reason}, and their order is lost; {_SAFE_RULE}{hint}"
+
+
+def _refuse_lost_order(feed: Changefeed, definitions: TableDefinitions | None) -> None:
+    for index, dispatcher in enumerate(feed.router.dispatchers):
+        covered = [table for table in definitions or () if feed.router.dispatcher_of(table) is dispatcher]
+        for key in [key_of(definitions, table) for table in covered] or [None]:
+            problem = lost_order(dispatcher, key)
+            if problem is not None:
+                raise ConfigError(problem, key=f"changefeed: sink.dispatchers[{index}]")
+
+
+def key_of(definitions: TableDefinitions | None, table: TableId) -> Collection[str] | None:
+    """The handle columns of a table, or None if it has no definition."""
+    schema = definitions.get(table) if definitions is not None else None
+    return {column.name for column in schema.handle_columns} if schema is not None else None
+
+
+def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """The topics that rows can be in, and the tables of topics that serve one."""
+    topics: list[str] = []
+    tables: list[dict[str, Any]] = []
+    alone, passed = protocol in _ALONE, _filter(feed)
+    for index, dispatcher in enumerate(feed.router.dispatchers):
+        rule = dispatcher.topic
+        text = feed.router.default_topic if rule is None else rule.text
+        owners = _owners(feed, index, passed) if alone and (rule is None or rule.is_fixed) else None
+        if owners is None or owners:
+            topics.append(text)
+        tables += [{"name": str(table), "topic": text} for table in owners or ()]
+        if dispatcher.matcher.everything:
+            break
+    else:
+        rest = _rest(feed, passed) if alone else None
+        if rest is None or rest:
+            topics.append(feed.router.default_topic)
+        tables += [{"name": str(table), "topic": feed.router.default_topic} for table in rest or ()]
+    if not topics:
+        raise ConfigError("the filter lets no table through: correct its rules", key=_FILTER_PLACE)
+    return list(dict.fromkeys(topics)), tables
+
+
+_FILTER_PLACE: Final = "changefeed: filter.rules"
+
+
+def _filter(feed: Changefeed) -> TableFilter:
+    """The tables that the changefeed replicates: TiCDC's default is all."""
+    rules = _setting(feed.settings, "filter", "rules")
+    case_sensitive = _setting(feed.settings, "case-sensitive") is True
+    return TableFilter.parse(
+        rules if rules and isinstance(rules, list) else ["*.*"], case_sensitive=case_sensitive
+    )
+
+
+def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId, ...]:
+    """Who has the one topic of a dispatcher's tables: one table, or none that the filter lets through."""
+    dispatcher = feed.router.dispatchers[index]
+    if dispatcher.matcher.only_table is not None:
+        return (dispatcher.matcher.only_table,)
+    listed = passed.rest(())
+    owners = [table for table in listed or () if feed.router.dispatcher_of(table) is dispatcher]
+    if listed is None or len(owners) > 1:
+        topic = feed.router.default_topic if dispatcher.topic is None else dispatcher.topic.text
+        place = f"changefeed: sink.dispatchers[{index}]"
+        raise ConfigError(_shared(f"the tables of {dispatcher.matcher}", topic), key=place)
+    return tuple(owners)
+
+
+def _rest(feed: Changefeed, passed: TableFilter) -> tuple[TableId, ...]:
+    """Who has the sink URI's topic: one table that the filter lets through, no dispatcher's, or none."""
+    rest = passed.rest([dispatcher.matcher for dispatcher in feed.router.dispatchers])
+    if rest is None or len(rest) > 1:
+        place = "changefeed: sink.dispatchers" if feed.router.dispatchers else _FILTER_PLACE
+        raise ConfigError(_shared("tables that no dispatcher fits", feed.router.default_topic), key=place)
+    return rest
+
+
+def _shared(who: str, topic: str) -> str:
+    return (
+        f"{who} share the topic {topic}, which can have one table: give them a topic each with a last "
+        "dispatcher {matcher = ['*.*'], topic = '{schema}_{table}'} in the changefeed"
+    )
+
+
+def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, Any]:
+    url = feed.options["schema-registry"]
+    if protocol not in _REGISTERED:
+        return {}
+    if not url:
+        raise ConfigError(
+            f"a pipeline reads {feed.protocol} with a Confluent-compatible registry (not with AWS Glue): add "
+            "schema-registry=http://… to the sink URI",
+            key="schema-registry",
+        )
+    parts = urlsplit(url)
+    if not parts.username:
+        return {"schema-registry": url}
+    notes.append(f"set {REGISTRY_VARIABLE} to the registry's password")
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    auth = {"username": parts.username, "password": f"${{env:{REGISTRY_VARIABLE}}}"}
+    return {"schema-registry": {"url": bare, "auth": auth}}
+
+
+def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
+    """The options that the protocol has and that are not TiCDC's default."""
+    large = feed.options["large-message-handle-option"]
+    taken = SourceSettings.model_fields.keys() - without_effect(protocol, "reads")
+    for name, value in feed.options.items():
+        known = name.replace("-", "_") in taken
+        wanted = name in _ALWAYS[protocol] or value not in (False, "", "none")
+        if name.startswith("claim-check") and large != "claim-check":
+            continue
+        # TiCDC takes an unknown word for none.
+        if name == "large-message-handle-option" and large not in ("claim-check", "handle-key-only"):
+            continue
+        if known and wanted and name != "schema-registry":
+            yield name, _storage(value, notes) if name == "claim-check-storage-uri" else value
+    if protocol == "flat-avro" and feed.options["row-checksum"]:
+        yield "checksum", "warn"
+    if protocol == "canal-json" and large == "handle-key-only":
+        notes.append("large rows carry only their key: set upstream-url to TiDB's, which completes them")
+
+
+def _storage(uri: str, notes: list[str]) -> str:
+    if "?" not in uri and "@" not in uri:
+        return uri
+    notes.append(f"set {CLAIM_CHECK_VARIABLE} to the changefeed's claim-check-storage-uri")
+    return f"${{env:{CLAIM_CHECK_VARIABLE}}}"  # an access key may stand in it
+
+
+def _kafka(feed: Changefeed, notes: list[str]) -> Iterator[tuple[str, str]]:
+    def setting(name: str) -> str:
+        found = feed.parameters.get(name) or _setting(feed.settings, *_KAFKA, name)
+        return "" if found is None else str(found)
+
+    mechanism = setting("sasl-mechanism").upper()
+    files = all(setting(name) for name in ("ca", "cert", "key"))
+    if (tls := setting("enable-tls") in _TRUE or (files and not setting("enable-tls"))) or mechanism:
+        yield "security.protocol", ("SASL_" if mechanism else "") + ("SSL" if tls else "PLAINTEXT")
+    if mechanism:
+        notes.append(f"set {KAFKA_VARIABLE} to the password of Kafka's user")
+        yield "sasl.mechanism", mechanism
+        yield "sasl.username", setting("sasl-user")
+        yield "sasl.password", f"${{env:{KAFKA_VARIABLE}}}"
+    places = {"ca": "ssl.ca.location", "cert": "ssl.certificate.location", "key": "ssl.key.location"}
+    for name, place in places.items():
+        if path := setting(name):
+            notes.append(f"{place}: {path} is a path on TiCDC's machine: put the file there, or correct it")
+            yield place, path

@@ -1,0 +1,338 @@
+"""A batch into an Iceberg table without MERGE: new files, positions of the rows they replace, one snapshot.
+
+``FileWriter.plan`` says which batches of which tables are merged instead, and why
+(docs/adr/0030-lakes-without-merge.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import uuid4
+
+from tidesink.errors import AccountingError
+from tidesink.events import TableId
+from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, reading_error, staging_error
+from tidesink.sinks.targets.lake import SMALL_BATCH
+from tidesink.sinks.targets.lake_files import (
+    ATTEMPT,
+    FILE_DDL,
+    DataFile,
+    FileColumn,
+    Found,
+    LocateTask,
+    NewFiles,
+    RowsTask,
+    SmallBatchTask,
+    WrittenFile,
+    found_keys,
+    groups_of,
+    is_local,
+    joined_keys,
+    stream_of,
+)
+from tidesink.typemap.arrow import arrow_of_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# The keys of a batch go to each task that locates them.
+_MOST_KEYS: Final = 2_000_000
+# A task that locates keys reads those of about so many rows.
+_ROWS_A_TASK: Final = 500_000
+# Iceberg's names of what compresses Parquet files, with Arrow's; its own default comes first.
+_CODECS: Final[Mapping[str, str]] = {
+    "zstd": "zstd",
+    "snappy": "snappy",
+    "gzip": "gzip",
+    "uncompressed": "none",
+}
+# Properties of a table, and the only value under which a batch is written as files.
+_PROPERTIES: Final[Mapping[str, tuple[str, str]]] = {
+    "write.merge.mode": ("copy-on-write", "merge-on-read"),
+    "write.update.mode": ("copy-on-write", "merge-on-read"),
+    "write.delete.mode": ("copy-on-write", "merge-on-read"),
+    "write.format.default": ("parquet", "parquet"),
+    "write.wap.enabled": ("false", "false"),
+    "encryption.key-id": ("", ""),
+}
+# Types whose equality is not that of their bits.
+_FLOATS: Final = ("float", "double")
+_WIDER: Final = frozenset({("int", "bigint"), ("float", "double")})
+# A column's name that its files have too.
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Literals that Iceberg takes as they are, to leave out files by the range of a key.
+_RANGES: Final = ("int", "bigint", "string")
+
+
+class FilePlan(NamedTuple):
+    """How a batch is written on a state of the table: its columns, and files, new and old."""
+
+    state: TableState
+    columns: tuple[FileColumn, ...]
+    new: NewFiles
+    files: tuple[DataFile, ...]
+
+
+class Staged(NamedTuple):
+    """A snapshot that no table has yet, None where the table stays as it is; what it does; its files."""
+
+    snapshot: Any
+    result: ApplyResult
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileWriter:
+    """Writes batches of one table as files."""
+
+    session: SparkSession
+    table: JvmTable
+    name: TableId
+
+    def plan(self, batch: ReducedBatch, state: TableState) -> FilePlan | str:
+        """How a batch is written on what readers see at ``state``, or why it is merged by MERGE."""
+        present = self.table.columns(state)
+        reason = _of_batch(batch) or _of_columns(batch, present) or _of_table(state)
+        if reason is not None:
+            return reason
+        try:
+            files = self._data_files(batch, state)
+        except SPARK_ERRORS as exc:
+            raise reading_error(exc, table=str(self.name)) from exc
+        if isinstance(files, str):
+            return files
+        return FilePlan(state, self._columns(batch, state, present), _new_files(state), files)
+
+    def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
+        """Write a batch; None where others committed since the plan was made.
+
+        Raises:
+            AccountingError: what was written is not what the batch has, or a key has several rows.
+            FileRefusedError: a file of the table can be read by Spark alone.
+            TidesinkError: as ``staging_error`` says of what Spark raised.
+        """
+        try:
+            return self._stage(batch, plan)
+        except SPARK_ERRORS as exc:
+            raise staging_error(exc, table=str(self.name)) from exc
+
+    def discard(self, staged: Staged, state: TableState) -> None:
+        """Remove the files of a snapshot that came into no table; what cannot be removed stays, unseen."""
+        with suppress(*SPARK_ERRORS):
+            for path in staged.paths:
+                state.table.io().deleteFile(path)
+
+    def _data_files(self, batch: ReducedBatch, state: TableState) -> tuple[DataFile, ...] | str:
+        """The files that may have rows of the batch's keys; the reason where one is not ours to read."""
+        if state.totals().get("total-data-files") == 0:
+            return ()
+        found = []
+        for task in self._scan(batch, state):
+            deletes = task.get("delete-files", [])
+            for file, content in (
+                (task["data-file"], "data"),
+                *((one, "position_deletes") for one in deletes),
+            ):
+                if (file["content"].lower().replace("-", "_"), file["file-format"].lower()) != (
+                    content,
+                    "parquet",
+                ):
+                    return f"the table has a file of {file['content']} in format {file['file-format']}"
+            data = task["data-file"]
+            paths = tuple(one["file-path"] for one in deletes)
+            found.append(DataFile(data["file-path"], data["record-count"], paths))
+        return tuple(found)
+
+    def _scan(self, batch: ReducedBatch, state: TableState) -> Iterator[dict[str, Any]]:
+        """The files of what readers see that may have a key in the batch's range, as Iceberg says them."""
+        scan = state.table.newScan().useSnapshot(state.head)
+        types = {column.name: column.spark for column in batch.shape.key_columns}
+        expressions = self.table.java.expressions.Expressions
+        for name, (least, greatest) in batch.key_range.items():
+            if types.get(name) in _RANGES and least is not None:
+                scan = scan.filter(expressions.greaterThanOrEqual(name, least))
+                scan = scan.filter(expressions.lessThanOrEqual(name, greatest))
+        tasks = scan.planFiles()
+        try:
+            found = tasks.iterator()
+            while found.hasNext():
+                yield json.loads(self.table.java.ScanTaskParser.toJson(found.next()))
+        finally:
+            tasks.close()
+
+    def _columns(
+        self, batch: ReducedBatch, state: TableState, present: Mapping[str, str]
+    ) -> tuple[FileColumn, ...]:
+        """The table's columns, in its order, each with its field id and its name in Iceberg's files."""
+        found = []
+        for field in state.metadata.schema().columns():
+            name = str(field.name())
+            column = batch.shape.by_name[name.lower()]
+            written = (
+                name
+                if _PLAIN.fullmatch(name)
+                else self.table.java.avro.AvroSchemaUtil.makeCompatibleName(name)
+            )
+            kind, number = arrow_of_spark(present[name]), int(field.fieldId())
+            found.append(FileColumn(written, column.name, kind, number, field.isRequired(), column.key))
+        return tuple(found)
+
+    def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
+        lines = self._lines(batch, plan)
+        rows, positions = ([one for one in lines if (one.found is None) is kind] for kind in (True, False))
+        written, keys = sum(one.rows for one in rows), batch.upserts + batch.deletes
+        if written != batch.upserts:
+            raise AccountingError(
+                f"{written} rows were written to files, of a batch with {batch.upserts}; nothing is visible",
+                table=str(self.name),
+            )
+        found = found_keys(positions, upserts=batch.upserts, keys=keys, table=str(self.name))
+        counts = (batch.upserts - found.upserts, found.upserts, found.deletes, batch.deletes - found.deletes)
+        files = [one for one in lines if one.path is not None]
+        if not files:
+            return Staged(None, ApplyResult(*counts, str(plan.state.head)))
+        snapshot = self._snapshot(plan.state, files)
+        staged = Staged(
+            snapshot, ApplyResult(*counts, str(snapshot.snapshotId())), tuple(str(one.path) for one in files)
+        )
+        if snapshot.parentId() != plan.state.head:
+            self.discard(staged, plan.state)
+            return None
+        self._check(numbers(snapshot), batch, found)
+        return staged
+
+    def _lines(self, batch: ReducedBatch, plan: FilePlan) -> list[WrittenFile]:
+        """Write the rows to upsert, and the positions of those that the batch replaces and deletes."""
+        assert batch.payloads is not None  # noqa: S101  (``_of_batch``)
+        cores = self.session.sparkContext.defaultParallelism
+        groups = groups_of(plan.files, most=2 * cores, rows=_ROWS_A_TASK)
+        rows, locate = RowsTask(plan.columns, plan.new), LocateTask(groups, b"", plan.columns, plan.new)
+        if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
+            return _run(batch.payloads.coalesce(1), SmallBatchTask(rows, locate))
+        lines = _run(batch.payloads.coalesce(cores), rows)
+        if not groups:
+            return lines
+        keys = joined_keys(lines)
+        if keys.num_rows != batch.upserts + batch.deletes:
+            raise AccountingError(
+                f"a batch of {batch.upserts + batch.deletes} rows has {keys.num_rows} keys; nothing is "
+                "visible",
+                table=str(self.name),
+            )
+        numbered = self.session.range(0, len(groups), 1, len(groups))
+        return lines + _run(numbered, replace(locate, batch_keys=stream_of(keys)))
+
+    def _snapshot(self, state: TableState, files: list[WrittenFile]) -> Any:
+        """The snapshot of new files on the newest metadata; its manifests are written, and nothing has it."""
+        change, java = state.table.newRowDelta(), self.table.java
+        metrics, spec = java.MetricsConfig, state.table.spec()
+        for one in files:
+            if one.found is None:
+                builder = java.DataFiles.builder(spec)
+                change.addRows(self._file(builder, state, one, metrics.forTable(state.table)))
+            else:
+                builder = java.FileMetadata.deleteFileBuilder(spec).ofPositionDeletes()
+                change.addDeletes(self._file(builder, state, one, metrics.forPositionDelete(state.table)))
+        return change.apply()
+
+    def _file(self, builder: Any, state: TableState, file: WrittenFile, metrics: Any) -> Any:
+        java = self.table.java
+        found = java.parquet.ParquetUtil.fileMetrics(state.table.io().newInputFile(file.path), metrics)
+        sized = builder.withPath(file.path).withFileSizeInBytes(file.size)
+        return sized.withFormat(java.FileFormat.PARQUET).withMetrics(found).build()
+
+    def _check(self, summary: Mapping[str, int], batch: ReducedBatch, found: Found) -> None:
+        """Hold the snapshot's own numbers to what was written and found."""
+        added, marked = summary.get("added-records", 0), summary.get("added-position-deletes", 0)
+        if (added, marked) != (batch.upserts, found.upserts + found.deletes):
+            raise AccountingError(
+                f"the snapshot says {added} rows added and {marked} marked as deleted, of {batch.upserts} "
+                f"upserts and {batch.deletes} deletes, {found.upserts} and {found.deletes} of them of keys "
+                "that were there; nothing is visible",
+                table=str(self.name),
+            )
+
+
+def _run(frame: DataFrame, task: RowsTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
+    return [WrittenFile(*line) for line in frame.mapInArrow(task, FILE_DDL).collect()]
+
+
+# Where a batch goes. Each gives the reason for a MERGE.
+
+
+def _of_batch(batch: ReducedBatch) -> str | None:
+    if batch.payloads is None:
+        return "the batch is not as the tasks packed it: metadata columns, or left-out columns"
+    reasons = {
+        "the batch empties the table": batch.truncates,
+        f"mode: {batch.mode}": batch.mode != "upsert",
+        "sequence_by: source": batch.sequenced,
+        "deletes: soft": batch.delete_mode != "hard",
+        "the source left out values that stay as they are": batch.keeps,
+        "several sources share the table": batch.shape.shard is not None,
+        f"the batch has more than {_MOST_KEYS:,} keys": batch.upserts + batch.deletes > _MOST_KEYS,
+    }
+    return next((text for text, holds in reasons.items() if holds), None)
+
+
+def _of_columns(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
+    wanted = {column.name.lower(): column for column in batch.shape.columns}
+    beside = [name for name in present if name.lower() not in wanted]
+    if beside or len(present) != len(wanted):
+        return f"the table has other columns than the batch: {', '.join(beside) or 'some are missing'}"
+    for name, ddl in present.items():
+        column = wanted[name.lower()]
+        if not _is_widened(column.spark, ddl):
+            return f"the column {name} is {ddl}, and the batch has {column.spark}"
+        if column.key and ddl in _FLOATS:
+            return f"the key column {name} is {ddl}"
+    return None
+
+
+def _is_widened(narrow: str, wide: str) -> bool:
+    """Whether each value of a type is one of the other, as Arrow converts it."""
+    if narrow == wide or (narrow, wide) in _WIDER:
+        return True
+    if not (narrow.startswith("decimal") and wide.startswith("decimal")):
+        return False
+    old, new = arrow_of_spark(narrow), arrow_of_spark(wide)
+    return bool(old.scale == new.scale and old.precision <= new.precision)
+
+
+def _of_table(state: TableState) -> str | None:
+    metadata = state.metadata
+    version = int(metadata.formatVersion())
+    if version != 2:
+        return f"the table has format version {version}"
+    if any(not spec.isUnpartitioned() for spec in metadata.specs()):
+        return "the table is partitioned"
+    if not metadata.sortOrder().isUnsorted():
+        return "the table has a sort order"
+    for name, (default, wanted) in _PROPERTIES.items():
+        value = state.property(name)
+        if (default if value is None else value).lower() != wanted:
+            return f"the table's property {name} is {value or default}"
+    if _codec(state) is None:
+        return f"the table's files are compressed by {state.property('write.parquet.compression-codec')}"
+    place = str(state.table.locationProvider().newDataLocation("none"))
+    return (
+        None if is_local(place) else f"the table's files are not on a local disk: {place.partition(':')[0]}"
+    )
+
+
+def _codec(state: TableState) -> str | None:
+    """What compresses new files, in Arrow's words; None where it is none of ours."""
+    return _CODECS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
+
+
+def _new_files(state: TableState) -> NewFiles:
+    name = f"{uuid4().hex}-{ATTEMPT}.parquet"
+    return NewFiles(str(state.table.locationProvider().newDataLocation(name)), _codec(state) or "zstd")
