@@ -11,7 +11,7 @@ from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place, Truncate
 from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
-from tidesink.sinks.batch.source import KafkaRead
+from tidesink.sinks.batch.source import KafkaRead, RangeFrame
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import Progress
@@ -29,6 +29,13 @@ class _Knows:
 
     def learn(self, _missed: object) -> bool:
         return False
+
+
+class _Kept(RangeFrame):
+    """Nothing that Spark keeps."""
+
+    def release(self) -> None:
+        """Nothing to let go of."""
 
 
 class _Scripted(Batch):
@@ -55,8 +62,8 @@ class _Scripted(Batch):
             bad_records=tuple(BadRecord(P, n, "DecodeError", "odd") for n in bad[:1]),
             truncates=tuple(Truncate(P, n) for n in cut[:1]),
         )
-        frame = cast("Any", SimpleNamespace(unpersist=lambda: None))
-        return Reduction(plan, frame, summary, KafkaRead(part.records, 0))
+        nothing = cast("Any", None)
+        return Reduction(plan, _Kept(nothing, nothing, KafkaRead(part.records, 0), summary, 0, nothing))
 
     def cut(self) -> tuple[int, int | None]:
         """Where the batch ends, and the record the table is to pause before."""

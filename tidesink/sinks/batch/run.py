@@ -58,7 +58,6 @@ from tidesink.sinks.batch.source import (
     RangeFrame,
     RecordReader,
     reduced_ranges,
-    release_stored,
     translated_read_errors,
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
@@ -133,22 +132,30 @@ class BatchOutcome:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduced batch. ``stored`` is what Spark keeps of it.
-
-    ``row_codec_records``: as ``Account.row_codec``.
-    """
+    """A reduced batch: what its tasks gave of ``plan``. ``bad``: the record that it was cut short before."""
 
     plan: BatchPlan
-    frame: DataFrame
-    stored: DataFrame
-    summary: BatchSummary
-    read: KafkaRead
+    found: RangeFrame
     bad: BadRecord | None = None
-    row_codec_records: int = 0
+
+    @property
+    def frame(self) -> DataFrame:
+        """The reduced frame."""
+        return self.found.frame
+
+    @property
+    def summary(self) -> BatchSummary:
+        """What was counted."""
+        return self.found.summary
+
+    @property
+    def read(self) -> KafkaRead:
+        """What Kafka gave."""
+        return self.found.read
 
     def release(self) -> None:
         """Let go of what Spark keeps for the batch."""
-        release_stored(self.stored)
+        self.found.release()
 
     @property
     def truncates(self) -> bool:
@@ -240,14 +247,7 @@ class Batch:
             self._context.failpoints.reach(done)
         with released_on_error(found.release):
             self._check_counted(found)
-        return Reduction(
-            plan,
-            found.frame,
-            found.stored,
-            found.summary,
-            found.read,
-            row_codec_records=found.row_codec_records,
-        )
+        return Reduction(plan, found)
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
         """The batch as tasks that decode and reduce in Arrow."""
@@ -366,7 +366,7 @@ class Batch:
             applied_rows=1 if reduction.truncates else result.applied,
             rejected=rejected,
             stale_rows=result.stale,
-            row_codec=reduction.row_codec_records,
+            row_codec=reduction.found.row_codec_records,
         )
         account.check(table=str(self._settings.table))
         return account
@@ -419,7 +419,7 @@ class Batch:
             return None
         if schema_decision.omitted or self._settings.metadata_columns:
             return None
-        return reduction.stored.select("payload", "error")
+        return reduction.found.stored.select("payload", "error")
 
     def _shape(self) -> TableShape:
         return row_shape(self._decoding.columns().shape, self._settings)
