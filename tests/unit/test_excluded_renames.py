@@ -7,13 +7,14 @@ import pytest
 from tests.lagging_registry import text_of
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, said
+from tidesink.codecs.canal_json.topic import RowWords
 from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.modes import first_shape
 from tidesink.sinks.batch.schema_changes import Accepted, Policies, SchemaDecision, decide_changes
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.sinks.schema_sources.canal_json import _RowWords, _with_replaced
+from tidesink.sinks.schema_sources.canal_json import _with_replaced
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.sinks.targets.memory import CAPABILITIES
 from tidesink.typemap.projection import Layout, laid_out
@@ -55,7 +56,7 @@ def test_a_list_that_names_the_new_name_leaves_rows_from_before_out_too(listed: 
     bed.layout = Layout(except_columns=listed)
     bed.start()
     # A row from before the rename brings the old name into the plan.
-    bed.inner._words = [_RowWords(["id", "name", "phone"], dict.fromkeys(("phone",), "int"), ["id"])]
+    bed.inner._words = [RowWords(("id", "name", "phone"), {"phone": "int"}, ["id"], 0)]
     bed.inner._make()
     assert "phone" in bed.inner.columns().shape.by_name
     assert [column.name for column in bed.decoding.columns().shape.columns] == ["id", "name"]
@@ -177,7 +178,7 @@ def test_a_table_that_is_made_now_is_made_without_it() -> None:
 
 def test_rows_that_alone_tell_of_a_column_tell_what_it_never_stood_beside() -> None:
     def instead(*forms: str, reported: str = "") -> dict[str, frozenset[str]]:
-        words = [_RowWords(form.split(), {}, ["id"]) for form in forms]
+        words = [RowWords(tuple(form.split()), {}, ["id"], 0) for form in forms]
         names = dict.fromkeys(name for form in forms for name in form.split())
         shape = _with_replaced(_shape(*names), words, reported.split())
         return {column.name: column.instead_of for column in shape.columns if column.instead_of}
