@@ -5,9 +5,9 @@ Also dead letters read again: their records for the tasks of a replay, and what 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -33,7 +33,7 @@ from tidesink.sinks.kafka.dead_letters import (
     write_letters,
 )
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
 from tidesink.sinks.worker.context import WorkerContext
 
@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 Offsets = npt.NDArray[np.int64]
 _PLACE: Final = ("topic", "partition", "offset")
 _FAULT: Final = ("error", "reason", "key_id", "value_id")
-_OUTCOME_DDL: Final = "found bigint, written bigint, error string"
-_OUTCOME: Final = pa.schema([("found", pa.int64()), ("written", pa.int64()), ("error", pa.string())])
-_RAISED: Final = {one.__name__: one for one in (SourceError, SourceUnavailableError)}
+_OUTCOME_DDL: Final = "found bigint, written bigint"
 
 
 class WrittenLetters(NamedTuple):
@@ -74,7 +72,7 @@ def write_bad_records(
     bad = reduced.where(F.col("_op") == BAD).select(*place, *fault)
     try:
         with translated_read_errors(stamp.table):
-            outcomes = bad.mapInArrow(LetterTask(fetch, topic, stamp), _OUTCOME_DDL).collect()
+            outcomes = bad.mapInArrow(Reporting(LetterTask(fetch, topic, stamp)), _OUTCOME_DDL).collect()
     except PythonException as exc:
         raise SourceError(
             "a task that writes dead letters failed; report this with the log", topic=topic.name
@@ -83,10 +81,6 @@ def write_bad_records(
         raise SourceUnavailableError(
             f"the tasks that write dead letters were cut off ({type(exc).__name__})", topic=topic.name
         ) from exc
-    for row in outcomes:
-        if row["error"] is not None:
-            kind, message, context = json.loads(row["error"])
-            raise _RAISED[kind](message, **context)
     return WrittenLetters(*(sum(int(row[name]) for row in outcomes) for name in ("found", "written")))
 
 
@@ -99,20 +93,14 @@ class LetterTask:
     stamp: LetterStamp
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """How many records were found bad and written; an error as data, so that it keeps its class."""
+        """How many records were found bad, and written."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
         bad = faults_by_place(batches)
-        written, error = 0, None
-        try:
-            written = write_letters(self.topic, self.stamp, self.letters(bad), task=task)
-        except SourceError as exc:
-            error = json.dumps([type(exc).__name__, exc.message, exc.context])
-        yield pa.RecordBatch.from_pylist(
-            [{"found": len(bad), "written": written, "error": error}], schema=_OUTCOME
-        )
+        written = write_letters(self.topic, self.stamp, self.letters(bad), task=task)
+        yield pa.record_batch({"found": [len(bad)], "written": [written]})
 
     def letters(self, bad: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
         """The records at places, with their faults, in the columns of ``LETTER_SCHEMA``."""
@@ -321,7 +309,9 @@ class LetterRows:
             if mask.any()
         ]
         others = [
-            one for one in found.others if one.kind == UNPLANNED or self._is_own(one.partition, one.offset)
+            one
+            for one in found.others
+            if one.kind == UNPLANNED or (one.partition, one.offset) in self._places
         ]
         silent = [
             _at_offsets(one, self.own.get(one.column("partition")[0].as_py(), np.empty(0, np.int64)))
@@ -330,9 +320,9 @@ class LetterRows:
         silent = [one for one in silent if one.num_rows]
         return replace(found, tables=tables, others=others, silent=silent)
 
-    def _is_own(self, partition: int, offset: int) -> bool:
-        own = self.own.get(partition)
-        return own is not None and bool(np.isin(offset, own))
+    @cached_property
+    def _places(self) -> frozenset[tuple[int, int]]:
+        return frozenset((number, offset) for number, own in self.own.items() for offset in own.tolist())
 
 
 def offsets_by_partition(letters: Iterable[Letter]) -> dict[int, Offsets]:

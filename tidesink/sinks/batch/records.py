@@ -86,7 +86,8 @@ class OtherRecord:
     """An event that is no row to apply; ``error`` and ``reason`` are of a bad record.
 
     ``fields``: of an unplanned record, what the plan lacks. ``key`` and ``value``: the record's bytes, of bad
-    records and DDL events alone; ``time``: Kafka's, in ms, likewise. ``index``: which event of its record.
+    records and DDL events alone; ``time``: Kafka's, in ms, of a DDL event. ``index``: which event of its
+    record.
     """
 
     kind: str
@@ -363,7 +364,8 @@ class _Places:
         """A DDL event, a watermark, or a message."""
         index = event.position.index
         if isinstance(event, DdlEvent):
-            return self._with_bytes(record, index, DDL, commit_ts=_signed(event.commit_ts))
+            moment = _signed(event.commit_ts)
+            return self._with_bytes(record, index, DDL, commit_ts=moment, time=self._time(record))
         if isinstance(event, WatermarkEvent):
             return self._at(record, WATERMARK, index=index, commit_ts=_signed(event.commit_ts))
         return self._at(record, MESSAGE, index=index)
@@ -371,8 +373,12 @@ class _Places:
     def _with_bytes(self, record: int, index: int, kind: str, **said: Any) -> OtherRecord:
         key, value = self._bytes(record)
         ids = {"key_id": self._decoder.schema_id(key), "value_id": self._decoder.schema_id(value)}
-        time = self._records.column("timestamp")[record].as_py()
-        return self._at(record, kind, index=index, key=key, value=value, time=time, **ids, **said)
+        return self._at(record, kind, index=index, key=key, value=value, **ids, **said)
+
+    def _time(self, record: int) -> int | None:
+        """Kafka's time, where the records have one."""
+        known = "timestamp" in self._records.schema.names
+        return self._records.column("timestamp")[record].as_py() if known else None
 
     def _bytes(self, record: int) -> tuple[bytes | None, bytes | None]:
         key, value = (self._records.column(name)[record].as_py() for name in ("key", "value"))
