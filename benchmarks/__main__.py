@@ -191,10 +191,10 @@ def _codec_jobs(settings: Settings, events: int, flat_avro: float) -> Rows:
 
 
 def _driver_memory(settings: Settings, figures: Settings, events: int) -> Row:
-    """The Python driver's peak memory for all events, and for a tenth of them."""
-    topic, few = "bench_tenth", events // 10
+    """The Python driver's peak memory for all events, and for 100,000 or a tenth of them."""
+    topic, few = "bench_few", min(events // 10, 100_000)
     write_events(settings["brokers"], open_registry(settings["registry"]), topic, few, keys=20_000)
-    directory = str(Path(settings["directory"]) / "tenth")
+    directory = str(Path(settings["directory"]) / "few")
     given = {**settings, "topic": topic, "events": few, "directory": directory}
     small = _measure("benchmarks.whole_job", "ours", json.dumps(given))["driver_mb"]
     all_events = figures["ours"]["driver_mb"]

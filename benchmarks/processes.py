@@ -15,8 +15,9 @@ _PAUSE: Final = 0.2
 
 
 class Process(NamedTuple):
-    """One process: its parent, its CPU seconds with those of its ended children, its RSS in MB."""
+    """One process: its number, its parent, its own CPU seconds, its RSS in MB."""
 
+    number: int
     parent: int
     cpu: float
     rss_mb: float
@@ -28,6 +29,24 @@ class Peak:
     mb: float = 0.0
 
 
+class CpuTime:
+    """CPU seconds of a process and its descendants since this was made, as far as ``see`` saw them.
+
+    Of a process that ends nobody hears how much it took in all: Spark's workers are reaped by nobody.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._before = {one.number: one.cpu for one in family(root)}
+        self.seconds = 0.0
+
+    def see(self) -> None:
+        """Add what each has taken since the last time."""
+        now = {one.number: one.cpu for one in family(self._root)}
+        self.seconds += sum(cpu - self._before.get(number, 0.0) for number, cpu in now.items())
+        self._before |= now
+
+
 def family(root: int) -> list[Process]:
     """A process and all that descend from it."""
     found = dict(_processes())
@@ -37,11 +56,6 @@ def family(root: int) -> list[Process]:
         members |= more
         added = bool(more)
     return [found[pid] for pid in members if pid in found]
-
-
-def cpu_seconds(root: int) -> float:
-    """CPU time of a process and all that descend from it, with those that have ended."""
-    return sum(one.cpu for one in family(root))
 
 
 @contextmanager
@@ -70,5 +84,8 @@ def _processes() -> Iterator[tuple[int, Process]]:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
             except OSError:  # it has ended
                 continue
-            ticks = sum(int(field) for field in fields[11:15])
-            yield int(folder.name), Process(int(fields[1]), ticks / _TICKS, int(fields[21]) * _PAGE_MB)
+            number, ticks = int(folder.name), int(fields[11]) + int(fields[12])
+            yield (
+                number,
+                Process(number, int(fields[1]), ticks / _TICKS, int(fields[21]) * _PAGE_MB),
+            )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from tests.history_law import Moment, Span, difference, span_values
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import (
     SchemaRefusedError,
@@ -21,7 +22,7 @@ from tidesink.errors import (
     ValueOutOfRangeError,
 )
 from tidesink.events import TableId
-from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, Moment, Span, difference, span_values
+from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.state.progress import Progress, check_follows
 from tidesink.sinks.targets.base import (
     NOT_STORED,

@@ -32,7 +32,7 @@ from tidesink.errors import (
     TidesinkError,
 )
 from tidesink.events import Event, Message
-from tidesink.kafka_client import open_client
+from tidesink.kafka_client import no_answer, open_client
 
 Place = tuple[str, int]
 Start = Literal["earliest", "latest"]
@@ -132,7 +132,7 @@ class ConsumerGroup:
         try:
             self._look()
         except KafkaException as error:
-            raise self._unavailable(error) from error
+            raise no_answer(self._brokers, error) from error
 
     def fetch(self, most: int) -> list[Message]:
         """Up to ``most`` records, waiting up to half a second for the first; in each partition's order.
@@ -183,7 +183,7 @@ class ConsumerGroup:
             failed.append(error)
         for one in failed:
             if one.args[0].code() not in _MOVED:
-                raise self._unavailable(one) from one
+                raise no_answer(self._brokers, one) from one
             _LOG.warning("the partitions went to another member of the group: it reads these records again")
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class ConsumerGroup:
         except KafkaException as error:
             self._looked = now
             if now - self._answered > _PATIENCE:
-                raise self._unavailable(error) from error
+                raise no_answer(self._brokers, error) from error
 
     def _look(self) -> None:
         """Request the list of topics, and read those that are wanted."""
@@ -257,13 +257,6 @@ class ConsumerGroup:
         if error.retriable() or error.code() in _SILENT:
             return SourceUnavailableError(f"no answer from {self._brokers}: {error.str()}", **where)
         return SourceError(f"{error.str()}; check the rights of the consumer group", **where)
-
-    def _unavailable(self, error: KafkaException) -> SourceUnavailableError:
-        reason = error.args[0].str() if isinstance(error.args[0], KafkaError) else str(error)
-        return SourceUnavailableError(
-            f"no answer from {self._brokers}: {reason}; check that the broker runs there, and the settings "
-            "security.protocol and sasl"
-        )
 
 
 _BATCH: Final = 500

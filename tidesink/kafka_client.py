@@ -12,6 +12,7 @@ Every value is a secret to pydantic: no error and no repr of a config shows one.
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaException
 
 
+# librdkafka writes to stderr by itself otherwise; what matters comes back as an error.
+SILENT: Final = logging.getLogger("tidesink.librdkafka")
+SILENT.addHandler(logging.NullHandler())
+SILENT.propagate = False
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 # confluent-kafka's name for the function that returns tokens, here as ``module:function``.
@@ -265,6 +270,17 @@ def refused_settings(error: KafkaException, settings: Mapping[str, Any]) -> Conf
         return ConfigError(KERBEROS, key="sasl.mechanism")
     reason = error.args[0].str() if error.args and isinstance(error.args[0], KafkaError) else str(error)
     return ConfigError(f"librdkafka refuses the client properties: {redacted(reason, settings)}")
+
+
+def no_answer(brokers: str, error: KafkaException) -> SourceUnavailableError:
+    """The error that no broker answers, with librdkafka's reason."""
+    from confluent_kafka import KafkaError
+
+    reason = error.args[0].str() if isinstance(error.args[0], KafkaError) else str(error)
+    return SourceUnavailableError(
+        f"no answer from {brokers}: {reason}; check that the broker runs there, and the settings "
+        "security.protocol and sasl"
+    )
 
 
 def _has_gssapi() -> bool:

@@ -22,6 +22,7 @@ from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import ValueOptions, rows_from_events
 from tidesink.codecs.open import ALIASES
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Row, TableSchema
 from tidesink.sinks.schema_sources.open import DECODINGS
@@ -39,8 +40,11 @@ def feed(request: pytest.FixtureRequest) -> Changefeed:
 
 
 def codec_of(feed: Changefeed) -> Codec:
-    """A reader's codec, which knows what any reader does."""
-    return open_codec(feed.protocol, registry=feed.registry, table_of_topic=lambda _: TABLE)
+    """A reader's codec; where the messages do not tell every type, a person declared the table."""
+    declared = None if carries(feed.protocol).types else TableDefinitions([feed.schema])
+    return open_codec(
+        feed.protocol, registry=feed.registry, table_of_topic=lambda _: TABLE, definitions=declared
+    )
 
 
 def test_workers_read_every_codec() -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, frame_of, key_range, progress, shape
 from tests.full import FULL, needs, quick_on
+from tests.history_law import instant_of
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape, instant_of
+from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable
 from tidesink.typemap.target_schema import TableShape
 

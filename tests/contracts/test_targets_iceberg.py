@@ -215,6 +215,27 @@ def test_small_files_are_packed_and_progress_stays(iceberg: Bed) -> None:
     assert len(iceberg.rows()) == 5 + 99
 
 
+def test_positions_in_large_files_are_packed(iceberg: Bed) -> None:
+    """Files that are large enough are not rewritten, and positions in them do not gather."""
+    table = iceberg.target.open_table(SHAPE, pipeline="shop")
+    assert isinstance(table, IcebergTable)
+    epoch = table.claim().epoch
+    table.apply(iceberg.batch(SHAPE, [row(at) for at in range(100)]), progress(epoch, 1))
+    (size,) = sql(iceberg, f"SELECT file_size_in_bytes FROM {table.location}.files")[0]
+    target = f"'write.target-file-size-bytes' = '{size}'"
+    sql(iceberg, f"ALTER TABLE {table.location} SET TBLPROPERTIES ({target})")
+    many = iceberg_schema.DELETE_FILES_LEFT + 2
+    for at in range(many):
+        table.apply(iceberg.batch(SHAPE, [], [{"id": at}]), progress(epoch, at + 2))
+    assert state_of(iceberg, table).totals()["total-delete-files"] == many
+    assert iceberg.spark is not None
+    iceberg_schema.pack_files(iceberg.spark, JvmTable(iceberg.spark, table.location))
+    assert state_of(iceberg, table).totals()["total-delete-files"] <= 1
+    assert [one["id"] for one in iceberg.rows()] == [*range(many, 100)]
+    again = table.apply(iceberg.batch(SHAPE, [row(many, "z")], [{"id": 0}]), progress(epoch, many + 2))
+    assert (again.updated, again.absent) == (1, 1)
+
+
 @FULL
 def test_old_snapshots_and_metadata_are_let_go(iceberg: Bed) -> None:
     table = loaded(iceberg)

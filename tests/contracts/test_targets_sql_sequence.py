@@ -17,7 +17,7 @@ from tidesink.errors import AccountingError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, Collected, ReducedRow, RowSequence, SequencedTable
 from tidesink.sinks.targets.sql.ledger import SqlLedger, SqlTombstones
-from tidesink.sinks.targets.sql.location import commit_ts_in, hex_above, packed_hex
+from tidesink.sinks.targets.sql.location import commit_ts_in, hex_above, packed_positions
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("mysql")]
 SHAPE = shape()
@@ -189,7 +189,7 @@ def test_pieces_that_were_cut_off_are_finished_by_the_next_worker(sql: Bed) -> N
 
 
 def test_packed_positions_compare_as_the_positions_do(sql: Bed) -> None:
-    """In Spark's bytes and in the database's comparison alike."""
+    """In Arrow's bytes and in the database's comparison alike."""
     chosen = random.Random(5)
     numbers = [0, 1, 255, 256, 2**31 - 1, 2**63 - 1]
     several = shape(ID)
@@ -210,8 +210,10 @@ def test_packed_positions_compare_as_the_positions_do(sql: Bed) -> None:
     ]
     assert sql.spark is not None
     frame = frame_of(sql.spark, several, rows)
-    packed = [one[0] for one in frame.orderBy("key.id").select(packed_hex(frame["_seq"])).collect()]
-    assert all(bytes.fromhex(one) < bytes.fromhex(other) for one, other in pairwise(packed))
+    sequences = frame.orderBy("key.id").select("_seq").toArrow().column(0).combine_chunks()
+    found = packed_positions(sequences).to_pylist()
+    assert all(one < other for one, other in pairwise(found))
+    packed = [one.hex() for one in found]
     assert [commit_ts_in(one) for one in packed] == [at.source[0] for at in positions]
     assert all(
         (one.lower() < hex_above(255)) == (at.source[0] <= 255)

@@ -76,9 +76,11 @@ def test_columns_are_those_of_the_records(brokers: str, topic: str) -> None:
     assert table["partition"].to_pylist() == [0] * 3
     assert _offsets(table) == [0, 1, 2]
     assert table["timestamp"].to_pylist() == [1_700_000_000_123, 1, 2]
-    (without,) = fetch(FetchRange(topic, 0, 0, 3), {"bootstrap.servers": brokers}, timestamps=False)
-    assert without["timestamp"].null_count == 3
-    assert without.drop_columns("timestamp").equals(table.drop_columns("timestamp").to_batches()[0])
+    for name in ("timestamp", "headers"):
+        wanted = FetchRange(topic, 0, 0, 3, timestamps=name != "timestamp", headers=name != "headers")
+        without = _fetched(brokers, wanted)
+        assert without[name].null_count == 3
+        assert without.drop_columns(name).equals(table.drop_columns(name))
     assert table["key"].to_pylist() == [b"k", b"gone", None]
     assert table["value"].to_pylist() == [b"plain", None, b""]
     assert table["headers"].to_pylist() == [
@@ -104,6 +106,22 @@ def test_any_range_gives_its_records_in_batches_no_larger_than_the_limits(broker
     assert max(sum(map(len, batch["value"].to_pylist())) for batch in by_bytes) <= 2000
     assert len(by_bytes) > 5
     assert sum(map(len, by_bytes)) == 3000
+
+
+def test_nulls_among_many_records_stay_where_they_are(brokers: str, topic: str) -> None:
+    records = [
+        *_numbered(700),
+        (None, b"no key"),
+        (b"gone", None),
+        (b"", b""),
+        *_numbered(700),
+        (None, None),
+    ]
+    _produce(brokers, topic, records)
+    found = _fetched(brokers, FetchRange(topic, 0, 0, len(records)))
+    assert list(zip(found["key"].to_pylist(), found["value"].to_pylist(), strict=True)) == records
+    assert (found["key"].null_count, found["value"].null_count) == (2, 2)
+    found.validate(full=True)
 
 
 def test_an_empty_range_asks_no_broker() -> None:

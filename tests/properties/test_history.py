@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.full import TEST_ALL
+from tests.history_law import instant_of, versions_of
 from tests.memory_target import MemoryTarget
 from tests.properties.test_source_order import SCHEMA, SHAPE, TABLE
 from tests.spark.decoded import GivenEvents, messages_of, reduced_in_spark
@@ -21,8 +22,6 @@ from tidesink.sinks.batch.modes import (
     TO_COLUMN,
     HistoryNames,
     history_shape,
-    instant_of,
-    versions_of,
 )
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import TargetRows

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records
+from tests.history_law import versions_of
 from tidesink.codecs.batch import ChangeTable, ValueOptions, rows_from_events
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import (
@@ -27,7 +28,6 @@ from tidesink.events import (
     TableSchema,
 )
 from tidesink.reduce import Reduced, reduce
-from tidesink.sinks.batch.modes import versions_of
 from tidesink.sinks.batch.reduce import Reduction, key_hashes, reduce_tables
 
 TABLE = TableId("shop", "t")

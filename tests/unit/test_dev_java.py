@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidesink.errors import DevStackError
-from tidesink.sinks.spark.jvm import JavaRuntime, find_java, java_environment
+from tidesink.sinks.spark.jvm import JavaRuntime, find_java
 
 
 def _runtime(home: Path, version: str, *, release: bool = True) -> Path:
@@ -70,4 +70,4 @@ def test_links_are_resolved_for_java_home(tmp_path: Path) -> None:
     link.parent.mkdir(parents=True)
     link.symlink_to(java)
     found = _find(None, tmp_path / "usr")
-    assert java_environment(found) == {"JAVA_HOME": str(tmp_path / "jdk")}
+    assert found.home == tmp_path / "jdk"

@@ -16,7 +16,6 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry import (
     TopicRule,
-    require_both_placeholders,
     sanitize_name,
     sanitize_namespace,
     subject,
@@ -77,19 +76,6 @@ def test_a_rule_ticdc_would_refuse_is_refused(text: str) -> None:
 def test_a_fixed_topic_kafka_refuses_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="Kafka takes no topic named"):
         TopicRule.parse(text)
-
-
-@pytest.mark.parametrize("text", ["p_{schema}", "{table}", "a{table}b"])
-def test_flat_avro_wants_both_placeholders(text: str) -> None:
-    with pytest.raises(
-        ConfigError, match=re.escape("a flat-avro topic rule must contain {schema} and {table}")
-    ):
-        require_both_placeholders(TopicRule.parse(text))
-
-
-@pytest.mark.parametrize("text", ["{schema}_{table}", "{schema}{table}", "p.{schema}-{table}.s", "fixed"])
-def test_flat_avro_takes_both_placeholders_or_a_fixed_topic(text: str) -> None:
-    require_both_placeholders(TopicRule.parse(text))
 
 
 def test_the_only_split_of_a_topic_is_its_table() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from tidesink.errors import ConfigError
+from tidesink.sinks.spark import daemon
 from tidesink.sinks.spark.session import FIXED, LOSES, archive_options, local_cores, session_settings
 
 
@@ -54,6 +57,37 @@ def test_one_jvm_compiles_with_c1_unless_the_user_has_options_of_their_own() -> 
 def test_the_jvms_of_a_cluster_have_java_s_own_compiler_and_collector(master: str) -> None:
     settings = session_settings(master=master, conf={})
     assert not any("Tiered" in settings[f"spark.{part}.extraJavaOptions"] for part in ("driver", "executor"))
+
+
+def test_the_workers_of_one_machine_are_forked_with_their_modules() -> None:
+    name = "spark.python.daemon.module"
+    assert session_settings(master="local[2]", conf={})[name] == daemon.__name__
+    assert session_settings(master="local[2]", conf={name: "pyspark.daemon"})[name] == "pyspark.daemon"
+    # An executor that lacks the package could not even say so.
+    assert name not in session_settings(master="local-cluster[2,1,1024]", conf={})
+
+
+_FORKS = """
+import os
+from importlib import import_module
+from tidesink.sinks.spark.daemon import MODULES
+for name in MODULES:
+    import_module(name)
+child = os.fork()
+if not child:
+    import pyarrow as pa
+    table = pa.table({"n": pa.array(range(200_000, 0, -1))})
+    found = table.sort_by("n").group_by("n").aggregate([("n", "count")]).num_rows
+    os._exit(0 if found == 200_000 else 1)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_process_that_was_forked_with_them_computes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "0\n", done.stderr
 
 
 @pytest.mark.parametrize(("master", "cores"), [("local[3]", 3), ("local[4,2]", 4), ("local", 1)])

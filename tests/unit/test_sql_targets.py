@@ -119,11 +119,11 @@ def test_lines_tell_null_from_every_text() -> None:
             "text": pa.array(["", None, 'NULL"\n,\\N']),
             "number": pa.array([Decimal("-0.01"), None, Decimal("1E+2")], pa.decimal128(38, 2)),
             "float": pa.array([3.4028234663852886e38, None, 1e-45], pa.float32()),
-            "time": pa.array([0, None, 1], pa.int64()),
+            "time": pa.array([0, None, 1], pa.timestamp("us")),
             "naive": pa.array([datetime(1, 1, 1), None, None], pa.timestamp("us")),
         }
     )
-    lines = CsvLines(7, ("text", "plain", "plain", "micros", "plain"), nul_refused=True)
+    lines = CsvLines(7, (True, False, False, False, False), nul_refused=True)
     text = b"".join(lines.chunks([batch.slice(0, 2), batch.slice(0, 0), batch.slice(2)])).decode()
     assert lines.rows == 3
     assert text.splitlines()[1] == "7,NULL,NULL,NULL,NULL,NULL"
@@ -139,10 +139,10 @@ def test_a_text_with_nul_ends_the_lines_of_a_task() -> None:
     import pyarrow as pa
 
     batch = pa.record_batch({"number": pa.array([1]), "text": pa.array(["a\0"])})
-    lines = CsvLines(7, ("plain", "text"), nul_refused=True)
+    lines = CsvLines(7, (False, True), nul_refused=True)
     assert list(lines.chunks([batch])) == []
     assert (lines.nul_column, lines.rows) == (1, 0)
-    assert b"".join(CsvLines(7, ("plain", "text"), nul_refused=False).chunks([batch])) == b'7,1,"a\0"\n'
+    assert b"".join(CsvLines(7, (False, True), nul_refused=False).chunks([batch])) == b'7,1,"a\0"\n'
 
 
 BIG = Column("big", ColumnType("bigint unsigned"))

@@ -31,6 +31,7 @@ from tidesink.cli.registry_check import (
     show_verdicts,
 )
 from tidesink.cli.terminal import Output, OutputFormat, guarded, note, show_table, warn, write_json
+from tidesink.config.fields import read_text
 from tidesink.errors import ConfigError, RegistryError, SchemaNotFoundError
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.schema_registry.base import CompatibilityLevel, RegisteredSchema, require_level
@@ -475,7 +476,7 @@ def _files(request: Request, schema: Path | None, subject: str | None, found: so
         raise ConfigError("--schema and --table-definition exclude each other: keep one")
     if subject is None:
         raise ConfigError("under which subject? tidesink registry register SUBJECT --schema FILE")
-    text = sources.read_text("--schema", schema).strip()
+    text = read_text(schema, f"--schema {schema}").strip()
     parse_avro(text)
     return Candidates([Candidate(subject, text, None)])
 

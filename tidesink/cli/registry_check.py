@@ -23,6 +23,7 @@ from tidesink.codecs.base import CodecOptions, schema_id_of
 from tidesink.codecs.flat_avro.schema import key_record, value_record
 from tidesink.codecs.open import open_codec
 from tidesink.config import Config, load_config
+from tidesink.config.fields import read_text
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, EncodeError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
@@ -267,7 +268,7 @@ def sql_file(option: str, file: Path, database: str | None) -> Sql:
     Raises:
         ConfigError: it cannot be read.
     """
-    return Sql(sources.read_text(option, file), database or "", str(file))
+    return Sql(read_text(file, f"{option} {file}"), database or "", str(file))
 
 
 def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:

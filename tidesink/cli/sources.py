@@ -6,7 +6,6 @@ joined and nothing is committed: a look at a topic leaves no trace on the broker
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tidesink.cli.codec_options import Given, codec_options, protocol_named, with_options
@@ -26,15 +25,16 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
 from tidesink.codecs.open import ALIASES, CODECS
 from tidesink.config import Config, load_config
+from tidesink.config.fields import read_text
 from tidesink.config.load import load_registry_settings
 from tidesink.config.models import stated_keys, topic_tables
 from tidesink.consumer import message_of
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.dev.processes import find_running
 from tidesink.dev.stack import DIRECTORY, Broker, Registry, StackAddresses
-from tidesink.errors import ConfigError, RegistryError, SourceUnavailableError
+from tidesink.errors import ConfigError, RegistryError
 from tidesink.events import Message, TableId
-from tidesink.kafka_client import open_client
+from tidesink.kafka_client import SILENT, no_answer, open_client
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
 from tidesink.schema_registry.copy import SubjectEntry, entries_of, memory_registry
 from tidesink.schema_registry.glue import AwsGlueSchemas, GlueSchemas, SchemaSource
@@ -185,22 +185,9 @@ def definitions_of(file: Path | None, config: Config | None) -> TableDefinitions
     definitions = config.definitions() if config is not None else TableDefinitions()
     if file is None:
         return definitions
-    if not definitions.declare(read_text("--table-definition", file)):
+    if not definitions.declare(read_text(file, f"--table-definition {file}")):
         raise ConfigError(f"--table-definition {file} holds no CREATE TABLE")
     return definitions
-
-
-def read_text(option: str, file: Path) -> str:
-    """The UTF-8 text of the file that an option names.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{option} {file} cannot be read: {reason}") from error
 
 
 def records(
@@ -257,10 +244,6 @@ _SECONDS = 6.0
 _POLL_SECONDS = 0.5
 _AT_ONCE = 500
 _HELD = 20_000  # records waiting in one partition before it is paused
-# librdkafka writes to stderr by itself otherwise; what matters comes back as an error.
-_SILENT = logging.getLogger("tidesink.librdkafka")
-_SILENT.addHandler(logging.NullHandler())
-_SILENT.propagate = False
 
 
 class Start(NamedTuple):
@@ -290,20 +273,12 @@ def topic_names(properties: Mapping[str, str]) -> dict[str, int]:
     Raises:
         SourceUnavailableError: the broker does not answer.
     """
-    admin = open_client(AdminClient, properties, logger=_SILENT)
+    admin = open_client(AdminClient, properties, logger=SILENT)
     try:
         topics = admin.list_topics(timeout=_SECONDS).topics
     except KafkaException as error:
-        raise _unavailable(properties, error) from error
+        raise no_answer(properties["bootstrap.servers"], error) from error
     return {name: len(topic.partitions) for name, topic in topics.items()}
-
-
-def _unavailable(properties: Mapping[str, str], error: KafkaException) -> SourceUnavailableError:
-    reason = error.args[0].str() if isinstance(error.args[0], KafkaError) else str(error)
-    return SourceUnavailableError(
-        f"no answer from {properties['bootstrap.servers']}: {reason}; check that the broker runs there, and "
-        "the settings security.protocol and sasl"
-    )
 
 
 def read_topic(
@@ -320,7 +295,7 @@ def read_topic(
         SourceUnavailableError: the broker does not answer.
     """
     own = {"group.id": "tidesink-cli", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
-    consumer = open_client(Consumer, properties, own, logger=_SILENT)
+    consumer = open_client(Consumer, properties, own, logger=SILENT)
     with closing(consumer):
         try:
             ends = _assign(consumer, topic, start)
@@ -329,7 +304,7 @@ def read_topic(
             )
             yield from islice(found, limit)
         except KafkaException as error:
-            raise _unavailable(properties, error) from error
+            raise no_answer(properties["bootstrap.servers"], error) from error
 
 
 def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from tidesink.codecs.base import Producer
 from tidesink.codecs.dispatch import PARTITION_RULES, Dispatcher, Router, TableFilter
 from tidesink.codecs.open import ALIASES, without_effect
+from tidesink.config.fields import read_text
 from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, nearest, shown
@@ -146,11 +147,7 @@ def read_toml_file(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or is no TOML; or Python is 3.10 and has no package ``tomli``.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{file} cannot be read: {reason}") from error
+    text = read_text(file)
     try:
         return read_toml(text)
     except ConfigError as error:

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic.functional_validators import AfterValidator
 from pydantic_core import ErrorDetails
 
-from tidesink.errors import nearest, one_of
+from tidesink.errors import ConfigError, nearest, one_of
 from tidesink.errors import shown as cut
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.target_schema import MetadataKind, default_name
@@ -111,6 +111,19 @@ def beside_config(value: str, info: ValidationInfo) -> str:
     if base is None or "://" in value:
         return value
     return str(base / Path(value).expanduser())
+
+
+def read_text(file: Path, shown: str = "") -> str:
+    """The UTF-8 text of a file, which an error names as ``shown``.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{shown or file} cannot be read: {reason}") from error
 
 
 def without_secrets(value: str) -> str:
@@ -245,10 +258,9 @@ class Interpolated:
         path = self._base / Path(name).expanduser()
         try:
             # A secret file usually ends in the newline of the editor that wrote it.
-            return path.read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            self._refuse(place, f"{path} cannot be read: {reason}", "give a readable file")
+            return read_text(path).rstrip("\r\n")
+        except ConfigError as error:
+            self._refuse(place, error.message, "give a readable file")
             return ""
 
     def _refuse(self, place: tuple[str | int, ...], what: str, remedy: str) -> None:

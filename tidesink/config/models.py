@@ -41,6 +41,7 @@ from tidesink.config.fields import (
     TablePattern,
     merged_changes,
     normalised_mode,
+    read_text,
     selection,
     without_use,
 )
@@ -222,9 +223,9 @@ def read_definition(value: Any, info: ValidationInfo) -> Any:
         return value
     path = ((info.context or {}).get("base") or Path()) / str(value["file"])
     try:
-        return {**value, "sql": path.read_text(encoding="utf-8"), "file": str(path)}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"give a readable file of SQL: {path} cannot be read") from error
+        return {**value, "sql": read_text(path), "file": str(path)}
+    except ConfigError as error:
+        raise ValueError(f"give a readable file of SQL: {error.message}") from error
 
 
 Deletes = Literal["hard", "soft"]

@@ -16,7 +16,6 @@ from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.schema_registry.naming import (
     SubjectPart,
     TopicRule,
-    require_both_placeholders,
     sanitize_name,
     sanitize_namespace,
     subject,
@@ -45,7 +44,6 @@ __all__ = [
     "TopicRule",
     "incompatibilities",
     "open_registry",
-    "require_both_placeholders",
     "sanitize_name",
     "sanitize_namespace",
     "subject",

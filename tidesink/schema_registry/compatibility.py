@@ -214,6 +214,8 @@ def type_text(node: Node) -> str:
         return node
     if isinstance(node, list):
         return " | ".join(map(type_text, node))
+    if isinstance(node["type"], dict | list):
+        return type_text(node["type"])
     kind = _kind(node)
     texts = {
         "record": lambda: f"record {_short(node)}",
@@ -386,7 +388,7 @@ def _fields(node: Node, path: str) -> Iterator[SchemaField]:
         for field in record["fields"]:
             inside = f"{path}.{field['name']}" if path else str(field["name"])
             default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else None
-            yield SchemaField(inside, _type(field["type"]), _parameters(field["type"]), default)
+            yield SchemaField(inside, type_text(field["type"]), _parameters(field["type"]), default)
             yield from _fields(field["type"], inside)
 
 
@@ -403,14 +405,6 @@ def _records(node: Node) -> Iterator[Node]:
             yield from _records(kind)
         elif kind in ("array", "map"):
             yield from _records(node["items" if kind == "array" else "values"])
-
-
-def _type(node: Node) -> str:
-    if isinstance(node, list):
-        return " | ".join(map(_type, node))
-    if isinstance(node, dict) and isinstance(node["type"], dict | list):
-        return _type(node["type"])
-    return type_text(node)
 
 
 def _parameters(node: Node) -> dict[str, str]:

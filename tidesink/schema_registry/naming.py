@@ -178,15 +178,3 @@ class TopicRule:
             re.escape(self.suffix),
         )
         return re.compile("".join(parts))
-
-
-def require_both_placeholders(rule: TopicRule) -> None:
-    """Refuse a rule that would put several tables' records under one subject.
-
-    A fixed name passes: it serves one table, which :meth:`TopicRule.table_of` holds.
-    """
-    if not (rule.names_tables or rule.is_fixed):
-        raise ConfigError(
-            f"a flat-avro topic rule must contain {{schema}} and {{table}}: {rule.text!r} would put "
-            "several tables under one subject"
-        )

@@ -252,8 +252,10 @@ class Batch:
     def _range_task(self, plan: BatchPlan) -> RangeTask:
         """The batch as tasks that decode and reduce in Arrow."""
         # Kafka must still say the topic's id after the read.
-        ranges = (FetchRange(*part, topic_id=plan.found.topic_id) for part in plan.ranges if part.records)
-        return RangeTask(tuple(ranges), self._decoding.columns().with_rules(self._rules()))
+        wanted = (
+            FetchRange(*part, plan.found.topic_id, headers=False) for part in plan.ranges if part.records
+        )
+        return RangeTask(tuple(wanted), self._decoding.columns().with_rules(self._rules()))
 
     @property
     def _checkpoints(self) -> bool:
@@ -417,9 +419,9 @@ class Batch:
 
     def _payloads(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame | None:
         """The rows as the tasks packed them, where nothing is changed about them."""
-        if self._sequenced or schema_decision.omitted or self._settings.metadata_columns:
+        if schema_decision.omitted or self._settings.metadata_columns:
             return None
-        return reduction.found.stored.select("payload", "error")
+        return reduction.found.payloads
 
     def _shape(self) -> TableShape:
         return self._decoding.columns().packed_shape

@@ -310,7 +310,7 @@ class KeptRead:
         topic_id: str,
         size: RecordSize,
     ) -> None:
-        self.ranges = tuple(FetchRange(*part, topic_id) for part in ranges if part.records)
+        self.ranges = tuple(FetchRange(*part, topic_id, headers=False) for part in ranges if part.records)
         self._source = source
         self._tables = tables
         self._size = size

@@ -129,7 +129,9 @@ _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
 class RangeFrame(NamedTuple):
     """A reduced frame. ``stored`` is the frame that Spark keeps, for ``release_stored``.
 
-    ``summary``: what the tasks counted. ``hashes``: of the keys (``reduce.key_hashes``).
+    ``summary``: what the tasks counted. ``hashes``: of the keys (``reduce.key_hashes``). ``payloads``: the
+    frame's rows as the tasks packed them; None where what several ranges have of one key was reduced once
+    more.
     """
 
     frame: DataFrame
@@ -138,6 +140,7 @@ class RangeFrame(NamedTuple):
     summary: BatchSummary
     row_codec_records: int
     hashes: npt.NDArray[np.uint64]
+    payloads: DataFrame | None = None
 
     def release(self) -> None:
         """Let go of what Spark keeps."""
@@ -160,8 +163,8 @@ def reduced_ranges(
     try:
         heads = stored.drop("payload").collect()
         raise_first(heads)
-        frame = _unpacked(stored, task)
-        frame, summary = _over_ranges(frame, _summary(heads), heads, task)
+        unpacked = _unpacked(stored, task)
+        frame, summary = _over_ranges(unpacked, _summary(heads), heads, task)
     except BaseException:
         with suppress(Exception):
             release_stored(stored)
@@ -171,7 +174,8 @@ def reduced_ranges(
         for name in ("records", "bytes", "row_codec_records", "strangers")
     )
     hashes = np.frombuffer(b"".join(bytes(head["hashes"]) for head in heads if head["hashes"]), np.uint64)
-    return RangeFrame(frame, stored, KafkaRead(read, size, strangers), summary, left, hashes)
+    payloads = stored.select("payload", "error") if frame is unpacked else None
+    return RangeFrame(frame, stored, KafkaRead(read, size, strangers), summary, left, hashes, payloads)
 
 
 def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import logging
 import os
 import threading
 import time
@@ -29,12 +28,13 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tidesink.errors import SourceError, SourceUnavailableError
-from tidesink.kafka_client import librdkafka_settings, open_client
+from tidesink.kafka_client import SILENT, librdkafka_settings, open_client
 from tidesink.sinks.kafka.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.
@@ -65,10 +65,6 @@ FIXED_SETTINGS: Final[Mapping[str, Any]] = {
 }
 # librdkafka requires a group's name. It is never joined, and nothing is committed to it.
 _GROUP: Final = "tidesink-fetch"
-# librdkafka writes to stderr by itself otherwise; what matters comes back as an error.
-_SILENT: Final = logging.getLogger("tidesink.librdkafka")
-_SILENT.addHandler(logging.NullHandler())
-_SILENT.propagate = False
 
 
 class OpenConsumer:
@@ -82,7 +78,7 @@ class OpenConsumer:
         given = {_ALIASES.get(name, name) for name in self._settings}
         own = {name: value for name, value in FETCH_SETTINGS.items() if name not in given}
         own |= {**FIXED_SETTINGS, "group.id": _GROUP, "error_cb": self._note}
-        self.consumer = open_client(Consumer, self._settings, own, logger=_SILENT)
+        self.consumer = open_client(Consumer, self._settings, own, logger=SILENT)
 
     def _note(self, error: KafkaError) -> None:
         self.client_error = error
@@ -99,7 +95,7 @@ class OpenConsumer:
         with translated_kafka_errors():
             if self._admin is None:
                 own = {"error_cb": self._note}
-                self._admin = open_client(AdminClient, self._settings, own, logger=_SILENT)
+                self._admin = open_client(AdminClient, self._settings, own, logger=SILENT)
             asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)
             return str(asked[topic].result().topic_id)
 
@@ -210,26 +206,31 @@ _SECOND: Final = itemgetter(1)
 
 
 class FetchRange(NamedTuple):
-    """Offsets ``[start, end)`` of one partition; ``topic_id``, where known, is checked after the read."""
+    """Offsets ``[start, end)`` of one partition; ``topic_id``, where known, is checked after the read.
+
+    Without ``timestamps`` or ``headers`` their column is null: reading timestamps takes a tenth of the time.
+    """
 
     topic: str
     partition: int
     start: int
     end: int
     topic_id: str | None = None
+    timestamps: bool = True
+    headers: bool = True
 
 
 @dataclass(frozen=True)
 class FetchLimits:
     """Bounds of one record batch and of waiting.
 
-    ``records`` and ``bytes`` (values, and keys by a sample): a batch ends before it exceeds either; a record
+    ``records`` and ``bytes`` (keys and values): a batch ends before it exceeds either; a record
     that is larger alone is a batch of its own. ``silence``: seconds without any answer after which the
     brokers count as unavailable. ``refusal``: seconds after which a refused login, or a partition that
     ends before the range does, is an error.
     """
 
-    records: int = 20_000
+    records: int = 16_384
     bytes: int = 16 << 20
     silence: float = 60.0
     refusal: float = 10.0
@@ -243,13 +244,11 @@ def fetch(
     properties: Mapping[str, Any],
     *,
     limits: FetchLimits = _DEFAULT_LIMITS,
-    timestamps: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range in the order of their offsets; ``SCHEMA`` names the columns.
 
     ``properties`` are those of ``client_properties``, with ``bootstrap.servers``. An empty range asks no
-    broker. ``topic_id`` is checked after the last batch: then all that was read is of that topic. Without
-    ``timestamps`` their column is null, which saves a tenth of the time.
+    broker. ``topic_id`` is checked after the last batch: then all that was read is of that topic.
 
     Raises:
         ConfigError: the properties are refused.
@@ -259,7 +258,7 @@ def fetch(
     if wanted.start >= wanted.end:
         return
     with open_consumer(properties) as opened:
-        yield from _RangeReader(opened, wanted, limits).batches(timestamps=timestamps)
+        yield from _RangeReader(opened, wanted, limits).batches()
         _check_topic(opened, wanted)
 
 
@@ -288,89 +287,91 @@ def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
         )
 
 
-class _Chunk:
-    """The records of one batch to be.
+class _Joined(NamedTuple):
+    """Keys or values of one call, end to end; ``present`` is None where none is null."""
 
-    What one call gave becomes Arrow at once, while it is in the processor's cache; the whole is put together
-    at the end.
-    """
-
-    def __init__(self, *, timestamps: bool) -> None:
-        self.bytes = 0
-        self._count = 0
-        self._timestamps = timestamps
-        self._offsets: list[Any] = []
-        self._stamps: list[Any] = []
-        self._keys: list[pa.Array] = []
-        self._values: list[pa.Array] = []
-        self._headers: list[Any] = []
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, messages: Sequence[Message], size: int) -> None:
-        """Add messages, each part read by one call of C a message."""
-        before, count, first = len(self), len(messages), _offset(messages[0])
-        if _offset(messages[-1]) - first + 1 == count:  # no gap: offsets only grow
-            self._offsets.append(np.arange(first, first + count, dtype=np.int64))
-        else:
-            self._offsets.append(np.fromiter(map(Message.offset, messages), np.int64, count))
-        if self._timestamps:
-            self._stamps.append(np.fromiter(map(_SECOND, map(Message.timestamp, messages)), np.int64, count))
-        self._keys.append(_binary(list(map(Message.key, messages))))
-        self._values.append(_binary(list(map(Message.value, messages))))
-        if any(map(Message.headers, messages)):
-            self._headers.extend([None] * (before - len(self._headers)))
-            self._headers.extend(map(Message.headers, messages))
-        self.bytes += size
-        self._count += count
-
-    def record_batch(self, wanted: FetchRange) -> pa.RecordBatch:
-        """The records as Arrow columns."""
-        count = len(self)
-        topic = pa.array([wanted.topic], pa.string())
-        columns = [
-            pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), topic),
-            pa.array(np.full(count, wanted.partition, np.int32)),
-            pa.array(np.concatenate(self._offsets)),
-            self._timestamp_column(count),
-            pa.concat_arrays(self._keys),
-            pa.concat_arrays(self._values),
-            self._header_column(count),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-    def _timestamp_column(self, count: int) -> pa.Array:
-        if not self._timestamps:
-            return pa.nulls(count, pa.int64())
-        stamps = np.concatenate(self._stamps)
-        # librdkafka gives -1 for a record without a timestamp.
-        return pa.array(stamps, mask=stamps < 0 if stamps.min() < 0 else None)
-
-    def _header_column(self, count: int) -> pa.Array:
-        if not self._headers:
-            return pa.nulls(count, HEADERS)
-        rows = [
-            [{"key": name, "value": value} for name, value in one] if one else None for one in self._headers
-        ]
-        return pa.array([*rows, *[None] * (count - len(rows))], HEADERS)
+    data: bytes
+    sizes: npt.NDArray[np.int32]
+    present: npt.NDArray[np.bool_] | None
 
 
-def _binary(parts: Sequence[bytes | None]) -> pa.Array:
-    """A column of bytes; joined at once, which takes half the time of ``pa.array``, where none is null."""
+def _joined(parts: list[bytes | None]) -> _Joined:
+    present, whole = None, parts
     try:
         data = b"".join(parts)  # type: ignore[arg-type]
     except TypeError:
-        return pa.array(parts, _BYTES)
-    ends = np.zeros(len(parts) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, parts), np.int32, len(parts)), out=ends[1:])  # type: ignore[arg-type]
-    return pa.Array.from_buffers(_BYTES, len(parts), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+        present = np.fromiter((one is not None for one in parts), np.bool_, len(parts))
+        whole = [one or b"" for one in parts]
+        data = b"".join(whole)  # type: ignore[arg-type]
+    return _Joined(data, np.fromiter(map(len, whole), np.int32, len(parts)), present)  # type: ignore[arg-type]
 
 
-def _size(messages: Sequence[Message]) -> int:
-    """The bytes of values, and of keys as long as the first or the last one. ``len`` is the value's."""
-    key = max(len(one.key() or b"") for one in (messages[0], messages[-1]))
-    return sum(map(len, messages)) + key * len(messages)
+def _bytes_column(parts: Sequence[_Joined]) -> pa.Array:
+    sizes = np.concatenate([one.sizes for one in parts])
+    ends = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=ends[1:])
+    bitmap = None
+    if any(one.present is not None for one in parts):
+        masks = [np.ones(len(one.sizes), bool) if one.present is None else one.present for one in parts]
+        bitmap = pa.py_buffer(np.packbits(np.concatenate(masks), bitorder="little"))
+    data = pa.py_buffer(b"".join([one.data for one in parts]))
+    return pa.Array.from_buffers(_BYTES, len(sizes), [bitmap, pa.py_buffer(ends), data])
+
+
+class _Part:
+    """What one call gave, taken out of its messages while they are in the processor's cache.
+
+    Each attribute is read by one call of C a message.
+    """
+
+    def __init__(self, messages: Sequence[Message], wanted: FetchRange) -> None:
+        self.count = len(messages)
+        first, last = _offset(messages[0]), _offset(messages[-1])
+        if last - first + 1 == self.count:  # no gap: offsets only grow
+            self.offsets = np.arange(first, last + 1, dtype=np.int64)
+        else:
+            self.offsets = np.fromiter(map(Message.offset, messages), np.int64, self.count)
+        self.keys = _joined(list(map(Message.key, messages)))
+        self.values = _joined(list(map(Message.value, messages)))
+        self.bytes = len(self.keys.data) + len(self.values.data)
+        self.stamps = _stamps(messages) if wanted.timestamps else None
+        found = wanted.headers and any(map(Message.headers, messages))
+        self.headers: list[Any] | None = list(map(Message.headers, messages)) if found else None
+
+
+def _stamps(messages: Sequence[Message]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(_SECOND, map(Message.timestamp, messages)), np.int64, len(messages))
+
+
+def _record_batch(parts: Sequence[_Part], wanted: FetchRange) -> pa.RecordBatch:
+    count = sum(part.count for part in parts)
+    topic = pa.array([wanted.topic], pa.string())
+    columns = [
+        pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), topic),
+        pa.array(np.full(count, wanted.partition, np.int32)),
+        pa.array(np.concatenate([part.offsets for part in parts])),
+        _timestamp_column([part.stamps for part in parts if part.stamps is not None], count),
+        _bytes_column([part.keys for part in parts]),
+        _bytes_column([part.values for part in parts]),
+        _header_column(parts, count),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _timestamp_column(parts: Sequence[npt.NDArray[np.int64]], count: int) -> pa.Array:
+    if not parts:
+        return pa.nulls(count, pa.int64())
+    stamps = np.concatenate(parts)
+    # librdkafka gives -1 for a record without a timestamp.
+    return pa.array(stamps, mask=stamps < 0 if stamps.min() < 0 else None)
+
+
+def _header_column(parts: Sequence[_Part], count: int) -> pa.Array:
+    if all(part.headers is None for part in parts):
+        return pa.nulls(count, HEADERS)
+    found = (one for part in parts for one in part.headers or [None] * part.count)
+    rows = [[{"key": name, "value": value} for name, value in one] if one else None for one in found]
+    return pa.array(rows, HEADERS)
 
 
 class _RangeReader:
@@ -386,23 +387,23 @@ class _RangeReader:
         self._short_end: int | None = None  # where the partition ends, while that is before the range's end
         self._error: KafkaError | None = None  # the last one that librdkafka tries again by itself
 
-    def batches(self, *, timestamps: bool) -> Iterator[pa.RecordBatch]:
-        wanted, limits, chunk = self._wanted, self._limits, _Chunk(timestamps=timestamps)
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        wanted, limits, records, size = self._wanted, self._limits, 0, 0
+        parts: list[_Part] = []
         try:
             self._consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
             while not self._complete:
-                for messages, size in self._fitting(self._consume()):
-                    if chunk and (
-                        len(chunk) + len(messages) > limits.records or chunk.bytes + size > limits.bytes
-                    ):
-                        yield chunk.record_batch(wanted)
-                        chunk = _Chunk(timestamps=timestamps)
-                    chunk.add(messages, size)
+                for part in self._fitting(self._consume()):
+                    records, size = records + part.count, size + part.bytes
+                    if parts and (records > limits.records or size > limits.bytes):
+                        yield _record_batch(parts, wanted)
+                        parts, records, size = [], part.count, part.bytes
+                    parts.append(part)
         except KafkaException as exc:
             self._note_error(exc.args[0])
             raise self._unavailable(exc.args[0]) from exc
-        if chunk:
-            yield chunk.record_batch(wanted)
+        if parts:
+            yield _record_batch(parts, wanted)
 
     def _consume(self) -> list[Message]:
         """What one call gives of the range's records."""
@@ -433,19 +434,19 @@ class _RangeReader:
     def _is_ours(self, message: Message) -> bool:
         return message.partition() == self._wanted.partition and message.topic() == self._wanted.topic
 
-    def _fitting(self, messages: list[Message]) -> Iterator[tuple[list[Message], int]]:
-        """Messages with their bytes, cut until each part fits into a batch, or is one record."""
+    def _fitting(self, messages: list[Message]) -> Iterator[_Part]:
+        """The messages, cut until each part fits into a batch, or is one record."""
         if not messages:
             return
-        count, size = len(messages), _size(messages)
+        part, limits = _Part(messages, self._wanted), self._limits
         # The next call asks for as many records as an eighth of a batch's bytes holds, by the size of these.
-        most = max(1, self._limits.bytes // 8 * count // max(1, size))
-        self._ask = min(2 * self._ask, _CONSUME_RECORDS, self._limits.records, most)
-        if count == 1 or size <= self._limits.bytes:
-            yield messages, size
+        most = max(1, limits.bytes // 8 * part.count // max(1, part.bytes))
+        self._ask = min(2 * self._ask, _CONSUME_RECORDS, limits.records, most)
+        if part.count == 1 or part.bytes <= limits.bytes:
+            yield part
         else:
-            yield from self._fitting(messages[: count // 2])
-            yield from self._fitting(messages[count // 2 :])
+            yield from self._fitting(messages[: part.count // 2])
+            yield from self._fitting(messages[part.count // 2 :])
 
     def _sound(self, messages: list[Message]) -> list[Message]:
         """The messages that are records; notes the partition's end, and raises what is an error."""

@@ -67,14 +67,6 @@ def find_java(minimum: int = 17, *, environment: Mapping[str, str] | None = None
     )
 
 
-def java_environment(runtime: JavaRuntime | None = None) -> dict[str, str]:
-    """The environment variables which make pyspark start on ``runtime`` (default: the one found).
-
-    Raises DevStackError when there is no Java to be found.
-    """
-    return {"JAVA_HOME": str((runtime or find_java()).home)}
-
-
 def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
     home = environment.get("JAVA_HOME")
     on_path = shutil.which("java", path=environment.get("PATH"))

@@ -83,6 +83,8 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.ui.retainedTasks": "200",
     "spark.sql.ui.retainedExecutions": "5",
 }
+# Forks the Python workers of a local master; executors of a cluster may lack our package.
+_DAEMON: Final = "tidesink.sinks.spark.daemon"
 _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
 
 
@@ -212,6 +214,8 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
             raise ConfigError(f"spark.conf: {name} {value} cuts values short: remove it", key=name)
     settings = {**_DEFAULTS, "spark.driver.memory": driver_memory}
     settings["spark.sql.shuffle.partitions"] = str(2 * local_cores(master))
+    if _is_one_jvm(master):
+        settings["spark.python.daemon.module"] = _DAEMON
     settings.update(conf)
     settings.update(FIXED)
     usual = _LOCAL_JAVA_OPTIONS if _is_one_jvm(master) else ""

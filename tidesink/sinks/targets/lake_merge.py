@@ -59,7 +59,8 @@ class Counts(NamedTuple):
     """What a difference holds, in rows: what is to be done, and what became of the batch's events.
 
     ``begun`` of which ``replaced`` stand in a mark's place, ``ended``, ``marked`` and ``forgotten`` are rows
-    to write or remove; ``ends``, ``absent`` and ``stale`` are of the events, as ``history.Difference`` says.
+    to write or remove. Of the events ``ends`` are new deletes that ended a version, ``absent`` those that did
+    not, ``stale`` what was known.
     """
 
     begun: int = 0

@@ -267,7 +267,8 @@ class TableTask:
             return
 
         def weigh(part: OffsetRange) -> tuple[int, int]:
-            found = [one.select(["key", "value"]) for one in fetch(FetchRange(*part))]
+            wanted = FetchRange(*part, timestamps=False, headers=False)
+            found = [one.select(["key", "value"]) for one in fetch(wanted)]
             return sum(one.num_rows for one in found), sum(int(one.nbytes) for one in found)
 
         self._context.retry(self.table).call(lambda: sample_size(self._size, available, weigh))

@@ -226,6 +226,8 @@ def try_catalog(catalog: str, properties: Mapping[str, str]) -> str:
 
 # A table is packed when it has this many files more than after the last time.
 FILES_BETWEEN: Final = 50
+# Files of positions are packed too, where so many are left: those of data files that are large enough stay.
+DELETE_FILES_LEFT: Final = 10
 # Snapshots are let go when there are this many; readers at work keep an hour of them, and the newest.
 SNAPSHOTS_BETWEEN: Final = 300
 SNAPSHOTS_KEPT: Final = 100
@@ -255,7 +257,7 @@ class Maintenance:
             if expire:
                 _expire(state)
             if pack:
-                self._session.sql(_pack_statement(self._table.location))
+                pack_files(self._session, self._table)
             state = self._table.state()
         except SPARK_ERRORS:
             pass
@@ -264,17 +266,18 @@ class Maintenance:
         return True
 
 
+def pack_files(session: SparkSession, table: JvmTable) -> None:
+    """Pack small files, and files of positions where many are left."""
+    catalog, _, name = table.location.partition(".")
+    rewrite, named = f"CALL {catalog}.system.rewrite", f"table => {quote_text(name)}"
+    session.sql(f"{rewrite}_data_files({named}, options => map('remove-dangling-deletes', 'true'))")
+    if table.state().totals().get("total-delete-files", 0) >= DELETE_FILES_LEFT:
+        session.sql(f"{rewrite}_position_delete_files({named})")
+
+
 def _files(state: TableState) -> int:
     totals = state.totals()
     return totals.get("total-data-files", 0) + totals.get("total-delete-files", 0)
-
-
-def _pack_statement(location: str) -> str:
-    catalog, _, name = location.partition(".")
-    return (
-        f"CALL {catalog}.system.rewrite_data_files(table => {quote_text(name)}, "
-        "options => map('remove-dangling-deletes', 'true'))"
-    )
 
 
 def _expire(state: TableState) -> None:

@@ -30,9 +30,8 @@ class Merge:
 
     ``kept`` are the columns whose values rows may leave out, with their position in the shape.
     ``sequence`` is the quoted column of the rows' positions, where the batch is in the source's order.
-    ``kept`` are the columns whose values rows may leave out, with their position in the shape. ``on_delete``
-    are those that a soft delete writes besides its mark. ``beside`` are columns, quoted, that the batch has
-    not, and that a delete in the source's order empties as well.
+    ``on_delete`` are the columns that a soft delete writes besides its mark. ``beside`` are columns, quoted,
+    that the batch has not, and that a delete in the source's order empties as well.
     """
 
     target: str
@@ -68,6 +67,17 @@ class Merge:
     def counted(self) -> str:
         """The condition for the rows of the attempts that count."""
         return f"s.t_attempt IN ({', '.join(map(str, self.attempts))})"
+
+    @property
+    def taken(self) -> str:
+        """The condition for the rows that are written: in the source's order a delete leaves a row too."""
+        return self.counted if self.sequence else self.rows(deletes=False)
+
+    @property
+    def own(self) -> dict[str, str]:
+        """Our columns of the target, with what a written row has there; the position is the last."""
+        found = {self.mark: "s.t_delete = 1", self.sequence: "s.t_seq"}
+        return {name: value for name, value in found.items() if name is not None}
 
     def rows(self, *, deletes: bool) -> str:
         """The condition for the rows of one kind, of the attempts that count."""
@@ -219,10 +229,10 @@ class Dialect(Protocol):
         """The statement that reads CSV into columns, of which some come as hex digits."""
 
     def merge(self, cursor: Any, merge: Merge) -> Counts:
-        """Merge a staged batch in the transaction that is open."""
+        """Merge a staged batch in the transaction that is open.
 
-    def merge_in_order(self, cursor: Any, merge: Merge) -> Counts:
-        """Merge a staged batch in the source's order: what is not newer leaves the stored row alone."""
+        In the source's order a row that is not newer than the stored one leaves it alone.
+        """
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
         """The table's columns that take no NULL, with their types."""

@@ -8,10 +8,12 @@ never merged. Nothing of the rows passes the driver.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +23,12 @@ from tidesink.errors import AccountingError, TargetError, TransientTargetError
 from tidesink.sinks.batch.records import DELETE, ROW_KINDS
 from tidesink.sinks.batch.tasks import unpack
 from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch
-from tidesink.sinks.targets.sql.location import Endpoint, packed_hex
+from tidesink.sinks.targets.sql.location import Endpoint, packed_positions
 from tidesink.typemap.render_sql import Database
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 
 # Rows that one task may bring on its own: each connects, and takes some milliseconds for it.
@@ -40,9 +42,9 @@ SEQUENCE: Final = "t_seq"
 AT: Final = "t_at"
 # The primary key that InnoDB's staging tables have (``sql.mysql``).
 ROW: Final = "t_row"
-# What comes of each row before the shape's columns, and how; the batch says which.
-MARKS: Final[Mapping[str, Kind]] = MappingProxyType(
-    {IS_DELETE: "plain", SEQUENCE: "plain", AT: "plain", KEPT: "text", AFTER_DELETE: "plain", FROM: "text"}
+# What comes of each row before the shape's columns, and whether in quotes; the batch says which.
+MARKS: Final[Mapping[str, bool]] = MappingProxyType(
+    {IS_DELETE: False, SEQUENCE: False, AT: False, KEPT: True, AFTER_DELETE: False, FROM: True}
 )
 # All that a staging table may have beside the shape's columns: so many fewer there are to be had.
 STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
@@ -50,6 +52,26 @@ STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
 )
 
 Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
+_KEPT: Final[dict[Endpoint, Any]] = {}
+
+
+@contextmanager
+def kept_connection(
+    endpoint: Endpoint, connect: Callable[[Endpoint], Any], alive: Callable[[Any], bool]
+) -> Iterator[Any]:
+    """A connection for a task: the one of the task before it in this process, where it still answers.
+
+    A process runs one task at a time. What fails in one ends the connection, and with it its transaction.
+    """
+    connection = _KEPT.pop(endpoint, None)
+    if connection is None or not alive(connection):
+        connection = connect(endpoint)
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+    _KEPT[endpoint] = connection
 
 
 class Failure(NamedTuple):
@@ -60,10 +82,10 @@ class Failure(NamedTuple):
 
 
 class StagedColumn(NamedTuple):
-    """One column of the staging table."""
+    """One column of the staging table; ``quoted``: its values are texts, and come in quotes."""
 
     name: str
-    kind: Kind
+    quoted: bool
     column: ShapeColumn | None = None
 
     @property
@@ -77,59 +99,47 @@ def staged_columns(batch: ReducedBatch) -> tuple[StagedColumn, ...]:
     shape = batch.shape
     asked = {IS_DELETE: True, SEQUENCE: batch.sequenced, AT: batch.mode == "history"}
     asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), batch.keeps)
-    marks = [StagedColumn(name, kind) for name, kind in MARKS.items() if asked[name]]
-    values = [StagedColumn(f"c{at}", _kind(column), column) for at, column in enumerate(shape.columns)]
+    marks = [StagedColumn(name, quoted) for name, quoted in MARKS.items() if asked[name]]
+    values = [
+        StagedColumn(f"c{at}", column.spark == "string", column) for at, column in enumerate(shape.columns)
+    ]
     return (*marks, *values)
 
 
-def _kind(column: ShapeColumn) -> Kind:
-    if column.spark == "timestamp":
-        return "micros"
-    return "text" if column.spark == "string" else "plain"
-
-
-def staged_frame(batch: ReducedBatch, columns: Sequence[StagedColumn], *, hex_prefix: str) -> DataFrame:
-    """A batch's frame as ``columns``, of types that become words in Arrow."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    frame = batch.frame
-    if frame is None:
-        raise TargetError("a SQL target takes a frame, and the batch has rows", table=str(batch.shape.table))
-    marks: dict[str, Callable[[], Column]] = {
-        IS_DELETE: lambda: (F.col("_op") == "delete").cast("int"),
-        KEPT: lambda: _kept_positions(batch.shape),
-        AFTER_DELETE: lambda: F.coalesce(F.col("_after_delete"), F.lit(False)).cast("int"),
-        FROM: lambda: F.to_json(F.struct(*PLACE_COLUMNS, "_kept")),
-        AT: lambda: F.col("_commit_ts"),
-        SEQUENCE: lambda: F.concat(F.lit(hex_prefix), packed_hex(F.col("_seq"))),
-    }
-    values = [
-        (marks[one.name]() if one.column is None else _value(one.column, hex_prefix)).alias(one.name)
-        for one in columns
-    ]
-    if batch.upserts + batch.deletes <= SMALL_BATCH:
-        frame = frame.coalesce(1)
-    return frame.select(*values)
+# The columns of the reduced frame that each mark is made of.
+_MADE_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {KEPT: ("_kept",), AFTER_DELETE: ("_after_delete",), FROM: PLACE_COLUMNS}
+    | {AT: ("_commit_ts",), SEQUENCE: ("_seq",)}
+)
 
 
 @dataclass(frozen=True)
-class PayloadRows:
-    """The rows of packed payloads as ``columns``: as ``staged_frame``, without a way through the JVM."""
+class StagedRows:
+    """Makes rows of ``columns`` of a reduced batch's, whole columns at a time; it travels to the tasks.
 
+    ``packed``: they come as payloads (``batch.tasks``).
+    """
+
+    shape: TableShape
     columns: tuple[StagedColumn, ...]
     hex_prefix: str
+    packed: bool
+
+    @property
+    def sources(self) -> list[str]:
+        """The columns of the reduced frame that are looked at."""
+        return ["_op", "key", "after", *(name for one in self.columns for name in _MADE_OF.get(one.name, ()))]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Unpack and project one task's payloads."""
-        for rows in unpack(batches):
-            applied = rows.filter(pc.is_in(rows.column("_op"), pa.array(ROW_KINDS)))
+        """The rows of one task."""
+        for rows in unpack(batches) if self.packed else batches:
+            applied = rows.filter(pc.is_in(rows.column("_op"), pa.array(ROW_KINDS))) if self.packed else rows
             arrays = [self._array(one, applied) for one in self.columns]
             yield pa.RecordBatch.from_arrays(arrays, [one.name for one in self.columns])
 
     def _array(self, one: StagedColumn, rows: pa.RecordBatch) -> pa.Array:
         if one.column is None:
-            marks = {IS_DELETE: lambda: pc.equal(rows.column("_op"), DELETE).cast(pa.int32())}
-            return marks[one.name]()
+            return self._mark(one.name, rows)
         values = pc.struct_field(rows.column("key" if one.column.key else "after"), [one.column.name])
         if one.column.spark == "binary":
             return hex_digits(values, self.hex_prefix)
@@ -137,10 +147,37 @@ class PayloadRows:
             return values.cast(pa.timestamp("us"))
         return values.cast(pa.int32()) if one.column.spark == "boolean" else values
 
+    def _mark(self, name: str, rows: pa.RecordBatch) -> pa.Array:
+        if name == IS_DELETE:
+            return pc.equal(rows.column("_op"), DELETE).cast(pa.int32())
+        if name == FROM:
+            place = (rows.column(one).cast(pa.string()) for one in PLACE_COLUMNS)
+            return pc.binary_join_element_wise(*place, " ")
+        (found,) = (rows.column(one) for one in _MADE_OF[name])
+        if name == KEPT:
+            return _kept_positions(found, self.shape)
+        if name == AFTER_DELETE:
+            return pc.fill_null(found, False).cast(pa.int32())
+        return hex_digits(packed_positions(found), self.hex_prefix) if name == SEQUENCE else found
 
-def takes_payloads(batch: ReducedBatch) -> bool:
-    """Whether a batch's payloads can be staged as they are."""
-    return batch.payloads is not None and not (batch.keeps or batch.sequenced or batch.mode != "upsert")
+
+def place_of(text: str) -> dict[str, Any]:
+    """Topic, partition and offset of a row, from what the column ``FROM`` has of it."""
+    topic, partition, offset = text.split(" ")
+    return {"topic": topic, "partition": int(partition), "offset": int(offset)}
+
+
+def _kept_positions(kept: pa.ListArray, shape: TableShape) -> pa.Array:
+    """The positions of the columns left out, as ``,0,3,``; null where there is none."""
+    names = pa.array([column.name for column in shape.columns])
+    positions = pc.index_in(pc.list_flatten(kept), names)
+    there = positions.is_valid()
+    rows = np.asarray(pc.list_parent_indices(kept).filter(there), np.int64)
+    counts = np.bincount(rows, minlength=len(kept))
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    lists = pa.ListArray.from_arrays(offsets, positions.filter(there).cast(pa.string()))
+    texts = pc.binary_join_element_wise("", pc.binary_join(lists, ","), "", ",")
+    return pc.if_else(pa.array(counts > 0), texts, pa.scalar(None, pa.string()))
 
 
 def hex_digits(values: pa.Array, prefix: str) -> pa.Array:
@@ -156,41 +193,16 @@ def hex_digits(values: pa.Array, prefix: str) -> pa.Array:
     return pc.if_else(missing, pa.scalar(None, kind), texts)
 
 
-def _kept_positions(shape: TableShape) -> Column:
-    """The positions of the columns left out, as ``,0,3,``; null where there is none."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    names = F.array(*(F.lit(column.name) for column in shape.columns))
-    places = F.transform("_kept", lambda name: F.concat(F.array_position(names, name) - 1, F.lit(",")))
-    omitted = F.size("_kept") > 0
-    return F.when(omitted, F.concat(F.lit(","), F.array_join(places, "")))
-
-
-def _value(column: ShapeColumn, hex_prefix: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    value = F.col("key" if column.key else "after").getField(column.name)
-    if column.spark == "binary":
-        return F.concat(F.lit(hex_prefix), F.hex(value)) if hex_prefix else F.hex(value)
-    if column.spark == "timestamp":
-        return F.unix_micros(value)
-    return value.cast("int") if column.spark == "boolean" else value
-
-
 @dataclass(frozen=True)
 class Loader:
-    """What a task runs: its rows as CSV into the staging table, and one line about it.
-
-    ``rows``: what makes rows of the batches that it gets, where those are payloads.
-    """
+    """What a task runs: its rows as CSV into the staging table, and one line about it."""
 
     endpoint: Endpoint
     statement: str
-    kinds: tuple[Kind, ...]
     load: Load
     code_of: Callable[[BaseException], str | None]
     nul_refused: bool
-    rows: PayloadRows | None = None
+    rows: StagedRows
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Load one task's record batches."""
@@ -198,9 +210,9 @@ class Loader:
 
         context = TaskContext.get()
         attempt = context.taskAttemptId() if context else 0
-        lines = CsvLines(attempt, self.kinds, nul_refused=self.nul_refused)
-        taken = iter(batches) if self.rows is None else self.rows(iter(batches))
-        rows, code = self._loaded(lines, taken)
+        quoted = tuple(one.quoted for one in self.rows.columns)
+        lines = CsvLines(attempt, quoted, nul_refused=self.nul_refused)
+        rows, code = self._loaded(lines, self.rows(iter(batches)))
         said = {"attempt": [attempt], "rows": [rows], "code": [code], "nul": [lines.nul_column]}
         schema = pa.schema(
             [("attempt", pa.int64()), ("rows", pa.int64()), ("code", pa.string()), ("nul", pa.int32())]
@@ -214,7 +226,7 @@ class Loader:
         if first is None:
             return 0, None
         try:
-            return self.load(self.endpoint, self.statement, _again(first, chunks)), None
+            return self.load(self.endpoint, self.statement, chain([first], chunks)), None
         except Exception as exc:
             code = self.code_of(exc)
             if code is None:
@@ -224,11 +236,6 @@ class Loader:
             return 0, code
 
 
-def _again(first: memoryview, rest: Iterator[memoryview]) -> Iterator[memoryview]:
-    yield first
-    yield from rest
-
-
 class Staged(NamedTuple):
     """What is in the staging table: the attempts whose rows count, or why it is not all there."""
 
@@ -236,7 +243,18 @@ class Staged(NamedTuple):
     failure: Failure | None = None
 
 
-def stage_rows(frame: DataFrame, loader: Loader, batch: ReducedBatch) -> Staged:
+def _given(batch: ReducedBatch, rows: StagedRows) -> DataFrame:
+    """What the tasks make rows of: the batch's payloads, or its frame where it has none."""
+    if batch.payloads is not None:
+        frame = batch.payloads
+    elif batch.frame is not None:
+        frame = batch.frame.select(rows.sources)
+    else:
+        raise TargetError("a SQL target takes a frame, and the batch has rows", table=str(batch.shape.table))
+    return frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
+
+
+def stage_rows(loader: Loader, batch: ReducedBatch) -> Staged:
     """Run the tasks of a batch.
 
     Raises:
@@ -246,7 +264,7 @@ def stage_rows(frame: DataFrame, loader: Loader, batch: ReducedBatch) -> Staged:
     """
     from tidesink.sinks.spark.errors import SPARK_ERRORS, raised_task_errors
 
-    table = str(batch.shape.table)
+    table, frame = str(batch.shape.table), _given(batch, loader.rows)
     try:
         with raised_task_errors(table=table):
             reported = frame.mapInArrow(loader, "attempt bigint, rows bigint, code string, nul int").collect()
@@ -268,27 +286,26 @@ def stage_rows(frame: DataFrame, loader: Loader, batch: ReducedBatch) -> Staged:
     return Staged(tuple(row["attempt"] for row in reported if row["rows"]))
 
 
-# How a column is written: in quotes, as its number or hex digits, or as the time of its microseconds.
-Kind = Literal["text", "plain", "micros"]
 NULL: Final = "NULL"
 
 
 class CsvLines:
     """The lines of one task; each begins with the task's attempt. ``rows`` counts those written.
 
+    ``quoted``: of each column, whether its values come in quotes.
     ``nul_column`` is the position of a text column with a U+0000 in it, where ``nul_refused`` and one was
     met: no more is written then.
     """
 
-    def __init__(self, attempt: int, kinds: tuple[Kind, ...], *, nul_refused: bool) -> None:
+    def __init__(self, attempt: int, quoted: tuple[bool, ...], *, nul_refused: bool) -> None:
         self.rows = 0
         self.nul_column: int | None = None
         self._attempt = attempt
-        self._kinds = kinds
+        self._quoted = quoted
         self._nul_refused = nul_refused
 
     def chunks(self, batches: Iterable[Any]) -> Iterator[memoryview]:
-        """The lines of record batches, whose columns are those of ``kinds``."""
+        """The lines of record batches, whose columns are those of ``quoted``."""
         for batch in batches:
             if batch.num_rows == 0 or self.nul_column is not None:
                 continue  # the rest is read all the same: Spark waits for its batches to be taken
@@ -298,30 +315,27 @@ class CsvLines:
                 if self.nul_column is not None:
                     continue
             self.rows += batch.num_rows
-            yield _lines(f"\n{self._attempt}", columns, self._kinds, first=self.rows == batch.num_rows)
+            yield _lines(f"\n{self._attempt}", columns, self._quoted, first=self.rows == batch.num_rows)
         if self.rows:
             yield memoryview(b"\n")
 
     def _first_nul(self, columns: list[Any]) -> int | None:
-        import pyarrow.compute as pc
-
-        for at, (column, kind) in enumerate(zip(columns, self._kinds, strict=True)):
-            if kind == "text" and pc.any(pc.match_substring(column, "\0")).as_py():
+        for at, (column, quoted) in enumerate(zip(columns, self._quoted, strict=True)):
+            if quoted and pc.any(pc.match_substring(column, "\0")).as_py():
                 return at
         return None
 
 
-def _lines(attempt: str, columns: list[Any], kinds: tuple[Kind, ...], *, first: bool) -> memoryview:
-    """Lines that begin with their line end; the first line of all begins without."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+_LARGE: Final = pa.large_string()
 
-    large = pa.large_string()
-    words = [_words(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+
+def _lines(attempt: str, columns: list[Any], quoted: tuple[bool, ...], *, first: bool) -> memoryview:
+    """Lines that begin with their line end; the first line of all begins without."""
+    words = [_words(column, in_quotes) for column, in_quotes in zip(columns, quoted, strict=True)]
     joined = pc.binary_join_element_wise(
-        pa.scalar(attempt, large),
+        pa.scalar(attempt, _LARGE),
         *words,
-        pa.scalar(",", large),
+        pa.scalar(",", _LARGE),
         null_handling="replace",
         null_replacement=NULL,
     )
@@ -331,17 +345,11 @@ def _lines(attempt: str, columns: list[Any], kinds: tuple[Kind, ...], *, first: 
     return text[1:] if first else text
 
 
-def _words(column: Any, kind: Kind) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    large = pa.large_string()
-    if kind == "micros":
-        column = column.cast(pa.timestamp("us"))
+def _words(column: pa.Array, quoted: bool) -> pa.Array:
     if pa.types.is_float32(column.type):
         column = column.cast(pa.float64())  # the shortest digits of the greatest float are beyond its range
-    if kind != "text":
-        return column.cast(pa.string()).cast(large)
-    escaped = pc.replace_substring(column.cast(large), pattern='"', replacement='""')
-    empty, quote = pa.scalar("", large), pa.scalar('"', large)
+    if not quoted:
+        return column.cast(pa.string()).cast(_LARGE)
+    escaped = pc.replace_substring(column.cast(_LARGE), pattern='"', replacement='""')
+    empty, quote = pa.scalar("", _LARGE), pa.scalar('"', _LARGE)
     return pc.binary_join_element_wise(empty, escaped, empty, quote)

@@ -15,13 +15,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from tidesink.events import TableId
 from tidesink.typemap.render_sql import Database
 from tidesink.typemap.target_schema import Shard
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-
     from tidesink.config.targets import SqlSettings
 
 
@@ -154,36 +157,47 @@ def endpoint_of(settings: SqlSettings) -> Endpoint:
 SEQUENCE_TYPES: Final[Mapping[Database, str]] = MappingProxyType(
     {"postgres": "bytea", "mysql": "varbinary(255)"}
 )
-_MEMBER: Final = "01"
-_END: Final = "00"
-_LONG: Final = 16  # hex digits
-_INT: Final = 8
+_MEMBER: Final = 1
+_LONG: Final = 8  # bytes
+_INT: Final = 4
 
 
-def packed_hex(sequence: Column) -> Column:
-    """The hex digits of a position's bytes, of a column of ``SEQUENCE_DDL``."""
-    from pyspark.sql import functions as F  # noqa: N812
+def packed_positions(sequences: pa.StructArray) -> pa.Array:
+    """The bytes of positions, of a column of ``SEQUENCE_DDL``; those with as many numbers at once."""
+    lengths = np.asarray(pc.list_value_length(pc.struct_field(sequences, ["source"])))
+    places = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
+    if not places:
+        return pa.array([], pa.binary())
+    parts = [_packed(sequences.take(pa.array(where)), int(lengths[where[0]])) for where in places]
+    return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
-    def number(value: Column, digits: int) -> Column:
-        return F.lpad(F.hex(value), digits, "0")
 
-    members = F.transform(
-        sequence.getField("source"), lambda value: F.concat(F.lit(_MEMBER), number(value, _LONG))
+def _packed(sequences: pa.StructArray, length: int) -> pa.Array:
+    """Of positions whose sources have ``length`` numbers each."""
+    count = len(sequences)
+    source, writes, *place = (
+        pc.struct_field(sequences, [name]) for name in ("source", "writes", "partition", "offset", "index")
     )
-    return F.concat(
-        F.array_join(members, ""),
-        F.when(sequence.getField("writes"), F.lit(_END + "01")).otherwise(F.lit(_END + "00")),
-        number(sequence.getField("partition"), _INT),
-        number(sequence.getField("offset"), _LONG),
-        number(sequence.getField("index"), _INT),
-    )
+    members = np.full((count, length, 1 + _LONG), _MEMBER, np.uint8)
+    members[:, :, 1:] = _big_endian(pc.list_flatten(source), _LONG).reshape(count, length, _LONG)
+    kind = np.zeros((count, 2), np.uint8)  # the end of the members, and whether the change writes
+    kind[:, 1] = np.asarray(pc.cast(writes, pa.uint8()))
+    rest = [_big_endian(one, size) for one, size in zip(place, (_INT, _LONG, _INT), strict=True)]
+    matrix = np.hstack([members.reshape(count, -1), kind, *rest])
+    fixed = pa.binary(matrix.shape[1])
+    whole = pa.Array.from_buffers(fixed, count, [None, pa.py_buffer(np.ascontiguousarray(matrix))])
+    return whole.cast(pa.binary())
+
+
+def _big_endian(numbers: pa.Array, size: int) -> npt.NDArray[np.uint8]:
+    return np.asarray(numbers).astype(f">i{size}").view(np.uint8).reshape(-1, size)
 
 
 def hex_above(commit_ts: int) -> str:
     """The hex digits that every position up to a commit_ts is below, and every later one is not."""
-    return f"{_MEMBER}{commit_ts + 1:0{_LONG}x}"
+    return f"{_MEMBER:02x}{commit_ts + 1:0{2 * _LONG}x}"
 
 
 def commit_ts_in(digits: str) -> int:
     """The commit_ts, the source's first number, in a position's hex digits."""
-    return int(digits[len(_MEMBER) : len(_MEMBER) + _LONG], 16)
+    return int(digits[2 : 2 + 2 * _LONG], 16)

@@ -10,10 +10,9 @@ those of the timeline.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,14 +34,12 @@ from tidesink.sinks.targets.sql.load import (
     IS_DELETE,
     KEPT,
     SEQUENCE,
-    SMALL_BATCH,
     Loader,
-    PayloadRows,
     StagedColumn,
+    StagedRows,
+    place_of,
     stage_rows,
     staged_columns,
-    staged_frame,
-    takes_payloads,
 )
 from tidesink.sinks.targets.sql.location import SEQUENCE_TYPES, Place
 from tidesink.typemap.render_sql import OF_SPARK, Database
@@ -128,22 +125,22 @@ def check_staged(cursor: Any, merge: Merge) -> None:
     )
 
 
-def not_stored(cursor: Any, merge: Merge) -> tuple[str, dict[str, Any]] | None:
+def not_stored(cursor: Any, merge: Merge, shape: TableShape) -> tuple[str, dict[str, Any]] | None:
     """Why a row that leaves out values cannot be written, and where it came from; None where all can."""
     key = merge.keys[0].target
     gone = f"t.{key} IS NULL OR s.t_after_delete = 1"
     if merge.mark:
         gone += f" OR t.{merge.mark}"
     cursor.execute(
-        f"SELECT s.t_place FROM {merge.stage} s LEFT JOIN {merge.target} t ON {merge.on} "
+        f"SELECT s.t_place, s.t_kept FROM {merge.stage} s LEFT JOIN {merge.target} t ON {merge.on} "
         f"WHERE {merge.rows(deletes=False)} AND s.t_kept IS NOT NULL AND ({gone}) LIMIT 1"
     )
     row = cursor.fetchone()
     if row is None:
         return None
-    said = json.loads(row[0])
-    message = NOT_STORED.format(columns=", ".join(said.pop("_kept")))
-    return message, {name.removeprefix("_"): value for name, value in said.items()}
+    place, kept = row
+    names = [shape.columns[int(at)].name for at in kept.strip(",").split(",")]
+    return NOT_STORED.format(columns=", ".join(names)), place_of(place)
 
 
 def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
@@ -460,24 +457,13 @@ def make_staging(
 
 
 def _filled(
-    connections: Connections, stage: str, batch: ReducedBatch, columns: Sequence[StagedColumn]
+    connections: Connections, stage: str, batch: ReducedBatch, columns: tuple[StagedColumn, ...]
 ) -> tuple[int, ...]:
     dialect = connections.dialect
-    loader = Loader(
-        connections.endpoint,
-        dialect.load_statement(stage, [(ATTEMPT, False), *((one.name, one.hex) for one in columns)]),
-        tuple(one.kind for one in columns),
-        dialect.load,
-        dialect.code_of,
-        dialect.nul_refused,
-    )
-    frame = batch.payloads
-    if frame is not None and takes_payloads(batch):
-        frame = frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
-        loader = replace(loader, rows=PayloadRows(tuple(columns), dialect.hex_prefix))
-    else:
-        frame = staged_frame(batch, columns, hex_prefix=dialect.hex_prefix)
-    attempts, failure = stage_rows(frame, loader, batch)
+    rows = StagedRows(batch.shape, columns, dialect.hex_prefix, packed=batch.payloads is not None)
+    statement = dialect.load_statement(stage, [(ATTEMPT, False), *((one.name, one.hex) for one in columns)])
+    loader = Loader(connections.endpoint, statement, dialect.load, dialect.code_of, dialect.nul_refused, rows)
+    attempts, failure = stage_rows(loader, batch)
     if failure is None:
         return attempts
     table = str(batch.shape.table)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from tempfile import NamedTemporaryFile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tidesink.config.fields import ChangeKind
-from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
+from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.targets.sharing import quote_mysql, text_mysql
 from tidesink.sinks.targets.sql.columns import KEY_COLLATIONS, MYSQL_LIMITS
 from tidesink.sinks.targets.sql.dialect import Counts, ForView, Merge, no_table
-from tidesink.sinks.targets.sql.load import ROW, Load
+from tidesink.sinks.targets.sql.load import ROW, kept_connection
 from tidesink.sinks.targets.sql.location import CONNECT_SECONDS, LOCK_SECONDS, Endpoint, Place, endpoint_of
 from tidesink.sinks.targets.sql.mysql_merge import (
     LEDGER_COLUMNS,
@@ -30,7 +29,6 @@ from tidesink.sinks.targets.sql.mysql_merge import (
     error_of,
     is_computed,
     merged,
-    merged_in_order,
     only_unique,
     prepare_ledger,
 )
@@ -72,6 +70,115 @@ _FILLING: Final = "tidesink fills rows from before this column of type "
 _TYPE: Final = re.compile(r"[a-z]+( [a-z]+)*(\([0-9, ]+\))?( [a-z]+)*")
 
 
+# A value that does not fit is an error and never changed, nor is a 0 the next number of an AUTO_INCREMENT;
+# what LOAD DATA changed is shown, whatever the server tells others; instants are written in UTC.
+_SESSION: Final = (
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
+    "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO', sql_notes = 1, max_error_count = 64, "
+    f"time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
+)
+# The longest that a statement of ours may take (s); a server that is gone is noticed by the socket before.
+_READ_SECONDS: Final = 3600
+
+
+def pymysql() -> Any:
+    """The driver.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import pymysql as driver
+    except ImportError as error:
+        raise ConfigError(
+            "a mysql target needs PyMySQL: pip install 'tidesink[mysql]', on the executors too"
+        ) from error
+    return driver
+
+
+def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
+    """A connection; statements are in transactions. ``loads``: it may send a file of ours."""
+    from pymysql.constants import CLIENT
+
+    connection = pymysql().connect(
+        host=endpoint.host,
+        port=endpoint.port,
+        database=endpoint.database or None,
+        user=endpoint.user,
+        password=endpoint.password,
+        charset="utf8mb4",
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=_READ_SECONDS,
+        write_timeout=_READ_SECONDS,
+        client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it finds, changed or not
+        local_infile=loads,
+        **_tls(endpoint),
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute(_SESSION + _limit(endpoint.silence))
+    return connection
+
+
+def _limit(silence: int) -> str:
+    """MariaDB's is of transactions; MySQL has that of every silence alone. Each server reads its comment."""
+    mariadb, mysql = f", idle_transaction_timeout = {silence}", f", wait_timeout = {silence}"
+    return f" /*M!100300 {mariadb} */ /*!80000 {mysql} */"
+
+
+def _tls(endpoint: Endpoint) -> dict[str, Any]:
+    if endpoint.tls == "disable":
+        return {"ssl_disabled": True}
+    if endpoint.tls == "prefer":
+        return {}
+    context = ssl.create_default_context(cafile=endpoint.ca)
+    context.check_hostname = endpoint.tls == "verify-full"
+    if endpoint.tls == "require":
+        context.verify_mode = ssl.CERT_NONE
+    if endpoint.certificate:
+        context.load_cert_chain(endpoint.certificate, endpoint.key)
+    return {"ssl": context}
+
+
+def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
+    """LOAD DATA LOCAL of CSV into a staging table; how many rows the server took.
+
+    The driver reads a file by its name: the lines stand in one of the task's own until they are loaded. Only
+    then is there a connection, which MySQL would close while Spark takes its time for the lines.
+
+    Raises:
+        LoadRefusedError: the server changed a value, of which LOCAL makes a warning in any mode.
+    """
+    with NamedTemporaryFile(prefix="tidesink-", suffix=".csv") as file:
+        for chunk in chunks:
+            file.write(chunk)
+        file.flush()
+        with kept_connection(endpoint, partial(connect, loads=True), alive) as connection:
+            rows = _loaded(connection, statement, file.name)
+            connection.commit()
+    return rows
+
+
+def alive(connection: Any) -> bool:
+    """Whether a connection answers."""
+    try:
+        connection.ping(reconnect=False)
+    except (pymysql().err.MySQLError, OSError):
+        return False
+    return True
+
+
+def _loaded(connection: Any, statement: str, name: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, (name,))
+        rows = int(cursor.rowcount)
+        cursor.execute("SHOW WARNINGS LIMIT 1")
+        warning = cursor.fetchone()
+    if warning is not None:
+        raise LoadRefusedError(int(warning[1]))
+    return rows
+
+
 class MysqlDialect:
     """The side of MySQL and MariaDB of the SQL targets; remembers what the server is."""
 
@@ -84,6 +191,14 @@ class MysqlDialect:
     hex_prefix = ""
     nul_refused = False
 
+    load = staticmethod(load)
+    code_of = staticmethod(code_of)
+    quote = staticmethod(quote_mysql)
+    connect = staticmethod(connect)
+    alive = staticmethod(alive)
+    error_of = staticmethod(error_of)
+    check_kept = staticmethod(check_kept)
+
     def __init__(self) -> None:
         self._collation = ""
         self._engine = ""
@@ -92,36 +207,6 @@ class MysqlDialect:
     def errors(self) -> tuple[type[BaseException], ...]:
         """PyMySQL's, and those of its socket."""
         return (pymysql().err.MySQLError, OSError)
-
-    @property
-    def load(self) -> Load:
-        """LOAD DATA LOCAL."""
-        return load
-
-    @property
-    def code_of(self) -> Callable[[BaseException], str | None]:
-        """The number of an error."""
-        return code_of
-
-    def quote(self, name: str) -> str:
-        """A name as an identifier."""
-        return quote_mysql(name)
-
-    def connect(self, endpoint: Endpoint) -> Any:
-        """A connection of PyMySQL's."""
-        return connect(endpoint)
-
-    def alive(self, connection: Any) -> bool:
-        """Whether it answers."""
-        try:
-            connection.ping(reconnect=False)
-        except self.errors:
-            return False
-        return True
-
-    def error_of(self, code: str, *, table: str, committing: bool = False) -> TidesinkError:
-        """The error to raise for a number."""
-        return error_of(code, table=table, committing=committing)
 
     def literal(self, text: str, found: str) -> str:
         """A value as a literal, which the column's type reads."""
@@ -171,10 +256,6 @@ class MysqlDialect:
         """See ``sql.mysql_merge``."""
         self._look(cursor)
         check_keys(cursor, place, keys, self._collation)
-
-    def check_kept(self, cursor: Any, place: Place, columns: Collection[str]) -> None:
-        """See ``sql.mysql_merge``."""
-        check_kept(cursor, place, columns)
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """The table, its primary key and what its columns are at the source."""
@@ -253,10 +334,6 @@ class MysqlDialect:
     def merge(self, cursor: Any, merge: Merge) -> Counts:
         """See ``mysql_merge``."""
         return merged(cursor, merge, only_key=self._looked_at(cursor, merge))
-
-    def merge_in_order(self, cursor: Any, merge: Merge) -> Counts:
-        """See ``sql.mysql_merge``."""
-        return merged_in_order(cursor, merge, only_key=self._looked_at(cursor, merge))
 
     def _looked_at(self, cursor: Any, merge: Merge) -> bool:
         """Whether the key is the one unique index, until the commit."""
@@ -392,107 +469,3 @@ def try_target(settings: MysqlSettings) -> str:
             f"target.url {endpoint.shown} takes no LOAD DATA LOCAL: set its variable local_infile to 1"
         )
     return f"{answer}, takes LOAD DATA LOCAL"
-
-
-# A value that does not fit is an error and never changed, nor is a 0 the next number of an AUTO_INCREMENT;
-# what LOAD DATA changed is shown, whatever the server tells others; instants are written in UTC.
-_SESSION: Final = (
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
-    "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'",
-    "SET SESSION sql_notes = 1, max_error_count = 64",
-    "SET SESSION time_zone = '+00:00'",
-    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}",
-)
-# The longest that a statement of ours may take (s); a server that is gone is noticed by the socket before.
-_READ_SECONDS: Final = 3600
-
-
-def pymysql() -> Any:
-    """The driver.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import pymysql as driver
-    except ImportError as error:
-        raise ConfigError(
-            "a mysql target needs PyMySQL: pip install 'tidesink[mysql]', on the executors too"
-        ) from error
-    return driver
-
-
-def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
-    """A connection; statements are in transactions. ``loads``: it may send a file of ours."""
-    from pymysql.constants import CLIENT
-
-    connection = pymysql().connect(
-        host=endpoint.host,
-        port=endpoint.port,
-        database=endpoint.database or None,
-        user=endpoint.user,
-        password=endpoint.password,
-        charset="utf8mb4",
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=_READ_SECONDS,
-        write_timeout=_READ_SECONDS,
-        client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it finds, changed or not
-        local_infile=loads,
-        **_tls(endpoint),
-    )
-    with connection.cursor() as cursor:
-        for statement in _SESSION:
-            cursor.execute(statement)
-        cursor.execute(_limit(endpoint.silence))
-    return connection
-
-
-def _limit(silence: int) -> str:
-    """MariaDB's is of transactions; MySQL has that of every silence alone. Each server reads its comment."""
-    mariadb, mysql = f", idle_transaction_timeout = {silence}", f", wait_timeout = {silence}"
-    return f"SET SESSION sql_notes = 1 /*M!100300 {mariadb} */ /*!80000 {mysql} */"
-
-
-def _tls(endpoint: Endpoint) -> dict[str, Any]:
-    if endpoint.tls == "disable":
-        return {"ssl_disabled": True}
-    if endpoint.tls == "prefer":
-        return {}
-    context = ssl.create_default_context(cafile=endpoint.ca)
-    context.check_hostname = endpoint.tls == "verify-full"
-    if endpoint.tls == "require":
-        context.verify_mode = ssl.CERT_NONE
-    if endpoint.certificate:
-        context.load_cert_chain(endpoint.certificate, endpoint.key)
-    return {"ssl": context}
-
-
-def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
-    """LOAD DATA LOCAL of CSV into a staging table; how many rows the server took.
-
-    The driver reads a file by its name: the lines stand in one of the task's own until they are loaded. Only
-    then is there a connection, which MySQL would close while Spark takes its time for the lines.
-
-    Raises:
-        LoadRefusedError: the server changed a value, of which LOCAL makes a warning in any mode.
-    """
-    with NamedTemporaryFile(prefix="tidesink-", suffix=".csv") as file:
-        for chunk in chunks:
-            file.write(chunk)
-        file.flush()
-        with closing(connect(endpoint, loads=True)) as connection:
-            rows = _loaded(connection, statement, file.name)
-            connection.commit()
-    return rows
-
-
-def _loaded(connection: Any, statement: str, name: str) -> int:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, (name,))
-        rows = int(cursor.rowcount)
-        cursor.execute("SHOW WARNINGS LIMIT 1")
-        warning = cursor.fetchone()
-    if warning is not None:
-        raise LoadRefusedError(int(warning[1]))
-    return rows

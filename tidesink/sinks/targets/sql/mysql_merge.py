@@ -11,7 +11,7 @@ updated by their key, and those missing inserted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -36,19 +36,29 @@ _SWAPPED: Final = "`_tidesink_swapped`"
 
 
 def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
-    """Deletes, then upserts. ``only_key``: the key is the table's one unique index."""
-    deleted = _deleted(cursor, merge) if merge.deletes else 0
-    if not merge.upserts:
+    """Deletes, then upserts; in the source's order both at once, held to a count made before.
+
+    ``only_key``: the key is the table's one unique index.
+    """
+    ordered = merge.sequence is not None
+    deleted = _deleted(cursor, merge) if merge.deletes and not ordered else 0
+    rows = merge.upserts + merge.deletes * ordered
+    if not rows:
         return Counts(deleted=deleted)
-    if only_key:
-        updated = _found(cursor, merge)
+    found, stale = _found(cursor, merge) if only_key or ordered else (0, 0)
+    if not only_key:
+        where = f"{merge.taken} AND {newer(merge, 't')}" if ordered else merge.taken
+        updated = updated_rows(cursor, merge, where)
+        cursor.execute(_insert(merge, missing=True))
+        counts = Counts(int(cursor.rowcount), updated, deleted, stale)
+    else:
         cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
-        check_upserted(merge, int(cursor.rowcount), updated)
-        return Counts(merge.upserts - updated, updated, deleted)
-    where = merge.rows(deletes=False)
-    updated = updated_rows(cursor, merge, where, lambda alias: _sets(merge, alias))
-    cursor.execute(_insert(merge, missing=True))
-    return Counts(int(cursor.rowcount), updated, deleted)
+        # In the source's order it counts 2 for a row that is newer, which always changes, 1 for any other.
+        updated = int(cursor.rowcount) - rows if ordered else found
+        if not ordered:
+            check_upserted(merge, int(cursor.rowcount), found)
+        counts = Counts(rows - found, updated, deleted, stale)
+    return check_left_alone(merge, counts) if ordered else counts
 
 
 def check_upserted(merge: Merge, counted: int, updated: int) -> None:
@@ -79,58 +89,73 @@ def _deleted(cursor: Any, merge: Merge) -> int:
     return int(cursor.rowcount)
 
 
-def _found(cursor: Any, merge: Merge) -> int:
-    """How many of the rows are there already."""
+def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
+    """How many of the rows are there already, and how many are not newer than what is there."""
     cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
     if not cursor.fetchone()[0]:
-        return 0
+        return 0, 0
+    stale = f"COALESCE(SUM(s.t_seq <= t.{merge.sequence}), 0)" if merge.sequence else "0"
     cursor.execute(
-        f"SELECT COUNT(*) FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} "
-        f"WHERE {merge.rows(deletes=False)}"
+        f"SELECT COUNT(*), {stale} FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} "
+        f"WHERE {merge.taken}"
     )
-    return int(cursor.fetchone()[0])
+    found, left = cursor.fetchone()
+    return int(found), int(left)
+
+
+def _values(merge: Merge, alias: str) -> dict[str, str]:
+    """What each column of a row that is there becomes, the row by its alias; the position is the last."""
+    values = {column.target: _written(merge, column, alias) for column in merge.values}
+    values |= {name: f"IF(s.t_delete = 1, NULL, {alias}.{name})" for name in merge.beside}
+    first = merge.keys[0]
+    return {**values, **merge.own} or {first.target: f"s.{first.staged}"}
+
+
+def _written(merge: Merge, column: MergeColumn, alias: str) -> str:
+    """A delete that is soft leaves the values but those it tells, another leaves none."""
+    stays = merge.sequence and merge.soft and column not in merge.on_delete
+    value = f"s.{column.staged}"
+    return f"IF(s.t_delete = 1, {alias}.{column.target}, {value})" if stays else value
 
 
 def _sets(merge: Merge, alias: str) -> str:
-    sets = [f"{alias}.{column.target} = s.{column.staged}" for column in merge.values]
-    if merge.mark:
-        sets.append(f"{alias}.{merge.mark} = 0")
-    first = merge.keys[0]
-    return ", ".join(sets) or f"{alias}.{first.target} = s.{first.staged}"
+    return ", ".join(f"{alias}.{name} = {value}" for name, value in _values(merge, alias).items())
 
 
 def _insert(merge: Merge, *, missing: bool) -> str:
-    names = [column.target for column in merge.columns]
-    values = [f"s.{column.staged}" for column in merge.columns]
-    if merge.mark:
-        names, values = [*names, merge.mark], [*values, "0"]
+    values = {column.target: f"s.{column.staged}" for column in merge.columns} | merge.own
     absent = f"LEFT JOIN {merge.target} t ON {merge.on} " if missing else ""
     where = f" AND t.{merge.keys[0].target} IS NULL" if missing else ""
     return (
-        f"INSERT INTO {merge.target} ({', '.join(names)}) SELECT {', '.join(values)} FROM {merge.stage} s "
-        f"{absent}WHERE {merge.rows(deletes=False)}{where}"
+        f"INSERT INTO {merge.target} ({', '.join(values)}) SELECT {', '.join(values.values())} "
+        f"FROM {merge.stage} s {absent}WHERE {merge.taken}{where}"
     )
 
 
 def _on_duplicate(merge: Merge) -> str:
-    keys = ", ".join(f"s.{column.staged}" for column in merge.keys)
-    return f" ORDER BY {keys} ON DUPLICATE KEY UPDATE {_sets(merge, merge.target)}"
+    """Assignments are made from left to right, and those after see them: the position comes last."""
+    keys, target = ", ".join(f"s.{column.staged}" for column in merge.keys), merge.target
+    sets = _sets(merge, target)
+    if merge.sequence:
+        values = _values(merge, target).items()
+        is_newer = newer(merge, target)
+        sets = ", ".join(f"{target}.{n} = IF({is_newer}, {value}, {target}.{n})" for n, value in values)
+    return f" ORDER BY {keys} ON DUPLICATE KEY UPDATE {sets}"
 
 
-def updated_rows(cursor: Any, merge: Merge, where: str, sets: Callable[[str], str]) -> int:
+def updated_rows(cursor: Any, merge: Merge, where: str) -> int:
     """Update the rows that are there; where they swap values of a unique column, by way of a copy.
 
-    ``where`` says which of the staged rows ``s`` with the stored ones ``t``; ``sets`` are the assignments to
-    an alias.
+    ``where`` says which of the staged rows ``s`` with the stored ones ``t``.
     """
     rows = f"{merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on}"
     try:
-        cursor.execute(f"UPDATE {rows} SET {sets('t')} WHERE {where}")
+        cursor.execute(f"UPDATE {rows} SET {_sets(merge, 't')} WHERE {where}")
     except cursor.connection.Error as exc:
         if code_of(exc) != _DUPLICATE or _referenced(cursor, merge):
             raise
         # InnoDB has undone the statement alone: the transaction goes on.
-        return _swapped(cursor, merge, where, sets)
+        return _swapped(cursor, merge, where)
     return int(cursor.rowcount)
 
 
@@ -153,7 +178,7 @@ def is_computed(extra: str) -> bool:
     return any(words in said for words in _COMPUTED)
 
 
-def _swapped(cursor: Any, merge: Merge, where: str, sets: Callable[[str], str]) -> int:
+def _swapped(cursor: Any, merge: Merge, where: str) -> int:
     """Uniqueness is looked at row by row: take the rows out as they are, change them, and put them back."""
     cursor.execute(f"SHOW COLUMNS FROM {merge.target}")
     stored = [merge.place.quote(name) for name, *_, extra in cursor.fetchall() if not is_computed(extra)]
@@ -167,8 +192,7 @@ def _swapped(cursor: Any, merge: Merge, where: str, sets: Callable[[str], str]) 
     )
     on = " AND ".join(f"o.{column.target} = s.{column.staged}" for column in merge.keys)
     cursor.execute(
-        f"UPDATE {merge.stage} s JOIN {_SWAPPED} o ON {on} SET {sets('o')} WHERE {merge.counted}"
-        + ("" if merge.sequence else " AND s.t_delete = 0")
+        f"UPDATE {merge.stage} s JOIN {_SWAPPED} o ON {on} SET {_sets(merge, 'o')} WHERE {merge.taken}"
     )
     cursor.execute(
         f"DELETE t FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} WHERE {where}"
@@ -177,74 +201,6 @@ def _swapped(cursor: Any, merge: Merge, where: str, sets: Callable[[str], str]) 
     rows = int(cursor.rowcount)
     cursor.execute(f"DROP TEMPORARY TABLE {_SWAPPED}")
     return rows
-
-
-def merged_in_order(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
-    """Upserts and deletes at once; the statements' own counts are held to a count made before them."""
-    found, stale = _ordered_found(cursor, merge)
-    rows = merge.upserts + merge.deletes
-    if only_key:
-        cursor.execute(_ordered_insert(merge) + _ordered_on_duplicate(merge))
-        # It counts 2 for a row that changed, as one that is newer always does, and 1 for any other.
-        counts = Counts(rows - found, int(cursor.rowcount) - rows, stale=stale)
-    else:
-        where = f"{merge.counted} AND {newer(merge, 't')}"
-        updated = updated_rows(
-            cursor, merge, where, lambda alias: ", ".join(_ordered_sets(merge, alias).values())
-        )
-        cursor.execute(_ordered_insert(merge, missing=True))
-        counts = Counts(int(cursor.rowcount), updated, stale=stale)
-    return check_left_alone(merge, counts)
-
-
-def _ordered_found(cursor: Any, merge: Merge) -> tuple[int, int]:
-    """How many of the rows are there already, and how many are not newer than what is there."""
-    cursor.execute(
-        f"SELECT COUNT(*), COALESCE(SUM(s.t_seq <= t.{merge.sequence}), 0) "
-        f"FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} WHERE {merge.counted}"
-    )
-    found, stale = cursor.fetchone()
-    return int(found), int(stale)
-
-
-def _ordered_insert(merge: Merge, *, missing: bool = False) -> str:
-    names = [*(column.target for column in merge.columns), merge.mark, merge.sequence]
-    values = [*(f"s.{column.staged}" for column in merge.columns), "s.t_delete", "s.t_seq"]
-    absent = f"LEFT JOIN {merge.target} t ON {merge.on} " if missing else ""
-    where = f" AND t.{merge.keys[0].target} IS NULL" if missing else ""
-    return (
-        f"INSERT INTO {merge.target} ({', '.join(map(str, names))}) SELECT {', '.join(values)} "
-        f"FROM {merge.stage} s {absent}WHERE {merge.counted}{where}"
-    )
-
-
-def _values(merge: Merge, alias: str) -> dict[str, str]:
-    """What each column of a row that is there becomes; the position is the last."""
-    values = {column.target: _written(merge, column, alias) for column in merge.values}
-    values |= {name: f"IF(s.t_delete = 1, NULL, {alias}.{name})" for name in merge.beside}
-    return {**values, str(merge.mark): "s.t_delete", str(merge.sequence): "s.t_seq"}
-
-
-def _ordered_sets(merge: Merge, alias: str) -> dict[str, str]:
-    return {name: f"{alias}.{name} = {value}" for name, value in _values(merge, alias).items()}
-
-
-def _written(merge: Merge, column: MergeColumn, alias: str) -> str:
-    """A delete that is soft leaves the values but those it tells, another leaves none."""
-    stays = merge.soft and column not in merge.on_delete
-    value = f"s.{column.staged}"
-    return f"IF(s.t_delete = 1, {alias}.{column.target}, {value})" if stays else value
-
-
-def _ordered_on_duplicate(merge: Merge) -> str:
-    """Assignments are made from left to right, and those after see them: the position comes last."""
-    keys = ", ".join(f"s.{column.staged}" for column in merge.keys)
-    is_newer, target = newer(merge, merge.target), merge.target
-    sets = [
-        f"{target}.{name} = IF({is_newer}, {value}, {target}.{name})"
-        for name, value in _values(merge, target).items()
-    ]
-    return f" ORDER BY {keys} ON DUPLICATE KEY UPDATE {', '.join(sets)}"
 
 
 _EVERY_BYTE: Final = re.compile(r"utf8mb4_0900_bin|binary|\w+_nopad_bin")

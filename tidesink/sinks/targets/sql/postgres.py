@@ -5,19 +5,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tidesink.config.fields import ChangeKind
-from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError, TransientTargetError
+from tidesink.errors import ConfigError, SchemaRefusedError, TransientTargetError
 from tidesink.events import TableId
 from tidesink.sinks.targets.sharing import quote_postgres, text_postgres
 from tidesink.sinks.targets.sql.columns import POSTGRES_LIMITS
-from tidesink.sinks.targets.sql.dialect import Counts, ForView, Merge, no_table
-from tidesink.sinks.targets.sql.load import Load
+from tidesink.sinks.targets.sql.dialect import ForView, no_table
+from tidesink.sinks.targets.sql.load import kept_connection
 from tidesink.sinks.targets.sql.location import (
     CONNECT_SECONDS,
     LEDGER,
@@ -27,7 +27,7 @@ from tidesink.sinks.targets.sql.location import (
     Place,
     endpoint_of,
 )
-from tidesink.sinks.targets.sql.postgres_merge import code_of, error_of, merged, merged_in_order
+from tidesink.sinks.targets.sql.postgres_merge import code_of, error_of, merged
 from tidesink.sinks.targets.sql.target import (
     SqlPreflight,
     SqlTarget,
@@ -48,11 +48,8 @@ if TYPE_CHECKING:
 
 # Sent as statements, not as options: poolers pass those on.
 _SESSION: Final = (
-    "SET TIME ZONE 'UTC'",
-    "SET datestyle TO 'ISO, YMD'",
-    "SET standard_conforming_strings TO on",
-    "SET extra_float_digits TO 1",
-    f"SET lock_timeout TO '{LOCK_SECONDS}s'",
+    "SET TIME ZONE 'UTC'; SET datestyle TO 'ISO, YMD'; SET standard_conforming_strings TO on; "
+    f"SET extra_float_digits TO 1; SET lock_timeout TO '{LOCK_SECONDS}s'"
 )
 # Those that take NULL may be missing in a ledger of an earlier version; they are added to it.
 _OPTIONAL: Final = MappingProxyType(
@@ -105,10 +102,7 @@ def connect(endpoint: Endpoint) -> Any:
         raise TransientTargetError(
             f"Postgres at {endpoint.shown} does not answer, or refuses the user {endpoint.user!r}: {words}"
         ) from None
-    with connection.cursor() as cursor:
-        for statement in _SESSION:
-            cursor.execute(statement)
-        cursor.execute(f"SET idle_in_transaction_session_timeout TO '{endpoint.silence}s'")
+    connection.execute(f"{_SESSION}; SET idle_in_transaction_session_timeout TO '{endpoint.silence}s'")
     connection.commit()
     return connection
 
@@ -136,280 +130,23 @@ def _parameters(endpoint: Endpoint) -> dict[str, Any]:
 
 def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
     """COPY CSV into a staging table, in one transaction; how many rows the server took."""
-    connection = connect(endpoint)
-    try:
-        with connection.cursor() as cursor:
-            with cursor.copy(statement) as copy:
-                for chunk in chunks:
-                    copy.write(chunk)
-            rows = int(cursor.rowcount)
+    with kept_connection(endpoint, connect, alive) as connection, connection.cursor() as cursor:
+        with cursor.copy(statement) as copy:
+            for chunk in chunks:
+                copy.write(chunk)
+        rows = int(cursor.rowcount)
         connection.commit()
-    finally:
-        connection.close()
     return rows
 
 
-class PostgresDialect:
-    """The Postgres side of the SQL targets."""
-
-    database: Database = "postgres"
-    limits = POSTGRES_LIMITS
-    caveats: Mapping[ChangeKind, str] = MappingProxyType({})
-    ddl_commits = False
-    insert_missing = "INSERT INTO {} ON CONFLICT DO NOTHING"
-    hex_prefix = "\\x"
-    nul_refused = True
-
-    @cached_property
-    def errors(self) -> tuple[type[BaseException], ...]:
-        """psycopg's."""
-        return (psycopg().Error,)
-
-    @property
-    def load(self) -> Load:
-        """COPY."""
-        return load
-
-    @property
-    def code_of(self) -> Callable[[BaseException], str | None]:
-        """The SQLSTATE."""
-        return code_of
-
-    def quote(self, name: str) -> str:
-        """A name as an identifier."""
-        return quote_postgres(name)
-
-    def connect(self, endpoint: Endpoint) -> Any:
-        """A connection of psycopg's."""
-        return connect(endpoint)
-
-    def alive(self, connection: Any) -> bool:
-        """Whether it answers."""
-        try:
-            connection.execute("SELECT 1")
-            connection.rollback()
-        except self.errors:
-            return False
-        return True
-
-    def error_of(self, code: str, *, table: str, committing: bool = False) -> TidesinkError:
-        """The error to raise for a SQLSTATE."""
-        return error_of(code, table=table, committing=committing)
-
-    def literal(self, text: str, found: str) -> str:
-        """A value as a literal with its type."""
-        shown = f"\\x{text}" if found == "bytea" else text
-        return f"{text_postgres(shown)}::{found}"
-
-    def prepare_schema(self, cursor: Any, place: Place) -> None:
-        """The schema and its ledger; what is there is not touched, and needs no right to make it."""
-        cursor.execute("SELECT to_regnamespace(%s) IS NULL", (place.quote(place.schema),))
-        (no_schema,) = cursor.fetchone()
-        if no_schema:
-            cursor.execute(_ONE_MAKER)
-            cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {place.quote(place.schema)}")
-        self._prepare_ledger(cursor, replace(place, name=LEDGER), _LEDGER, _OPTIONAL)
-        if place.shard:
-            self._prepare_ledger(cursor, replace(place, name=SHARDS), _SHARDS, _SHARDS_OPTIONAL)
-
-    def _prepare_ledger(self, cursor: Any, ledger: Place, create: str, optional: Mapping[str, str]) -> None:
-        """Make a ledger, or give one of an earlier version the columns that there were not."""
-        present = self.present(cursor, ledger)
-        missing = [
-            f"ADD COLUMN IF NOT EXISTS {n} {found}" for n, found in optional.items() if n not in present
-        ]
-        if missing:
-            cursor.execute(_ONE_MAKER)
-            way = f"ALTER TABLE {ledger.location} {', '.join(missing)}"
-            cursor.execute(way if present else create.format(ledger.location))
-
-    def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """The columns of the table; what has its name and is no table is refused."""
-        cursor.execute(
-            "SELECT c.relkind IN ('r', 'p'), a.attname, "
-            "CASE a.atttypmod WHEN -1 THEN format_type(a.atttypid, -1) "
-            "ELSE replace(format_type(a.atttypid, a.atttypmod), '(6) ', ' ') END "
-            "FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid "
-            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s "
-            "AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-            (place.schema, place.name),
-        )
-        found = cursor.fetchall()
-        if found and not found[0][0]:
-            raise no_table(place)
-        return {name: spelt for _, name, spelt in found}
-
-    def folds_names(self, cursor: Any) -> bool:  # noqa: ARG002
-        """Not those in quotes."""
+def alive(connection: Any) -> bool:
+    """Whether a connection answers."""
+    try:
+        connection.execute("SELECT 1")
+        connection.rollback()
+    except psycopg().Error:
         return False
-
-    def identity(self, cursor: Any, place: Place) -> str | None:
-        """Their OIDs: VACUUM FULL, CLUSTER, TRUNCATE and every ALTER leave them, DROP and CREATE do not."""
-        query = "SELECT to_regclass(%s)::oid::text || ':' || to_regclass(%s)::oid::text"
-        cursor.execute(query, (place.own_ledger, place.location))
-        (found,) = cursor.fetchone()
-        return None if found is None else str(found)
-
-    def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
-        """See ``sql.postgres``."""
-        check_keys(cursor, place, keys)
-
-    def check_kept(self, cursor: Any, place: Place, columns: Collection[str]) -> None:
-        """Nothing: no column takes another value than it is given."""
-
-    def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
-        """The table, its primary key and what its columns are at the source."""
-        spelt = [f"{quote_postgres(name)} {found}{' NOT NULL' * key}" for name, found, key, _ in columns]
-        keys = ", ".join(quote_postgres(name) for name, _, key, _ in columns if key)
-        cursor.execute(_ONE_MAKER)
-        cursor.execute(
-            f"CREATE TABLE IF NOT EXISTS {place.location} ({', '.join(spelt)}, PRIMARY KEY ({keys}))"
-        )
-        comments = [
-            f"COMMENT ON COLUMN {place.location}.{quote_postgres(name)} IS {text_postgres(comment)}"
-            for name, _, _, comment in columns
-        ]
-        cursor.execute("; ".join(comments))
-
-    def alter(
-        self,
-        location: str,
-        added: Mapping[str, tuple[str, str | None]],
-        widened: Mapping[str, str],
-        keys: frozenset[str],  # noqa: ARG002  (they stay NOT NULL by themselves)
-    ) -> list[str]:
-        """One ALTER: a default that is a constant is given to old rows without writing them."""
-        changes = [
-            f"ALTER COLUMN {quote_postgres(name)} TYPE {found} USING {quote_postgres(name)}::{found}"
-            for name, found in widened.items()
-        ]
-        changes += [
-            f"ADD COLUMN {quote_postgres(name)} {found}" + (f" DEFAULT {default}" if default else "")
-            for name, (found, default) in added.items()
-        ]
-        dropped = [
-            f"ALTER COLUMN {quote_postgres(name)} DROP DEFAULT"
-            for name, (_, default) in added.items()
-            if default
-        ]
-        return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, dropped) if part]
-
-    def left_undone(self, cursor: Any, place: Place) -> list[str]:  # noqa: ARG002
-        """Nothing: DDL is part of the transaction."""
-        return []
-
-    def staging_tables(self, cursor: Any, place: Place) -> list[str]:
-        """By their prefix."""
-        cursor.execute(
-            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = %s AND starts_with(c.relname, %s) AND c.relkind = 'r'",
-            (place.schema, place.staging_prefix),
-        )
-        return [name for (name,) in cursor.fetchall()]
-
-    def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
-        """Without a log and without vacuum: it lives for one batch."""
-        spelt = ", ".join(f"{name} {_held(name, found)}" for name, found in columns.items())
-        cursor.execute(f"CREATE UNLOGGED TABLE {stage} ({spelt}) WITH (autovacuum_enabled = off)")
-
-    def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
-        """COPY takes hex digits with its prefix as they are."""
-        names = ", ".join(name for name, _ in columns)
-        return f"COPY {stage} ({names}) FROM STDIN (FORMAT csv, NULL 'NULL')"
-
-    def merge(self, cursor: Any, merge: Merge) -> Counts:
-        """See ``postgres_merge``."""
-        return merged(cursor, merge)
-
-    def merge_in_order(self, cursor: Any, merge: Merge) -> Counts:
-        """See ``sql.postgres_merge``."""
-        return merged_in_order(cursor, merge)
-
-    def required(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Those with NOT NULL."""
-        cursor.execute(
-            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
-            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attnotnull",
-            (place.location,),
-        )
-        return dict(cursor.fetchall())
-
-    def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """Whatever a column's own type, which may be a domain, says of NULL too."""
-        cursor.execute(
-            "SELECT attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
-            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND NOT attnotnull "
-            "AND NOT typnotnull AND attgenerated = ''",
-            (place.location,),
-        )
-        return [name for (name,) in cursor.fetchall()]
-
-    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """One ALTER."""
-        changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
-        return f"ALTER TABLE {place.location} {changes}"
-
-    def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
-        """See ``sql.postgres``."""
-        return view_text(cursor, place, name)
-
-    def view_statements(self, view: str, query: str) -> list[str]:
-        """One at a time: two who make the same view at once would be refused."""
-        return [_ONE_MAKER, f"CREATE OR REPLACE VIEW {view} AS {query}"]
-
-    def view_in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
-        """See ``sql.postgres``."""
-        return view_in_the_way(cursor, view)
-
-    def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
-        """By the keys: in a partitioned table rows of several partitions have the same ctid."""
-        names = ", ".join(keys)
-        chosen = f"SELECT {names} FROM {location} WHERE {where} LIMIT {most}"
-        cursor.execute(f"DELETE FROM {location} WHERE ({names}) IN ({chosen})")
-        return int(cursor.rowcount)
-
-    def hex_of(self, expression: str) -> str:
-        """In a collation that has digits before letters."""
-        return f"encode({expression}, 'hex') COLLATE \"C\""
-
-    def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
-        """DELETE counts what TRUNCATE does not."""
-        if mark is None:
-            cursor.execute(f"DELETE FROM {location} WHERE {only}")
-        else:
-            where = f"{mark} IS DISTINCT FROM true AND {only}"
-            cursor.execute(f"UPDATE {location} SET {mark} = true WHERE {where}")
-        return int(cursor.rowcount)
-
-
-def _held(name: str, found: str) -> str:
-    """The type of a staging table's column: a ``varchar`` would drop spaces that are too many."""
-    length = _LENGTH.fullmatch(found)
-    return f"text CHECK (char_length({name}) <= {length[1]})" if length else found
-
-
-CAPABILITIES: Final = capabilities_of(PostgresDialect())
-PREFLIGHT: Final = SqlPreflight(PostgresDialect())
-_QUESTION: Final = (
-    "SELECT format('Postgres %s: %s', current_setting('server_version'), CASE "
-    "WHEN has_database_privilege(current_database(), 'CREATE') THEN 'schemas can be made' "
-    "ELSE 'the user may make no schemas: they must be there' END)"
-)
-
-
-def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
-    """The Postgres tables of a config."""
-    return open_sql(PostgresDialect(), cast("PostgresSettings", config.target))
-
-
-def place_of(settings: PostgresSettings, table: TableId) -> str:
-    """A table's server, schema and name."""
-    return shown_place(PostgresDialect(), settings, table)
-
-
-def try_target(settings: PostgresSettings) -> str:
-    """The server's version, and whether the user may make schemas; raises ConfigError where it is none."""
-    return try_connection(PostgresDialect(), endpoint_of(settings), _QUESTION)
+    return True
 
 
 # Through jsonb: Postgres 11 has no such column, and no such collations.
@@ -478,3 +215,226 @@ def view_in_the_way(cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
     """A column's type does not change under a view: it goes before, and gets its rights again after."""
     cursor.execute(_RIGHTS, {"view": view})
     return [f"DROP VIEW IF EXISTS {view}"], [ForView(*found) for found in cursor.fetchall()]
+
+
+class PostgresDialect:
+    """The Postgres side of the SQL targets."""
+
+    database: Database = "postgres"
+    limits = POSTGRES_LIMITS
+    caveats: Mapping[ChangeKind, str] = MappingProxyType({})
+    ddl_commits = False
+    insert_missing = "INSERT INTO {} ON CONFLICT DO NOTHING"
+    hex_prefix = "\\x"
+    nul_refused = True
+
+    load = staticmethod(load)
+    code_of = staticmethod(code_of)
+    quote = staticmethod(quote_postgres)
+    connect = staticmethod(connect)
+    alive = staticmethod(alive)
+    error_of = staticmethod(error_of)
+    merge = staticmethod(merged)
+    check_keys = staticmethod(check_keys)
+    view_text = staticmethod(view_text)
+    view_in_the_way = staticmethod(view_in_the_way)
+
+    @cached_property
+    def errors(self) -> tuple[type[BaseException], ...]:
+        """psycopg's."""
+        return (psycopg().Error,)
+
+    def literal(self, text: str, found: str) -> str:
+        """A value as a literal with its type."""
+        shown = f"\\x{text}" if found == "bytea" else text
+        return f"{text_postgres(shown)}::{found}"
+
+    def prepare_schema(self, cursor: Any, place: Place) -> None:
+        """The schema and its ledger; what is there is not touched, and needs no right to make it."""
+        cursor.execute("SELECT to_regnamespace(%s) IS NULL", (place.quote(place.schema),))
+        (no_schema,) = cursor.fetchone()
+        if no_schema:
+            cursor.execute(_ONE_MAKER)
+            cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {place.quote(place.schema)}")
+        self._prepare_ledger(cursor, replace(place, name=LEDGER), _LEDGER, _OPTIONAL)
+        if place.shard:
+            self._prepare_ledger(cursor, replace(place, name=SHARDS), _SHARDS, _SHARDS_OPTIONAL)
+
+    def _prepare_ledger(self, cursor: Any, ledger: Place, create: str, optional: Mapping[str, str]) -> None:
+        """Make a ledger, or give one of an earlier version the columns that there were not."""
+        present = self.present(cursor, ledger)
+        missing = [
+            f"ADD COLUMN IF NOT EXISTS {n} {found}" for n, found in optional.items() if n not in present
+        ]
+        if missing:
+            cursor.execute(_ONE_MAKER)
+            way = f"ALTER TABLE {ledger.location} {', '.join(missing)}"
+            cursor.execute(way if present else create.format(ledger.location))
+
+    def present(self, cursor: Any, place: Place) -> dict[str, str]:
+        """The columns of the table; what has its name and is no table is refused."""
+        cursor.execute(
+            "SELECT c.relkind IN ('r', 'p'), a.attname, "
+            "CASE a.atttypmod WHEN -1 THEN format_type(a.atttypid, -1) "
+            "ELSE replace(format_type(a.atttypid, a.atttypmod), '(6) ', ' ') END "
+            "FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s "
+            "AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+            (place.schema, place.name),
+        )
+        found = cursor.fetchall()
+        if found and not found[0][0]:
+            raise no_table(place)
+        return {name: spelt for _, name, spelt in found}
+
+    def folds_names(self, cursor: Any) -> bool:  # noqa: ARG002
+        """Not those in quotes."""
+        return False
+
+    def identity(self, cursor: Any, place: Place) -> str | None:
+        """Their OIDs: VACUUM FULL, CLUSTER, TRUNCATE and every ALTER leave them, DROP and CREATE do not."""
+        query = "SELECT to_regclass(%s)::oid::text || ':' || to_regclass(%s)::oid::text"
+        cursor.execute(query, (place.own_ledger, place.location))
+        (found,) = cursor.fetchone()
+        return None if found is None else str(found)
+
+    def check_kept(self, cursor: Any, place: Place, columns: Collection[str]) -> None:
+        """Nothing: no column takes another value than it is given."""
+
+    def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
+        """The table, its primary key and what its columns are at the source."""
+        spelt = [f"{quote_postgres(name)} {found}{' NOT NULL' * key}" for name, found, key, _ in columns]
+        keys = ", ".join(quote_postgres(name) for name, _, key, _ in columns if key)
+        cursor.execute(_ONE_MAKER)
+        cursor.execute(
+            f"CREATE TABLE IF NOT EXISTS {place.location} ({', '.join(spelt)}, PRIMARY KEY ({keys}))"
+        )
+        comments = [
+            f"COMMENT ON COLUMN {place.location}.{quote_postgres(name)} IS {text_postgres(comment)}"
+            for name, _, _, comment in columns
+        ]
+        cursor.execute("; ".join(comments))
+
+    def alter(
+        self,
+        location: str,
+        added: Mapping[str, tuple[str, str | None]],
+        widened: Mapping[str, str],
+        keys: frozenset[str],  # noqa: ARG002  (they stay NOT NULL by themselves)
+    ) -> list[str]:
+        """One ALTER: a default that is a constant is given to old rows without writing them."""
+        changes = [
+            f"ALTER COLUMN {quote_postgres(name)} TYPE {found} USING {quote_postgres(name)}::{found}"
+            for name, found in widened.items()
+        ]
+        changes += [
+            f"ADD COLUMN {quote_postgres(name)} {found}" + (f" DEFAULT {default}" if default else "")
+            for name, (found, default) in added.items()
+        ]
+        dropped = [
+            f"ALTER COLUMN {quote_postgres(name)} DROP DEFAULT"
+            for name, (_, default) in added.items()
+            if default
+        ]
+        return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, dropped) if part]
+
+    def left_undone(self, cursor: Any, place: Place) -> list[str]:  # noqa: ARG002
+        """Nothing: DDL is part of the transaction."""
+        return []
+
+    def staging_tables(self, cursor: Any, place: Place) -> list[str]:
+        """By their prefix."""
+        cursor.execute(
+            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND starts_with(c.relname, %s) AND c.relkind = 'r'",
+            (place.schema, place.staging_prefix),
+        )
+        return [name for (name,) in cursor.fetchall()]
+
+    def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
+        """Without a log and without vacuum: it lives for one batch."""
+        spelt = ", ".join(f"{name} {_held(name, found)}" for name, found in columns.items())
+        cursor.execute(f"CREATE UNLOGGED TABLE {stage} ({spelt}) WITH (autovacuum_enabled = off)")
+
+    def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
+        """COPY takes hex digits with its prefix as they are."""
+        names = ", ".join(name for name, _ in columns)
+        return f"COPY {stage} ({names}) FROM STDIN (FORMAT csv, NULL 'NULL')"
+
+    def required(self, cursor: Any, place: Place) -> dict[str, str]:
+        """Those with NOT NULL."""
+        cursor.execute(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attnotnull",
+            (place.location,),
+        )
+        return dict(cursor.fetchall())
+
+    def nullable(self, cursor: Any, place: Place) -> list[str]:
+        """Whatever a column's own type, which may be a domain, says of NULL too."""
+        cursor.execute(
+            "SELECT attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND NOT attnotnull "
+            "AND NOT typnotnull AND attgenerated = ''",
+            (place.location,),
+        )
+        return [name for (name,) in cursor.fetchall()]
+
+    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
+        """One ALTER."""
+        changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
+        return f"ALTER TABLE {place.location} {changes}"
+
+    def view_statements(self, view: str, query: str) -> list[str]:
+        """One at a time: two who make the same view at once would be refused."""
+        return [_ONE_MAKER, f"CREATE OR REPLACE VIEW {view} AS {query}"]
+
+    def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
+        """By the keys: in a partitioned table rows of several partitions have the same ctid."""
+        names = ", ".join(keys)
+        chosen = f"SELECT {names} FROM {location} WHERE {where} LIMIT {most}"
+        cursor.execute(f"DELETE FROM {location} WHERE ({names}) IN ({chosen})")
+        return int(cursor.rowcount)
+
+    def hex_of(self, expression: str) -> str:
+        """In a collation that has digits before letters."""
+        return f"encode({expression}, 'hex') COLLATE \"C\""
+
+    def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
+        """DELETE counts what TRUNCATE does not."""
+        if mark is None:
+            cursor.execute(f"DELETE FROM {location} WHERE {only}")
+        else:
+            where = f"{mark} IS DISTINCT FROM true AND {only}"
+            cursor.execute(f"UPDATE {location} SET {mark} = true WHERE {where}")
+        return int(cursor.rowcount)
+
+
+def _held(name: str, found: str) -> str:
+    """The type of a staging table's column: a ``varchar`` would drop spaces that are too many."""
+    length = _LENGTH.fullmatch(found)
+    return f"text CHECK (char_length({name}) <= {length[1]})" if length else found
+
+
+CAPABILITIES: Final = capabilities_of(PostgresDialect())
+PREFLIGHT: Final = SqlPreflight(PostgresDialect())
+_QUESTION: Final = (
+    "SELECT format('Postgres %s: %s', current_setting('server_version'), CASE "
+    "WHEN has_database_privilege(current_database(), 'CREATE') THEN 'schemas can be made' "
+    "ELSE 'the user may make no schemas: they must be there' END)"
+)
+
+
+def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
+    """The Postgres tables of a config."""
+    return open_sql(PostgresDialect(), cast("PostgresSettings", config.target))
+
+
+def place_of(settings: PostgresSettings, table: TableId) -> str:
+    """A table's server, schema and name."""
+    return shown_place(PostgresDialect(), settings, table)
+
+
+def try_target(settings: PostgresSettings) -> str:
+    """The server's version, and whether the user may make schemas; raises ConfigError where it is none."""
+    return try_connection(PostgresDialect(), endpoint_of(settings), _QUESTION)

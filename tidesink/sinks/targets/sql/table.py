@@ -425,12 +425,10 @@ class SqlTable(ChangedColumns):
         check_staged(cursor, merge)
         if batch.mode == "history":
             return merged_versions(cursor, self._dialect.database, merge, batch)
-        if merge.sequence:
-            return self._dialect.merge_in_order(cursor, merge)
         if batch.mode == "append":
             return append_staged(cursor, merge)
         if merge.kept:
-            omitted = None if batch.lenient else not_stored(cursor, merge)
+            omitted = None if batch.lenient else not_stored(cursor, merge, batch.shape)
             if omitted is not None:
                 message, place = omitted
                 raise ValueNotStoredError(message, **place, table=self._table)
