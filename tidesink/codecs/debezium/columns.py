@@ -327,7 +327,7 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
     key = _read_key(plan, some, left)
     cut = _key_alone(plan, some, left)
     source, commit_ts = _positions(plan.connector, some, left)
-    reported = _Reported(some, deleted, cut)
+    count = len(deleted)
     columns = {
         **records.places(some.where),
         "op": op_array(np.where(left, np.int8(0), codes)),
@@ -336,9 +336,9 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
         "key": key,
         "before": _struct(before, some.before, plan.types.row, cut),
         "after": _struct(after, some.after, plan.types.row, None),
-        "unavailable": reported.unavailable(after),
-        "unavailable_before": reported.unavailable_before(before, plan.schema),
-        "zero_dates": reported.zero_dates(before, after),
+        "unavailable": name_lists(_unsent(after, None), count),
+        "unavailable_before": name_lists(_unsent(before, cut), count),
+        "zero_dates": name_lists(_zero_dates(before, after, deleted, cut), count),
     }
     ordered = [columns[name] for name in plan.types.table.names]
     table = pa.Table.from_arrays(ordered, schema=plan.types.table)
@@ -362,9 +362,11 @@ def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str,
     found = {}
     for wire, name, step in fields:
         column = step.read(image.member(wire))
-        if column.unproven is not None:
-            left |= image.spread(column.unproven)
-        found[name] = column
+        marks = [None if mask is None else image.spread(mask) for mask in column[1:]]
+        unproven, zero_dates, unavailable = marks
+        if unproven is not None:
+            left |= unproven
+        found[name] = TypedColumn(column.values, None, zero_dates, unavailable)
     return found
 
 
@@ -376,7 +378,7 @@ def _read_key(plan: _Plan, some: Envelopes, left: Mask) -> pa.Array:
     columns = _read_image(plan.key, some.key, left) or {}
     for column in columns.values():
         if column.unavailable is not None:
-            left |= some.key.spread(column.unavailable)
+            left |= column.unavailable
     return _struct(columns, some.key, plan.types.key, None)
 
 
@@ -407,52 +409,35 @@ class _Cut(NamedTuple):
     names: frozenset[str]
 
 
-class _Reported:
-    """Lists of column names a row: what was not sent, what was made null."""
+def _cut_rows(cut: _Cut | None, name: str) -> Mask | None:
+    return cut.rows if cut is not None and name in cut.names else None
 
-    def __init__(self, some: Envelopes, deleted: Mask, cut: _Cut | None) -> None:
-        self._some, self._deleted, self._cut = some, deleted, cut
 
-    def unavailable(self, after: Mapping[str, TypedColumn] | None) -> pa.Array:
-        """The columns of ``after`` that the source did not send."""
-        found = {
-            name: self._some.after.spread(one.unavailable)
-            for name, one in (after or {}).items()
-            if one.unavailable is not None
-        }
-        return name_lists(found, len(self._deleted))
+def _unsent(columns: Mapping[str, TypedColumn] | None, cut: _Cut | None) -> dict[str, Mask]:
+    """By column, which rows lack it on the wire: not sent, or outside of an old row that is its key alone."""
+    found = {}
+    for name, one in (columns or {}).items():
+        masks = [mask for mask in (one.unavailable, _cut_rows(cut, name)) if mask is not None]
+        if masks:
+            found[name] = np.logical_or.reduce(masks)
+    return found
 
-    def unavailable_before(self, before: Mapping[str, TypedColumn] | None, schema: TableSchema) -> pa.Array:
-        """The same of ``before``; of one that has its key alone all other columns."""
-        found = {}
-        for column in schema.columns if before else ():
-            name, one = column.name, (before or {})[column.name]
-            masks = [] if one.unavailable is None else [self._some.before.spread(one.unavailable)]
-            if self._cut is not None and name in self._cut.names:
-                masks.append(self._cut.rows)
-            if masks:
-                found[name] = np.logical_or.reduce(masks)
-        return name_lists(found, len(self._deleted))
 
-    def zero_dates(
-        self, before: Mapping[str, TypedColumn] | None, after: Mapping[str, TypedColumn] | None
-    ) -> pa.Array:
-        """The columns whose date was made null: of ``after``, of a delete of ``before``."""
-        found: dict[str, Mask] = {}
-        for name, one in (after or {}).items():
-            if one.zero_dates is not None:
-                found[name] = self._some.after.spread(one.zero_dates)
-        for name, one in (before or {}).items():
-            if one.zero_dates is not None:
-                mask = self._of_delete(name, self._some.before.spread(one.zero_dates))
-                found[name] = found[name] | mask if name in found else mask
-        names = (name for name in after or before or {} if name in found)
-        return name_lists({name: found[name] for name in names}, len(self._deleted))
-
-    def _of_delete(self, name: str, mask: Mask) -> Mask:
-        cut = self._cut
-        is_cut = cut is not None and name in cut.names
-        return mask & self._deleted & ~cut.rows if cut is not None and is_cut else mask & self._deleted
+def _zero_dates(
+    before: Mapping[str, TypedColumn] | None,
+    after: Mapping[str, TypedColumn] | None,
+    deleted: Mask,
+    cut: _Cut | None,
+) -> dict[str, Mask]:
+    """By column, of which rows its date was made null: in ``after``, of a delete in ``before``."""
+    found = {name: one.zero_dates for name, one in (after or {}).items() if one.zero_dates is not None}
+    for name, one in (before or {}).items():
+        if one.zero_dates is None:
+            continue
+        mask, alone = one.zero_dates & deleted, _cut_rows(cut, name)
+        mask = mask if alone is None else mask & ~alone
+        found[name] = found[name] | mask if name in found else mask
+    return {name: found[name] for name in after or before or {} if name in found}
 
 
 # Postgres' old rows that have their key alone (``envelope``, REPLICA IDENTITY DEFAULT)

@@ -391,17 +391,15 @@ class Batch:
         self, reduction: Reduction, schema_decision: SchemaDecision, progress: Progress
     ) -> ReducedBatch:
         shape, summary = schema_decision.given, reduction.summary
-        first = shape.key_columns[0].name
+        first, capabilities = shape.key_columns[0].name, self._context.target.capabilities
+        payloads = self._payloads(reduction, schema_decision)
         return ReducedBatch(
             shape,
             upserts=summary.upserts,
             deletes=summary.deletes,
-            frame=stamped(
-                omitting(rows_to_write(reduction.frame, summary.rows, self._settings), schema_decision),
-                shape,
-                self._settings,
-                progress.batch,
-            ),
+            frame=None
+            if payloads is not None and capabilities.packed
+            else self._frame(reduction, schema_decision, progress),
             key_range={first: summary.key_range} if summary.key_range else {},
             delete_mode=self._settings.deletes,
             keeps=summary.omitted > 0,
@@ -412,16 +410,21 @@ class Batch:
             since=summary.min_commit_ts,
             on_delete=on_delete(self._settings, shape),
             lenient=self._settings.ignore_null_updates,
-            payloads=self._payloads(reduction, schema_decision),
+            payloads=payloads,
             checkpointed=self._checkpoints,
             on_staged=lambda: self._context.failpoints.reach("staged"),
         )
 
+    def _frame(self, reduction: Reduction, schema_decision: SchemaDecision, progress: Progress) -> DataFrame:
+        """The rows as the target gets them."""
+        rows = rows_to_write(reduction.frame, reduction.summary.rows, self._settings)
+        given = omitting(rows, schema_decision)
+        return stamped(given, schema_decision.given, self._settings, progress.batch)
+
     def _payloads(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame | None:
         """The rows as the tasks packed them, where nothing is changed about them."""
-        if schema_decision.omitted or self._settings.metadata_columns:
-            return None
-        return reduction.found.payloads
+        omits = schema_decision.omitted and not self._context.target.capabilities.packed
+        return None if omits or self._settings.metadata_columns else reduction.found.payloads
 
     def _shape(self) -> TableShape:
         return self._decoding.columns().packed_shape

@@ -37,6 +37,7 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         name=dialect.database,
         exactly_once=True,
         features=SqlSettings.features,
+        packed=True,
         nul_in_text=not dialect.nul_refused,
         caveats={"drop": _NO_DROP, **dialect.caveats},
     )
