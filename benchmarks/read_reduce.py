@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.baseline import plain_session
 from benchmarks.events import TABLE
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.batch.source import reduced_ranges
+from tidesink.sinks.batch.source import KafkaSource, reduced_ranges
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets
@@ -36,7 +36,7 @@ def ours(settings: dict[str, Any]) -> float:
     plan = flat_avro_plan(TABLE, key_schemas=key, value_schemas=value)
     found = KafkaOffsets(properties).lookup([topic])[topic]
     ranges = tuple(FetchRange(topic, n, at.earliest, at.latest) for n, at in found.partitions.items())
-    reduced = reduced_ranges(spark, RangeTask(ranges, KafkaFetch(properties), plan))
+    reduced = reduced_ranges(spark, RangeTask(ranges, plan), KafkaSource(KafkaFetch(properties)))
     seconds = time.perf_counter() - started
     assert reduced.summary.read == settings["events"]
     spark.stop()

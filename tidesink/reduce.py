@@ -1,6 +1,6 @@
 """The law of reduction in pure Python: of a key's events in a batch the greatest position stays.
 
-This is the oracle of ``batch.frame_reduction``. Keys compare as exact values, text byte by byte: a collation
+This is the oracle of ``batch.reduce``. Keys compare as exact values, text byte by byte: a collation
 at the source that holds 'a' and 'A' for one key never sends both as two rows.
 """
 

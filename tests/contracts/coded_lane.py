@@ -14,7 +14,6 @@ from tests.contracts.coded_changes import TOPIC, Changefeed
 from tests.contracts.message_beds import MessagesBed
 from tests.contracts.targets_bed import Bed
 from tests.decoded_batches import as_records
-from tests.sessions import raw_frame
 from tests.surroundings import surroundings
 from tests.unit.config_samples import right
 from tidesink.codecs.base import CodecOptions
@@ -24,13 +23,13 @@ from tidesink.events import Message, TableId
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.table_task import TableTask
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _DEFAULTS: Final = CodecOptions()
 
@@ -59,13 +58,6 @@ class HeldTopic(KafkaSource):
         super().__init__(HeldFetch(tuple(messages)))
         self._messages = messages
         self.sent = 0
-
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in the ranges."""
-        wanted = {(part.partition, offset) for part in ranges for offset in range(part.start, part.end)}
-        held = [one for one in self._messages if (one.partition, one.offset) in wanted]
-        assert len(held) == len(wanted)
-        return self.opened(raw_frame(session, held))
 
     def found(self) -> TopicOffsets:
         """Where the topic ends by now."""

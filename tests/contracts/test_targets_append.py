@@ -13,7 +13,7 @@ from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, 
 from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.batch.modes import (
+from tidesink.sinks.batch.change_log import (
     COMMIT_TS,
     INDEX,
     OFFSET,

@@ -27,16 +27,8 @@ from tests.contracts.targets_bed import Bed
 from tests.full import FULL
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import ChangeEvent, DdlEvent, Op, Row, TableSchema
-from tidesink.sinks.batch.modes import (
-    COMMIT_TS,
-    FROM_COLUMN,
-    INDEX,
-    OFFSET,
-    OP,
-    PARTITION,
-    TO_COLUMN,
-    UNAVAILABLE,
-)
+from tidesink.sinks.batch.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, UNAVAILABLE
+from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
 """Run as a program: a worker's task on a cluster that loses executors, while they read and before they write.
 
-``python -m tests.e2e.lost_executors delta frames FOLDER`` applies two batches on a cluster of two executors.
-Each batch loses an executor between two of its tasks, and one more when the batch is about to be committed,
-with what it kept of it. With ``tasks`` a batch loses the executor that fetches, and all of them with every
-payload before the commit. Prints of each batch what was observed and counted, and how the table stands.
+``python -m tests.e2e.lost_executors delta FOLDER`` applies two batches on a cluster of two executors. Each
+batch loses the executor that fetches, and all of them with every payload before the commit. Prints of each
+batch what was counted, and how the table stands.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,17 +26,14 @@ from tests.contracts.iceberg_beds import hadoop_catalog, iceberg_bed_in
 from tests.contracts.targets_bed import Bed
 from tests.sessions import SMALL_SPARK
 from tidesink.events import Message, TableSchema
-from tidesink.sinks.batch.source import KafkaRead, ReadFrame
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.schema_sources.base import Apart
 from tidesink.sinks.spark.session import build_session
 from tidesink.sinks.worker.context import Failpoints
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from tidesink.sinks.batch.tasks import Fetch
 
@@ -69,16 +65,6 @@ def kill_own_executor(mark: Path) -> None:
     time.sleep(30)  # its end is ours
 
 
-def lose_executor(mark: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pass rows on; the executor of the first task that follows another one is killed."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is not None and context.partitionId() >= _TASKS // 2:
-        kill_own_executor(mark)
-    yield from batches
-
-
 @dataclass(frozen=True)
 class LosingFetch:
     """A fetch whose executor is killed by the first task of each batch."""
@@ -95,50 +81,17 @@ class LosingFetch:
 class FetchedTopic(HeldTopic):
     """A topic whose records tasks fetch, and whose fetching executor is killed, once a batch."""
 
-    observed = KafkaRead(0, 0)
-
     def __init__(self, folder: Path, messages: Sequence[Message]) -> None:
         super().__init__(messages)
         self.fetch = LosingFetch(self.fetch, folder)
 
 
-class LosingTopic(HeldTopic):
-    """A topic whose readers are killed, once a batch."""
-
-    def __init__(self, folder: Path, messages: Sequence[Message]) -> None:
-        super().__init__(messages)
-        self.fetch = None  # what is killed is the JVM's reader
-        self._folder = folder
-        self._mark: Path | None = None
-        self.observed = KafkaRead(0, 0)
-
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in the ranges."""
-        raw = super().frame(session, ranges)
-        # Other reads, such as those for DDL, go unharmed.
-        return raw if self._mark is None else raw.mapInArrow(partial(lose_executor, self._mark), raw.schema)
-
-    def read(
-        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
-    ) -> ReadFrame:
-        """The records in the ranges; what was observed is kept."""
-        self._mark = self._folder / f"lost_at_{ranges[0].start}"
-        read = super().read(session, ranges, apart=apart)
-        self._mark = None
-        return read._replace(observed=partial(self._observed, read))
-
-    def _observed(self, read: ReadFrame) -> KafkaRead:
-        self.observed = read.observed()
-        return self.observed
-
-
 class LosesBeforeTheCommit(Failpoints):
-    """Kills executors when a batch is about to be committed for the first time: one, or all."""
+    """Kills all executors when a batch is about to be committed for the first time."""
 
-    def __init__(self, *, every: bool) -> None:
+    def __init__(self) -> None:
         super().__init__(None)
         self.lost = 0
-        self._every = every
         self._again = False
 
     def reach(self, name: str) -> None:
@@ -148,7 +101,7 @@ class LosesBeforeTheCommit(Failpoints):
         if name != "committing" or self._again:
             return
         self._again = True
-        for pid in list(_executors()) if self._every else [next(_executors())]:
+        for pid in list(_executors()):
             os.kill(pid, signal.SIGKILL)
         self.lost += 1
 
@@ -177,12 +130,6 @@ BEDS: Final[dict[str, Callable[[SparkSession, Path], Bed]]] = {
 }
 
 
-TOPICS: Final[dict[str, Callable[[Path, Sequence[Message]], HeldTopic]]] = {
-    "tasks": FetchedTopic,
-    "frames": LosingTopic,
-}
-
-
 def changes() -> Changefeed:
     """As many inserts as fill a batch, and then as many updates and deletes."""
     feed = Changefeed("canal-json", TableSchema(TABLE, ()))
@@ -194,12 +141,12 @@ def changes() -> Changefeed:
     return feed
 
 
-def main(kind: str, path: str, folder: Path) -> None:
+def main(kind: str, folder: Path) -> None:
     """Apply two batches."""
     paths = {f"spark.executorEnv.{name}": os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     conf = {**SMALL_SPARK, **paths, "spark.default.parallelism": str(_TASKS)}
     spark = build_session(master="local-cluster[2,1,1024]", conf=conf, target=kind)
-    feed, lost = changes(), LosesBeforeTheCommit(every=path == "tasks")
+    feed, lost = changes(), LosesBeforeTheCommit()
     bed = BEDS[kind](spark, folder / "lake")
     table = open_table(
         bed,
@@ -208,19 +155,13 @@ def main(kind: str, path: str, folder: Path) -> None:
         feed=feed,
         messages=placed(feed.records),
         config=config_of(feed, retry_for="120s"),
-        held=partial(TOPICS[path], folder),
+        held=partial(FetchedTopic, folder),
     )
     table = replace(table, around=replace(table.around, failpoints=lost))
-    topic = table.topic
-    assert isinstance(topic, (LosingTopic, FetchedTopic))
     with table.table_task() as table_task:
         for upto in (ROWS + 1, len(feed.records)):
             table.take(table_task, upto)
-            reported = {
-                **table_task.report().counters,
-                "observed": topic.observed.records,
-                "lost": lost.lost,
-            }
+            reported = {**table_task.report().counters, "lost": lost.lost}
             sys.stdout.write(json.dumps(reported) + "\n")
     right = table.rows(shape_of(feed.schema)) == [row for _, row in sorted(feed.rows.items())]
     sys.stdout.write(json.dumps({"right": right, "rows": len(feed.rows)}) + "\n")
@@ -228,4 +169,4 @@ def main(kind: str, path: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -11,22 +10,22 @@ from confluent_kafka.admin import AdminClient
 
 from tests.full import FULL
 from tests.servers import create_topics
+from tidesink.codecs.batch import messages
 from tidesink.dev.processes import free_ports
 from tidesink.errors import SourceError, SourceUnavailableError
-from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
+from tidesink.events import Message
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, KafkaFetch, fetch
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.spark.record_frames import RECORD_DDL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 _PATIENCE: Final = 60.0
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _PARTITIONS: Final = 2
 
 
@@ -66,33 +65,28 @@ def _consumed(brokers: str, topic: str, ends: dict[int, int]) -> dict[tuple[int,
             assert error.code() == KafkaError._PARTITION_EOF
             left.remove(record.partition())
             continue
-        moment = _EPOCH + timedelta(milliseconds=record.timestamp()[1])
+        moment = record.timestamp()[1]
         headers = [tuple(one) for one in record.headers() or ()] or None
         found[record.partition(), record.offset()] = (record.key(), record.value(), moment, headers)
     consumer.close()
     return found
 
 
-def _rows(frame: DataFrame, *, headers: bool) -> dict[tuple[int, int], tuple[Any, ...]]:
-    rows = frame.collect()
-    found = {
-        (row["partition"], row["offset"]): (
-            row["key"] and bytes(row["key"]),
-            row["value"] and bytes(row["value"]),
-            row["timestamp"].astimezone(timezone.utc),
-            _headers(row["headers"]) if headers else None,
-        )
+def _messages(records: Iterator[pa.RecordBatch]) -> list[Message]:
+    return [one for batch in records for one in messages(batch)]
+
+
+def _rows(found: Iterable[Message]) -> dict[tuple[int, int], tuple[Any, ...]]:
+    rows = list(found)
+    by_place = {
+        (row.partition, row.offset): (row.key, row.value, row.timestamp, list(row.headers) or None)
         for row in rows
     }
-    assert len(found) == len(rows)
-    return found
+    assert len(by_place) == len(rows)
+    return by_place
 
 
-def _headers(found: Any) -> list[tuple[str, bytes | None]] | None:
-    return found and [(one["key"], one["value"] and bytes(one["value"])) for one in found]
-
-
-def test_a_frame_has_the_records_that_a_consumer_reads(
+def test_tasks_and_this_process_read_what_a_consumer_reads(
     spark: SparkSession, brokers: str, topic_prefix: str
 ) -> None:
     create_topics(brokers, {topic_prefix: _PARTITIONS})
@@ -102,20 +96,16 @@ def test_a_frame_has_the_records_that_a_consumer_reads(
     assert len(expected) == 120
     source = KafkaSource(KafkaFetch({"bootstrap.servers": brokers}))
     ranges = [OffsetRange(topic_prefix, number, 0, end) for number, end in ends.items()]
-    frame = source.records(spark, ranges)
-    assert _rows(frame, headers=True) == expected
-    plain = source.frame(spark, ranges)
-    assert plain.schema == spark.createDataFrame([], RECORD_DDL).schema
-    assert _rows(plain, headers=False) == {at: (*row[:3], None) for at, row in expected.items()}
+    asked = source.ask(spark, ranges, _messages)
+    assert _rows(one for part in asked for one in part) == expected
+    assert _rows(_messages(source.read_here(ranges))) == expected
+    valued = {place: row for place, row in expected.items() if row[1] is not None}
+    assert _rows(source.messages_here(ranges)) == valued
     inner = [OffsetRange(topic_prefix, 0, 5, 47), OffsetRange(topic_prefix, 1, 9, 9)]
-    assert _rows(source.records(spark, inner), headers=True) == {
+    assert _rows(one for part in source.ask(spark, inner, _messages) for one in part) == {
         at: row for at, row in expected.items() if at[0] == 0 and 5 <= at[1] < 47
     }
-    read = source.read(spark, ranges)
-    assert read.frame.count() == 120
-    size = sum(len(key or b"") + len(value or b"") for key, value, *_ in expected.values())
-    assert tuple(read.observed()) == tuple(read.counted()) == (120, size, 0)
-    assert source.frame(spark, []).collect() == []
+    assert source.ask(spark, [], _messages) == []
 
 
 def test_expired_offsets_are_our_error_on_the_driver(
@@ -129,15 +119,11 @@ def test_expired_offsets_are_our_error_on_the_driver(
     admin = AdminClient({"bootstrap.servers": brokers})
     for future in admin.delete_records([TopicPartition(topic_prefix, 0, 6)]).values():
         future.result(_PATIENCE)
-    frame = KafkaSource(KafkaFetch({"bootstrap.servers": brokers})).frame(
-        spark, [OffsetRange(topic_prefix, 0, 2, 10)]
-    )
-    for job in (frame.collect, frame.count, frame.write.format("noop").mode("overwrite").save):
-        with (
-            pytest.raises(SourceError, match="the partition begins at 6") as caught,
-            translated_read_errors("another"),
-        ):
-            job()
+    source = KafkaSource(KafkaFetch({"bootstrap.servers": brokers}))
+    ranges = [OffsetRange(topic_prefix, 0, 2, 10)]
+    for read in (lambda: source.ask(spark, ranges, _messages), lambda: list(source.read_here(ranges))):
+        with pytest.raises(SourceError, match="the partition begins at 6") as caught:
+            read()
         assert caught.value.context == {"topic": topic_prefix, "partition": 0, "offset": 2}
         assert type(caught.value) is SourceError
 
@@ -150,6 +136,5 @@ def _impatient(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
 
 @FULL
 def test_silence_is_our_error_on_the_driver(spark: SparkSession) -> None:
-    frame = KafkaSource(_impatient).frame(spark, [OffsetRange("t", 0, 0, 1)])
-    with pytest.raises(SourceUnavailableError, match="no answer"), translated_read_errors("t"):
-        frame.collect()
+    with pytest.raises(SourceUnavailableError, match="no answer"):
+        KafkaSource(_impatient).ask(spark, [OffsetRange("t", 0, 0, 1)], _messages)

@@ -29,11 +29,12 @@ from tidesink.cli.sources import Start, read_topic
 from tidesink.dev.processes import READY_SECONDS, free_ports, stop_daemons
 from tidesink.dev.stack import Broker
 from tidesink.errors import SourceError, SourceUnavailableError
-from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, KafkaFetch, fetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.servers, FULL]
@@ -169,6 +170,10 @@ _LOGINS: Final[dict[str, dict[str, str]]] = {
 }
 
 
+def _values(records: Iterator[pa.RecordBatch]) -> list[bytes | None]:
+    return [value for batch in records for value in batch.column("value").to_pylist()]
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("login", list(_LOGINS))
 def test_a_config_serves_the_driver_and_the_tasks(secured: Secured, spark: SparkSession, login: str) -> None:
@@ -180,8 +185,8 @@ def test_a_config_serves_the_driver_and_the_tasks(secured: Secured, spark: Spark
     config = right(changed(FLAT_AVRO, source__brokers=brokers, source__kafka=given), Path("/"))
     properties = config.source.confluent_properties()
     assert KafkaOffsets(properties).lookup([_TOPIC])[_TOPIC].partitions[0].latest == 3
-    frame = KafkaSource(KafkaFetch(properties)).frame(spark, [OffsetRange(_TOPIC, 0, 0, 3)])
-    assert sorted(bytes(row["value"]) for row in frame.collect()) == [b"0", b"1", b"2"]
+    source = KafkaSource(KafkaFetch(properties))
+    assert source.ask(spark, [OffsetRange(_TOPIC, 0, 0, 3)], _values) == [[b"0", b"1", b"2"]]
     read = [message.value for message in read_topic(properties, _TOPIC, start=Start("earliest"))]
     assert read == [b"0", b"1", b"2"]
 
@@ -189,9 +194,9 @@ def test_a_config_serves_the_driver_and_the_tasks(secured: Secured, spark: Spark
 @pytest.mark.spark
 def test_a_refused_login_in_a_task_is_our_error(secured: Secured, spark: SparkSession) -> None:
     given = _sasl(secured, "PLAIN", sasl_username="reader", sasl_password="wrong-password")
-    frame = KafkaSource(KafkaFetch(given)).frame(spark, [OffsetRange(_TOPIC, 0, 0, 3)])
-    with pytest.raises(SourceError, match="_AUTHENTICATION") as caught, translated_read_errors(_TOPIC):
-        frame.collect()
+    source = KafkaSource(KafkaFetch(given))
+    with pytest.raises(SourceError, match="_AUTHENTICATION") as caught:
+        source.ask(spark, [OffsetRange(_TOPIC, 0, 0, 3)], _values)
     assert "wrong-password" not in f"{caught.value!r} {caught.value.__cause__}"
 
 

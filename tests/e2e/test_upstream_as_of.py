@@ -12,8 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.full import FULL
-from tests.sessions import raw_frame
-from tests.spark.decoded import collect
+from tests.spark.decoded import decode_here
 from tests.spark.python_rows import stored
 from tests.tidb_front import commit_ts
 from tidesink.codecs.base import CodecOptions
@@ -114,7 +113,7 @@ def test_each_change_has_the_rows_of_its_moment(tidb_url: str, database: str) ->
 def test_executors_ask_as_the_python_codec_does(tidb_url: str, database: str, spark: SparkSession) -> None:
     schema = parse_create_table(SQL.format(database))
     plan = canal_json_plan(schema, time_zone="Europe/Berlin", options=_options(tidb_url))
-    found = collect(plan.decode(raw_frame(spark, _messages(database))), plan)
+    found = decode_here(plan, _messages(database))
     for event, row in zip(_events(tidb_url, database), found, strict=True):
         expected = {"old_key": None, **stored(event, plan.shape)}
         image = "key" if row.kind == "delete" else "after"
@@ -131,7 +130,7 @@ def test_an_upstream_that_does_not_answer_makes_no_bad_record(spark: SparkSessio
         pytest.raises(SourceUnavailableError, match="the upstream does not answer") as caught,
         raised_task_errors(),
     ):
-        collect(plan.decode(raw_frame(spark, _messages("s"))), plan)
+        decode_here(plan, _messages("s"))
     assert "SECRET" not in f"{caught.value} {caught.value.__cause__} {plan!r}"
-    (deleted,) = collect(plan.decode(raw_frame(spark, _messages("s")[3:])), plan)
+    (deleted,) = decode_here(plan, _messages("s")[3:])
     assert deleted.kind == "delete"

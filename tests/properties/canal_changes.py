@@ -7,8 +7,7 @@ from collections import defaultdict
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, Values, collect
+from tests.spark.decoded import Decoded, Values, decode_here
 from tests.spark.python_rows import stored
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, objects
@@ -166,7 +165,7 @@ def decoded_in_spark(
     """As the worker does it."""
     plan = canal_json_plan(SCHEMA, options=options)
     found: dict[int, list[Decoded]] = defaultdict(list)
-    for row in collect(plan.decode(raw_frame(spark, messages)), plan):
+    for row in decode_here(plan, messages):
         found[row.offset].append(row)
     return found
 

@@ -11,19 +11,17 @@ import pytest
 
 from tests.contracts.targets_bed import progress
 from tests.memory_target import MemoryTarget
-from tests.sessions import raw_frame
+from tests.spark.decoded import reduced_here
 from tests.spark.test_append_frame import change, messages, row
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.frame_reduction import append_frame, summarise
-from tidesink.sinks.batch.modes import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
+from tidesink.sinks.batch.change_log import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.targets.base import ReducedBatch
+from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
-pytestmark = pytest.mark.spark
 TABLE = TableId("s", "t")
 SCHEMA = parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY, v VARCHAR(9), d DATE, n INT)")
 State = dict[str, dict[str, str | None]]
@@ -54,7 +52,7 @@ class Source:
 
 
 @pytest.mark.parametrize(("seed", "whole"), [(1, True), (2, False)])
-def test_a_folded_log_is_the_table_at_the_source(spark: SparkSession, seed: int, *, whole: bool) -> None:
+def test_a_folded_log_is_the_table_at_the_source(seed: int, *, whole: bool) -> None:
     random = Random(seed)
     source = Source(random, whole, {})
     stream = messages(*(source.changed() for _ in range(60)))
@@ -63,19 +61,20 @@ def test_a_folded_log_is_the_table_at_the_source(spark: SparkSession, seed: int,
     epoch = table.claim().epoch
     cuts = [0, *sorted(random.sample(range(1, 60), 3)), 60]
     for number, (start, end) in enumerate(pairwise(cuts), 1):
-        batch = batch_of(spark, stream[start:end])
+        batch = batch_of(stream[start:end])
         done = progress(epoch, number, table=TABLE)
         assert table.apply(batch, done).inserted == batch.upserts
         assert table.apply(batch, done).inserted == batch.upserts
     assert folded(target.rows(TABLE)) == {key: typed(found) for key, found in source.rows.items()}
 
 
-def batch_of(spark: SparkSession, stream: list[Message]) -> ReducedBatch:
+def batch_of(stream: list[Message]) -> ReducedBatch:
     plan = canal_json_plan(SCHEMA, logs=True)
-    frame = append_frame(plan.decode(raw_frame(spark, stream)), plan.shape).persist()
-    summary = summarise(frame, log_shape(plan.shape))
+    found = reduced_here(plan, stream)
+    summary = found.summary
     assert (summary.read, summary.applied, summary.deletes) == (len(stream), len(stream), 0)
-    batch = ReducedBatch(log_shape(plan.shape), summary.upserts, 0, frame=frame)
+    rows = [ReducedRow("upsert", row["key"], row["after"]) for row in found.to_apply]
+    batch = ReducedBatch(log_shape(plan.shape), summary.upserts, 0, rows=rows)
     return replace(batch, mode="append")
 
 

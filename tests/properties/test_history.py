@@ -13,9 +13,18 @@ from hypothesis import strategies as st
 from tests.full import TEST_ALL
 from tests.history_law import instant_of, versions_of
 from tests.memory_target import MemoryTarget
-from tests.properties.test_source_order import SHAPE, TABLE, _frame
+from tests.properties.test_source_order import SCHEMA, SHAPE, TABLE
+from tests.spark.decoded import GivenEvents, messages_of, reduced_in_spark
 from tidesink.events import ChangeEvent, Op, Position, Row
-from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.modes import (
+    FROM_COLUMN,
+    TO_COLUMN,
+    HistoryNames,
+    history_shape,
+)
+from tidesink.sinks.batch.records import EventRules
+from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow
 
@@ -157,23 +166,22 @@ def test_a_split_update_is_one_version_whether_it_is_cut_or_not() -> None:
 def test_spark_gives_the_same_history(
     spark: SparkSession, events: list[ChangeEvent], random: Any, at: int
 ) -> None:
-    from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
+    from tidesink.sinks.batch.projection_frames import rows_to_apply
     from tidesink.sinks.targets.lake_merge import count, difference_frame
 
     random.shuffle(events)
     first, second = events[:at], events[at:]
     before, (known, *results) = reported(first), applied([first, second])[1]
-    reduced = reduce_frame(_frame(spark, second), SHAPE, versions=True).persist()
+    plan = DecodePlan(TargetRows(SHAPE), GivenEvents(second, SCHEMA))
+    found = reduced_in_spark(spark, plan, messages_of(second), EventRules(versions=True))
     law = versions_of(second, ("id",))
-    assert {(r["key"]["id"], r["_commit_ts"]) for r in reduced.collect()} == {
+    assert {(r["key"]["id"], r["_commit_ts"]) for r in found.frame.collect()} == {
         (key, ts) for (key,), rows in law.rows.items() for ts in rows
     }
-    counted = reduced.groupBy().sum("_superseded").collect()[0][0] or 0
-    assert counted == law.superseded
-    assert sum(row["_half"] for row in reduced.collect()) == law.halves
+    assert (found.summary.superseded, found.summary.split_halves) == (law.superseded, law.halves)
     spans = [(key, ts, value[0]) for (key, ts), value in before.items()]
     stored = spark.createDataFrame(spans, f"{SHAPE.key_ddl}, {FROM_COLUMN} bigint, {TO_COLUMN} bigint")
-    changes = difference_frame(rows_to_apply(reduced), SHAPE, stored=stored).persist()
+    changes = difference_frame(rows_to_apply(found.frame), SHAPE, stored=stored).persist()
     after = dict(before)
     for row in changes.where("_op is not null").collect():
         key = (row["key"]["id"], row["key"][FROM_COLUMN])
@@ -186,5 +194,9 @@ def test_spark_gives_the_same_history(
     assert after == reported(events)
     counts = count(changes)
     (expected,) = results or [known]
-    found = (counts.begun, counts.ends, counts.absent, counts.stale)
-    assert found == (expected.inserted, expected.deleted, expected.absent, expected.stale)
+    assert (counts.begun, counts.ends, counts.absent, counts.stale) == (
+        expected.inserted,
+        expected.deleted,
+        expected.absent,
+        expected.stale,
+    )

@@ -5,18 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.full import TEST_ALL
 from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.reduce import Key, Reduced, reduce
-from tidesink.sinks.batch.frame_reduction import reduce_frame
-from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 TABLE = TableId("public", "t")
 COLUMNS = ("a", "b c")
@@ -102,48 +99,3 @@ def test_a_row_written_after_its_delete_has_nothing_to_keep() -> None:
     assert row.row == {"id": 0, "b c": None, SENT: 4}
     (unknown,) = reduce(events[3:], ("id",)).rows.values()
     assert (unknown.kept, unknown.after_delete) == (("a", "b c"), False)
-
-
-def _frame(spark: SparkSession, events: list[ChangeEvent]) -> Any:
-    rows = [
-        (
-            "t", 0, event.position.offset, 0, DELETE if event.after is None else UPSERT,
-            ((event.after or event.key or {})["id"],),
-            None if event.after is None else tuple(event.after.get(n) for n in SHAPE.by_name),
-            list((event.extension or {}).get(UNAVAILABLE, ())) or None,  # type: ignore[call-overload]
-        )
-        for event in events
-    ]  # fmt: skip
-    nothing = ", ".join(
-        f"cast(null as {kind}) as {name}"
-        for name, kind in {
-            "_commit_ts": "bigint", "_error": "string", "_reason": "string", "_zero_dates": "array<string>",
-            "_schema_key_id": "int", "_schema_value_id": "int", "_fields": "array<string>",
-            "_key": "binary", "_value": "binary", "old_key": SHAPE.key_ddl and f"struct<{SHAPE.key_ddl}>",
-        }.items()
-    )  # fmt: skip
-    ddl = (
-        "_topic string, _partition int, _offset bigint, _index int, _kind string, "
-        f"key struct<{SHAPE.key_ddl}>, after struct<{SHAPE.ddl}>, _kept array<string>"
-    )
-    return spark.createDataFrame(rows, ddl).selectExpr("*", *nothing.split(", "))
-
-
-@settings(
-    max_examples=15 if TEST_ALL else 5,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(streams(lossless=False))
-def test_spark_reduces_alike(spark: SparkSession, events: list[ChangeEvent]) -> None:
-    law = reduce(events, ("id",))
-    reduced = reduce_frame(_frame(spark, events), SHAPE, changes_keys=False, kept_columns=COLUMNS)
-    found = {(row["key"]["id"],): row for row in reduced.collect()}
-    assert found.keys() == law.rows.keys()
-    for key, kept in law.rows.items():
-        row = found[key]
-        assert (row["after"] is None, set(row["_kept"] or ())) == (kept.row is None, set(kept.kept))
-        assert row["_after_delete"] is kept.after_delete
-        if kept.row is not None:
-            sent = {name: row["after"][name] for name in kept.row}
-            assert sent == kept.row

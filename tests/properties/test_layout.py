@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,22 +13,26 @@ from hypothesis import strategies as st
 
 from tests.columns import ID
 from tests.full import TEST_ALL
+from tests.spark.decoded import GivenEvents, messages_of, reduced_in_spark
 from tidesink.errors import ConfigError, FilterError
-from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
-from tidesink.sinks.batch.projection_frames import LaidOutColumns
-from tidesink.sinks.batch.records import BAD, DELETE, NO_RULES, UPSERT, EventRules
-from tidesink.typemap.projection import Layout, laid_out, read_filter
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.projection import LaidOutDecoding
+from tidesink.sinks.batch.projection_frames import rows_to_apply
+from tidesink.sinks.batch.records import BAD, DELETE, UPSERT
+from tidesink.sinks.batch.source import RangeFrame
+from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.typemap.projection import Layout, read_filter
+from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
-SHAPE = shape_of(
-    TableSchema(TableId("shop", "t"), (ID, *(Column(n, ColumnType("int")) for n in ("n", "key b", "secret"))))
-)
+TABLE = TableId("shop", "t")
+SCHEMA = TableSchema(TABLE, (ID, *(Column(n, ColumnType("int")) for n in ("n", "key b", "secret"))))
+SHAPE = shape_of(SCHEMA)
 Row = dict[str, Any]
 State = dict[int, Row]
 
@@ -41,52 +46,48 @@ class Event(NamedTuple):
     kept: tuple[str, ...] = ()
 
 
-class Decoded(NamedTuple):
-    """A plan whose raw frame is decoded already."""
-
-    shape: TableShape = SHAPE
-    changes_keys: bool = True
-    keeps_values: bool = False
-    kept_columns: frozenset[str] = frozenset()
-    gone: frozenset[str] = frozenset()
-
-    def decode(self, raw: DataFrame, _rules: EventRules = NO_RULES) -> DataFrame:
-        return raw
-
-
 def _layout(text: str | None = None, **reported: Any) -> Layout:
     return Layout(row_filter=read_filter(text) if text else None, **reported)
 
 
-def _plan(spark: SparkSession, layout: Layout, inner: Decoded | None = None) -> LaidOutColumns:
-    inner = inner or Decoded()
-    return LaidOutColumns(inner, laid_out(layout, inner.shape, own=()), layout, spark)
+def _reduced(
+    spark: SparkSession,
+    layout: Layout,
+    events: Sequence[Event],
+    start: int = 0,
+    *,
+    keeps_values: bool = False,
+) -> RangeFrame:
+    """What the tasks make of the events, from this offset on."""
+    found = list(_changes(events, start))
+    plan = DecodePlan(TargetRows(SHAPE), GivenEvents(found, SCHEMA), keeps_values=keeps_values)
+    decoding = LaidOutDecoding(cast("Any", Inner(plan)), layout, spark)
+    return reduced_in_spark(spark, decoding.columns(), messages_of(found))
 
 
-def _frame(spark: SparkSession, events: Sequence[Event], start: int = 0) -> DataFrame:
-    names = [column.name for column in SHAPE.columns]
-    rows = [
-        (
-            "t", 0, at, 0, DELETE if event.row is None else UPSERT, (event.key,),
-            None if event.old is None or event.row is None else (event.old,),
-            None if event.row is None else tuple(event.row[name] for name in names),
-            [] if event.row is None else ["secret", "key b"],
-            list(event.kept) or None,
-        )
-        for at, event in enumerate(events, start)
-    ]  # fmt: skip
-    key = f"struct<{SHAPE.key_ddl}>"
-    ddl = (
-        f"_topic string, _partition int, _offset bigint, _index int, _kind string, key {key}, old_key {key}, "
-        f"after struct<{SHAPE.ddl}>, _zero_dates array<string>, _kept array<string>"
-    )
-    nothing = {
-        "_commit_ts": "bigint", "_error": "string", "_reason": "string", "_schema_key_id": "int",
-        "_schema_value_id": "int", "_fields": "array<string>", "_key": "binary", "_value": "binary",
-        "_wire_op": "string",
-    }  # fmt: skip
-    empty = [f"cast(null as {kind}) as {name}" for name, kind in nothing.items()]
-    return spark.createDataFrame(rows, ddl).selectExpr("*", *empty)
+@dataclass
+class Inner:
+    """A decoding with a plan that is made already."""
+
+    plan: DecodePlan
+
+    def columns(self) -> DecodePlan:
+        return self.plan
+
+    def reported(self) -> None:
+        return None
+
+
+def _changes(events: Sequence[Event], start: int) -> Iterator[ChangeEvent]:
+    for at, event in enumerate(events, start):
+        key, place = {"id": event.key}, Position("t", 0, at)
+        if event.row is None:
+            yield ChangeEvent(Op.DELETE, TABLE, key, key, None, None, place)
+            continue
+        before = None if event.old is None else {"id": event.old}
+        row = {name: value for name, value in event.row.items() if name not in event.kept}
+        extension = {UNAVAILABLE: event.kept} if event.kept else None
+        yield ChangeEvent(Op.UPDATE, TABLE, key, before, row, None, place, extension=extension)
 
 
 def expected(events: Sequence[Event]) -> State:
@@ -146,18 +147,14 @@ def test_the_target_holds_the_rows_that_satisfy_wherever_it_is_cut(
     layout = _layout(
         "N > 2 or secret is null", columns=("ID", "key b"), rename={"id": "number", "Key B": "B"}
     )
-    plan = _plan(spark, layout)
     edges = sorted({0, len(events), *(min(cut, len(events)) for cut in cuts)})
     state: State = {}
     for start, end in pairwise(edges):
-        decoded = plan.decode(_frame(spark, events[start:end], start))
-        reduced = reduce_frame(decoded, plan.shape, changes_keys=True, filters=True)
+        reduced = _reduced(spark, layout, events[start:end], start)
         unmatched = [event for event in events[start:end] if event.row is not None and not matches(event.row)]
-        assert sum(row["_unmatched"] for row in reduced.collect()) == len(unmatched)
-        assert sum(row["_events"] - row["_superseded"] for row in reduced.where("not _half").collect()) <= (
-            end - start
-        )
-        state = applied(reduced, state)
+        assert reduced.summary.unmatched == len(unmatched)
+        assert reduced.summary.read == reduced.summary.applied + reduced.summary.superseded == end - start
+        state = applied(reduced.frame, state)
     assert state == expected(events)
 
 
@@ -197,62 +194,48 @@ def merged(reduced: DataFrame, state: State) -> State:
 def test_a_null_leaves_what_is_stored_wherever_the_stream_is_cut(
     spark: SparkSession, events: list[Event], cut: int
 ) -> None:
-    plan = _plan(spark, _layout(ignore_nulls=True))
     state: State = {}
     for start, end in pairwise(sorted({0, min(cut, len(events)), len(events)})):
-        decoded = plan.decode(_frame(spark, events[start:end], start).drop("_kept"))
-        state = merged(
-            reduce_frame(decoded, plan.shape, changes_keys=True, kept_columns=plan.kept_columns), state
-        )
+        reduced = _reduced(spark, _layout(ignore_nulls=True), events[start:end], start)
+        state = merged(reduced.frame, state)
     assert state == folded(events)
 
 
 def test_lists_of_names_are_the_targets(spark: SparkSession) -> None:
-    plan = _plan(
-        spark,
-        _layout(except_columns=("secret",), rename={"key b": "B"}),
-        Decoded(keeps_values=True, kept_columns=frozenset({"key b", "n", "secret"})),
-    )
-    assert plan.kept_columns == {"B", "n"}
+    layout = _layout(except_columns=("secret",), rename={"key b": "B"})
     row = {"id": 1, "n": 1, "key b": None, "secret": 1}
-    frame = _frame(spark, [Event(1, row, kept=("key b", "n")), Event(2, {**row, "id": 2}, kept=("secret",))])
-    first, second = plan.decode(frame).orderBy("_offset").collect()
-    assert (first["_zero_dates"], first["_kept"], second["_kept"]) == (["B"], ["B", "n"], None)
-    assert first["after"].asDict() == {"id": 1, "n": 1, "B": None}
-
-
-def test_old_rows_of_a_change_log_are_laid_out_too(spark: SparkSession) -> None:
-    row = {"id": 1, "n": 1, "key b": 2, "secret": 1}
-    frame = _frame(spark, [Event(1, row)])
-    logged = frame.selectExpr("*", "after as before", "array('key b', 'secret') as _before_kept")
-    layout = _layout(except_columns=("secret",), rename={"key b": "B"}, metadata={"batch": "no"})
-    (found,) = _plan(spark, layout).decode(logged).collect()
-    assert found["before"].asDict() == {"id": 1, "n": 1, "B": 2, "no": None}
-    assert found["_before_kept"] == ["B"]
+    events = [Event(1, row, kept=("key b", "n")), Event(2, {**row, "id": 2}, kept=("secret",))]
+    first, second = _reduced(spark, layout, events, keeps_values=True).frame.orderBy("_offset").collect()
+    assert (sorted(first["_kept"]), second["_kept"]) == (["B", "n"], None)
+    assert first["after"].asDict() == {"id": 1, "n": None, "B": None}
 
 
 def test_a_row_that_the_filter_fails_on_is_bad_and_the_others_are_not(spark: SparkSession) -> None:
-    plan = _plan(spark, _layout("10 / n > 4 and 10 / n < 11 or cast(concat('1', `key b`) as tinyint) = 13"))
+    text = "10 / n > 4 and 10 / n < 11 or cast(concat('1', `key b`) as tinyint) = 13"
     rows = [
         {"id": at, "n": n, "key b": b, "secret": 0}
         for at, (n, b) in enumerate([(2, 1), (0, 3), (5, 3), (5, 999)])
     ]
-    events = [*(Event(row["id"], row, old=9) for row in rows), Event(4, None)]
-    found = plan.decode(_frame(spark, events)).orderBy("_offset").collect()
-    assert [row["_kind"] for row in found] == [UPSERT, BAD, UPSERT, BAD, DELETE]
-    assert [row["_error"] for row in found if row["_kind"] == BAD] == [FilterError.__name__] * 2
-    assert "10 / n > 4" in found[1]["_reason"]
-    assert (found[1]["old_key"], found[0]["old_key"]["id"]) == (None, 9)
+    events = [*(Event(row["id"], row, old=9 - row["id"]) for row in rows), Event(4, None)]
+    found = _reduced(spark, _layout(text), events)
+    rest = found.frame.orderBy("_offset", "key.id").collect()
+    assert [(row["_offset"], row["_op"], row["key"] and row["key"]["id"]) for row in rest] == [
+        (0, UPSERT, 0), (0, DELETE, 9), (1, BAD, None), (2, UPSERT, 2), (2, DELETE, 7), (3, BAD, None),
+        (4, DELETE, 4),
+    ]  # fmt: skip
+    bad = [row["_detail"] for row in rest if row["_op"] == BAD]
+    assert [one["error"] for one in bad] == [FilterError.__name__] * 2
+    assert "10 / n > 4" in bad[0]["reason"]
+    assert (found.summary.bad, found.summary.unmatched) == (2, 0)
 
 
 def test_a_row_without_a_value_that_the_filter_needs_is_bad(spark: SparkSession) -> None:
-    plan = _plan(spark, _layout("n > 1"), Decoded(keeps_values=True))
     row = {"id": 1, "n": None, "key b": 1, "secret": None}
-    frame = _frame(spark, [Event(1, row, kept=("secret",)), Event(2, {**row, "id": 2}, kept=("n",))])
-    found = plan.decode(frame).orderBy("_offset").collect()
-    assert [row["_kind"] for row in found] == [DELETE, BAD]
+    events = [Event(1, row, kept=("secret",)), Event(2, {**row, "id": 2}, kept=("n",))]
+    found = _reduced(spark, _layout("n > 1"), events, keeps_values=True).frame.orderBy("_offset").collect()
+    assert [row["_op"] for row in found] == [DELETE, BAD]
     assert (found[0]["after"], found[0]["_kept"]) == (None, None)
-    assert "did not send" in found[1]["_reason"]
+    assert "did not send" in found[1]["_detail"]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -261,4 +244,4 @@ def test_a_row_without_a_value_that_the_filter_needs_is_bad(spark: SparkSession)
 )
 def test_what_spark_does_not_take_as_a_condition_is_said(spark: SparkSession, text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        _plan(spark, _layout(text))
+        _reduced(spark, _layout(text), [])

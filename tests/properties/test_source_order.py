@@ -5,26 +5,23 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.columns import ID
-from tests.full import TEST_ALL
 from tests.memory_target import MemoryTarget
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.reduce import Key, order_key, reduce
-from tidesink.sinks.batch.frame_reduction import reduce_frame
-from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow, RowSequence
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 TABLE = TableId("shop", "t")
-SHAPE = shape_of(TableSchema(TABLE, (ID, Column("v", ColumnType("bigint")))))
+SCHEMA = TableSchema(TABLE, (ID, Column("v", ColumnType("bigint"))))
+SHAPE = shape_of(SCHEMA)
 
 
 def _change(ts: int, key: int, old: int | None, *, delete: bool, place: tuple[int, int]) -> ChangeEvent:
@@ -90,47 +87,3 @@ def test_any_order_any_cut_and_any_part_again_end_in_what_the_source_holds(
     for number, (start, end) in enumerate(pairwise(edges), 2):
         table.apply(_batch(arriving[start:end]), Progress(TABLE, "shop", epoch, number))
     assert living(target) == held(events)
-
-
-def _frame(spark: SparkSession, events: list[ChangeEvent]) -> Any:
-    def row(event: ChangeEvent) -> tuple[Any, ...]:
-        at, after, before = event.position, event.after, event.before
-        old = (before["id"],) if before and after and before["id"] != after["id"] else None
-        key = ((after or event.key or {})["id"],)
-        return (
-            "t", at.partition, at.offset, at.index, DELETE if after is None else UPSERT, event.commit_ts,
-            key, old, None if after is None else (after["id"], after["v"]),
-        )  # fmt: skip
-
-    ddl = (
-        "_topic string, _partition int, _offset bigint, _index int, _kind string, _commit_ts bigint, "
-        f"key struct<{SHAPE.key_ddl}>, old_key struct<{SHAPE.key_ddl}>, after struct<{SHAPE.ddl}>"
-    )
-    nothing = {
-        "_error": "string", "_reason": "string", "_zero_dates": "array<string>", "_schema_key_id": "int",
-        "_schema_value_id": "int", "_fields": "array<string>", "_key": "binary", "_value": "binary",
-    }  # fmt: skip
-    empty = [f"cast(null as {kind}) as {name}" for name, kind in nothing.items()]
-    return spark.createDataFrame([row(event) for event in events], ddl).selectExpr("*", *empty)
-
-
-@pytest.mark.spark
-@settings(
-    max_examples=12 if TEST_ALL else 4,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(histories())
-def test_spark_reduces_alike(spark: SparkSession, events: list[ChangeEvent]) -> None:
-    law = reduce(events, ("id",), "source")
-    found = {
-        (row["key"]["id"],): row for row in reduce_frame(_frame(spark, events), SHAPE, "source").collect()
-    }
-    assert found.keys() == law.rows.keys()
-    for key, kept in law.rows.items():
-        row, op = found[key], Op.DELETE if kept.row is None else Op.UPSERT
-        assert (row["after"].asDict() if row["after"] else None) == kept.row
-        order = order_key(kept.position, op, "source", half=kept.half)
-        assert (tuple(row["_seq"]["source"]), *row["_seq"][1:]) == order[:-1]
-    superseded = sum(row["_superseded"] for row in found.values())
-    assert superseded == law.superseded

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.full import FULL
 from tests.properties.canal_changes import GOOD, SCHEMA, decoded_in_spark, difference, harmed, row_change
-from tests.sessions import raw_frame
-from tests.spark.decoded import collect
+from tests.spark.decoded import decode_here
 from tidesink.events import Message
 from tidesink.sinks.plans.canal_json import canal_json_plan
 
@@ -53,7 +52,7 @@ def test_a_value_of_a_million_escapes_is_read(spark: SparkSession) -> None:
     message["data"] = [GOOD | {"j": text}]
     value = json.dumps(message, separators=(",", ":")).encode()
     plan = canal_json_plan(SCHEMA)
-    (row,) = collect(plan.decode(raw_frame(spark, [Message("t", 0, 0, None, value)])), plan)
+    (row,) = decode_here(plan, [Message("t", 0, 0, None, value)])
     assert row.kind == "upsert"
     assert row.after is not None
     assert row.after["j"] == text
@@ -73,7 +72,7 @@ def test_what_the_row_says_of_its_key_and_members_is_held_against_the_definition
     values = [json.dumps(message | more, separators=(",", ":")).encode() for more in said]
     messages = [Message("t", 0, offset, None, value) for offset, value in enumerate(values)]
     plan = canal_json_plan(SCHEMA)
-    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    rows = decode_here(plan, messages)
     assert [row.kind for row in rows] == ["upsert", "bad", "upsert", "upsert", "bad", "bad"]
     own = canal_json_plan(SCHEMA, keys=("id",))
-    assert [row.kind for row in collect(own.decode(raw_frame(spark, messages[:2])), own)] == ["upsert"] * 2
+    assert [row.kind for row in decode_here(own, messages[:2])] == ["upsert"] * 2

@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.full import FULL
-from tests.sessions import raw_frame
 from tests.spark.debezium_rows import differences
-from tests.spark.decoded import collect
+from tests.spark.decoded import decode_here
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import header
 from tidesink.events import Message, TableId
@@ -235,7 +234,7 @@ def _differing(spark: SparkSession, cells: list[tuple[str, Any]], zero_date: Zer
     plan = debezium_avro_plan(
         _TABLE, key_schemas={1: texts[1]}, value_schemas={2: texts[2]}, zero_date=zero_date
     )
-    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    rows = decode_here(plan, messages)
     return [
         f"{cells[message.offset]!r}: {line}"
         for message, row in zip(messages, rows, strict=True)

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from tests.full import FULL
 from tests.properties.test_spark_debezium import COLUMNS
-from tests.sessions import raw_frame
 from tests.spark.debezium_rows import differences
-from tests.spark.decoded import collect
+from tests.spark.decoded import decode_here
 from tests.spark.test_golden_debezium_spark import writers_of
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
@@ -36,7 +35,7 @@ from tidesink.events import (
     Value,
     WatermarkEvent,
 )
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.debezium_json import debezium_json_plan, writer_of
 from tidesink.typemap.render import ZeroDate
 
@@ -153,11 +152,11 @@ def _plan(zero_date: ZeroDate = "null", lacking: Iterable[str] = ()) -> DecodePl
 
 def _differing(spark: SparkSession, messages: list[Message], zero_date: ZeroDate = "null") -> list[str]:
     codec, plan = open_codec("debezium-json"), _plan(zero_date)
-    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    rows = decode_here(plan, messages)
     lacking = {text for row in rows for text in row.raw["_fields"] or ()}
     if lacking:
         plan = _plan(zero_date, lacking)
-        rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+        rows = decode_here(plan, messages)
     return [
         f"{(message.value or b'')[len(_HEAD) :]!r}: {line}"
         for message, row in zip(messages, rows, strict=True)
@@ -176,7 +175,7 @@ def test_a_row_of_another_table_is_a_bad_record(spark: SparkSession) -> None:
         for offset, (sample, own, other) in enumerate((s, *pair) for pair in others for s in samples)
     ]
     plan = _plan()
-    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    rows = decode_here(plan, messages)
     assert [(row.kind, row.error) for row in rows[::2]] == [("bad", "SchemaMismatchError")] * 2
     assert all(row.kind == "bad" for row in rows)
 
@@ -263,10 +262,9 @@ def test_a_value_that_was_not_sent_is_a_connectors_and_a_text_ticdcs_in_one_topi
     assert sent is not None
     messages = [_record(6, "words", _dumped(text)), _message(7, sent.key, sent.value)]
     plan = debezium_json_plan(_TABLE, writers=writers_of(messages))
-    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    rows = decode_here(plan, messages)
     assert [one.raw["_kept"] for one in rows] == [["words"], None]
     assert (rows[1].after or {})["words"] == text
-    assert "words" in plan.kept_columns
 
 
 def test_ticdcs_watermarks_and_rows_are_read(spark: SparkSession) -> None:
@@ -284,7 +282,7 @@ def test_ticdcs_watermarks_and_rows_are_read(spark: SparkSession) -> None:
     records = [codec.encode(event, topic="t") for event in events]
     messages = [_message(n, one.key, one.value) for n, one in enumerate(records) if one is not None]
     plan = debezium_json_plan(_TABLE, writers=writers_of(messages))
-    found = collect(plan.decode(raw_frame(spark, messages)), plan)
+    found = decode_here(plan, messages)
     assert [(one.kind, one.commit_ts, one.after) for one in found] == [
         ("upsert", 1 << 40, row),
         ("watermark", 2 << 40, None),

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tests.full import FULL, TEST_ALL
 from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tables
-from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, collect
+from tests.spark.decoded import Decoded, decode_here, reduced_here
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
@@ -23,8 +22,7 @@ from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundErr
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.reduce import reduce
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.frame_reduction import reduce_frame, summarise
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.typemap.parse import target_reader
 
@@ -107,7 +105,7 @@ def test_each_record_is_read_alike(
     codec = FlatAvroCodec(registry=registry, options=CodecOptions(**options))
     messages = data.draw(harmed(encoded(codec, events)))
     plan = plan_for(registry, events[0], zero_date=zero, time_zone=zone)
-    rows = collect(plan.decode(raw_frame(compiled, messages)), plan)
+    rows = decode_here(plan, messages)
     by_offset = {row.offset: row for row in rows}
     assert sorted(by_offset) == [message.offset for message in messages]
     for message in messages:
@@ -137,7 +135,7 @@ def test_each_checksum_is_judged_alike(
     reading = FlatAvroCodec(registry=registry)
     for mode in ("warn", "reject"):
         plan = plan_for(registry, events[0], zero_date="text", time_zone=zone, checksum=mode)
-        rows = {row.offset: row for row in collect(plan.decode(raw_frame(compiled, messages)), plan)}
+        rows = {row.offset: row for row in decode_here(plan, messages)}
         for message, row in ((message, rows[message.offset]) for message in messages):
             read = _by_python(reading, message, plan)
             doubt = None if isinstance(read, str) else _doubt(reading, message, zone)
@@ -238,26 +236,20 @@ def test_a_batch_is_reduced_alike(spark: SparkSession, data: st.DataObject, with
     if with_before:  # a changed key would come in two partitions
         messages = [replace(message, partition=0) for message in messages]
     plan = plan_for(registry, events[0])
-    decoded = plan.decode(raw_frame(spark, messages))
-    reduced = reduce_frame(decoded, plan.shape, changes_keys=plan.changes_keys).persist()
-    try:
-        _check_reduced(reduced, plan, [event for m in messages for event in codec.decode(m)])  # type: ignore[misc]
-    finally:
-        reduced.unpersist()
+    _check_reduced(plan, messages, [event for m in messages for event in codec.decode(m)])  # type: ignore[misc]
 
 
-def _check_reduced(reduced: Any, plan: DecodePlan, events: list[ChangeEvent]) -> None:
-    summary = summarise(reduced, plan.shape)
+def _check_reduced(plan: DecodePlan, messages: list[Message], events: list[ChangeEvent]) -> None:
     try:
         law = reduce(events, plan.shape.keys)
     except MixedPartitionsError:
-        assert summary.mixed_keys
         return
-    assert not summary.mixed_keys
+    reduced = reduced_here(plan, messages)
+    summary = reduced.summary
     assert (summary.upserts, summary.deletes) == (len(law.upserts), len(law.deletes))
     assert (summary.superseded, summary.split_halves) == (law.superseded, law.split_halves)
     assert summary.read == summary.messages == len(events)
     assert summary.read == summary.applied + summary.superseded + summary.filtered + summary.bad
     stays = {kept.position.offset: kept.row is None for kept in law.rows.values() if not kept.half}
-    found = reduced.where("not _half").select("_offset", (reduced["_op"] == "delete").alias("gone")).collect()
-    assert {row["_offset"]: row["gone"] for row in found} == stays
+    found = [(row["_offset"], row["_op"] == "delete") for row in reduced.to_apply if not row["_half"]]
+    assert dict(found) == stays

@@ -11,7 +11,8 @@ from tests.spark.python_rows import stored
 from tidesink.codecs.base import Codec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op
-from tidesink.sinks.batch.decoded_frame import POSITION, Decode
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.tasks import POSITION
 
 
 def place(message: Message) -> tuple[str, int, int]:
@@ -19,7 +20,7 @@ def place(message: Message) -> tuple[str, int, int]:
     return message.topic, message.partition, message.offset
 
 
-def differences(codec: Codec, message: Message, row: Decoded, plan: Decode) -> list[str]:
+def differences(codec: Codec, message: Message, row: Decoded, plan: DecodePlan) -> list[str]:
     """Each member of a decoded record that is not what the codec reads; in words."""
     assert (row.topic, row.partition, row.offset) == place(message)
     found: Values = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts}
@@ -38,7 +39,7 @@ def differences(codec: Codec, message: Message, row: Decoded, plan: Decode) -> l
 
 
 def all_differences(
-    codec: Codec, messages: Iterable[Message], rows: Iterable[Decoded], plan: Decode
+    codec: Codec, messages: Iterable[Message], rows: Iterable[Decoded], plan: DecodePlan
 ) -> list[str]:
     """The differences of every record, both in the order of their places."""
     return [
@@ -48,7 +49,7 @@ def all_differences(
     ]
 
 
-def held(name: str, value: object, plan: Decode) -> object:
+def held(name: str, value: object, plan: DecodePlan) -> object:
     """A value as the target's column holds it: plain JSON's numbers are 64-bit floats until then."""
     column = plan.shape.by_name.get(name.partition(".")[2].lower())
     if column is not None and column.spark == "float" and isinstance(value, float):
@@ -63,7 +64,7 @@ def shown(value: object) -> str:
     return f"{value.normalize():f}" if isinstance(value, Decimal) else repr(value)
 
 
-def _expected(codec: Codec, message: Message, row: Decoded, plan: Decode) -> Values:
+def _expected(codec: Codec, message: Message, row: Decoded, plan: DecodePlan) -> Values:
     try:
         events = codec.decode(message)
     except DecodeError as error:

@@ -1,21 +1,42 @@
-"""Decoded frames as Python values: every column of ``after`` as the target would store it."""
+"""What tasks make of messages, as Python values: every column as the target would store it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.serializers import CloudPickleSerializer
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tests.sessions import raw_table
-from tidesink.events import Message
-from tidesink.sinks.batch.decoded_frame import Decode, DecodePlan, DecodeTask
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
+from tidesink.events import ChangeEvent, Event, Message, Op, TableId, TableSchema
+from tidesink.sinks.batch.change_log import change_keys
+from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.decoders import DecodePlan, TableDecoder
+from tidesink.sinks.batch.records import (
+    DELETE,
+    MESSAGE,
+    NO_RULES,
+    ROW_KINDS,
+    TRUNCATE,
+    UPSERT,
+    DecodedRecords,
+    EventRules,
+    decoded_records,
+)
+from tidesink.sinks.batch.reduce import WARNING
+from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges
+from tidesink.sinks.batch.summaries import joined_summaries
+from tidesink.sinks.batch.tasks import POSITION, RangeTask, source_texts, unpack
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.typemap.target_schema import ShapeColumn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 Values = dict[str, Any]
@@ -23,7 +44,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Decoded:
-    """One row of a decoded frame; ``key``, ``old_key``, ``after`` and ``before`` by column name."""
+    """One decoded event; ``key``, ``old_key``, ``after`` and ``before`` by column name."""
 
     topic: str
     partition: int
@@ -41,36 +62,88 @@ class Decoded:
     before: Values | None = None
 
 
-def collect(decoded: DataFrame, plan: Decode) -> list[Decoded]:
-    """The rows of a decoded frame, by position."""
-    shape = plan.shape
-    rows = decoded.select(
-        *(name for name in decoded.columns if name.startswith("_")),
-        *_columns("key", shape.key_columns),
-        *_columns("old_key", shape.key_columns),
-        *_columns("after", shape.columns),
-        *(_columns("before", shape.columns) if "before" in decoded.columns else ()),
-    ).collect()
-    found = [_row(row.asDict(), plan) for row in rows]
-    return sorted(found, key=lambda row: (row.topic, row.partition, row.offset, row.index))
-
-
-def decode_here(plan: DecodePlan, messages: Sequence[Message]) -> list[Decoded]:
-    """The rows of the decoded frame, from the very task that Spark runs, in this process.
-
-    ``tests/contracts/test_targets_codecs.py`` shows that Spark takes what the task gives.
-    """
+def decode_here(plan: DecodePlan, messages: Sequence[Message] | pa.RecordBatch) -> list[Decoded]:
+    """What a task decodes, before it reduces: the events of the messages, by their place in Kafka."""
+    batches = [messages] if isinstance(messages, pa.RecordBatch) else raw_table(messages).to_batches()
     pickle = CloudPickleSerializer()  # a task has its plan so
-    task = pickle.loads(pickle.dumps(DecodeTask(plan)))
-    table = pa.Table.from_batches(list(task(raw_table(messages).to_batches()))).combine_chunks()
-    values = {name: table[name].to_pylist() for name in table.column_names if name.startswith("_")}
-    for struct in ("key", "old_key", "after", "before"):
-        if struct in table.column_names:
-            values |= _flat(struct, table[struct].combine_chunks())
-    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    plan = pickle.loads(pickle.dumps(plan))
+    rows = [
+        row
+        for batch in batches
+        for row in _rows(
+            decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules), plan
+        )
+    ]
     return sorted(
         (_row(row, plan) for row in rows), key=lambda row: (row.topic, row.partition, row.offset, row.index)
     )
+
+
+def _rows(found: DecodedRecords, plan: DecodePlan) -> Iterator[Values]:
+    for table in found.tables:
+        yield from _changes(table, plan)
+    for one in found.others:
+        yield _NOTHING | {name: getattr(one, member) for name, member in _OF_OTHERS.items()}
+    for silent in found.silent:
+        for place in silent.to_pylist():
+            at = {f"_{name}": value for name, value in place.items()}
+            yield _NOTHING | at | {"_kind": MESSAGE, "_index": 0}
+
+
+_OF_OTHERS: Final = {
+    "_topic": "topic",
+    "_partition": "partition",
+    "_offset": "offset",
+    "_index": "index",
+    "_kind": "kind",
+    "_commit_ts": "commit_ts",
+    "_error": "error",
+    "_reason": "reason",
+    "_schema_key_id": "key_id",
+    "_schema_value_id": "value_id",
+    "_fields": "fields",
+    "_key": "key",
+    "_value": "value",
+}
+_NOTHING: Final = dict.fromkeys((*_OF_OTHERS, "_zero_dates", "_wire_op", "_kept", "_change", "_before_kept"))
+_KINDS: Final = {Op.DELETE.value: DELETE, Op.TRUNCATE.value: TRUNCATE}
+
+
+def _changes(table: ChangeTable, plan: DecodePlan) -> Iterator[Values]:
+    """Row changes and truncates."""
+    whole, rows, count = table.rows, plan.rows, table.rows.num_rows
+    key, old_key = change_keys(table, rows, old_keys=plan.decoder.old_keys)
+    before, before_kept = plan.decoder.old_rows(table) if plan.logs else (None, None)
+    columns = {
+        **{f"_{name}": whole[name] for name in ("topic", "partition", "offset", "index", "commit_ts")},
+        "_op": whole["op"],
+        "_reason": whole[WARNING] if WARNING in whole.column_names else pa.nulls(count),
+        "_zero_dates": rows.spelt(whole["zero_dates"].combine_chunks()),
+        "_kept": rows.spelt(whole["unavailable"].combine_chunks()) if plan.keeps_values else pa.nulls(count),
+        "_before_kept": pa.nulls(count) if before_kept is None else rows.spelt(before_kept),
+        **({POSITION: source_texts(whole["source"].combine_chunks())} if plan.positions else {}),
+        **_flat("key", key),
+        **_flat("old_key", old_key),
+        **_flat("after", rows.row(table, whole["after"].combine_chunks())),
+        **({} if before is None else _flat("before", rows.row(table, before))),
+    }
+    for row in zip(
+        *(column if isinstance(column, list) else column.to_pylist() for column in columns.values()),
+        strict=True,
+    ):
+        found = dict(zip(columns, row, strict=True))
+        op = found.pop("_op")
+        written = op not in _KINDS
+        change = None if op == Op.TRUNCATE.value else op
+        own = {
+            "_kind": _KINDS.get(op, UPSERT),
+            "_change": change,
+            "_wire_op": op if op in _WIRE_OPS else None,
+        }
+        yield _NOTHING | found | own | ({} if written else {"_zero_dates": None, "_kept": None})
+
+
+_WIRE_OPS: Final = (Op.INSERT.value, Op.UPDATE.value)
 
 
 def _flat(struct: str, column: pa.ChunkedArray | pa.StructArray) -> dict[str, list[Any]]:
@@ -85,19 +158,7 @@ def _flat(struct: str, column: pa.ChunkedArray | pa.StructArray) -> dict[str, li
     }
 
 
-def _columns(struct: str, columns: tuple[ShapeColumn, ...]) -> list[Column]:
-    there = F.col(struct).isNotNull().alias(f"{struct}?")
-    return [there, *(_plain(struct, column) for column in columns)]
-
-
-def _plain(struct: str, column: ShapeColumn) -> Column:
-    value = F.col(struct).getField(column.name)
-    # PySpark gives an instant in this process's own zone, where some hours come twice.
-    plain = F.unix_micros(value) if column.spark == "timestamp" else value
-    return plain.alias(f"{struct}.{column.name}")
-
-
-def _row(row: Values, plan: Decode) -> Decoded:
+def _row(row: Values, plan: DecodePlan) -> Decoded:
     shape = plan.shape
     return Decoded(
         row["_topic"],
@@ -129,3 +190,81 @@ def _value(value: Any, column: ShapeColumn) -> Any:
     if column.spark == "timestamp":
         return _EPOCH + timedelta(microseconds=value)
     return bytes(value) if isinstance(value, bytearray) else value
+
+
+class ReducedHere(NamedTuple):
+    """A range as a task packs it: its rows in the columns of the reduced frame, and what was counted."""
+
+    rows: list[dict[str, Any]]
+    summary: BatchSummary
+
+    @property
+    def to_apply(self) -> list[dict[str, Any]]:
+        """Upserts and deletes."""
+        return [row for row in self.rows if row["_op"] in ROW_KINDS]
+
+
+def reduced_here(plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES) -> ReducedHere:
+    """What the very task that Spark runs makes of messages, in this process; each partition by itself."""
+    pickle = CloudPickleSerializer()  # a task has its plan so
+    task = pickle.loads(pickle.dumps(RangeTask(_ranges(messages), plan.with_rules(rules))))
+    packed = pa.Table.from_batches(
+        [one for wanted in task.ranges for one in task.packed(wanted, _part(messages, wanted))]
+    )
+    rows = [
+        row for one in unpack(packed.select(["payload", "error"]).to_batches()) for row in one.to_pylist()
+    ]
+    heads = packed["summary"].to_pylist()
+    summaries = [pickle.loads(head) for head in heads if head is not None]
+    return ReducedHere(rows, joined_summaries(summaries))
+
+
+def reduced_in_spark(
+    spark: SparkSession, plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES
+) -> RangeFrame:
+    """The same by Spark, with what it does over several partitions and for a filter."""
+    task = RangeTask(_ranges(messages), plan.with_rules(rules))
+    return reduced_ranges(spark, task, KafkaSource(partial(_part, messages)))
+
+
+def _ranges(messages: Sequence[Message]) -> tuple[FetchRange, ...]:
+    """A range for each partition."""
+    topic = messages[0].topic if messages else "t"
+    places = sorted({message.partition for message in messages}) or [0]
+    return tuple(FetchRange(topic, place, 0, 1 << 40) for place in places)
+
+
+def _part(messages: Sequence[Message], wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+    """The records of a range."""
+    part = [one for one in messages if one.partition == wanted.partition]
+    yield from raw_table(part).to_batches(max_chunksize=5)
+
+
+@dataclass(frozen=True)
+class GivenEvents(TableDecoder):
+    """Decodes messages (``messages_of``) to the events that it was made with."""
+
+    events: Sequence[ChangeEvent]
+    schema: TableSchema
+
+    @property
+    def table(self) -> TableId:  # type: ignore[override]
+        return self.schema.table
+
+    @property
+    def values(self) -> ValueOptions:
+        return ValueOptions()
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        return (self.events[int(message.value or b"")]._replace(schema=self.schema),)
+
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        return rows_from_events(records, self.decode, self.values)
+
+
+def messages_of(events: Sequence[ChangeEvent]) -> list[Message]:
+    """A message for each event, at its place."""
+    return [
+        Message("t", event.position.partition, event.position.offset, b"k", str(at).encode())
+        for at, event in enumerate(events)
+    ]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.full import FULL
-from tests.sessions import raw_frame
+from tests.spark.decoded import reduced_here
 from tests.unit.canal_messages import row_bytes
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
-from tidesink.sinks.batch.counts import account_of
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.frame_reduction import append_frame, summarise
-from tidesink.sinks.batch.modes import (
+from tidesink.sinks.batch.change_log import (
     COMMIT_TS,
     INDEX,
     OFFSET,
@@ -25,17 +22,13 @@ from tidesink.sinks.batch.modes import (
     POSTIMAGE,
     PREIMAGE,
     UNAVAILABLE,
-    log_shape,
 )
-from tidesink.sinks.batch.projection_frames import LaidOutColumns
-from tidesink.sinks.batch.records import ROW_KINDS
+from tidesink.sinks.batch.counts import account_of
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.projection import Layout, laid_out
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.spark
 SCHEMA = parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY, v VARCHAR(9), d DATE, n INT DEFAULT 7)")
 KEYLESS = parse_create_table("CREATE TABLE s.t (v VARCHAR(9), n INT)")
 WATERMARK = json.dumps(
@@ -59,19 +52,18 @@ def messages(*values: bytes) -> list[Message]:
     return [Message("t", 3, offset, None, value) for offset, value in enumerate(values)]
 
 
-def logged(spark: SparkSession, plan: DecodePlan, *values: bytes) -> tuple[list[dict[str, Any]], Any]:
+def logged(plan: DecodePlan, *values: bytes) -> tuple[list[dict[str, Any]], Any]:
     """The rows of the log in their order, and the summary of the batch."""
-    frame = append_frame(plan.decode(raw_frame(spark, messages(*values))), plan.shape).persist()
-    rows = frame.where(frame["_op"].isin(*ROW_KINDS)).select("key", "after").collect()
-    assert all(one["key"].asDict().items() <= one["after"].asDict().items() for one in rows)
-    found = [one["after"].asDict() for one in rows]
-    return sorted(found, key=lambda one: (one[OFFSET], one[INDEX])), summarise(frame, log_shape(plan.shape))
+    found = reduced_here(plan, messages(*values))
+    assert all(one["key"].items() <= one["after"].items() for one in found.to_apply)
+    rows = [one["after"] for one in found.to_apply]
+    assert rows == sorted(rows, key=lambda one: (one[OFFSET], one[INDEX]))
+    return rows, found.summary
 
 
-def test_each_image_of_each_event_is_a_row(spark: SparkSession) -> None:
+def test_each_image_of_each_event_is_a_row() -> None:
     plan = canal_json_plan(SCHEMA, logs=True)
     rows, summary = logged(
-        spark,
         plan,
         change(row()),
         change(row(v="b"), "UPDATE", old=[{"v": "a"}]),
@@ -111,7 +103,7 @@ def row_day() -> Any:
     return date(2020, 1, 1)
 
 
-def test_a_table_without_a_key_has_all_its_rows(spark: SparkSession) -> None:
+def test_a_table_without_a_key_has_all_its_rows() -> None:
     plan = canal_json_plan(KEYLESS, logs=True)
     one = {"v": "a", "n": "5"}
     same = {"pkNames": None, "_tidb": {"commitTs": 40}}
@@ -121,7 +113,7 @@ def test_a_table_without_a_key_has_all_its_rows(spark: SparkSession) -> None:
         change(one | {"n": "6"}, "UPDATE", old=[one], **same),
         change(one, "DELETE", **same),
     )
-    rows, summary = logged(spark, plan, *values)
+    rows, summary = logged(plan, *values)
     assert [(found[OP], found["v"], found["n"]) for found in rows] == [
         ("insert", "a", 5),
         ("insert", "a", 5),
@@ -133,13 +125,12 @@ def test_a_table_without_a_key_has_all_its_rows(spark: SparkSession) -> None:
 
 
 @FULL
-def test_chosen_and_renamed_columns_are_those_of_old_rows_too(spark: SparkSession) -> None:
+def test_chosen_and_renamed_columns_are_those_of_old_rows_too() -> None:
     plan = canal_json_plan(SCHEMA, logs=True)
     layout = Layout(except_columns=("d", "n"), rename={"v": "value"})
-    chosen = LaidOutColumns(plan, laid_out(layout, plan.shape, own=()), layout, spark)
-    raw = raw_frame(spark, messages(change(row(v="b"), "UPDATE", old=[row()]), change({"id": "9"}, "DELETE")))
-    frame = append_frame(chosen.decode(raw), chosen.shape)
-    found = [one["after"].asDict() for one in frame.select("after").collect()]
+    laid = laid_out(layout, plan.shape, own=())
+    chosen = plan.with_output(OutputRows(laid.shape, laid.sources))
+    found, _ = logged(chosen, change(row(v="b"), "UPDATE", old=[row()]), change({"id": "9"}, "DELETE"))
     assert [(one[OP], one["id"], one["value"], one[UNAVAILABLE]) for one in found] == [
         (PREIMAGE, 1, "a", None),
         (POSTIMAGE, 1, "b", None),

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from tests.columns import ID
 from tests.full import FULL
-from tests.sessions import raw_frame
+from tests.spark.decoded import decode_here
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.plans.canal_json import canal_json_plan
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 pytestmark = FULL
 
@@ -33,7 +33,7 @@ def _message(
     return json.dumps(message, separators=(", ", ": ") if spaced else (",", ":")).encode()
 
 
-def test_rows_are_read_by_the_newest_name_they_have(spark: SparkSession) -> None:
+def test_rows_are_read_by_the_newest_name_they_have() -> None:
     values = [
         _message({"id": "1", "size": "1"}),
         _message({"id": "2", "Wide": "2"}),
@@ -46,16 +46,15 @@ def test_rows_are_read_by_the_newest_name_they_have(spark: SparkSession) -> None
         _message({"id": "8", "Wide": "8"}, spaced=True),
     ]
     plan = canal_json_plan(SCHEMA, renamed=RENAMED)
-    frame = raw_frame(spark, [Message("t", 0, n, None, value) for n, value in enumerate(values)])
-    found = {row["_offset"]: row for row in plan.decode(frame).collect()}
-    sizes = [found[n]["after"]["size"] if found[n]["after"] else found[n]["_reason"] for n in range(8)]
+    found = decode_here(plan, [Message("t", 0, n, None, value) for n, value in enumerate(values)])
+    sizes = [(row.after or {})["size"] if row.after else row.reason for row in found]
     # A row without the column under any name is from before it was added; NULL is a value.
     assert [sizes[n] for n in (0, 1, 2, 3, 4, 6, 7)] == [1, 2, 3, None, 7, 7, 8]
     # Two columns that were one: nobody knows which, and the row is not taken for either.
-    assert found[5]["_fields"] == ["width"]
+    assert found[5].raw["_fields"] == ("width",)
 
 
-def test_without_renames_an_old_name_is_a_new_column(spark: SparkSession) -> None:
-    frame = raw_frame(spark, [Message("t", 0, 0, None, _message({"id": "2", "Wide": "2"}))])
-    (row,) = canal_json_plan(SCHEMA).decode(frame).collect()
-    assert row["_fields"] == ["Wide"]
+def test_without_renames_an_old_name_is_a_new_column() -> None:
+    message = Message("t", 0, 0, None, _message({"id": "2", "Wide": "2"}))
+    (row,) = decode_here(canal_json_plan(SCHEMA), [message])
+    assert row.raw["_fields"] == ("Wide",)

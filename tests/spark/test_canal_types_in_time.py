@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.full import FULL
-from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, Values, collect
+from tests.spark.decoded import Decoded, Values, decode_here
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def _messages(*, extension: bool) -> dict[Message, int]:
 
 
 def _decoded(plan: DecodePlan, messages: list[Message], spark: SparkSession) -> dict[int, Decoded]:
-    return {row.offset: row for row in collect(plan.decode(raw_frame(spark, messages)), plan)}
+    return {row.offset: row for row in decode_here(plan, messages)}
 
 
 @pytest.mark.parametrize("extension", [True, False])

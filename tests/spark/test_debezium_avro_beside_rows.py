@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.decoded_batches import as_records
 from tests.full import FULL
 from tests.golden.vectors import Record, VectorFolder, find_folders
-from tests.sessions import raw_frame
 from tests.spark.debezium_versions import TABLE, Version, Versions
-from tests.spark.decoded import collect
-from tests.surroundings import no_fetch, surroundings
+from tests.spark.decoded import decode_here, reduced_here
+from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.codecs import open_codec
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import Place
-from tidesink.sinks.batch.frame_reduction import reduce_frame, summarise
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema
 from tidesink.sinks.schema_sources.open import open_decoding
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = FULL
 
@@ -60,14 +58,13 @@ def test_watermarks_of_ticdc_say_what_the_python_codec_reads(vectors: Path, spar
             one.raw["value_schema_id"]: folder.schemas[one.raw["value_schema_id"]] for one in records
         },
     )
-    decoded = plan.decode(raw_frame(spark, messages))
     reported = [one.commit_ts for one in watermarks if isinstance(one, WatermarkEvent)]
     assert len(reported) == len(watermarks) > 3
     # A frame's numbers are signed: one beyond them says nothing.
     signed = [moment if moment < 2**63 else None for moment in reported]
-    found = [(one.kind, one.commit_ts) for one in collect(decoded, plan)]
+    found = [(one.kind, one.commit_ts) for one in decode_here(plan, messages)]
     assert found == [("upsert", row.commit_ts), *(("watermark", moment) for moment in signed)]
-    summary = summarise(reduce_frame(decoded, plan.shape), plan.shape)
+    summary = reduced_here(plan, messages).summary
     assert summary.places[Place("t", 0)].watermark == max(moment for moment in signed if moment)
     assert (summary.filtered, summary.upserts, summary.bad) == (len(watermarks), 1, 0)
 
@@ -90,25 +87,13 @@ def test_records_under_a_glue_header_are_bad_with_the_framing_and_the_remedy(
     messages = [replace(good, key=glue + b"x"), replace(good, offset=1, value=glue + b"x")]
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({**topic.key_texts, **topic.texts}))
     plan = debezium_avro_plan(TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts)
-    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    rows = decode_here(plan, messages)
     for part, message, row in zip(("key", "value"), messages, rows, strict=True):
         with pytest.raises(DecodeError, match="AWS Glue") as refused:
             codec.decode(message)
         assert (row.kind, row.error) == ("bad", type(refused.value).__name__)
         assert str(row.reason).startswith(f"the {part} has an AWS Glue schema registry header, and workers")
         assert "AvroConverter in place of AWS's" in str(row.reason)
-
-
-class _Held(KafkaSource):
-    """A source that holds its records itself."""
-
-    def __init__(self, *messages: Message) -> None:
-        super().__init__(no_fetch)
-        self._messages = list(messages)
-
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        assert ranges
-        return raw_frame(session, self._messages)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +106,7 @@ def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
     config = right(FLAT_AVRO)
     config = config.model_copy(update={"source": config.source.model_copy(update={"protocol": protocol})})
     glue = b"\3\0" + bytes(16) + b"payload"
-    held = _Held(Message("shop_orders", 0, 0, glue, glue))
+    held = KafkaSource(lambda _: iter([as_records([Message("shop_orders", 0, 0, glue, glue)])]))
     around = replace(surroundings(config, spark, tmp_path, registry=MemorySchemaRegistry()), source=held)
     found = TopicOffsets("shop_orders", "an id", {0: PartitionOffsets(0, 1)})
     decoding = open_decoding(around, "shop_orders", TableId("shop", "orders"), session=spark)
@@ -141,6 +126,6 @@ def test_flattened_rows_are_refused_with_what_to_do(spark: SparkSession) -> None
         TABLE, key_schemas=topic.key_texts, value_schemas={**topic.texts, 300: flattened}
     )
     messages = [replace(topic.messages[0], value=b"\0" + (300).to_bytes(4, "big") + b"\2\2c")]
-    (row,) = collect(plan.decode(raw_frame(spark, messages)), plan)
+    (row,) = decode_here(plan, messages)
     assert (row.kind, row.error) == ("bad", "SchemaMismatchError")
     assert "ExtractNewRecordState" in str(row.reason)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.full import FULL
-from tests.sessions import raw_frame
 from tests.spark.debezium_rows import all_differences
 from tests.spark.debezium_versions import TABLE, Version, Versions
-from tests.spark.decoded import collect
+from tests.spark.decoded import decode_here
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.ddl.catalog import TableDefinitions
@@ -56,7 +55,7 @@ def test_a_defined_type_is_read_from_any_wire(spark: SparkSession, wire: str) ->
     )
     registry = MemorySchemaRegistry({**topic.key_texts, **topic.texts})
     codec = open_codec("debezium-avro", registry=registry, definitions=definitions)
-    rows = collect(plan.decode(raw_frame(spark, topic.messages)), plan)
+    rows = decode_here(plan, topic.messages)
     wrong = all_differences(codec, topic.messages, rows, plan)
     assert not wrong, "\n".join(wrong)
     assert {row.kind for row in rows} == {"upsert", "bad"}

@@ -8,12 +8,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
+from tests.spark.decoded import decode_here
 from tests.unit.test_debezium_source import POSITIONS, WRONG_NUMBERS, block
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.envelope import MONGODB, connector_of, position_of_source, table_of_source
 from tidesink.codecs.debezium.inference import first_row
 from tidesink.events import Message, Position
-from tidesink.sinks.batch.decoded_frame import POSITION, DecodeTask
+from tidesink.sinks.batch.tasks import POSITION
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 
 LONG_LSN: Final = "f" * 20 + ":" + "f" * 8 + ":" + "f" * 3
@@ -53,8 +54,7 @@ def _texts(source: dict[str, Any], schema: dict[str, Any] | None) -> list[tuple[
     names = ("topic", "partition", "offset", "key", "value")
     columns = {name: [getattr(message, name)] for name in names}
     records = pa.RecordBatch.from_pydict({**columns, "key": pa.array([None], pa.binary())})
-    found = pa.Table.from_batches(DecodeTask(plan)([records])).select(["_kind", POSITION])
-    return [(row["_kind"], row[POSITION]) for row in found.to_pylist()]
+    return [(row.kind, row.raw[POSITION]) for row in decode_here(plan, records)]
 
 
 def _schema(source: dict[str, Any]) -> dict[str, Any]:

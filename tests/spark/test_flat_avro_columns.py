@@ -11,8 +11,7 @@ import pytest
 
 from tests.full import FULL
 from tests.golden.vectors import find_folders
-from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, collect
+from tests.spark.decoded import Decoded, decode_here, reduced_here
 from tests.unit.flat_avro_cases import ALL_NULL, EVERY_TYPE, EVERY_VALUE, TOPIC, change, codec_with
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.ddl.catalog import parse_create_table
@@ -20,8 +19,7 @@ from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import Place
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.frame_reduction import reduce_frame, summarise
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 
 if TYPE_CHECKING:
@@ -63,9 +61,9 @@ class Topic:
         texts = {"key_schemas": self.texts("key"), "value_schemas": self.texts("value")}
         return flat_avro_plan(self.table, **{**texts, **options})
 
-    def rows(self, spark: SparkSession, plan: DecodePlan | None = None) -> list[Decoded]:
+    def rows(self, plan: DecodePlan | None = None) -> list[Decoded]:
         plan = plan or self.plan()
-        return collect(plan.decode(raw_frame(spark, self.messages)), plan)
+        return decode_here(plan, self.messages)
 
 
 def table(columns: str) -> TableSchema:
@@ -83,7 +81,7 @@ def test_a_column_added_with_a_default_fills_rows_written_before_it(spark: Spark
     )
     new = {"id": 2, "v": 2, "e": "a", "n": 1, "b": 1, "x": b"", "t": None, "w": None, "f": None}
     topic.send(change(after=new, schema=table(added)))
-    rows = topic.rows(spark, topic.plan(time_zone="Asia/Shanghai"))
+    rows = topic.rows(topic.plan(time_zone="Asia/Shanghai"))
     before = rows[0].after
     assert before is not None
     assert (before["e"], before["n"], before["b"]) == ("b", Decimal(2**64 - 1), 5)
@@ -98,7 +96,7 @@ def test_a_dropped_column_is_null_in_later_rows_and_stays_in_the_shape(spark: Sp
     topic = Topic()
     topic.send(change(after={"id": 1, "v": 1, "d": "x"}, schema=table("v int, d varchar(9) default 'dd'")))
     topic.send(change(after={"id": 2, "v": 2}, schema=table("v int")))
-    assert [row.after for row in topic.rows(spark)] == [
+    assert [row.after for row in topic.rows()] == [
         {"id": 1, "v": 1, "d": "x"},
         {"id": 2, "v": 2, "d": None},
     ]
@@ -112,7 +110,7 @@ def test_a_widened_column_takes_rows_of_both_widths(spark: SparkSession) -> None
     topic.send(change(after={"id": 2, "v": 2**40, "d": Decimal("-1.2345"), "f": 0.1}, schema=new))
     plan = topic.plan()
     assert plan.shape.ddl == "`id` int, `v` bigint, `d` decimal(10,4), `f` double"
-    assert [row.after for row in topic.rows(spark, plan)] == [
+    assert [row.after for row in topic.rows(plan)] == [
         {"id": 1, "v": -1, "d": Decimal("1.2500"), "f": 0.5},
         {"id": 2, "v": 2**40, "d": Decimal("-1.2345"), "f": 0.1},
     ]
@@ -131,7 +129,7 @@ def test_a_change_of_modes_in_mid_stream_keeps_the_target_types(spark: SparkSess
         avro_bigint_unsigned_handling_mode="string",
     )
     topic.send(change(after={"id": 2, **row}, schema=schema))
-    rows = topic.rows(spark, topic.plan(base=first))
+    rows = topic.rows(topic.plan(base=first))
     assert [found.after for found in rows] == [
         {"id": 1, "d": Decimal("-1.20"), "n": Decimal(2**64 - 1)},
         {"id": 2, "d": Decimal("-1.20"), "n": Decimal(2**64 - 1)},
@@ -160,7 +158,7 @@ def test_a_row_without_key_record_is_named_by_the_keys_of_the_config(spark: Spar
     topic = Topic()
     message = topic.send(change(after={"id": 7, "v": 1}, schema=table("v int")))
     topic.messages = [Message(TOPIC, 0, 0, None, message.value)]
-    (row,) = topic.rows(spark, topic.plan(key_schemas={}, keys=("v",)))
+    (row,) = topic.rows(topic.plan(key_schemas={}, keys=("v",)))
     assert (row.kind, row.key) == ("upsert", {"v": 1})
 
 
@@ -205,7 +203,7 @@ def test_what_cannot_be_read_is_bad_and_named_as_the_python_codec_names_it(spark
     assert good.value is not None
     for harm in HARMS.values():
         topic.put(*harm(good.key, good.value))
-    rows = topic.rows(spark)
+    rows = topic.rows()
     for name, message, row in zip(HARMS, topic.messages, rows, strict=True):
         with pytest.raises(DecodeError) as refused:
             topic.codec.decode(message)
@@ -231,7 +229,7 @@ def test_a_value_that_is_none_of_its_type_is_bad_with_its_column(spark: SparkSes
     values, reason = BAD_VALUES[name]
     topic = Topic()
     topic.send(change(after={**EVERY_VALUE, "dt": "2026-01-01", **values}, schema=EVERY_TYPE))
-    (row,) = topic.rows(spark, topic.plan(zero_date="error"))
+    (row,) = topic.rows(topic.plan(zero_date="error"))
     assert (row.kind, row.error) == ("bad", "ValueOutOfRangeError")
     assert row.reason is not None
     assert reason in row.reason
@@ -242,10 +240,10 @@ def test_a_date_no_calendar_has_is_null_and_counted_or_kept_as_text(spark: Spark
     topic = Topic()
     topic.send(change(after=EVERY_VALUE, schema=EVERY_TYPE))
     topic.send(change(after=ALL_NULL, schema=EVERY_TYPE))
-    nulled, empty = topic.rows(spark)
+    nulled, empty = topic.rows()
     assert nulled.after is not None
     assert (nulled.after["dt"], nulled.zero_dates, empty.zero_dates) == (None, ("dt",), ())
-    kept = topic.rows(spark, topic.plan(zero_date="text"))[0].after
+    kept = topic.rows(topic.plan(zero_date="text"))[0].after
     assert kept is not None
     assert kept["dt"] == "0000-00-00"
 
@@ -256,7 +254,7 @@ def test_a_date_no_calendar_has_in_a_key_is_always_bad(spark: SparkSession) -> N
     topic = Topic()
     topic.send(change(after={"d": "0000-00-00", "v": 1}, schema=schema))
     topic.send(change(Op.DELETE, None, before={"d": "0000-00-00", "v": 1}, schema=schema))
-    assert [(row.kind, row.error) for row in topic.rows(spark)] == [("bad", "ValueOutOfRangeError")] * 2
+    assert [(row.kind, row.error) for row in topic.rows()] == [("bad", "ValueOutOfRangeError")] * 2
 
 
 @FULL
@@ -270,10 +268,10 @@ def test_unknown_ids_are_unplanned_and_unreadable_schemas_bad(spark: SparkSessio
     topic.put(good.key, b"\0" + (2**32 - 2).to_bytes(4, "big") + good.value[5:])
     values = {**topic.texts("value"), 2**32 - 2: json.dumps({"type": "string"})}
     plan = topic.plan(value_schemas=values)
-    rows = topic.rows(spark, plan)
+    rows = topic.rows(plan)
     assert [row.kind for row in rows] == ["upsert", "unplanned", "unplanned", "bad"]
     assert rows[3].error == "SchemaMismatchError"
-    summary = summarise(reduce_frame(plan.decode(raw_frame(spark, topic.messages)), plan.shape), plan.shape)
+    summary = reduced_here(plan, topic.messages).summary
     assert 77 in summary.unplanned_value_ids
     assert 78 in summary.unplanned_key_ids
     assert (summary.read, summary.unplanned, summary.bad, summary.upserts) == (4, 2, 1, 1)
@@ -292,28 +290,16 @@ def test_watermarks_ddl_and_bad_records_survive_the_reduction(spark: SparkSessio
     topic.put(b"bad", b"worse")
     topic.send(change(Op.DELETE, None, before={"id": 2, "v": 0}, schema=schema))
     plan = topic.plan()
-    reduced = reduce_frame(plan.decode(raw_frame(spark, topic.messages)), plan.shape, changes_keys=False)
-    summary = summarise(reduced, plan.shape)
+    rows, summary = reduced_here(plan, topic.messages)
     assert (summary.read, summary.messages, summary.filtered, summary.bad) == (9, 9, 3, 2)
     assert (summary.upserts, summary.deletes, summary.superseded, summary.applied) == (1, 1, 2, 2)
     assert summary.places[Place(TOPIC, 0)].watermark == 600
     assert [(bad.offset, bad.error) for bad in summary.bad_records] == [(6, "FramingError")]
-    bad = reduced.where("_op = 'bad'").select("_offset", "_detail.key", "_detail.value").collect()
-    assert sorted((row[0], bytes(row[1]), bytes(row[2])) for row in bad) == [
+    bad = [row for row in rows if row["_op"] == "bad"]
+    assert [(row["_offset"], row["_detail"]["key"], row["_detail"]["value"]) for row in bad] == [
         (6, b"bad", b"worse"),
         (7, b"bad", b"worse"),
     ]
-
-
-@FULL
-def test_a_key_in_two_partitions_is_shown(spark: SparkSession) -> None:
-    topic = Topic()
-    for partition in (0, 1):
-        topic.send(change(after={"id": 5, "v": partition}, schema=table("v int")), partition=partition)
-        topic.send(change(after={"id": 6 + partition, "v": 0}, schema=table("v int")), partition=partition)
-    plan = topic.plan()
-    reduced = reduce_frame(plan.decode(raw_frame(spark, topic.messages)), plan.shape)
-    assert summarise(reduced, plan.shape).mixed_keys == ('{"id":5}',)
 
 
 @FULL
@@ -328,7 +314,7 @@ def test_the_producers_ddl_and_watermarks(spark: SparkSession, vectors: Path, fo
     plan = flat_avro_plan(
         TableId("s", "t"), key_schemas={}, value_schemas={1: _ANY_SCHEMA}, keys=("id",), zero_date="null"
     )
-    rows = collect(plan.decode(raw_frame(spark, [record.message for record in records])), plan)
+    rows = decode_here(plan, [record.message for record in records])
     # 2^64-1 is no moment: a watermark of it says nothing.
     expected = [
         (one.raw["op"], None if one.raw["commit_ts"] >= 2**63 else one.raw["commit_ts"]) for one in records
@@ -353,7 +339,7 @@ def test_a_key_record_of_another_key_is_bad_unless_the_config_names_the_key(spar
         schema = parse_create_table(f"create table shop.orders ({columns}, primary key ({keys}))")
         topic.send(change(after={"id": 2, "tenant": 1, "v": 1}, schema=schema))
         topic.send(change(Op.DELETE, None, before={"id": 2, "tenant": 1, "v": 1}, schema=schema))
-    rows = topic.rows(spark)
+    rows = topic.rows()
     assert [(row.kind, row.error) for row in rows] == [
         ("upsert", None),
         ("delete", None),
@@ -363,7 +349,7 @@ def test_a_key_record_of_another_key_is_bad_unless_the_config_names_the_key(spar
     assert rows[3].reason is not None
     assert "(id, tenant), and the table's key is (id)" in rows[3].reason
     # A key record without one of the key's columns names no row, whatever the column's default is.
-    named = topic.rows(spark, topic.plan(keys=("id", "tenant")))
+    named = topic.rows(topic.plan(keys=("id", "tenant")))
     assert [(row.kind, row.error) for row in named] == [
         ("upsert", None),
         ("bad", "UnnamedRowError"),
@@ -387,7 +373,7 @@ def test_a_schema_learnt_after_a_newer_one_still_says_what_older_rows_have(spark
     assert newest.shape.by_name["n"].default == "9"
     plan = topic.plan(base=newest.shape)
     assert plan.shape.by_name["n"].default == "5"
-    assert [row.after for row in topic.rows(spark, plan)] == [
+    assert [row.after for row in topic.rows(plan)] == [
         {"id": 1, "n": 5},
         {"id": 2, "n": 1},
         {"id": 3, "n": 2},

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.full import FULL
-from tests.sessions import raw_frame
+from tests.spark.decoded import reduced_here
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import TOPIC, TSO, change
 from tests.unit.test_row_checksum import SUMMED
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.events import Op
 from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply, summarise
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import lacks_checksums
 
 if TYPE_CHECKING:
@@ -25,9 +24,8 @@ MARKING: dict[str, Any] = {"producer": "new", "enable_tidb_extension": True, "av
 SCHEMA = table("v int")
 
 
-def _summary(spark: SparkSession, topic: Topic, plan: DecodePlan) -> BatchSummary:
-    decoded = plan.decode(raw_frame(spark, topic.messages))
-    return summarise(reduce_frame(decoded, plan.shape, changes_keys=plan.changes_keys), plan.shape)
+def _summary(topic: Topic, plan: DecodePlan) -> BatchSummary:
+    return reduced_here(plan, topic.messages).summary
 
 
 def test_a_marker_deletes_the_row_its_key_names(spark: SparkSession) -> None:
@@ -37,11 +35,10 @@ def test_a_marker_deletes_the_row_its_key_names(spark: SparkSession) -> None:
     marker = topic.send(change(Op.DELETE, None, before={"id": 1, "v": 1}, schema=SCHEMA))
     assert marker.value == b"\x03" + TSO.to_bytes(8, "big")
     plan = topic.plan()
-    row = topic.rows(spark, plan)[2]
+    row = topic.rows(plan)[2]
     assert (row.kind, row.key, row.commit_ts, row.error, row.reason) == ("delete", {"id": 1}, TSO, None, None)
-    reduced = reduce_frame(plan.decode(raw_frame(spark, topic.messages)), plan.shape)
-    applied = rows_to_apply(reduced).select("_op", "key.id").collect()
-    assert sorted((one[0], one[1]) for one in applied) == [("delete", 1), ("upsert", 2)]
+    applied = reduced_here(plan, topic.messages).to_apply
+    assert sorted((one["_op"], one["key"]["id"]) for one in applied) == [("delete", 1), ("upsert", 2)]
 
 
 def test_a_markers_key_is_planned_and_judged_as_any_other(spark: SparkSession) -> None:
@@ -50,7 +47,7 @@ def test_a_markers_key_is_planned_and_judged_as_any_other(spark: SparkSession) -
     marker = b"\x03" + TSO.to_bytes(8, "big")
     topic.put(b"\0" + (99).to_bytes(4, "big") + b"\x02", marker)
     topic.put(b"\x07" + bytes(8), marker)
-    found = [(row.kind, row.error) for row in topic.rows(spark)[1:]]
+    found = [(row.kind, row.error) for row in topic.rows()[1:]]
     assert found == [("unplanned", None), ("bad", "FramingError")]
 
 
@@ -71,7 +68,7 @@ def _mixed(**options: Any) -> Topic:
 
 def test_a_wrong_sum_is_no_matter_where_nobody_asks(spark: SparkSession) -> None:
     topic = _mixed()
-    summary = _summary(spark, topic, topic.plan())
+    summary = _summary(topic, topic.plan())
     assert (summary.upserts, summary.bad, summary.doubted, summary.doubts) == (4, 0, 0, ())
 
 
@@ -79,10 +76,10 @@ def test_rows_with_wrong_sums_are_applied_and_counted(spark: SparkSession) -> No
     topic = _mixed()
     plan = topic.plan(checksum="warn")
     assert not lacks_checksums(topic.texts("value").values())
-    rows = topic.rows(spark, plan)
+    rows = topic.rows(plan)
     assert [row.kind for row in rows] == ["upsert"] * 5
     assert [row.reason is not None for row in rows] == [False, True, True, False, True]
-    summary = _summary(spark, topic, plan)
+    summary = _summary(topic, plan)
     # The third row was superseded by one without a sum.
     assert (summary.upserts, summary.superseded, summary.bad, summary.doubted) == (4, 1, 0, 2)
     assert summary.doubts == (Doubt(Place(TOPIC, 0), 1, str(rows[1].reason)),)
@@ -91,7 +88,7 @@ def test_rows_with_wrong_sums_are_applied_and_counted(spark: SparkSession) -> No
 
 def test_rows_with_wrong_sums_are_bad_with_both_numbers(spark: SparkSession) -> None:
     topic = _mixed()
-    rows = topic.rows(spark, topic.plan(checksum="reject"))
+    rows = topic.rows(topic.plan(checksum="reject"))
     assert [row.error for row in rows] == [None, "ChecksumError", "ChecksumError", None, "ChecksumError"]
     assert "TiCDC wrote '77'" in str(rows[1].reason)
     assert "_tidb_corrupted" in str(rows[4].reason)
@@ -102,7 +99,7 @@ def test_a_key_change_is_doubted_once(spark: SparkSession) -> None:
     topic = Topic(**SUMMED, producer="new", avro_include_before_value=True)
     old, new = {"id": 1, "v": 1}, {"id": 2, "v": 1}
     topic.send(change(Op.UPDATE, new, before=old, schema=SCHEMA, extension={CHECKSUM: "77"}))
-    summary = _summary(spark, topic, topic.plan(checksum="warn"))
+    summary = _summary(topic, topic.plan(checksum="warn"))
     assert (summary.upserts, summary.deletes, summary.split_halves, summary.doubted) == (1, 1, 1, 1)
 
 
@@ -111,4 +108,4 @@ def test_a_plan_whose_schemas_have_no_checksum_says_so(spark: SparkSession) -> N
     topic.send(change(after={"id": 1, "v": 1}, schema=SCHEMA))
     plan = topic.plan(checksum="reject")
     assert lacks_checksums(topic.texts("value").values())
-    assert [row.kind for row in topic.rows(spark, plan)] == ["upsert"]
+    assert [row.kind for row in topic.rows(plan)] == ["upsert"]

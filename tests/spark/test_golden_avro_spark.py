@@ -31,7 +31,7 @@ from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Column, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import ShapeColumn

@@ -30,7 +30,7 @@ from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, TableId, TableSchema
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.target_schema import ShapeColumn

@@ -13,9 +13,8 @@ from tests.full import FULL
 from tests.golden.debezium_captures import Capture, find_captures
 from tests.golden.each_capture import each_capture
 from tests.golden.vectors import VectorFolder
-from tests.sessions import raw_frame
 from tests.spark.debezium_rows import differences, held, place, shown
-from tests.spark.decoded import Decoded, Values, collect
+from tests.spark.decoded import Decoded, Values, decode_here, reduced_here
 from tests.spark.test_golden_avro_spark import Golden as AvroGolden
 from tests.spark.test_golden_canal_spark import Golden as CanalGolden
 from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
@@ -25,9 +24,8 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.decoded_frame import Decode
-from tidesink.sinks.batch.frame_reduction import append_frame, summarise
-from tidesink.sinks.batch.modes import OP, log_shape
+from tidesink.sinks.batch.change_log import OP
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import TableShape
 
@@ -127,7 +125,7 @@ def test_old_rows_of_debezium(capture: Capture, spark: SparkSession) -> None:
     rows, olds, wrong = 0, 0, []
     for table, messages in by_topic(capture):
         plan, codec = plan_of(capture, table, messages, logs=True), codec_of(capture)
-        decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
+        decoded = decode_here(plan, messages)
         for message, row in zip(sorted(messages, key=place), decoded, strict=True):
             wrong += differences(codec, message, row, plan)
             if row.kind not in ("upsert", "delete"):
@@ -142,7 +140,7 @@ def test_old_rows_of_debezium(capture: Capture, spark: SparkSession) -> None:
     assert olds > 0 or capture.name not in _ALWAYS
 
 
-def old_differences(event: ChangeEvent, row: Decoded, plan: Decode) -> list[str]:
+def old_differences(event: ChangeEvent, row: Decoded, plan: DecodePlan) -> list[str]:
     """What a decoded record says otherwise than the codec of what was there before."""
     expected, found = told_before(event, plan.shape), row.before
     place = f"{row.topic}[{row.partition}]@{row.offset}"
@@ -164,14 +162,12 @@ def test_a_table_without_a_key_has_every_event(
     ((table, messages),) = [one for one in by_topic(capture) if one[0].name == "p_nopk"]
     plan = plan_of(capture, table, messages, keyless=True)
     assert plan.shape.keys == ()
-    frame = append_frame(
-        plan.decode(raw_frame(spark, messages)), plan.shape, keeps_values=plan.keeps_values
-    ).persist()
+    found = reduced_here(plan, messages)
     codec = codec_of(capture)
     events = [event for one in messages for event in codec.decode(one) if isinstance(event, ChangeEvent)]
-    summary = summarise(frame, log_shape(plan.shape))
+    summary = found.summary
     assert (summary.bad, summary.unplanned, summary.applied) == (0, 0, len(events))
-    logged = [one["after"].asDict() for one in frame.where("key is not null").select("after").collect()]
+    logged = [one["after"] for one in found.to_apply]
     words = Counter(one[OP] for one in logged)
     counted = Counter(event.op for event in events)
     assert words["update_postimage"] == words["update_preimage"] == counted[Op.UPDATE] > 0

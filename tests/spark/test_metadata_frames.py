@@ -9,16 +9,17 @@ import pytest
 
 from tests.full import FULL
 from tests.golden.debezium_captures import Capture, find_captures
-from tests.sessions import raw_frame
+from tests.spark.decoded import reduced_here, reduced_in_spark
 from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.vectors import vectors_dir
 from tidesink.config import TableConfig
 from tidesink.events import ChangeEvent, Message, Op, TableId
-from tidesink.sinks.batch.decoded_frame import POSITION
-from tidesink.sinks.batch.frame_reduction import rows_to_write, staged_frame
-from tidesink.sinks.batch.modes import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE, row_shape
-from tidesink.sinks.batch.projection_frames import LaidOutColumns, stamped
+from tidesink.sinks.batch.change_log import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
+from tidesink.sinks.batch.projection_frames import rows_to_write, stamped
+from tidesink.sinks.batch.source import release_stored
+from tidesink.sinks.batch.target_rows import OutputRows
+from tidesink.sinks.batch.tasks import POSITION
 from tidesink.typemap.projection import laid_out
 
 if TYPE_CHECKING:
@@ -54,11 +55,12 @@ def written(
     logs = settings.mode == "append"
     inner = plan_of(capture, settings.table, messages, keyless=logs, positions=True)
     layout = settings.layout
-    plan = LaidOutColumns(inner, laid_out(layout, inner.shape, own=()), layout, spark)
-    staged = staged_frame(plan.decode(raw_frame(spark, messages)), plan, settings).persist()
-    rows = stamped(rows_to_write(staged, 9, settings), row_shape(plan.shape, settings), settings, 7)
+    laid = laid_out(layout, inner.shape, own=())
+    plan = inner.with_output(OutputRows(laid.shape, laid.sources, op=layout.metadata.get("op")))
+    reduced = reduced_in_spark(spark, plan, messages)
+    rows = stamped(rows_to_write(reduced.frame, 9, settings), plan.packed_shape, settings, 7)
     found = [row["after"].asDict() for row in rows.select("after").collect()]
-    staged.unpersist()
+    release_stored(reduced.stored)
     return found
 
 
@@ -98,5 +100,5 @@ def test_every_image_of_a_log_says_where_its_change_stands(capture: Capture, spa
 @FULL
 def test_a_plan_has_no_positions_unless_asked(capture: Capture, spark: SparkSession) -> None:
     table, messages, _ = narrowest(capture)
-    frame = plan_of(capture, table, messages).decode(raw_frame(spark, messages))
-    assert POSITION not in frame.columns
+    found = reduced_here(plan_of(capture, table, messages), messages)
+    assert not [row for row in found.rows if POSITION in row]

@@ -1,22 +1,22 @@
-"""What the tasks count is what the summary of the same records' reduced frame has."""
+"""What the tasks count and keep is what the law says event by event."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.decoded_batches import as_records
-from tests.sessions import raw_frame
+from tests.history_law import versions_of
+from tests.spark.decoded import reduced_in_spark
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import change
-from tidesink.events import Op
-from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply, summarise
+from tidesink.errors import DecodeError, SchemaNotFoundError
+from tidesink.events import ChangeEvent, Message, Op
+from tidesink.reduce import reduce
+from tidesink.sinks.batch.projection_frames import rows_to_apply
 from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.source import reduced_ranges, release_stored
-from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.batch.source import release_stored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,30 +49,48 @@ _KAFKA, _SOURCE, _VERSIONS = EventRules(), EventRules(sequenced=True), EventRule
 
 
 @pytest.mark.parametrize("rules", [_KAFKA, _SOURCE, _VERSIONS], ids=["kafka", "source", "versions"])
-def test_the_tasks_count_and_keep_what_the_frame_has(spark: SparkSession, rules: EventRules) -> None:
+def test_the_tasks_count_and_keep_what_the_law_does(spark: SparkSession, rules: EventRules) -> None:
     """Keys come in both partitions: what ranges have of them is put together by the driver."""
     topic = _topic(mixed=rules != _KAFKA)
-    plan = topic.plan()
-    raw, order = raw_frame(spark, topic.messages), "source" if rules.sequenced else "kafka"
-    reduced = reduce_frame(plan.decode(raw, rules), plan.shape, order, versions=rules.versions)  # type: ignore[arg-type]
-    expected = summarise(reduced, plan.shape)
-    name = topic.messages[0].topic
-    parts = [[one for one in topic.messages if one.partition == number] for number in (0, 1)]
-    records = [as_records(part) for part in parts]
-
-    def fetch(wanted: FetchRange):  # type: ignore[no-untyped-def]
-        yield records[wanted.partition]
-
-    ranges = tuple(FetchRange(name, number, 0, 100) for number in (0, 1))
-    found = reduced_ranges(spark, RangeTask(ranges, fetch, plan.with_rules(rules)))
-    # A frame counts all messages of a key where its last row came from.
-    same = {"mixed_keys": found.summary.mixed_keys, "places": found.summary.places}
-    assert found.summary == replace(expected, **same)
-    assert sum(one.messages for one in found.summary.places.values()) == expected.messages
+    found = reduced_in_spark(spark, topic.plan(), topic.messages, rules)
+    events = [event for message in topic.messages for event in _events(topic, message)]
     assert found.read.records == len(topic.messages)
-    if rules != _KAFKA:  # there keys in two partitions stop the table
-        columns = [name for name in found.frame.columns if name in reduced.columns and name != "_detail"]
-        rows, wanted = (rows_to_apply(one).select(columns).collect() for one in (found.frame, reduced))
-        assert sorted(rows, key=str) == sorted(wanted, key=str)
-        assert rows
+    summary, law = found.summary, _law(events, rules)
+    assert (summary.read, summary.messages, summary.unplanned) == (*[len(topic.messages)] * 2, 1)
+    assert (summary.bad, summary.watermarks, summary.filtered) == (1, 1, 1)
+    assert (summary.superseded, summary.split_halves) == (law.superseded, law.halves)
+    rows = rows_to_apply(found.frame).collect()
+    assert {(row["key"]["id"], row["_commit_ts"], row["_op"] == "delete") for row in rows} == law.rows
+    assert len(rows) == len(law.rows)
+    assert summary.zero_dates == {"day": sum(bool(row["_zero_dates"]) for row in rows)}
+    assert (summary.upserts, summary.deletes) == tuple(
+        sum(row["_op"] == op for row in rows) for op in ("upsert", "delete")
+    )
     release_stored(found.stored)
+
+
+class Law(NamedTuple):
+    """The key and the commit_ts of each row, and whether it is a delete; and the counts."""
+
+    rows: set[tuple[object, int | None, bool]]
+    superseded: int
+    halves: int
+
+
+def _law(events: list[ChangeEvent], rules: EventRules) -> Law:
+    if rules.versions:
+        versions = versions_of(events, ("id",))
+        kept = {(key, at, row is None) for (key,), rows in versions.rows.items() for at, row in rows.items()}
+        return Law(kept, versions.superseded, versions.halves)
+    reduced = reduce(events, ("id",), "source" if rules.sequenced else "kafka")
+    rows = {(key, one.commit_ts, one.row is None) for (key,), one in reduced.rows.items()}
+    return Law(rows, reduced.superseded, reduced.split_halves)
+
+
+def _events(topic: Topic, message: Message) -> Iterator[ChangeEvent]:
+    """The row events of a message that the row codec reads."""
+    try:
+        found = topic.codec.decode(message)
+    except (DecodeError, SchemaNotFoundError):
+        return
+    yield from (event for event in found if isinstance(event, ChangeEvent))

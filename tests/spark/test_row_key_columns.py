@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.full import FULL
 from tests.golden.vectors import VectorFolder, schema_of
 from tests.multisets import CREATE, OPTIONS, SCHEMA, TABLE, change, copies, history, messages
-from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, collect
+from tests.spark.decoded import Decoded, decode_here, reduced_here
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Position, Row, WatermarkEvent
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.target_schema import RowKey
 
@@ -42,7 +40,7 @@ def _plan() -> DecodePlan:
 
 def _decoded(spark: SparkSession, sent: list[Message]) -> list[Decoded]:
     plan = _plan()
-    return collect(plan.decode(raw_frame(spark, sent)), plan)
+    return decode_here(plan, sent)
 
 
 def _as_python(message: Message) -> tuple[Any, ...]:
@@ -66,10 +64,8 @@ def test_row_keys_are_read_as_in_python(spark: SparkSession) -> None:
 def test_a_batch_is_reduced_to_the_copies_there_are(spark: SparkSession) -> None:
     events, expected = history(Random(11), 200)
     plan = _plan()
-    decoded = plan.decode(raw_frame(spark, messages(events)))
-    reduced = reduce_frame(decoded, plan.shape, changes_keys=plan.changes_keys)
-    rows = rows_to_apply(reduced).where("_op = 'upsert'").select("after.*").collect()
-    assert copies(row.asDict() for row in rows) == expected
+    found = reduced_here(plan, messages(events))
+    assert copies(row["after"] for row in found.to_apply if row["_op"] == "upsert") == expected
 
 
 def _sent_as(offset: int, members: dict[str, Any], *, spaced: bool = False) -> Message:
@@ -152,7 +148,7 @@ def test_what_is_no_row_needs_no_row_key(spark: SparkSession) -> None:
 @FULL
 def test_a_table_with_a_key_goes_by_it_whatever_row_keys_say(spark: SparkSession) -> None:
     plan = canal_json_plan(SCHEMA, keys=("name",), by_row_key=True)
-    (row,) = collect(plan.decode(raw_frame(spark, [_sent_as(0, _members(_tidb={"commitTs": 1}))])), plan)
+    (row,) = decode_here(plan, [_sent_as(0, _members(_tidb={"commitTs": 1}))])
     assert (row.kind, row.key) == ("upsert", {"name": "a"})
 
 
@@ -170,11 +166,10 @@ def test_row_keys_that_ticdc_wrote(spark: SparkSession) -> None:
     schema = schema_of(sent[0].event or {})
     keyless = replace(schema, columns=tuple(replace(column, handle=False) for column in schema.columns))
     plan = canal_json_plan(keyless, by_row_key=True)
-    decoded = plan.decode(raw_frame(spark, [record.message for record in sent]))
-    found = collect(decoded, plan)
+    received = [record.message for record in sent]
+    found = decode_here(plan, received)
     digits = [(record.event or {})["row_key_hex"] for record in sent]
     assert [row.kind for row in found] == ["upsert", "upsert", "delete"]
     assert [row.key for row in found] == [{"_tidb_rowid": 1, "_tidb_table_id": 0x7E}] * 3
     assert set(digits) == {"74800000000000007e5f728000000000000001"}
-    last = rows_to_apply(reduce_frame(decoded, plan.shape, changes_keys=plan.changes_keys)).collect()
-    assert [row["_op"] for row in last] == ["delete"]
+    assert [row["_op"] for row in reduced_here(plan, received).to_apply] == ["delete"]

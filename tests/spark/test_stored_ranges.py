@@ -9,7 +9,7 @@ import pytest
 from tests.decoded_batches import as_records
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import change
-from tidesink.sinks.batch.source import reduced_ranges, release_stored
+from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges, release_stored
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCHEMA = table("v int")
 
 
-def _task(calls: Path) -> RangeTask:
+def _reduced(spark: SparkSession, calls: Path, *, checkpoint: bool) -> RangeFrame:
     """Rows of two partitions; a file for each time that a range is fetched."""
     topic = Topic()
     for at in range(20):
@@ -37,7 +37,7 @@ def _task(calls: Path) -> RangeTask:
         yield records[wanted.partition]
 
     ranges = tuple(FetchRange(name, number, 0, 100) for number in (0, 1))
-    return RangeTask(ranges, fetch, topic.plan())
+    return reduced_ranges(spark, RangeTask(ranges, topic.plan()), KafkaSource(fetch), checkpoint=checkpoint)
 
 
 def _stored_blocks(spark: SparkSession) -> set[int]:
@@ -50,7 +50,7 @@ def test_what_is_stored_is_fetched_once_and_released(
     spark: SparkSession, tmp_path: Path, *, checkpoint: bool
 ) -> None:
     before = _stored_blocks(spark)
-    found = reduced_ranges(spark, _task(tmp_path), checkpoint=checkpoint)
+    found = _reduced(spark, tmp_path, checkpoint=checkpoint)
     assert len(_stored_blocks(spark) - before) == 1
     for _ in range(2):
         assert sorted(row["id"] for row in found.frame.select("key.id").collect()) == list(range(20))
@@ -62,7 +62,7 @@ def test_what_is_stored_is_fetched_once_and_released(
 def test_a_checkpoint_whose_blocks_are_gone_fails_and_is_not_made_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    found = reduced_ranges(spark, _task(tmp_path), checkpoint=True)
+    found = _reduced(spark, tmp_path, checkpoint=True)
     release_stored(found.stored)
     with pytest.raises(Exception, match=r"[Cc]heckpoint"):
         found.frame.collect()

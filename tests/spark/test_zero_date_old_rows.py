@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.full import FULL
-from tests.sessions import raw_frame
-from tests.spark.decoded import collect
+from tests.spark.decoded import decode_here
 from tests.unit.flat_avro_cases import TOPIC, change
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry import MemorySchemaRegistry, subject
-from tidesink.sinks.batch.decoded_frame import Decode
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 
@@ -45,7 +44,7 @@ def test_a_deletes_old_row_is_judged_whole(spark: SparkSession, protocol: str) -
         assert record is not None
         messages.append(Message(TOPIC, 0, offset, record.key, record.value))
     plan = _plan(protocol, registry, EVENTS["delete"])
-    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    rows = decode_here(plan, messages)
     assert {name: (row.kind, row.error) for name, row in zip(EVENTS, rows, strict=True)} == {
         "delete": ("bad", "ValueOutOfRangeError"),
         "update to a day": ("upsert", None),
@@ -53,7 +52,7 @@ def test_a_deletes_old_row_is_judged_whole(spark: SparkSession, protocol: str) -
     }
 
 
-def _plan(protocol: str, registry: MemorySchemaRegistry, event: ChangeEvent) -> Decode:
+def _plan(protocol: str, registry: MemorySchemaRegistry, event: ChangeEvent) -> DecodePlan:
     if protocol == "canal-json":
         return canal_json_plan(SCHEMA, zero_date="error")
     texts = [registry.latest(subject(TOPIC, part)) for part in ("key", "value")]

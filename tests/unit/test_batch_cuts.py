@@ -55,8 +55,8 @@ class _Scripted(Batch):
             bad_records=tuple(BadRecord(P, n, "DecodeError", "odd") for n in bad[:1]),
             truncates=tuple(Truncate(P, n) for n in cut[:1]),
         )
-        frame = cast("Any", SimpleNamespace(unpersist=lambda: None))
-        return Reduction(plan, frame, summary, KafkaRead(part.records, 0))
+        found = SimpleNamespace(summary=summary, read=KafkaRead(part.records, 0), release=lambda: None)
+        return Reduction(plan, cast("Any", found))
 
     def cut(self) -> tuple[int, int | None]:
         """Where the batch ends, and the record the table is to pause before."""

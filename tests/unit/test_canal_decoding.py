@@ -63,9 +63,11 @@ def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more
     around = SimpleNamespace(
         config=SimpleNamespace(
             table_config=lambda _table: settings,
-            source=SimpleNamespace(codec_options=lambda: sends or CodecOptions()),
+            source=SimpleNamespace(codec_options=lambda: sends or CodecOptions(), opens_up_to=None),
         ),
-        topics=SimpleNamespace(ddl=lambda _topic: _Ddl(*topic), tables=lambda _topic: None),
+        topics=SimpleNamespace(
+            ddl=lambda _topic: _Ddl(*topic), tables=lambda _topic: SimpleNamespace(known=lambda: (T,))
+        ),
     )
     decoding = _Decoding(cast("Any", around), "cdc", T, session=cast("Any", None))
     decoding.ends = len(topic)

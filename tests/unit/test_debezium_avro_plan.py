@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.debezium_versions import TABLE, Version, Versions, framed
+from tests.spark.decoded import decode_here
 from tidesink.errors import ConfigError
 from tidesink.events import Message
-from tidesink.sinks.batch.decoded_frame import DecodePlan, DecodeTask
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 
 Json = dict[str, Any]
@@ -31,9 +31,11 @@ def _rows(plan: DecodePlan, *messages: Message) -> list[Json]:
         "value": pa.array([one.value for one in messages], pa.binary()),
         "headers": pa.array([[{"key": "__op", "value": b"d"}]] * len(messages), _HEADERS),
     }
-    task = DecodeTask(pickle.loads(pickle.dumps(plan)))  # noqa: S301  (our own)
-    found: list[Json] = pa.Table.from_batches(task([pa.RecordBatch.from_pydict(columns)])).to_pylist()
-    return sorted(found, key=lambda row: (row["_offset"], row["_index"]))
+    found = decode_here(plan, pa.RecordBatch.from_pydict(columns))
+    return [
+        one.raw | {"key": one.key, "old_key": one.old_key, "after": one.after, "before": one.before}
+        for one in found
+    ]
 
 
 def _plan(topic: Versions, **options: Any) -> DecodePlan:

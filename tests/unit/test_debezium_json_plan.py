@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import pickle
 from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
 import pytest
 
+from tests.spark.decoded import decode_here
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.inference import InferredColumn, first_row, inferred_column
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
-from tidesink.sinks.batch.decoded_frame import DecodePlan, DecodeTask
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.debezium_json import (
     JsonWriter,
     Place,
@@ -89,9 +89,11 @@ def _writers(*messages: Message, options: CodecOptions | None = None) -> Writers
 
 
 def _rows(plan: DecodePlan, *messages: Message) -> list[Json]:
-    task = DecodeTask(pickle.loads(pickle.dumps(plan)))  # noqa: S301  (our own)
-    found: list[Json] = pa.Table.from_batches(task([_batch(*messages)])).to_pylist()
-    return sorted(found, key=lambda row: (row["_offset"], row["_index"]))
+    found = decode_here(plan, _batch(*messages))
+    return [
+        one.raw | {"key": one.key, "old_key": one.old_key, "after": one.after, "before": one.before}
+        for one in found
+    ]
 
 
 def _learnt(writers: Writers, *messages: Message, **options: Any) -> Writers:

@@ -10,6 +10,7 @@ from tests.lagging_registry import text_of
 from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, said
+from tidesink.codecs.canal_json.topic import RowWords
 from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -24,7 +25,7 @@ from tidesink.sinks.batch.schema_changes import (
     pending_of,
 )
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.sinks.schema_sources.canal_json import _RowWords, _with_replaced
+from tidesink.sinks.schema_sources.canal_json import _with_replaced
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.target_schema import TableShape, shape_of
@@ -76,7 +77,7 @@ def test_a_rename_of_an_excluded_column_waits_until_both_names_are_listed(rename
     assert bed.alter("ADD COLUMN city INT") == ()
     assert bed.columns == ("id", "name", "city")
     # A row from before the rename brings the old name into the plan.
-    bed.inner._words = [_RowWords(["id", "name", "phone"], dict.fromkeys(("phone",), "int"), ["id"])]
+    bed.inner._words = [RowWords(("id", "name", "phone"), dict.fromkeys(("phone",), "int"), ["id"], 0)]
     bed.inner._make()
     assert "phone" in bed.inner.columns().shape.by_name
     assert bed.columns == ("id", "name", "city")
@@ -240,7 +241,7 @@ def test_a_table_that_is_made_now_is_made_without_it() -> None:
 
 def test_rows_that_alone_tell_of_a_column_tell_what_it_never_stood_beside() -> None:
     def instead(*forms: str, reported: str = "") -> dict[str, frozenset[str]]:
-        words = [_RowWords(form.split(), {}, ["id"]) for form in forms]
+        words = [RowWords(tuple(form.split()), {}, ["id"], at) for at, form in enumerate(forms)]
         names = dict.fromkeys(name for form in forms for name in form.split())
         shape = _with_replaced(_shape(*names), words, reported.split())
         return {column.name: column.instead_of for column in shape.columns if column.instead_of}

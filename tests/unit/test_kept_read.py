@@ -1,21 +1,33 @@
-"""A read that several tables share and that fails: who waited for it hears of it and does not wait again."""
+"""A read that several tables share: what each is given of it; one that fails fails for all who waited."""
 
 from __future__ import annotations
 
+import pickle
 import threading
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
+from tests.decoded_batches import as_records
 from tests.surroundings import no_fetch
+from tests.unit.canal_messages import row_bytes
 from tests.watched_lock import WatchedLock
+from tidesink.codecs.canal_json.topic import TableNames
 from tidesink.errors import SourceUnavailableError
+from tidesink.events import Message, TableId
 from tidesink.sinks.batch.shared_reads import KeptRead
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.batch.tasks import RangeTooLargeError
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
+from tidesink.sinks.spark.record_frames import SplitByTable, StoredRanges, full_name, table_of
 
 RANGES = (OffsetRange("t", 0, 0, 9),)
 _SESSION = cast("Any", None)
+TABLES = cast("Any", SimpleNamespace(known=lambda: ()))
 
 
 class _Silent(KafkaSource):
@@ -26,7 +38,7 @@ class _Silent(KafkaSource):
         self.asked = 0
         self.begun, self.gives_up = threading.Event(), threading.Event()
 
-    def frame(self, _session: Any, _ranges: Any) -> Any:
+    def over(self, *_asked: Any) -> Any:
         self.asked += 1
         self.begun.set()
         assert self.gives_up.wait(240)
@@ -44,14 +56,14 @@ class _Asking(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._kept.records(_SESSION)
+            self._kept.frame(_SESSION)
         except SourceUnavailableError as exc:
             self.heard = exc
 
 
 def test_a_read_that_fails_fails_for_all_who_waited() -> None:
     source = _Silent()
-    kept = KeptRead(source, cast("Any", None), RANGES, RecordSize())
+    kept = KeptRead(source, TABLES, RANGES, "topic id", RecordSize())
     kept._lock = lock = cast("Any", WatchedLock())
     first = _Asking(kept)
     assert source.begun.wait(240)
@@ -64,5 +76,54 @@ def test_a_read_that_fails_fails_for_all_who_waited() -> None:
     assert source.asked == 1
     assert all(isinstance(thread.heard, SourceUnavailableError) for thread in (first, *others))
     with pytest.raises(SourceUnavailableError):
-        kept.records(_SESSION)
+        kept.frame(_SESSION)
     assert source.asked == 2
+
+
+T, U = TableId("s", "t"), TableId("s", "u")
+WANTED = (FetchRange("cdc", 0, 0, 9), FetchRange("cdc", 2, 0, 9))
+NAMELESS = b'{"id":0}'
+
+
+def _split(values: Sequence[bytes | None], *, most: int = 1 << 20) -> list[dict[str, Any]]:
+    """The payloads of records of partition 2, read in two batches."""
+    records = as_records(Message("cdc", 2, at, None, value) for at, value in enumerate(values))
+    split: SplitByTable = pickle.loads(pickle.dumps(SplitByTable(TableNames(frozenset({T, U})), most)))  # noqa: S301
+    found = split(WANTED[1], iter([records.slice(0, 4), records.slice(4)]))
+    return [row for batch in found for row in batch.to_pylist()]
+
+
+def _offsets(wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    found = [(wanted.partition, offset) for one in records for offset in one.column("offset").to_pylist()]
+    yield pa.record_batch({"place": [str(found)]})
+
+
+def _worked(rows: Sequence[dict[str, Any]], table: TableId) -> list[str]:
+    """What a table's task is given."""
+    mine = [row for row in rows if row["named"] in (None, full_name(table))]
+    columns = {"partition": pa.int32(), "payload": pa.binary(), "error": pa.binary()}
+    batches = [
+        pa.RecordBatch.from_pylist([row], schema=pa.schema(list(columns.items())))
+        for row in ({name: one[name] for name in columns} for one in mine)
+    ]
+    found = StoredRanges(WANTED, _offsets)(batches)
+    return [text for batch in found for text in batch.column("place").to_pylist()]
+
+
+def test_each_table_is_given_its_records_and_those_without_a_name() -> None:
+    t, u, x = (row_bytes({"id": "1"}, table=name) for name in "tux")
+    rows = _split([t, u, NAMELESS, t, None, u, x, t])
+    assert sum(row["records"] for row in rows) == 8
+    assert {row["named"]: row["strangers"] for row in rows if row["strangers"]} == {
+        full_name(TableId("s", "x")): 1
+    }
+    assert _worked(rows, T) == ["[(2, 2), (2, 0), (2, 3), (2, 4), (2, 7)]"]
+    assert _worked(rows, U) == ["[(2, 2), (2, 1), (2, 4), (2, 5)]"]
+    assert table_of(full_name(T)) == T
+
+
+def test_an_error_of_the_read_keeps_its_class_also_where_a_lost_payload_is_read_again() -> None:
+    rows = _split([row_bytes({"id": "1"}, table="t")] * 8, most=1000)
+    assert [row["error"] is None for row in rows] == [True, False]
+    with pytest.raises(RangeTooLargeError, match="more than 0 MiB"):
+        _worked(rows, U)

@@ -12,7 +12,8 @@ from tidesink.codecs.flat_avro.record import parse_record
 from tidesink.config import TableConfig
 from tidesink.events import TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.modes import HistoryNames, history_shape, kept_shape, log_shape
+from tidesink.sinks.batch.change_log import log_shape
+from tidesink.sinks.batch.modes import HistoryNames, history_shape, kept_shape
 
 
 def settings(mode: str) -> TableConfig:

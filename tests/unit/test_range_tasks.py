@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -34,14 +34,12 @@ from tidesink.events import (
 )
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BatchSummary, Place
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.decoders import RegisteredSchemas, SideSchemas, TableDecoder
+from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas, TableDecoder
 from tidesink.sinks.batch.modes import routed_shape
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import DroppedById, OutputRows, TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes, unpack
-from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
-from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.typemap.projection import Layout, laid_out
@@ -94,7 +92,7 @@ class Topic:
         schemas = RegisteredSchemas(sides["key"], sides["value"])
         plan = DecodePlan(rows, FlatAvroDecoder(TABLE, schemas, "UTC", "null"))
         # As it travels to the tasks.
-        task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), KafkaFetch({}), plan)))  # noqa: S301
+        task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), plan)))  # noqa: S301
         return task
 
     def batches(self, size: int) -> list[pa.RecordBatch]:
@@ -150,20 +148,6 @@ def test_the_last_event_of_each_key_is_applied_and_all_are_counted(size: int) ->
     assert sum(one["bytes"] for one in payloads) == sum(
         len(message.key or b"") + len(message.value or b"") for message in topic.messages
     )
-
-
-def test_tasks_fetch_what_their_decoder_uses() -> None:
-    flat_avro = Topic().task(TargetRows(shape(OLD))).plan
-    debezium = debezium_json_plan(TABLE, writers=Writers(), definition=OLD)
-    for plan, timestamps in ((flat_avro, False), (debezium, True)):
-        asked: list[FetchRange] = []
-
-        def fetch(wanted: FetchRange, asked: list[FetchRange] = asked) -> Iterator[pa.RecordBatch]:
-            asked.append(wanted)
-            yield from ()
-
-        list(RangeTask((WANTED,), fetch, plan)([pa.record_batch({"id": [0]})]))
-        assert asked == [WANTED._replace(timestamps=timestamps, headers=False)]
 
 
 def test_what_is_no_row_is_told_apart_and_counted() -> None:
@@ -342,7 +326,7 @@ def test_dates_follow_the_tables_key_and_not_the_records(zero_date: ZeroDate) ->
         topic.write(schema, {"id": number, "at": text, "beside": text})
     key, value = (topic.schemas(part) for part in ("key", "value"))
     plan = flat_avro_plan(TABLE, key_schemas=key, value_schemas=value, keys=("id",), zero_date=zero_date)
-    rows, _ = run(RangeTask((WANTED,), KafkaFetch({}), plan), topic.batches(9))
+    rows, _ = run(RangeTask((WANTED,), plan), topic.batches(9))
     assert [row["_op"] for row in rows] == ["upsert", "upsert"]
     assert all(row["after"]["at"] == row["after"]["beside"] for row in rows)
 
@@ -399,7 +383,7 @@ def _under(
     )
     plan = DecodePlan(TargetRows(shape(OLD)), _Given(changes), rules=rules)
     records = as_records([Message("t", 0, at, b"k", b"v") for at in range(len(events))])
-    rows, payloads = run(RangeTask((WANTED,), KafkaFetch({}), plan), [records])
+    rows, payloads = run(RangeTask((WANTED,), plan), [records])
     return rows, summary(payloads)
 
 
@@ -483,7 +467,7 @@ def test_a_row_that_leaves_values_out_has_no_place_in_the_sources_order() -> Non
         rules=EventRules(sequenced=True),
     )
     records = as_records([Message("t", 0, at, b"k", b"v") for at in range(2)])
-    rows, _ = run(RangeTask((WANTED,), KafkaFetch({}), plan), [records])
+    rows, _ = run(RangeTask((WANTED,), plan), [records])
     assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 0), ("bad", 1)]
     assert "leaves out values" in rows[1]["_detail"]["reason"]
 

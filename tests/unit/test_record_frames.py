@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from tidesink.events import Message
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark import record_frames
-from tidesink.sinks.spark.record_frames import RecordTask, opened_values, split_ranges
+from tidesink.sinks.spark.record_frames import FetchedRanges, Question, opened_values, split_ranges
 
 TEXT = b'{"id":1,"note":"' + b"x" * 200 + b'"}'
 
@@ -51,16 +51,30 @@ class _Fetch:
         yield as_records([one for one in self.messages if wanted.start <= one.offset < wanted.end])
 
 
-def test_a_task_gives_the_ranges_whose_numbers_it_is_given() -> None:
+def _values(wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in records:
+        starts = pa.array([wanted.start] * batch.num_rows)
+        yield pa.record_batch({"start": starts, "value": batch.column("value")})
+
+
+def test_a_task_works_on_the_ranges_whose_numbers_it_is_given() -> None:
     messages = tuple(Message("t", 0, n, b"k", b"v%d" % n, timestamp=n or None) for n in range(4))
     ranges = (FetchRange("t", 0, 0, 1), FetchRange("t", 0, 1, 2), FetchRange("t", 0, 2, 4))
-    task: RecordTask = pickle.loads(pickle.dumps(RecordTask(ranges, _Fetch(messages))))  # noqa: S301
+    task: FetchedRanges = pickle.loads(pickle.dumps(FetchedRanges(ranges, _Fetch(messages), _values)))  # noqa: S301
     (first, second) = task([pa.record_batch({"id": [0, 2]})])
-    assert (first["value"].to_pylist(), second["value"].to_pylist()) == ([b"v0"], [b"v2", b"v3"])
-    assert first["timestamp"].to_pylist() == [None]
-    assert second["timestamp"].cast(pa.int64()).to_pylist() == [2_000, 3_000]
-    assert second.schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
-    assert "headers" not in second.schema.names
+    assert first.to_pydict() == {"start": [0], "value": [b"v0"]}
+    assert second.to_pydict() == {"start": [2, 2], "value": [b"v2", b"v3"]}
+
+
+def _count(records: Iterator[pa.RecordBatch]) -> list[bytes | None]:
+    return [value for batch in records for value in batch.column("value").to_pylist()]
+
+
+def test_a_question_is_asked_of_opened_values() -> None:
+    messages = [Message("t", 0, n, None, value) for n, value in enumerate([compressed(TEXT, "lz4"), None])]
+    for most, expected in ((10_000, [TEXT, None]), (None, [messages[0].value, None])):
+        (answer,) = Question(_count, most)(FetchRange("t", 0, 0, 2), iter([as_records(messages)]))
+        assert pickle.loads(answer["answer"][0].as_py()) == expected  # noqa: S301
 
 
 @pytest.mark.parametrize("kind", ["snappy", "lz4"])

@@ -10,12 +10,13 @@ import pytest
 
 from tests.decoded_batches import as_records
 from tests.unit.canal_messages import row_bytes
+from tidesink.codecs.canal_json.topic import SharedTopic
 from tidesink.codecs.compression import compressed
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch.tasks import RangeTask, unpack
-from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
-from tidesink.sinks.plans.canal_json import CanalJsonDecoder, SharedTopic, canal_json_plan
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 
 SCHEMA = parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY, v VARCHAR(9))")
 WANTED = FetchRange("cdc", 0, 0, 100)
@@ -38,7 +39,7 @@ def _packed(*values: bytes, opens_up_to: int | None = None) -> pa.Table:
     topic = SharedTopic(TableId("s", "t"), frozenset({TableId("s", "t"), TableId("s", "u")}), opens_up_to)
     plan = replace(plan, decoder=replace(plan.decoder, topic=topic))
     # As it travels to the tasks.
-    task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), KafkaFetch({}), plan)))  # noqa: S301
+    task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), plan)))  # noqa: S301
     records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(values))
     return pa.Table.from_batches(task.packed(WANTED, [records.slice(0, 3), records.slice(3)]))
 

@@ -88,10 +88,12 @@ class Bed:
         settings = SimpleNamespace(
             definition=None, keys=None, zero_date=self.zero_date, time_zone="UTC", mode="upsert"
         )
-        source = SimpleNamespace(codec_options=CodecOptions)
+        source = SimpleNamespace(codec_options=CodecOptions, opens_up_to=None)
         around = SimpleNamespace(
             config=SimpleNamespace(table_config=lambda _table: settings, source=source),
-            topics=SimpleNamespace(ddl=lambda _topic: self.ddl, tables=lambda _topic: None),
+            topics=SimpleNamespace(
+                ddl=lambda _topic: self.ddl, tables=lambda _topic: SimpleNamespace(known=lambda: (T,))
+            ),
         )
         self.inner = CanalJsonDecoding(cast("Any", around), "cdc", T, session=cast("Any", None))
         self.inner.prepare(cast("Any", None))

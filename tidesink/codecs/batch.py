@@ -273,6 +273,11 @@ def _python(array: pa.Array | None, where: pa.Array) -> list[Any]:
 # The input
 
 
+def messages(records: pa.RecordBatch) -> Iterator[Message]:
+    """Kafka records, in the columns that ``decode_batch`` takes, one by one."""
+    return (one for _, one in _records(records, 0).take(np.arange(len(records))))
+
+
 def _parts(records: pa.RecordBatch | pa.Table) -> Iterator[Records]:
     start = 0
     batches = [records] if isinstance(records, pa.RecordBatch) else records.to_batches()

@@ -156,7 +156,7 @@ class Account:
     A key change is one event, and the delete of an absent row is applied. ``unmatched`` is no part of the
     law's sum: so many of the applied and superseded ones are changes whose row the table's filter took out.
     Nor is ``row_codec``: the records that were decoded one by one, which is slower, since no columnar step
-    could prove them; counted where tasks decode and reduce in one go.
+    could prove them.
     """
 
     read: int = 0

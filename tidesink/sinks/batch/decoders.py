@@ -1,4 +1,4 @@
-"""What the decoders of all protocols share: answers that most of them give, and schemas by registry id.
+"""Plans of decoding, and what the decoders of all protocols share: answers, and schemas by registry id.
 
 Tasks ask no registry. A record whose schema the driver does not know yet is given back as *unplanned*: the
 driver looks it up and runs the batch again.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -21,8 +21,10 @@ from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_
 from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError, UnnamedRowError
 from tidesink.events import ChangeEvent, Event, Message, Op, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.records import Flags, Unplanned
-from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.batch.change_log import log_shape
+from tidesink.sinks.batch.filtering import RowFilterRule
+from tidesink.sinks.batch.records import NO_RULES, EventRules, Flags, RecordDecoder, Unplanned
+from tidesink.sinks.batch.target_rows import OutputRows, TargetRows
 from tidesink.typemap.target_schema import TableShape
 
 _NO_ID = -1
@@ -37,6 +39,59 @@ UNDER_CONFLUENT: Final = {
         "schema-registry URL, and read the topic from the first record that is written so"
     ),
 }
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """How one table's records become rows of the target, by all that is known of its writers' schemas.
+
+    ``rows``: the rows of every writer in one shape, with the columns of all that are planned for and the base
+    shape's. ``keeps_values``: a row may lack values that are to stay as stored. It does not change with a
+    topic's records: a config that asks for what this forbids is refused at once. ``gone``: columns of
+    ``shape``, in lower case, that the source is known not to have any more. ``logs``: every change is a row
+    of a log. ``positions``: rows say where a change stands at its source. ``rules``: what a batch asks of its
+    events besides. ``output``: the rows as the target has them; None: as they are. ``row_filter``: rows that
+    do not satisfy it are deletes. ``ignores_nulls``: a null leaves the stored value, as one that was not
+    sent.
+    """
+
+    rows: TargetRows
+    decoder: RecordDecoder
+    keeps_values: bool = False
+    gone: frozenset[str] = frozenset()
+    logs: bool = False
+    positions: bool = False
+    rules: EventRules = NO_RULES
+    output: OutputRows | None = None
+    row_filter: RowFilterRule | None = None
+    ignores_nulls: bool = False
+
+    @property
+    def shape(self) -> TableShape:
+        """The table as the target has it, but for what its mode adds."""
+        return self.rows.shape if self.output is None else self.output.shape
+
+    @property
+    def packed_shape(self) -> TableShape:
+        """The shape of the rows that tasks give."""
+        return log_shape(self.shape) if self.logs else self.shape
+
+    @property
+    def target_rows(self) -> OutputRows:
+        """What makes the target's rows."""
+        return self.output or OutputRows(self.shape)
+
+    def with_rows_in(self, shape: TableShape) -> DecodePlan:
+        """The plan, whose rows are put into another shape of the same columns."""
+        return replace(self, rows=replace(self.rows, shape=shape))
+
+    def with_output(self, output: OutputRows) -> DecodePlan:
+        """The plan, whose tasks give rows as the target has them."""
+        return replace(self, output=output)
+
+    def with_rules(self, rules: EventRules) -> DecodePlan:
+        """The plan, for a batch that asks more of its events."""
+        return replace(self, rules=rules)
 
 
 class TableDecoder(ABC):
@@ -88,11 +143,6 @@ class TableDecoder(ABC):
     @property
     def warns(self) -> bool:
         """As ``RecordDecoder``: never."""
-        return False
-
-    @property
-    def uses_timestamps(self) -> bool:
-        """As ``RecordDecoder``: no."""
         return False
 
     def usable(self, _records: pa.RecordBatch) -> Flags | None:

@@ -1,16 +1,18 @@
 """What a batch stores beside its rows: dead letters in their topic, and DDL events for people to read.
 
-Also dead letters and what follows them as frames: what a replay reads, keeps of it, and says of each.
+Also dead letters read again: their records for the tasks of a replay, and what follows them in Kafka.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.errors import PythonException
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -19,15 +21,9 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.errors import DecodeError, SchemaNotFoundError, SourceError, SourceUnavailableError
 from tidesink.events import DdlEvent, Message
-from tidesink.sinks.batch.records import BAD, DDL, ROW_KINDS, TRUNCATE, UNPLANNED
-from tidesink.sinks.batch.source import (
-    RECORD_COLUMNS,
-    KafkaRead,
-    KafkaSource,
-    ReadFrame,
-    RecordReader,
-    translated_read_errors,
-)
+from tidesink.sinks.batch.records import BAD, DDL, ROW_KINDS, UNPLANNED, DecodedRecords
+from tidesink.sinks.batch.reduce import changes_of_keys
+from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.dead_letters import (
     LETTER_SCHEMA,
     Letter,
@@ -36,75 +32,47 @@ from tidesink.sinks.kafka.dead_letters import (
     read_records,
     write_letters,
 )
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting
-from tidesink.sinks.spark.record_frames import RECORD_DDL
-from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
 from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.schema_sources.base import Apart
+    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.batch.tasks import Fetch, Work
 
-
+Offsets = npt.NDArray[np.int64]
 _PLACE: Final = ("topic", "partition", "offset")
-_OUTCOME_DDL: Final = "written bigint, error string"
-_RAISED: Final = {one.__name__: one for one in (SourceError, SourceUnavailableError)}
+_FAULT: Final = ("error", "reason", "key_id", "value_id")
+_OUTCOME_DDL: Final = "found bigint, written bigint"
 
 
-@dataclass(frozen=True)
-class BadRecords:
-    """The bad records of a reduced batch. ``ranges`` are the smallest that hold them."""
+class WrittenLetters(NamedTuple):
+    """How many records of a batch are bad, and of how many Kafka acknowledged the letter."""
 
-    frame: DataFrame
-    count: int
-    ranges: tuple[OffsetRange, ...]
+    records: int
+    acknowledged: int
 
 
-def bad_records(reduced: DataFrame, ranges: Sequence[OffsetRange]) -> BadRecords:
-    """Where the bad records of a reduced frame are, and what is wrong with each; one job.
+def write_bad_records(
+    reduced: DataFrame, fetch: Fetch, topic: LetterTopic, stamp: LetterStamp
+) -> WrittenLetters:
+    """Write the bad records of a reduced frame as letters, from the tasks.
 
-    A record of which several events are bad is one, with what is wrong with one of them.
-    """
-    places = (F.col(f"_{name}").alias(name) for name in _PLACE)
-    names = ("error", "reason", "key_id", "value_id")
-    found = F.min(F.struct(*(F.col("_detail").getField(name).alias(name) for name in names))).alias("found")
-    bad = reduced.where(F.col("_op") == BAD).groupBy(*places).agg(found)
-    bad = bad.select(
-        *_PLACE,
-        F.col("found.key_id").cast("int").alias("key_schema_id"),
-        F.col("found.value_id").cast("int").alias("value_schema_id"),
-        "found.error",
-        "found.reason",
-    )
-    bounds = bad.groupBy("partition").agg(
-        F.count("*").alias("count"), F.min("offset").alias("first"), F.max("offset").alias("last")
-    )
-    within = {int(row["partition"]): row for row in bounds.collect()}
-    narrowed = tuple(
-        part._replace(start=int(within[part.partition]["first"]), end=int(within[part.partition]["last"]) + 1)
-        for part in ranges
-        if part.partition in within
-    )
-    return BadRecords(bad, sum(int(row["count"]) for row in within.values()), narrowed)
-
-
-def write_bad_records(bad: BadRecords, raw: DataFrame, topic: LetterTopic, stamp: LetterStamp) -> int:
-    """Write bad records as letters from the tasks; how many Kafka acknowledged.
-
-    ``raw``: the records in the ranges of ``bad`` as Kafka has them, with their headers. They are read once
-    more where there are bad ones, so that good batches carry no bytes.
+    They are read once more, with their headers: good batches carry no bytes. A record of which several
+    events are bad is one, with what is wrong with one of them.
 
     Raises:
         SourceError: the first error of a task, of its own class.
     """
-    found = raw.withColumn("timestamp", F.unix_millis("timestamp")).join(F.broadcast(bad.frame), list(_PLACE))
-    rows = found.select(*LETTER_SCHEMA.names).mapInArrow(_writer(topic, stamp), _OUTCOME_DDL)
+    place = (F.col(f"_{name}").alias(name) for name in _PLACE)
+    fault = (F.col("_detail").getField(name).alias(name) for name in _FAULT)
+    bad = reduced.where(F.col("_op") == BAD).select(*place, *fault)
     try:
         with translated_read_errors(stamp.table):
-            outcomes = rows.collect()
+            outcomes = bad.mapInArrow(Reporting(LetterTask(fetch, topic, stamp)), _OUTCOME_DDL).collect()
     except PythonException as exc:
         raise SourceError(
             "a task that writes dead letters failed; report this with the log", topic=topic.name
@@ -113,100 +81,86 @@ def write_bad_records(bad: BadRecords, raw: DataFrame, topic: LetterTopic, stamp
         raise SourceUnavailableError(
             f"the tasks that write dead letters were cut off ({type(exc).__name__})", topic=topic.name
         ) from exc
-    for row in outcomes:
-        if row["error"] is not None:
-            kind, message, context = json.loads(row["error"])
-            raise _RAISED[kind](message, **context)
-    return sum(int(row["written"]) for row in outcomes)
+    return WrittenLetters(*(sum(int(row[name]) for row in outcomes) for name in ("found", "written")))
 
 
-def _writer(
-    topic: LetterTopic, stamp: LetterStamp
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+@dataclass(frozen=True)
+class LetterTask:
+    """Writes letters of rows with a place and a fault."""
+
+    fetch: Fetch
+    topic: LetterTopic
+    stamp: LetterStamp
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """How many records were found bad, and written."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
-        written, error = 0, None
-        try:
-            written = write_letters(topic, stamp, batches, task=task)
-        except SourceError as exc:
-            # As data, so that it is the same class on the driver.
-            error = json.dumps([type(exc).__name__, exc.message, exc.context])
-        schema = pa.schema([("written", pa.int64()), ("error", pa.string())])
-        yield pa.RecordBatch.from_pydict({"written": [written], "error": [error]}, schema)
+        bad = faults_by_place(batches)
+        written = write_letters(self.topic, self.stamp, self.letters(bad), task=task)
+        yield pa.record_batch({"found": [len(bad)], "written": [written]})
 
-    return run
-
-
-def letters_frame(session: SparkSession, topic: LetterTopic, letters: Sequence[Letter]) -> DataFrame:
-    """Letters as Spark reads Kafka's records: topic, partition, offset, timestamp, key and value.
-
-    Lazy, and read by one task: they are few beside a table's rows.
-    """
-    offsets = frozenset(letter.at for letter in letters)
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:  # Spark waits for its batches to be taken
-            pass
-        yield from read_records(topic, offsets)
-
-    return session.range(1, numPartitions=1).mapInArrow(Reporting(run), RECORD_DDL)
+    def letters(self, bad: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
+        """The records at places, with their faults, in the columns of ``LETTER_SCHEMA``."""
+        for (topic, partition), places in groupby(sorted(bad), lambda place: place[:2]):
+            offsets = np.array([offset for _, _, offset in places], np.int64)
+            wanted = FetchRange(topic, partition, int(offsets[0]), int(offsets[-1]) + 1, self.stamp.topic_id)
+            for batch in self.fetch(wanted):
+                records = _at_offsets(batch, offsets)
+                if records.num_rows:
+                    yield _as_letters(records, [bad[topic, partition, one] for one in _offsets_of(records)])
 
 
-def letter_places(session: SparkSession, letters: Sequence[Letter]) -> DataFrame:
-    """Where in Kafka the records of letters are: topic, partition, offset."""
-    rows: list[Any] = [(letter.topic, letter.partition, letter.offset) for letter in letters]
-    return session.createDataFrame(rows, "topic string, partition int, offset bigint")
+def faults_by_place(batches: Iterable[pa.RecordBatch]) -> dict[tuple[str, int, int], dict[str, Any]]:
+    """Rows by topic, partition and offset: one of each."""
+    rows = (row for batch in batches for row in batch.to_pylist())
+    return {(row["topic"], row["partition"], row["offset"]): row for row in rows}
+
+
+def _offsets_of(records: pa.RecordBatch) -> list[int]:
+    found: list[int] = records.column("offset").to_pylist()
+    return found
+
+
+def _at_offsets(records: pa.RecordBatch, offsets: Offsets, *, other: bool = False) -> pa.RecordBatch:
+    """The records at these offsets; ``other``: all but these."""
+    return records.filter(pa.array(np.isin(records.column("offset").to_numpy(), offsets, invert=other)))
+
+
+def _as_letters(records: pa.RecordBatch, faults: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    named = {"key_schema_id": "key_id", "value_schema_id": "value_id", "error": "error", "reason": "reason"}
+    columns = [
+        pa.array([one[named[field.name]] for one in faults], field.type)
+        if field.name in named
+        else records.column(field.name).cast(field.type)
+        for field in LETTER_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=LETTER_SCHEMA)
 
 
 # A statement as status shows it.
 _SHOWN: Final = 200
 
-Read = Callable[[Sequence[OffsetRange]], "DataFrame"]
-
-
-class ReducedRanges(Protocol):
-    """A reduced batch, as far as its DDL events are concerned."""
-
-    @property
-    def frame(self) -> DataFrame:
-        """The reduced frame."""
-
-    @property
-    def plan(self) -> PlannedRanges:
-        """What was read."""
-
-
-class PlannedRanges(Protocol):
-    """The offsets of a batch."""
-
-    @property
-    def ranges(self) -> Sequence[OffsetRange]:
-        """One a partition."""
-
-    @property
-    def found(self) -> TopicOffsets:
-        """The topic that was read."""
-
 
 def keep_ddl(
-    context: WorkerContext, reduction: ReducedRanges, reader: RecordReader, progress: Progress
+    context: WorkerContext, reduced: DataFrame, topic_id: str, progress: Progress
 ) -> dict[str, Any] | None:
-    """Store the DDL events of a reduced batch; the newest one's commit_ts, kind and query.
+    """Store the DDL events of a reduced frame; the newest one's commit_ts, kind and query.
 
-    They are few, each by itself in the frame, and are decoded here. Their bytes and Kafka's time come from
-    Kafka, read once more.
+    They are few, each by itself in the frame with its bytes, and are decoded here.
 
     Raises:
         StateStoreError: the state store does not answer.
     """
-    codec = _codec(context)
-    session = reduction.frame.sparkSession
-    found = _messages(reduction, partial(reader.frame, session))
-    topic_id = reduction.plan.found.topic_id
-    rows = [_row(message, topic_id, _event(codec, message)) for message in found]
+    source = context.config.source
+    codec = open_codec(source.protocol, options=source.codec_options(), registry=context.registry)
+    place = (f"_{name}" for name in _PLACE)
+    found = reduced.where(F.col("_op") == DDL).select(*place, "_detail.key", "_detail.value", "_detail.time")
+    # Of a record with several events each has its bytes.
+    messages = {row[:3]: _message(row) for row in found.collect()}
+    rows = [_stored(message, topic_id, _event(codec, message)) for message in messages.values()]
     store_ddl(context.store, progress, sorted(rows, key=lambda row: (row.partition, row.offset)))
     last = max(rows, key=lambda row: (row.commit_ts or 0, row.offset), default=None)
     if last is None:
@@ -214,37 +168,13 @@ def keep_ddl(
     return {"commit_ts": last.commit_ts, "kind": last.kind, "query": last.query[:_SHOWN]}
 
 
-def _codec(context: WorkerContext) -> Codec:
-    source = context.config.source
-    # Values are opened where they are read.
-    options = replace(source.codec_options(), large_message_handle_compression="none")
-    return open_codec(source.protocol, options=options, registry=context.registry)
-
-
-def _messages(reduction: ReducedRanges, read: Read) -> list[Message]:
-    found = reduction.frame.where(F.col("_op") == DDL).select("_partition", "_offset").collect()
-    places = {(int(row["_partition"]), int(row["_offset"])) for row in found}
-    narrowed = list(_narrowed(reduction.plan.ranges, places))
-    here = F.concat_ws("@", "partition", "offset").isin(*(f"{n}@{offset}" for n, offset in places))
-    raw = read(narrowed).where(here).withColumn("ms", F.unix_millis("timestamp"))
-    names = ("topic", "partition", "offset", "key", "value", "ms")
-    return [_message(row) for row in raw.select(*names).collect()]
-
-
-def _narrowed(ranges: Sequence[OffsetRange], places: Iterable[tuple[int, int]]) -> Iterable[OffsetRange]:
-    for part in ranges:
-        offsets = [offset for partition, offset in places if partition == part.partition]
-        if offsets:
-            yield part._replace(start=min(offsets), end=max(offsets) + 1)
-
-
 def _message(row: Any) -> Message:
     key, value = (None if row[name] is None else bytes(row[name]) for name in ("key", "value"))
-    return Message(row["topic"], row["partition"], row["offset"], key, value, row["ms"])
+    return Message(row["_topic"], row["_partition"], row["_offset"], key, value, row["time"])
 
 
 def _event(codec: Codec, message: Message) -> DdlEvent | None:
-    """The event of a record; None where the Python codec reads none: its bytes are kept all the same."""
+    """The event of a record; None where the Python codec reads none: its place is kept all the same."""
     try:
         found = (event for event in codec.decode(message) if isinstance(event, DdlEvent))
         return next(found, None)
@@ -252,13 +182,12 @@ def _event(codec: Codec, message: Message) -> DdlEvent | None:
         return None
 
 
-def _row(message: Message, topic_id: str, event: DdlEvent | None) -> StoredDdl:
+def _stored(message: Message, topic_id: str, event: DdlEvent | None) -> StoredDdl:
     said = (event.commit_ts, event.kind, event.query) if event else (None, "", "")
     return StoredDdl(message.topic, topic_id, message.partition, message.offset, *said, message.timestamp)
 
 
-PLACE: Final = ("topic", "partition", "offset")
-_EVENT_PLACE: Final = tuple(f"_{name}" for name in PLACE)
+# Letters read again
 
 
 class Bounds(NamedTuple):
@@ -268,156 +197,185 @@ class Bounds(NamedTuple):
     below: int
 
 
-class LetterCounts(NamedTuple):
-    """Of the letters of a topic: how many can be replayed, and why the others cannot.
+class SortedLetters(NamedTuple):
+    """The letters of a topic that can be replayed now, and how many others there are.
 
-    ``first``: the first one's offset in each partition. ``waiting``: behind what is applied, so that the
-    worker reads them by itself. ``expired``: Kafka no longer holds all that follows them.
+    ``waiting``: behind what is applied, so that the worker reads them by itself. ``expired``: Kafka no
+    longer holds all that follows them.
     """
 
-    ready: int
+    ready: tuple[Letter, ...]
     waiting: int
     expired: int
-    first: Mapping[int, int]
-
-
-class LetterEvents(NamedTuple):
-    """The events that letters are today: records, and events by what they are."""
-
-    messages: int
-    events: int
-    rows: int
-    bad: int
-
-
-def letter_counts(letters: DataFrame, bounds: Mapping[int, Bounds]) -> LetterCounts:
-    """Count letters by their bounds: one job."""
-    since, below = (_bound(bounds, name) for name in ("since", "below"))
-    behind = F.coalesce(F.col("offset") >= below, F.lit(True))
-    lost = ~behind & (F.col("offset") < since)
-    ready = ~behind & ~lost
-    rows = (
-        letters.groupBy("partition")
-        .agg(
-            F.count_if(ready).alias("ready"),
-            F.count_if(behind).alias("waiting"),
-            F.count_if(lost).alias("expired"),
-            F.min(F.when(ready, F.col("offset"))).alias("first"),
-        )
-        .collect()
-    )
-    first = {int(row["partition"]): int(row["first"]) for row in rows if row["first"] is not None}
-    count, waiting, expired = (sum(row[name] for row in rows) for name in ("ready", "waiting", "expired"))
-    return LetterCounts(count, waiting, expired, first)
-
-
-def ready_letters(letters: DataFrame, bounds: Mapping[int, Bounds]) -> DataFrame:
-    """The letters within their bounds."""
-    since, below = (_bound(bounds, name) for name in ("since", "below"))
-    return letters.where((F.col("offset") >= since) & (F.col("offset") < below))
-
-
-def _bound(bounds: Mapping[int, Bounds], name: str) -> Column:
-    """A bound of the row's partition; null where nothing of the partition was applied."""
-    by_partition: list[Column] = []
-    for partition, found in bounds.items():
-        by_partition += [F.lit(partition), F.lit(getattr(found, name)).cast("bigint")]
-    if not by_partition:
-        return F.lit(None).cast("bigint")
-    return F.create_map(*by_partition)[F.col("partition")]
-
-
-class LetterReader:
-    """Gives a batch its letters, with their own bytes, and what Kafka has behind them.
-
-    ``following``: ranges of Kafka to read besides. ``places`` are left out of them: those records
-    are dead letters, chosen ones or others, and were never applied.
-    """
-
-    def __init__(
-        self,
-        source: KafkaSource,
-        letters: DataFrame,
-        places: DataFrame,
-        following: Sequence[OffsetRange],
-    ) -> None:
-        self._source = source
-        self._letters = letters
-        self._places = places
-        self._following = [part for part in following if part.records > 0]
 
     @property
-    def fetch(self) -> None:
-        """None: the letters are in a frame."""
-        return None
-
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in ranges, as Kafka has them."""
-        return self._source.frame(session, ranges)
-
-    def letters(self, session: SparkSession, apart: Apart | None) -> DataFrame:
-        """The letters alone, without those that name another table."""
-        return _mine(self._source.opened(in_session(self._letters, session)), apart)
-
-    def read(
-        self, session: SparkSession, _ranges: Sequence[OffsetRange], *, apart: Apart | None = None
-    ) -> ReadFrame:
-        """The letters, and what follows them."""
-        found, nothing = self.letters(session, apart), KafkaRead(0, 0)
-        if self._following:
-            places = in_session(self._places, session)
-            raw = self._source.frame(session, self._following).join(places, list(PLACE), "left_anti")
-            found = found.unionByName(_mine(raw.select(*RECORD_COLUMNS), apart))
-        # What a replay has read is the letters, which are counted in their topic.
-        return ReadFrame(found, lambda: nothing, lambda: nothing)
+    def first(self) -> dict[int, int]:
+        """The first ready one's offset in each partition."""
+        newest_first = sorted(self.ready, key=lambda letter: -letter.offset)
+        return {letter.partition: letter.offset for letter in newest_first}
 
 
-def _mine(frame: DataFrame, apart: Apart | None) -> DataFrame:
-    return frame if apart is None else frame.where(~apart.foreign)
+def sorted_letters(letters: Iterable[Letter], bounds: Mapping[int, Bounds]) -> SortedLetters:
+    """Letters of one topic by their bounds; of a partition without any nothing was applied."""
+    ready, waiting, expired = list[Letter](), 0, 0
+    for letter in letters:
+        found = bounds.get(letter.partition)
+        if found is None or letter.offset >= found.below:
+            waiting += 1
+        elif letter.offset < found.since:
+            expired += 1
+        else:
+            ready.append(letter)
+    return SortedLetters(tuple(ready), waiting, expired)
 
 
-def concerning(whole: DataFrame, letters: DataFrame, grouped: DataFrame) -> DataFrame:
-    """Of a reduced frame the rows of keys that letters name, and letters that are no rows.
+@dataclass(frozen=True)
+class LetterFetch:
+    """Gives tasks the records of letters, by partition. ``places``: the letters' offsets in their topic."""
 
-    ``grouped`` is the reduced frame of the letters alone. What the plan does not know and what empties the
-    table stays too: both must be dealt with first.
+    topic: LetterTopic
+    places: Mapping[int, frozenset[int]]
+
+    @classmethod
+    def of(cls, topic: LetterTopic, letters: Iterable[Letter]) -> LetterFetch:
+        """For letters of one topic."""
+        places: dict[int, set[int]] = {}
+        for letter in letters:
+            places.setdefault(letter.partition, set()).add(letter.at)
+        return cls(topic, {partition: frozenset(found) for partition, found in places.items()})
+
+    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """The records of a partition's letters.
+
+        Raises:
+            SourceError: a letter is gone, or Kafka refuses. SourceUnavailableError: it does not answer.
+        """
+        places, found = self.places.get(wanted.partition, frozenset()), 0
+        for batch in read_records(self.topic, places):
+            found += batch.num_rows
+            yield batch
+        if found != len(places):
+            raise SourceError(
+                f"{len(places) - found} letters of {wanted.topic}[{wanted.partition}] are gone: look at them "
+                "again with tidesink dlq list",
+                topic=self.topic.name,
+            )
+
+
+@dataclass(frozen=True)
+class FollowedFetch:
+    """Gives tasks letters, and what Kafka has behind them.
+
+    ``following``: by partition, what of Kafka is read besides. ``left_out``: offsets of records that are
+    dead letters, chosen ones or others, and were never applied.
     """
-    is_row = F.col("_op").isin(*ROW_KINDS)
-    keys = grouped.where(is_row).select(F.col("key").alias("_its_key"), F.lit(True).alias("_wanted"))
-    marked = whole.join(keys, F.col("key") == F.col("_its_key"), "left")
-    places = letters.select(
-        *(F.col(name).alias(f"_its_{name}") for name in PLACE), F.lit(True).alias("_here")
-    )
-    same = [F.col(name) == F.col(f"_its{name}") for name in _EVENT_PLACE]
-    marked = marked.join(places, same, "left")
-    other = F.col("_here").isNotNull() | F.col("_op").isin(UNPLANNED, TRUNCATE)
-    wanted = (is_row & F.col("_wanted").isNotNull()) | (~is_row & other)
-    return marked.where(wanted).select(*whole.columns)
+
+    letters: LetterFetch
+    fetch: Fetch
+    following: Mapping[int, FetchRange]
+    left_out: Mapping[int, Offsets]
+
+    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """The records of a partition's letters, then those that follow."""
+        yield from self.letters(wanted)
+        following = self.following.get(wanted.partition)
+        if following is not None:
+            others = self.left_out.get(wanted.partition, np.empty(0, np.int64))
+            for batch in self.fetch(following):
+                yield _at_offsets(batch, others, other=True)
 
 
-def letter_events(decoded: DataFrame) -> LetterEvents:
-    """What the letters are today: one job over the decoded letters."""
-    kind = F.col("_kind")
-    row = decoded.agg(
-        F.count_if(F.col("_index") == 0).alias("messages"),
-        F.count("*").alias("events"),
-        F.count_if(kind.isin(*ROW_KINDS)).alias("rows"),
-        F.count_if(kind == BAD).alias("bad"),
-    ).collect()[0]
-    return LetterEvents(row["messages"], row["events"], row["rows"], row["bad"])
+@dataclass(frozen=True)
+class LetterRows:
+    """What a replay keeps of the records that it reads: changes of the rows that letters name, and letters.
+
+    ``hashes``: of the rows' keys (``reduce.key_hashes``). ``own``: the letters' offsets by partition. What
+    the plan does not know and what empties the table stays too: both must be dealt with first.
+    """
+
+    hashes: npt.NDArray[np.uint64]
+    own: Mapping[int, Offsets]
+
+    def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
+        """What is kept of some records; the counts of records stay."""
+        rows, old_keys = plan.rows, plan.decoder.old_keys
+        masks = (
+            changes_of_keys(one, self.hashes, rows.keys, convert=rows.key_values, old_keys=old_keys)
+            for one in found.tables
+        )
+        tables = [
+            replace(one, rows=one.rows.filter(pa.array(mask)))
+            for one, mask in zip(found.tables, masks, strict=True)
+            if mask.any()
+        ]
+        others = [
+            one
+            for one in found.others
+            if one.kind == UNPLANNED or (one.partition, one.offset) in self._places
+        ]
+        silent = [
+            _at_offsets(one, self.own.get(one.column("partition")[0].as_py(), np.empty(0, np.int64)))
+            for one in found.silent
+        ]
+        silent = [one for one in silent if one.num_rows]
+        return replace(found, tables=tables, others=others, silent=silent)
+
+    @cached_property
+    def _places(self) -> frozenset[tuple[int, int]]:
+        return frozenset((number, offset) for number, own in self.own.items() for offset in own.tolist())
 
 
-def events_that_stay(reduced: DataFrame, letters: DataFrame) -> int:
-    """How many of a reduced frame's rows are of the letters' own events: each is one event."""
-    own = reduced.where(F.col("_op").isin(*ROW_KINDS) & ~F.col("_half"))
-    places = letters.select(*(F.col(name).alias(f"_{name}") for name in PLACE))
-    return own.join(places, list(_EVENT_PLACE), "left_semi").count()
+def offsets_by_partition(letters: Iterable[Letter]) -> dict[int, Offsets]:
+    """Where in Kafka the records of letters of one topic are."""
+    found: dict[int, list[int]] = {}
+    for letter in letters:
+        found.setdefault(letter.partition, []).append(letter.offset)
+    return {partition: np.array(sorted(offsets), np.int64) for partition, offsets in found.items()}
 
 
-def outcomes(letters: DataFrame, decoded: DataFrame, topic_id: str) -> DataFrame:
-    """What became of each letter, all of one topic, for ``DeadLetters.settle``; no error: dealt with."""
-    first = F.min_by(F.struct(F.col("_error").alias("error"), F.col("_reason").alias("reason")), "_index")
-    bad = decoded.where(F.col("_kind") == BAD).groupBy(*_EVENT_PLACE).agg(first.alias("fault"))
-    bad = bad.select(*(F.col(f"_{name}").alias(name) for name in PLACE), "fault.error", "fault.reason")
-    reported = letters.select(*PLACE).join(bad, list(PLACE), "left")
-    return reported.withColumn("topic_id", F.lit(topic_id))
+def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
+    """Class and reason of each bad record, of which the first event counts, by partition and offset."""
+    rows = reduced.where(F.col("_op") == BAD)
+    found = dict[tuple[int, int], tuple[str, str]]()
+    for row in rows.select("_partition", "_offset", "_detail.error", "_detail.reason").collect():
+        found.setdefault((row[0], row[1]), (row[2], row[3]))
+    return found
+
+
+def event_places(reduced: DataFrame) -> list[tuple[int, int]]:
+    """Partition and offset of the event that each row to apply is of, halves of key changes left out."""
+    rows = reduced.where(F.col("_op").isin(*ROW_KINDS) & ~F.col("_half"))
+    return [(row[0], row[1]) for row in rows.select("_partition", "_offset").collect()]
+
+
+@dataclass(frozen=True)
+class LetterReader:
+    """The letters of a replay and what follows them, for tasks.
+
+    ``letters`` gives the letters alone, ``whole`` with the ranges ``following``: none where the target
+    itself knows what is newer.
+    """
+
+    chosen: tuple[Letter, ...]
+    letters: KafkaSource
+    whole: KafkaSource
+    following: tuple[FetchRange, ...]
+
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """As ``KafkaSource.over``, of both."""
+        return self.whole.over(session, ranges, work, ddl)
+
+    @classmethod
+    def of(
+        cls,
+        source: KafkaSource,
+        topic: LetterTopic,
+        chosen: tuple[Letter, ...],
+        every: Iterable[Letter],
+        following: Sequence[FetchRange],
+    ) -> LetterReader:
+        """``every``: all letters of the table in this topic, which are left out of what follows."""
+        letters = LetterFetch.of(topic, chosen)
+        behind = {one.partition: one for one in following if one.start < one.end}
+        whole = FollowedFetch(letters, source.fetch, behind, offsets_by_partition(every))
+        return cls(chosen, KafkaSource(letters), KafkaSource(whole), tuple(behind.values()))

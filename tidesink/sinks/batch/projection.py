@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidesink.config.models import Destination
+from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId
 from tidesink.sinks.batch.modes import routed_shape
+from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.schema_sources.base import Decoding, DecodingAround, SourceColumns
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.projection import Layout, check_renames, laid_out
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-    from tidesink.sinks.batch.decoded_frame import Decode
-    from tidesink.sinks.batch.tasks import Fetch, RangeTask
+    from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.kafka.offsets import TopicOffsets
     from tidesink.sinks.schema_sources.base import Missed
+
+
+_TWO_MEANINGS: Final = (
+    "ignore_null_updates: a record of this protocol can leave a value out, which is not the same as NULL, "
+    "and the two are not identified in this version: remove ignore_null_updates"
+)
 
 
 @dataclass(frozen=True)
@@ -46,42 +53,41 @@ class LaidOutDecoding(DecodingAround):
         self._layout = layout
         self._session = session
 
-    def _plan_around(self, inner: Decode) -> Decode:
+    def _plan_around(self, inner: DecodePlan) -> DecodePlan:
         """The plan laid out.
 
         Raises:
-            ConfigError: the layout does not fit the table's columns.
+            ConfigError: the layout does not fit the table's columns, Spark does not take its filter, or its
+                records have another sign for values that stay.
             SchemaRefusedError: the layout names a column that the source does not have any more, or leaves
                 one out under some of its names alone.
         """
-        from tidesink.sinks.batch.projection_frames import LaidOutColumns
+        from tidesink.sinks.batch.projection_frames import filter_rule
 
-        reported = self._decoding.reported()
+        layout, reported = self._layout, self._decoding.reported()
         past: list[str] = []
         if reported is not None:
-            check_renames(self._layout, inner.shape, reported.renames)
+            check_renames(layout, inner.shape, reported.renames)
             # Another task may have read DDL that this plan does not know of.
             past += (column.name.lower() for column in reported.former)
             past += (name.lower() for pair in reported.renames for name in pair)
-        laid = laid_out(self._layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
-        return LaidOutColumns(inner, laid, self._layout, self._session)
+        laid = laid_out(layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
+        if layout.ignore_nulls and inner.keeps_values:
+            raise ConfigError(_TWO_MEANINGS, table=str(inner.shape.table))
+        row_filter = layout.row_filter
+        return replace(
+            inner,
+            keeps_values=inner.keeps_values or layout.ignore_nulls,
+            gone=frozenset(new.lower() for new, old in laid.sources.items() if old.lower() in inner.gone),
+            output=OutputRows(laid.shape, laid.sources, op=layout.metadata.get("op")),
+            row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._session),
+            ignores_nulls=layout.ignore_nulls,
+        )
 
     def _check_renames(self) -> None:
         """As for a new plan: names may change hands, and the plan of the same columns stays."""
         if self._layout.except_columns and (reported := self._decoding.reported()) is not None:
             check_renames(self._layout, self._decoding.columns().shape, reported.renames)
-
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """The tasks of the decoding inside, whose rows are laid out; None where Spark looks at each row."""
-        from tidesink.sinks.batch.projection_frames import LaidOutColumns
-
-        if self._layout.row_filter is not None or self._layout.ignore_nulls:
-            return None
-        task, laid = self._decoding.range_task(ranges, fetch), self.columns()
-        if task is None:
-            return None
-        assert isinstance(laid, LaidOutColumns)  # noqa: S101  (``_plan_around`` makes it)
-        return replace(task, plan=task.plan.with_output(laid.output))
 
     def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
         """As the decoding inside; raises SchemaRefusedError, too, as a new plan does."""
@@ -110,9 +116,9 @@ class LaidOutDecoding(DecodingAround):
         self._check_renames()
         return changed
 
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+    def take_ddl(self, missed: Missed) -> bool:
         """As ``catch_up``."""
-        changed = super().take_ddl(reduced, missed)
+        changed = super().take_ddl(missed)
         self._check_renames()
         return changed
 
@@ -165,22 +171,10 @@ class RoutedDecoding(DecodingAround):
         super().__init__(decoding)
         self._destination = destination
 
-    def _plan_around(self, inner: Decode) -> Decode:
+    def _plan_around(self, inner: DecodePlan) -> DecodePlan:
         """The plan, with the target's table."""
-        from tidesink.sinks.batch.projection_frames import RoutedColumns
-
-        return RoutedColumns(inner, self._destination)
-
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """The tasks of the decoding inside, whose rows are the target table's."""
-        from tidesink.sinks.batch.target_rows import OutputRows
-
-        inner = self._decoding.range_task(ranges, fetch)
-        if inner is None:
-            return None
-        shape = routed_shape(inner.plan.target_shape, self._destination)
-        output = inner.plan.output or OutputRows(shape)
-        return replace(inner, plan=inner.plan.with_output(replace(output, shape=shape)))
+        shape = routed_shape(inner.shape, self._destination)
+        return inner.with_output(replace(inner.target_rows, shape=shape))
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells; nothing where several tables share one: the next still has its column as it was."""

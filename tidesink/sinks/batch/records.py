@@ -25,7 +25,7 @@ from tidesink.errors import (
     ValueOutOfRangeError,
 )
 from tidesink.events import DdlEvent, Op, TableId, WatermarkEvent
-from tidesink.sinks.batch.reduce import named_rows
+from tidesink.sinks.batch.reduce import WARNING, named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
 
 Flags = npt.NDArray[np.bool_]
@@ -86,7 +86,8 @@ class OtherRecord:
     """An event that is no row to apply; ``error`` and ``reason`` are of a bad record.
 
     ``fields``: of an unplanned record, what the plan lacks. ``key`` and ``value``: the record's bytes, of bad
-    records and DDL events alone. ``index``: which event of its record.
+    records and DDL events alone; ``time``: Kafka's, in ms, of a DDL event. ``index``: which event of its
+    record.
     """
 
     kind: str
@@ -102,6 +103,7 @@ class OtherRecord:
     value_id: int | None = None
     key: bytes | None = None
     value: bytes | None = None
+    time: int | None = None
 
 
 @dataclass(frozen=True)
@@ -170,10 +172,6 @@ class RecordDecoder(Protocol):
     @property
     def warns(self) -> bool:
         """Whether ``warnings`` may have something to say."""
-
-    @property
-    def uses_timestamps(self) -> bool:
-        """Whether records come with Kafka's timestamps. None come with headers."""
 
     def usable(self, records: pa.RecordBatch) -> Flags | None:
         """Which records this decoder is asked about at all; None: all.
@@ -269,8 +267,7 @@ def decoded_records(
     usable, strangers = decoder.usable(records), decoder.strangers(records)
     if usable is not None and not usable.all():
         records = records.filter(pa.array(usable))
-    size = sum(_bytes(records.column(name)) for name in ("key", "value"))
-    whole = DecodedRecords(records=records.num_rows, bytes=size, strangers=strangers)
+    whole = DecodedRecords(records=records.num_rows, bytes=record_bytes(records), strangers=strangers)
     places = _Places(records, decoder)
     known = np.ones(records.num_rows, np.bool_)
     for one in decoder.unplanned(records):
@@ -320,7 +317,7 @@ def _take(
         sound, bad = validation.of(table)
         whole.others += bad
         if sound is not None:
-            whole.tables.append(sound)
+            whole.tables.append(validation.with_warnings(sound))
     silent[[fault.record for fault in decoded.faults]] = False
     for record, event in zip(decoded.event_records, decoded.events, strict=True):
         silent[record] = False
@@ -367,7 +364,8 @@ class _Places:
         """A DDL event, a watermark, or a message."""
         index = event.position.index
         if isinstance(event, DdlEvent):
-            return self._with_bytes(record, index, DDL, commit_ts=_signed(event.commit_ts))
+            moment = _signed(event.commit_ts)
+            return self._with_bytes(record, index, DDL, commit_ts=moment, time=self._time(record))
         if isinstance(event, WatermarkEvent):
             return self._at(record, WATERMARK, index=index, commit_ts=_signed(event.commit_ts))
         return self._at(record, MESSAGE, index=index)
@@ -376,6 +374,11 @@ class _Places:
         key, value = self._bytes(record)
         ids = {"key_id": self._decoder.schema_id(key), "value_id": self._decoder.schema_id(value)}
         return self._at(record, kind, index=index, key=key, value=value, **ids, **said)
+
+    def _time(self, record: int) -> int | None:
+        """Kafka's time, where the records have one."""
+        known = "timestamp" in self._records.schema.names
+        return self._records.column("timestamp")[record].as_py() if known else None
 
     def _bytes(self, record: int) -> tuple[bytes | None, bytes | None]:
         key, value = (self._records.column(name)[record].as_py() for name in ("key", "value"))
@@ -423,6 +426,14 @@ class _Validation:
         rows = changes.rows.filter(pa.array(sound))
         return (replace(changes, rows=rows) if rows.num_rows else None), bad
 
+    def with_warnings(self, changes: ChangeTable) -> ChangeTable:
+        """The rows, with what the decoder warns about where it does at all."""
+        if not self._decoder.warns:
+            return changes
+        found = self._decoder.warnings(changes)
+        column = pa.nulls(changes.rows.num_rows, pa.string()) if found is None else found
+        return replace(changes, rows=changes.rows.append_column(WARNING, column))
+
     def _refusal(self, changes: ChangeTable) -> TidesinkError | None:
         if changes.table == self._decoder.table:
             return self._decoder.refusal(changes, self.rows)
@@ -460,5 +471,7 @@ def _places(changes: ChangeTable) -> Iterator[tuple[int, int]]:
     return zip(changes.rows["record"].to_pylist(), changes.rows["index"].to_pylist(), strict=True)
 
 
-def _bytes(column: pa.Array) -> int:
-    return int(pc.sum(pc.binary_length(column)).as_py() or 0)
+def record_bytes(records: pa.RecordBatch) -> int:
+    """Bytes of keys and values."""
+    lengths = (pc.binary_length(records.column(name)) for name in ("key", "value"))
+    return sum(int(pc.sum(one).as_py() or 0) for one in lengths)

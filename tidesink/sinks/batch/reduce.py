@@ -38,6 +38,10 @@ _DELETED_KEY: Final = ("key", "before")
 _BEFORE_ALL: Final = -1
 # The columns of ``ChangeTable.rows`` that a reduction passes on.
 _SAME: Final = ("record", "index", "op", "topic", "partition", "offset", "commit_ts", "source")
+# Columns that ``ChangeTable.rows`` may have besides: a warning about a row that is applied all the same
+# (string), and whether the table's filter takes the row out (bool), so that it is a delete of its key.
+WARNING: Final = "warning"
+UNMATCHED: Final = "unmatched"
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -45,7 +49,7 @@ _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 class ReducedTable:
     """The rows to apply of one writer's schema: at most one a key among all tables of a reduction.
 
-    ``rows`` has the columns of ``ChangeTable.rows`` less ``before``, and these:
+    ``rows`` has the columns of ``ChangeTable.rows`` less ``before`` and ``UNMATCHED``, and these:
 
     - ``key``: struct of the table's key columns, never null;
     - ``row``: in place of ``after``: what to write; null for a delete;
@@ -149,6 +153,34 @@ def key_hashes(tables: Sequence[ReducedTable]) -> npt.NDArray[np.uint64]:
     return np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
 
 
+def changes_of_keys(
+    changes: ChangeTable,
+    hashes: npt.NDArray[np.uint64],
+    keys: Sequence[str],
+    *,
+    convert: ConvertKey,
+    old_keys: bool = True,
+) -> Flags:
+    """Which changes are of a row whose key, or key before it, has one of the hashes, or empty the table.
+
+    ``hashes`` are those of ``key_hashes``; ``convert`` and ``old_keys`` as for ``reduce_tables``. Every row
+    must have its key.
+    """
+    found: Flags = _op_codes(changes) == _TRUNCATE
+    rows = np.flatnonzero(~found)
+    new, old, moved = row_keys(changes, keys, convert, old_keys=old_keys)
+    wanted = pa.array(rows)
+    found[rows] = np.isin(_hashes(_struct_of([one.take(wanted) for one in new], keys)), hashes)
+    halves = np.flatnonzero(moved & ~found)
+    before = _struct_of([one.take(pa.array(halves)) for one in old], keys)
+    found[halves] = np.isin(_hashes(before), hashes)
+    return found
+
+
+def _struct_of(columns: Sequence[pa.Array], keys: Sequence[str]) -> pa.StructArray:
+    return pa.StructArray.from_arrays(list(columns), list(keys))
+
+
 # The rows of all tables, side by side
 
 
@@ -242,11 +274,19 @@ def _rows_of(changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, 
     return _TableRows(
         np.concatenate([whole, halves]),
         np.repeat([False, True], [len(whole), len(halves)]),
-        np.concatenate([deleted[whole], np.ones(len(halves), np.bool_)]),
+        np.concatenate([(deleted | unmatched_rows(changes))[whole], np.ones(len(halves), np.bool_)]),
         pa.StructArray.from_arrays(columns, list(keys)),
         tuple(record[~named & ~truncated].tolist()),
         tuple(offset[truncated].tolist()),
     )
+
+
+def unmatched_rows(changes: ChangeTable) -> Flags:
+    """Which rows the table's filter takes out."""
+    if UNMATCHED not in changes.rows.column_names:
+        return np.zeros(len(changes.rows), np.bool_)
+    found: Flags = changes.rows[UNMATCHED].to_numpy()
+    return found
 
 
 def _op_codes(changes: ChangeTable) -> npt.NDArray[np.int8]:
@@ -433,7 +473,7 @@ def _reduced_table(
     if values is not None:
         members, unavailable, after_delete = values.completed(members, winners)
     columns = {
-        **{name: taken[name] for name in _SAME},
+        **{name: taken[name] for name in (*_SAME, WARNING) if name in taken.column_names},
         "deleted": pa.array(deletes),
         "half": pa.array(rows.half[winners]),
         "key": rows.key.take(pa.array(winners)),
@@ -489,7 +529,7 @@ class _StoredValues:
             left.append(still)
         flags = np.array(left).T
         after_delete = flags.any(axis=1) & (self._last_delete[self._rows.codes[winners]] >= 0)
-        return members, _name_lists(flags, self._names), after_delete
+        return members, name_lists(flags, self._names), after_delete
 
     def _lacks(self, name: str) -> Flags:
         """Of which rows the column was not sent."""
@@ -546,7 +586,7 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
         ) from error
 
 
-def _name_lists(flags: npt.NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
+def name_lists(flags: npt.NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
     """For each row the names whose flags are set, null for none."""
     counts = flags.sum(axis=1)
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())

@@ -1,8 +1,8 @@
 """One batch of one table, from offsets to a commit, step by step.
 
-1. planned: its offsets are fixed.  2. read: Spark's frame over them.  3. decoded: the columns' plan.
-4. reduced: one row a key, persisted and counted. What the plan did not know is looked up and the batch
-decoded again from 3; a bad record cuts the batch short of it and begins again at 2 (``pause``).
+1. planned: its offsets are fixed.  2 to 4. read, decoded, reduced: by tasks, a task a range, which count and
+give packed rows (``batch.tasks``). What the plan did not know is looked up and the batch read again; a bad
+record cuts the batch short of it and it is read again, too (``pause``).
 5. recorded: the state store knows what the batch will have applied, unless a change of the columns waits
 for a person: then the batch is left.  6. evolved: the target's columns fit.
 7. rejected: dead letters are written.  8. committed: rows and progress in one commit of the target.
@@ -37,10 +37,9 @@ from tidesink.sinks.batch.counts import (
     account_of,
     filtered_of,
 )
-from tidesink.sinks.batch.frame_reduction import rows_to_write, staged_frame, summarise
-from tidesink.sinks.batch.letters import bad_records, keep_ddl, write_bad_records
-from tidesink.sinks.batch.modes import kept_shape, names_of, row_shape
-from tidesink.sinks.batch.projection_frames import omitting, on_delete, stamped
+from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
+from tidesink.sinks.batch.modes import kept_shape, names_of
+from tidesink.sinks.batch.projection_frames import omitting, on_delete, rows_to_write, stamped
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
@@ -53,9 +52,16 @@ from tidesink.sinks.batch.schema_changes import (
     settle_names,
     source_columns_of,
 )
-from tidesink.sinks.batch.source import KafkaRead, RecordReader, translated_read_errors
+from tidesink.sinks.batch.source import (
+    KafkaRead,
+    RangeFrame,
+    RecordReader,
+    reduced_ranges,
+    translated_read_errors,
+)
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
 from tidesink.sinks.schema_sources.base import Decoding, Missed
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
@@ -126,29 +132,30 @@ class BatchOutcome:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduced batch. ``stored`` is what Spark keeps of it, where that is not the frame itself.
-
-    ``payloads``: the frame's rows as tasks packed them, where they did.
-    ``row_codec_records``: as ``Account.row_codec``.
-    """
+    """A reduced batch: its plan, and what the tasks made of it."""
 
     plan: BatchPlan
-    frame: DataFrame
-    summary: BatchSummary
-    read: KafkaRead
+    found: RangeFrame
     bad: BadRecord | None = None
-    stored: DataFrame | None = None
-    row_codec_records: int = 0
-    payloads: DataFrame | None = None
+
+    @property
+    def frame(self) -> DataFrame:
+        """The reduced frame."""
+        return self.found.frame
+
+    @property
+    def summary(self) -> BatchSummary:
+        """What the tasks counted."""
+        return self.found.summary
+
+    @property
+    def read(self) -> KafkaRead:
+        """What Kafka gave."""
+        return self.found.read
 
     def release(self) -> None:
         """Let go of what Spark keeps for the batch."""
-        from tidesink.sinks.batch.source import release_stored
-
-        if self.stored is None:
-            self.frame.unpersist()
-        else:
-            release_stored(self.stored)
+        self.found.release()
 
     @property
     def truncates(self) -> bool:
@@ -217,7 +224,7 @@ class Batch:
                     raise
                 # How heavy a batch is was estimated by the records before it.
                 return self._reduced(replace(plan, ranges=halved(plan.ranges)), bad)
-            with _released_on_error(reduction.release):
+            with released_on_error(reduction.release):
                 again = self._must_plan_again(reduction)
                 if not again:
                     self._check_partitions(reduction.summary)
@@ -234,53 +241,34 @@ class Batch:
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
         task = self._range_task(plan)
-        if task is not None:
-            return self._reduce_ranges(plan, task)
         with self._step("read"):
-            raw = self._reader.read(self._session, plan.ranges, apart=self._decoding.apart())
-        with self._step("decoded"):
-            decoded = self._decoded(raw.frame)
-        with self._step("reduced"):
-            frame = self._grouped(decoded).persist()
-            with _released_on_error(frame.unpersist):
-                summary = summarise(frame, self._shape())
-                return Reduction(plan, frame, summary, raw.given(summary.messages))
-
-    def _range_task(self, plan: BatchPlan) -> RangeTask | None:
-        """The batch as tasks that fetch, decode and reduce in Arrow; None where that is not built yet."""
-        settings, fetch = self._settings, self._reader.fetch
-        if fetch is None or settings.mode == "append":
-            return None
-        task = self._decoding.range_task(plan.ranges, fetch)
-        return None if task is None else task.of_batch(plan.found.topic_id, self._rules())
-
-    def _reduce_ranges(self, plan: BatchPlan, task: RangeTask) -> Reduction:
-        from tidesink.sinks.batch.source import reduced_ranges, release_stored
-
-        checkpoint = self._context.target.capabilities.rereads
-        with self._step("read"):
-            found = reduced_ranges(self._session, task, checkpoint=checkpoint)
+            found = reduced_ranges(self._session, task, self._reader, checkpoint=self._checkpoints)
         for done in ("decoded", "reduced"):  # by the same tasks
             self._context.failpoints.reach(done)
+        with released_on_error(found.release):
+            self._check_counted(found)
+        return Reduction(plan, found)
+
+    def _range_task(self, plan: BatchPlan) -> RangeTask:
+        """The batch as tasks that decode and reduce in Arrow."""
+        # Kafka must still say the topic's id after the read.
+        wanted = (
+            FetchRange(*part, plan.found.topic_id, headers=False) for part in plan.ranges if part.records
+        )
+        return RangeTask(tuple(wanted), self._decoding.columns().with_rules(self._rules()))
+
+    @property
+    def _checkpoints(self) -> bool:
+        """Whether payloads must never be made again: the target reads them more than once."""
+        return self._context.target.capabilities.rereads
+
+    def _check_counted(self, found: RangeFrame) -> None:
         if found.summary.messages != found.read.records:
-            release_stored(found.stored)
             raise AccountingError(
                 f"{found.read.records} records were read, and the tasks counted {found.summary.messages}: "
                 "nothing is written. Report this with the log",
                 table=str(self._settings.table),
             )
-        return Reduction(
-            plan,
-            found.frame,
-            found.summary,
-            found.read,
-            stored=found.stored,
-            row_codec_records=found.row_codec_records,
-            payloads=found.payloads,
-        )
-
-    def _decoded(self, raw: DataFrame) -> DataFrame:
-        return self._decoding.columns().decode(raw, self._rules())
 
     def _rules(self) -> EventRules:
         return EventRules(
@@ -289,9 +277,6 @@ class Batch:
             horizon=self._hold.horizon,
             truncates=not self._refuses_truncates,
         )
-
-    def _grouped(self, decoded: DataFrame) -> DataFrame:
-        return staged_frame(decoded, self._decoding.columns(), self._settings)
 
     def _must_plan_again(self, reduction: Reduction) -> bool:
         missed = Missed(reduction.summary, reduction.plan.ranges, reduction.plan.found)
@@ -303,7 +288,7 @@ class Batch:
             return True
         if reduction.summary.unplanned or reduction.summary.bad:
             return self._learnt(missed)
-        return bool(reduction.summary.filtered) and self._decoding.take_ddl(reduction.frame, missed)
+        return bool(reduction.summary.ddl) and self._decoding.take_ddl(missed)
 
     def _learnt(self, missed: Missed) -> bool:
         if self._decoding.learn(missed):
@@ -355,7 +340,8 @@ class Batch:
             evolved = self._evolved(schema_decision)
         with self._step("rejected"):
             rejected = self._reject(reduction, progress)
-            last_ddl = keep_ddl(context, reduction, self._reader, progress) if summary.ddl else None
+            topic_id = reduction.plan.found.topic_id
+            last_ddl = keep_ddl(context, reduction.frame, topic_id, progress) if summary.ddl else None
         context.failpoints.reach("committing")
         with self._step("committed"):
             result = self._commit(self._reduced_batch(reduction, schema_decision, progress), progress)
@@ -384,7 +370,7 @@ class Batch:
             applied_rows=1 if reduction.truncates else result.applied,
             rejected=rejected,
             stale_rows=result.stale,
-            row_codec=reduction.row_codec_records,
+            row_codec=reduction.found.row_codec_records,
         )
         account.check(table=str(self._settings.table))
         return account
@@ -425,7 +411,7 @@ class Batch:
             on_delete=on_delete(self._settings, shape),
             lenient=self._settings.ignore_null_updates,
             payloads=payloads,
-            checkpointed=reduction.stored is not None and capabilities.rereads,
+            checkpointed=self._checkpoints,
             on_staged=lambda: self._context.failpoints.reach("staged"),
         )
 
@@ -438,10 +424,10 @@ class Batch:
     def _payloads(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame | None:
         """The rows as the tasks packed them, where nothing is changed about them."""
         omits = schema_decision.omitted and not self._context.target.capabilities.packed
-        return None if omits or self._settings.metadata_columns else reduction.payloads
+        return None if omits or self._settings.metadata_columns else reduction.found.payloads
 
     def _shape(self) -> TableShape:
-        return row_shape(self._decoding.columns().shape, self._settings)
+        return self._decoding.columns().packed_shape
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:
         """Write the bad records as dead letters; how many bad events of this batch were acknowledged.
@@ -452,12 +438,10 @@ class Batch:
             return 0
         letters, plan = self._context.dead_letters(), reduction.plan
         letters.prepare()
-        bad = bad_records(reduction.frame, plan.ranges)
-        raw = self._context.source.records(self._session, bad.ranges)
-        codec = self._context.config.source.protocol
+        source, codec = self._context.source, self._context.config.source.protocol
         stamp = LetterStamp.of(progress, topic_id=plan.found.topic_id, codec=codec)
-        missing = bad.count - write_bad_records(bad, raw, letters.topic, stamp)
-        return reduction.summary.bad - missing
+        written = write_bad_records(reduction.frame, source.fetch, letters.topic, stamp)
+        return reduction.summary.bad - (written.records - written.acknowledged)
 
     def _commit(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         table = self._hold.table
@@ -481,7 +465,7 @@ class Batch:
 
 
 @contextmanager
-def _released_on_error(release: Callable[[], object]) -> Iterator[None]:
+def released_on_error(release: Callable[[], object]) -> Iterator[None]:
     """Let go of a persisted frame that nobody will ask for."""
     try:
         yield

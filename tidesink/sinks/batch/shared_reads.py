@@ -20,8 +20,11 @@ from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tidesink.codecs.canal_json.topic import TableNames
 from tidesink.events import TableId
-from tidesink.sinks.batch.source import RECORD_COLUMNS, KafkaRead, KafkaSource, ReadFrame, record_bytes
+from tidesink.sinks.batch.source import KafkaSource, raise_first
+from tidesink.sinks.batch.tasks import MOST_BYTES, Work
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     Ends,
     KafkaOffsets,
@@ -35,14 +38,19 @@ from tidesink.sinks.kafka.offsets import (
     up_to,
 )
 from tidesink.sinks.schema_sources.topic_ddl import TopicDdl, TopicTables
-from tidesink.sinks.spark.record_frames import full_name, named_table, named_tables
+from tidesink.sinks.spark.errors import Reporting
+from tidesink.sinks.spark.record_frames import (
+    KEPT_DDL,
+    SplitByTable,
+    StoredRanges,
+    full_name,
+    table_of,
+)
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.state.progress import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from tidesink.sinks.schema_sources.base import Apart
 
 
 class Topics:
@@ -103,8 +111,8 @@ class Topics:
         """What the tables of a topic read together."""
         tables = self.tables(topic)
 
-        def keep(ranges: tuple[OffsetRange, ...], size: RecordSize) -> KeptRead:
-            return KeptRead(self._source, tables, ranges, size)
+        def keep(ranges: tuple[OffsetRange, ...], topic_id: str, size: RecordSize) -> KeptRead:
+            return KeptRead(self._source, tables, ranges, topic_id, size)
 
         with self._lock:
             return self._reads.setdefault(topic, TopicReads(keep))
@@ -198,10 +206,10 @@ class _Open(Generic[K]):
 class TopicReads(Generic[K]):
     """The reads of one topic. Used by the tasks of all its tables, from several threads.
 
-    ``keep`` makes what is kept of ranges; nothing is read before somebody asks it for records.
+    ``keep`` makes what is kept of ranges, under the topic's id; nothing is read before somebody asks for it.
     """
 
-    def __init__(self, keep: Callable[[tuple[OffsetRange, ...], RecordSize], K]) -> None:
+    def __init__(self, keep: Callable[[tuple[OffsetRange, ...], str, RecordSize], K]) -> None:
         self._keep = keep
         self._size = RecordSize()
         self._lock = threading.Lock()
@@ -264,7 +272,7 @@ class TopicReads(Generic[K]):
         return plan_ranges(up_to(available, meeting), max_records=most)
 
     def _opened(self, ranges: tuple[OffsetRange, ...], found: TopicOffsets, starts: Offsets) -> _Open[K]:
-        read = _Open(ranges, found, starts, self._keep(ranges, self._size))
+        read = _Open(ranges, found, starts, self._keep(ranges, found.topic_id, self._size))
         self._open.append(read)
         joinable = [one for one in self._open if not one.closed]
         for old in joinable[:-MOST_KEPT]:
@@ -286,32 +294,32 @@ def _ends(ranges: Sequence[OffsetRange]) -> dict[int, int]:
 
 
 _log = structlog.get_logger("tidesink.spark")
-_NAMED = "named_table"
-
-
-class _Records(NamedTuple):
-    """The kept frame, and what Kafka gave of each table by its full name; None for what names no table."""
-
-    frame: DataFrame
-    counts: Mapping[str | None, KafkaRead]
 
 
 class KeptRead:
-    """What some ranges of a topic hold. Used by several threads, each with a session of its own."""
+    """What some ranges of a topic hold, packed by table. Used by several threads, each with a session.
+
+    ``topic_id``: Kafka must still say it after the read. ``size`` learns what a record weighs.
+    """
 
     def __init__(
-        self, source: KafkaSource, tables: TopicTables, ranges: tuple[OffsetRange, ...], size: RecordSize
+        self,
+        source: KafkaSource,
+        tables: TopicTables,
+        ranges: Sequence[OffsetRange],
+        topic_id: str,
+        size: RecordSize,
     ) -> None:
-        self.ranges = ranges
+        self.ranges = tuple(FetchRange(*part, topic_id, headers=False) for part in ranges if part.records)
         self._source = source
         self._tables = tables
         self._size = size
         self._lock = threading.Lock()
-        self._records: _Records | None = None
+        self._frame: DataFrame | None = None
         self._failed: tuple[int, Exception | None] = (0, None)
 
-    def records(self, session: SparkSession) -> _Records:
-        """The records, read when they are asked for first; whoever asks meanwhile waits.
+    def frame(self, session: SparkSession) -> DataFrame:
+        """The payloads (``KEPT_DDL``), read when they are asked for first; whoever asks meanwhile waits.
 
         Raises: what reading Kafka, and telling of its tables, raises, to all who waited for it; who asks
             then reads again.
@@ -319,14 +327,14 @@ class KeptRead:
         asked_at, _ = self._failed
         with self._lock:
             failures, error = self._failed
-            if self._records is None and error is not None and failures != asked_at:
+            if self._frame is None and error is not None and failures != asked_at:
                 # One after the other would wait as long as this read did, also after a stop.
                 raise error
-            if self._records is None:
-                self._records = self._read_or_fail(session)
-            return self._records
+            if self._frame is None:
+                self._frame = self._read_or_fail(session)
+            return in_session(self._frame, session)
 
-    def _read_or_fail(self, session: SparkSession) -> _Records:
+    def _read_or_fail(self, session: SparkSession) -> DataFrame:
         try:
             return self._read(session)
         except Exception as exc:
@@ -336,30 +344,24 @@ class KeptRead:
     def release(self) -> None:
         """Let go of the records; who still has a frame of them would read Kafka."""
         with self._lock:
-            records, self._records = self._records, None
-        if records is not None:
-            _unpersist(records.frame)
+            frame, self._frame = self._frame, None
+        if frame is not None:
+            _unpersist(frame)
 
-    def _read(self, session: SparkSession) -> _Records:
-        raw = self._source.frame(session, self.ranges)
-        frame = raw.withColumn(_NAMED, named_table()).persist(StorageLevel.MEMORY_AND_DISK)
+    def _read(self, session: SparkSession) -> DataFrame:
+        names = TableNames(frozenset(self._tables.known()), self._source.opens_up_to)
+        frame = self._source.over(session, self.ranges, SplitByTable(names, MOST_BYTES), KEPT_DDL)
+        frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            counts = _counted(frame)
-            self._tell(frame, counts)
+            heads = frame.drop("payload").collect()
+            raise_first(heads)
+            # They get tasks of their own by their first row: a CREATE alone leaves nothing to apply.
+            self._tables.add(sorted({table_of(head["named"]) for head in heads if head["strangers"]}))
         except BaseException:
             _unpersist(frame)
             raise
-        self._size.learn(
-            sum(read.records for read in counts.values()), sum(read.bytes for read in counts.values())
-        )
-        return _Records(frame, counts)
-
-    def _tell(self, frame: DataFrame, counts: Mapping[str | None, KafkaRead]) -> None:
-        """Tell of tables nobody knows which have a row here: they get tasks of their own."""
-        known = {full_name(table) for table in self._tables.known()}
-        strangers = [name for name in counts if name is not None and name not in known]
-        if strangers:
-            self._tables.add(named_tables(frame.where(F.col(_NAMED).isin(*strangers))))
+        self._size.learn(*(sum(head[name] for head in heads) for name in ("records", "bytes")))
+        return frame
 
 
 class TableRecords:
@@ -370,38 +372,17 @@ class TableRecords:
         self._source = source
         self._name = full_name(table)
 
-    @property
-    def fetch(self) -> None:
-        """None: the records were read once for all tables."""
-        return None
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """As ``KafkaSource.over``: of what names the table, and what names none.
 
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in the ranges; other ranges than the kept ones are read from Kafka."""
+        Other ranges than the kept ones are read from Kafka.
+        """
         if tuple(ranges) != self._kept.ranges:
-            return self._source.frame(session, ranges)
-        return self._frame(session)
-
-    def read(
-        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
-    ) -> ReadFrame:
-        """As ``KafkaSource.read``: what names the table, and what names none."""
-        if tuple(ranges) != self._kept.ranges:
-            return self._source.read(session, ranges, apart=apart)
-        counts = self._kept.records(session).counts
-        found = [counts[name] for name in (self._name, None) if name in counts]
-        read = KafkaRead(sum(one.records for one in found), sum(one.bytes for one in found))
-        # The rows of a query's answer: a task that ran again is not in them twice.
-        return ReadFrame(self._frame(session), lambda: read, lambda: read)
-
-    def _frame(self, session: SparkSession) -> DataFrame:
-        frame = in_session(self._kept.records(session).frame, session)
-        named = F.col(_NAMED)
-        return frame.where(named.isNull() | (named == self._name)).select(*RECORD_COLUMNS)
-
-
-def _counted(frame: DataFrame) -> dict[str | None, KafkaRead]:
-    rows = frame.groupBy(_NAMED).agg(F.count("*").alias("records"), F.sum(record_bytes()).alias("bytes"))
-    return {row[_NAMED]: KafkaRead(int(row["records"]), int(row["bytes"] or 0)) for row in rows.collect()}
+            return self._source.over(session, ranges, work, ddl)
+        named = F.col("named")
+        mine = self._kept.frame(session).where(named.isNull() | (named == self._name))
+        rows = mine.select("partition", "payload", "error")
+        return rows.mapInArrow(Reporting(StoredRanges(self._kept.ranges, work)), ddl)
 
 
 def _unpersist(frame: DataFrame) -> None:

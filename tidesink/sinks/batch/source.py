@@ -1,4 +1,4 @@
-"""The frames of a batch: Kafka's records, raw or decoded and reduced in tasks.
+"""Kafka's records for tasks and look-ups, and the frames of a batch that tasks decoded and reduced.
 
 Payloads are stored by Spark, in memory and on disk. The driver collects what stands beside them: counts,
 hashes of keys and errors, a row for each payload.
@@ -7,43 +7,46 @@ hashes of keys and errors, a row for each payload.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-import structlog
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.codecs.batch import messages
+from tidesink.events import Message
+from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
+from tidesink.sinks.batch.filtering import CHUNK
 from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.batch.summaries import joined_summaries
-from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, mixed_hashes, unpack
+from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes, unpack
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import raised_task_errors
-from tidesink.sinks.spark.record_frames import opened_frame, record_frame
+from tidesink.sinks.spark.record_frames import (
+    ANSWER_DDL,
+    Question,
+    opened,
+    over_ranges,
+    split_ranges,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.sinks.batch.tasks import Fetch
-    from tidesink.sinks.schema_sources.base import Apart
 
 
-_log = structlog.get_logger("tidesink.spark")
+R = TypeVar("R")
+Records = Iterator[pa.RecordBatch]
 
-RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
 # Spark spreads the shuffle of a batch over so many records a task.
 _RECORDS_A_SHUFFLE_TASK: Final = 25_000
-
-# A query that turns out empty is cut down to nothing by this rule, and what was counted with it: whoever
-# waits for the count would wait for ever.
-_EXCLUDED: Final = (
-    "spark.sql.adaptive.optimizer.excludedRules",
-    "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
-)
 
 
 class KafkaRead(NamedTuple):
@@ -54,46 +57,11 @@ class KafkaRead(NamedTuple):
     strangers: int = 0
 
 
-class ReadFrame(NamedTuple):
-    """A batch's raw frame; ``observed`` says what Kafka gave, once the frame was computed.
-
-    ``counted`` says it too, of a read of its own.
-    """
-
-    frame: DataFrame
-    observed: Callable[[], KafkaRead]
-    counted: Callable[[], KafkaRead]
-
-    def given(self, arrived: int) -> KafkaRead:
-        """What Kafka gave, where so many records came out at the end of the batch's plan.
-
-        Spark adds what a task observed each time the task has run, and tasks run again where their executor
-        was lost before all had come for what they wrote. So what is observed may be too much, and is
-        counted where it does not fit; a record that was lost, or came twice, shows then as it did before.
-        """
-        observed = self.observed()
-        if observed.records == arrived:
-            return observed
-        counted = self.counted()
-        if counted != observed:
-            _log.info("records read were counted again", observed=observed.records, counted=counted.records)
-        return counted
-
-
 class RecordReader(Protocol):
-    """Gives the records of ranges of offsets."""
+    """Gives the records of ranges to tasks."""
 
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in the ranges; lazy."""
-
-    def read(
-        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
-    ) -> ReadFrame:
-        """The records in the ranges, counted as they are read, without those that ``apart`` leaves out."""
-
-    @property
-    def fetch(self) -> Fetch | None:
-        """How tasks read a range by themselves; None where they cannot."""
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """What ``work`` makes of each range and its records: a task a range; lazy."""
 
 
 class KafkaSource:
@@ -105,68 +73,39 @@ class KafkaSource:
 
     def __init__(self, fetch: Fetch, *, opens_up_to: int | None = None) -> None:
         self.fetch = fetch
-        self._opens_up_to = opens_up_to
+        self.opens_up_to = opens_up_to
 
-    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in the ranges; lazy."""
-        return record_frame(session, ranges, self.fetch, opens_up_to=self._opens_up_to)
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """What ``work`` makes of each range and its records, which its task fetches; lazy."""
+        return over_ranges(session, ranges, self.fetch, work, ddl)
 
-    def records(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The same as Kafka has them: values are not opened, and there is a column ``headers``."""
-        return record_frame(session, ranges, self.fetch, headers=True)
+    def ask(
+        self, session: SparkSession, ranges: Sequence[OffsetRange], question: Callable[[Records], R]
+    ) -> list[R]:
+        """The answers of tasks, in the order of the ranges; each reads one, or a part of a large one.
 
-    def opened(self, frame: DataFrame) -> DataFrame:
-        """Records with their values opened, where the config says that they may be compressed."""
-        return frame if self._opens_up_to is None else opened_frame(frame, self._opens_up_to)
+        Raises:
+            SourceError: Kafka refuses, or does not answer.
+        """
+        parts = split_ranges(ranges, session.sparkContext.defaultParallelism)
+        if not parts:
+            return []
+        found = over_ranges(session, parts, self.fetch, Question(question, self.opens_up_to), ANSWER_DDL)
+        with translated_read_errors(parts[0].topic):
+            return [pickle.loads(row["answer"]) for row in found.collect()]  # noqa: S301  (our own tasks')
 
-    def read(
-        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
-    ) -> ReadFrame:
-        """The records in the ranges, counted as they are read, without those that ``apart`` leaves out."""
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        """The first records in the ranges, read by this process, as far as they are asked for.
 
-        observation = Observation()
-        frame = self.frame(session, ranges)
-        mine, stranger = (F.lit(True), F.lit(False)) if apart is None else (~apart.foreign, apart.stranger)
-        size = record_bytes()
-        counts = (
-            F.count_if(mine).alias("records"),
-            F.sum(F.when(mine, size)).alias("bytes"),
-            F.count_if(stranger).alias("strangers"),
-        )
-        observed = frame.observe(observation, *counts)
-        return ReadFrame(
-            observed if apart is None else observed.where(mine),
-            partial(_observed, observation),
-            partial(_counted, frame, counts),
-        )
+        Raises:
+            SourceError: Kafka refuses, or does not answer.
+        """
+        for part in ranges:
+            yield from opened(self.fetch(FetchRange(*part)), self.opens_up_to)
 
-
-def record_bytes() -> Column:
-    """The bytes of a record's key and value."""
-    from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
-
-    return F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
-
-
-def _observed(observation: Observation) -> KafkaRead:
-    return _read_of(observation.get)
-
-
-def _counted(frame: DataFrame, counts: Sequence[Column]) -> KafkaRead:
-    return _read_of(frame.agg(*counts).collect()[0].asDict())
-
-
-def _read_of(found: Mapping[str, Any]) -> KafkaRead:
-    return KafkaRead(int(found["records"]), int(found["bytes"] or 0), int(found["strangers"] or 0))
-
-
-def open_reading_session(spark: SparkSession) -> SparkSession:
-    """A session beside ``spark`` in which what is read is always counted."""
-    session = spark.newSession()
-    session.conf.set(*_EXCLUDED)
-    return session
+    def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
+        """The same, as messages; those without a value are left out."""
+        return (one for batch in self.read_here(ranges) for one in messages(batch) if one.value is not None)
 
 
 def fit_shuffle(session: SparkSession, records: int) -> None:
@@ -190,8 +129,9 @@ _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
 class RangeFrame(NamedTuple):
     """A reduced frame. ``stored`` is the frame that Spark keeps, for ``release_stored``.
 
-    ``summary``: what the tasks counted. ``payloads``: the frame's rows as the tasks packed them; None where
-    what several ranges have of one key was reduced once more.
+    ``summary``: what the tasks counted. ``hashes``: of the keys (``reduce.key_hashes``). ``payloads``: the
+    frame's rows as the tasks packed them; None where what several ranges have of one key was reduced once
+    more.
     """
 
     frame: DataFrame
@@ -199,37 +139,53 @@ class RangeFrame(NamedTuple):
     read: KafkaRead
     summary: BatchSummary
     row_codec_records: int
+    hashes: npt.NDArray[np.uint64]
     payloads: DataFrame | None = None
 
+    def release(self) -> None:
+        """Let go of what Spark keeps."""
+        release_stored(self.stored)
 
-def reduced_ranges(session: SparkSession, task: RangeTask, *, checkpoint: bool = False) -> RangeFrame:
-    """Run a task over its ranges.
+
+def reduced_ranges(
+    session: SparkSession, task: RangeTask, reader: RecordReader, *, checkpoint: bool = False
+) -> RangeFrame:
+    """Run a task over its ranges, whose records the reader gives.
 
     ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
 
     Raises:
         TidesinkError: what a task raised, with its class.
     """
-    count = len(task.ranges)
-    numbers = session.range(0, count, 1, count)
-    packed = numbers.mapInArrow(task, PACKED_DDL)
+    packed = _packed(session, task, reader)
     # A lazy checkpoint: the job that collects the heads stores the payloads, as with a cached frame.
     stored = packed.localCheckpoint(eager=False) if checkpoint else packed.persist(_LEVEL)
     try:
         heads = stored.drop("payload").collect()
-        _raise_first(heads)
+        raise_first(heads)
         unpacked = _unpacked(stored, task)
         frame, summary = _over_ranges(unpacked, _summary(heads), heads, task)
     except BaseException:
         with suppress(Exception):
             release_stored(stored)
         raise
-    records, size, left, strangers = (
+    read, size, left, strangers = (
         sum(head[name] or 0 for head in heads)
         for name in ("records", "bytes", "row_codec_records", "strangers")
     )
+    hashes = np.frombuffer(b"".join(bytes(head["hashes"]) for head in heads if head["hashes"]), np.uint64)
     payloads = stored.select("payload", "error") if frame is unpacked else None
-    return RangeFrame(frame, stored, KafkaRead(records, size, strangers), summary, left, payloads)
+    return RangeFrame(frame, stored, KafkaRead(read, size, strangers), summary, left, hashes, payloads)
+
+
+def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
+    """The payloads of a task, whose filter Spark applies between two parts of it, in one stage."""
+    rule = task.plan.row_filter
+    if rule is None:
+        return reader.over(session, task.ranges, task.packed, PACKED_DDL)
+    verdict = F.expr(rule.expression).alias("verdict")
+    chunks = reader.over(session, task.ranges, task.chunks, rule.chunks_ddl)
+    return chunks.select(CHUNK, verdict).mapInArrow(task.filtered, PACKED_DDL)
 
 
 def release_stored(stored: DataFrame) -> None:
@@ -241,7 +197,7 @@ def release_stored(stored: DataFrame) -> None:
         stored.unpersist()
 
 
-def _raise_first(heads: Sequence[Any]) -> None:
+def raise_first(heads: Sequence[Any]) -> None:
     """Raise the first error that a task had."""
     for head in heads:
         if head["error"] is not None:
@@ -300,8 +256,20 @@ def _last_of_all(
         **counts.asDict(),
         superseded=summary.superseded + summary.applied - applied,
         zero_dates=_zero_dates(rows, summary.zero_dates),
+        **_doubts(rows, summary),
     )
     return rows.unionByName(frame.where(F.col("key").isNull())), counted
+
+
+def _doubts(rows: DataFrame, of_ranges: BatchSummary) -> dict[str, Any]:
+    if not of_ranges.doubted:
+        return {}
+    reason = F.col("_detail").getField("reason")
+    doubted = rows.where(reason.isNotNull() & ~F.col("_half")).groupBy("_topic", "_partition")
+    first = F.min(F.struct(F.col("_offset").alias("offset"), reason.alias("reason"))).alias("first")
+    found = doubted.agg(F.count("*").alias("count"), first).collect()
+    doubts = (Doubt(Place(row["_topic"], row["_partition"]), *row["first"]) for row in found)
+    return {"doubted": sum(row["count"] for row in found), "doubts": tuple(doubts)}
 
 
 def _zero_dates(rows: DataFrame, of_ranges: Mapping[str, int]) -> dict[str, int]:

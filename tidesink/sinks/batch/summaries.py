@@ -1,7 +1,4 @@
-"""The counts of a batch, by the tasks that made it: a summary a range, and one of all.
-
-They are what ``batch.frame_counts.summarise`` counts in a reduced frame, without another look at its rows.
-"""
+"""The counts of a batch, by the tasks that made it: a summary a range, and one of all."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from tidesink.sinks.batch.counts import (
     SUMS,
     BadRecord,
     BatchSummary,
+    Doubt,
     Place,
     PlaceSummary,
     Truncate,
@@ -35,7 +33,7 @@ from tidesink.sinks.batch.records import (
     DecodedRecords,
     OtherRecord,
 )
-from tidesink.sinks.batch.reduce import Reduction
+from tidesink.sinks.batch.reduce import Reduction, unmatched_rows
 from tidesink.typemap.target_schema import TableShape
 
 _DATES: Final = ("date", "timestamp", "timestamp_ntz")
@@ -49,12 +47,15 @@ def range_summary(
     rows: Sequence[pa.Table],
     shape: TableShape,
 ) -> BatchSummary:
-    """What one range held; ``rows`` are those to apply, in the columns of the reduced frame."""
+    """What one range held; ``rows`` are those to apply, in the columns of the reduced frame.
+
+    ``truncates``: the events that empty the table, where they are no rows.
+    """
     others = found.others
     events = Counter(one.kind for one in (*others, *truncates))
     silent = sum(batch.num_rows for batch in found.silent)
     watermarks = [one.commit_ts for one in others if one.kind == WATERMARK]
-    moments = [_extreme(one, "max", "commit_ts") for one in _moments(found.tables)]
+    moments = [_extreme(one, "max", "commit_ts") for one in _moments(found.tables, apart=truncates)]
     messages = silent + sum(one.index == 0 for one in others)
     messages += sum(_messages(one) for one in found.tables)
     last = greatest(moments)
@@ -71,13 +72,16 @@ def range_summary(
         watermarks=events[WATERMARK],
         bad=events[BAD],
         unplanned=events[UNPLANNED],
+        doubted=sum(len(one) for one in _doubted(rows)),
         omitted=sum(_given(one, "_kept") for one in rows),
+        unmatched=sum(int(unmatched_rows(one).sum()) for one in found.tables),
         max_commit_ts=last,
         min_commit_ts=least([_extreme(one, "min", "_commit_ts") for one in rows]),
         key_range=_key_range(rows, shape),
         places={place: PlaceSummary(messages, _max_offset(found), last, greatest(watermarks))},
         zero_dates=_zero_dates(rows, shape),
         bad_records=_first(place, others),
+        doubts=_first_doubt(place, rows),
         truncates=tuple(Truncate(place, one.offset) for one in truncates[:1]),
         unplanned_key_ids=distinct(one.key_id for one in unplanned),
         unplanned_value_ids=distinct(one.value_id for one in unplanned),
@@ -100,6 +104,7 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
         places={place: found for one in summaries for place, found in one.places.items()},
         zero_dates=dict(zero_dates),
         bad_records=tuple(bad for one in summaries for bad in one.bad_records),
+        doubts=tuple(doubt for one in summaries for doubt in one.doubts),
         truncates=tuple(truncate for one in summaries for truncate in one.truncates),
         unplanned_key_ids=distinct(i for one in summaries for i in one.unplanned_key_ids),
         unplanned_value_ids=distinct(i for one in summaries for i in one.unplanned_value_ids),
@@ -119,11 +124,11 @@ def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
     return sorted(found, key=lambda one: (one.offset, one.index))
 
 
-def _moments(tables: Iterable[ChangeTable]) -> Iterator[pa.Table]:
-    """The commit_ts of row changes: not of events that empty the table."""
+def _moments(tables: Iterable[ChangeTable], *, apart: Sequence[OtherRecord]) -> Iterator[pa.Table]:
+    """The commit_ts of row changes: not of events that empty the table, where these are no rows."""
     for one in tables:
         found = one.rows.select(["op", "commit_ts"])
-        yield found.filter(pc.not_equal(found["op"].cast(pa.string()), Op.TRUNCATE.value))
+        yield found.filter(pc.not_equal(found["op"].cast(pa.string()), Op.TRUNCATE.value)) if apart else found
 
 
 def _messages(changes: ChangeTable) -> int:
@@ -168,6 +173,21 @@ def _zero_dates(rows: Sequence[pa.Table], shape: TableShape) -> Mapping[str, int
     for one in rows:
         counts.update(pc.list_flatten(one["_zero_dates"].combine_chunks()).to_pylist())
     return {name: count for name, count in counts.items() if name in dates}
+
+
+def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Offset and warning of rows that are applied with one."""
+    for one in rows:
+        reasons = pc.struct_field(one["_detail"].combine_chunks(), ["reason"])
+        if reasons.null_count < len(reasons):
+            found = pa.table({"offset": one["_offset"], "reason": reasons})
+            yield found.filter(pc.and_(pc.is_valid(reasons), pc.invert(one["_half"].combine_chunks())))
+
+
+def _first_doubt(place: Place, rows: Iterable[pa.Table]) -> tuple[Doubt, ...]:
+    """The first row with a warning."""
+    found = [tuple(one.values()) for table in _doubted(rows) for one in table.to_pylist()]
+    return (Doubt(place, *min(found)),) if found else ()
 
 
 def _first(place: Place, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:

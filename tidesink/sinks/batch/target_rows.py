@@ -6,10 +6,10 @@ earlier one had it: it was dropped. What a writer has beyond the shape is looked
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -17,10 +17,13 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
+from tidesink.events import Op
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.parse import TargetValue, target_reader, text_reader
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
+
+_TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 
 
 class Dropped(Protocol):
@@ -132,21 +135,24 @@ class TargetRows:
         arrays = [_as_type(keys.field(column.name), column) for column in columns]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns))
 
-    def row(self, changes: ChangeTable, rows: pa.StructArray) -> pa.StructArray:
-        """Rows of one writer's schema in the shape's columns; null where the row is.
+    def row(
+        self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
+    ) -> pa.StructArray:
+        """Rows of one writer's schema in the shape's columns, or in ``names`` of them; null where the row is.
 
         Raises:
             SchemaMismatchError: a column's type does not fit into the shape's.
         """
         sources = self._sources([member.name for member in rows.type])
         dropped = self.dropped(changes)
+        columns = tuple(one for one in self.shape.columns if names is None or one.name in names)
         arrays = []
-        for column in self.shape.columns:
+        for column in columns:
             if column.name in sources:
                 arrays.append(_as_type(pc.struct_field(rows, [sources[column.name]]), column))
             else:
                 arrays.append(self._missing(column, len(rows), dropped))
-        return pa.StructArray.from_arrays(arrays, fields=_fields(self.shape.columns), mask=rows.is_null())
+        return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
 
     def spelt(self, lists: pa.ListArray) -> pa.ListArray:
         """Lists of names of a writer's columns by the shape's names; those that it lacks are left out."""
@@ -182,6 +188,8 @@ class TargetRows:
 class OutputRows:
     """Puts a table's rows into the columns that its config asks for, under the target's names.
 
+    A row's metadata says ``insert`` or ``update`` where the wire tells, else ``upsert``.
+
     ``sources``: by the target's names those of the table's own columns; None: each has its name. ``op``: the
     metadata column that says what the event was. Other columns are the shard's, or are filled in later.
     """
@@ -190,13 +198,27 @@ class OutputRows:
     sources: Mapping[str, str] | None = None
     op: str | None = None
 
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        """The target's columns that hold values of the source's, beside the key's."""
+        others = (column.name for column in self.shape.columns if not column.key)
+        return tuple(name for name in others if self.sources is None or name in self.sources)
+
     def key(self, keys: pa.StructArray) -> pa.StructArray:
         """Keys in the target's columns."""
+        if self._plain:
+            return keys
         return self._projected(keys, self.shape.key_columns)
 
     def row(self, rows: pa.StructArray, ops: pa.Array) -> pa.StructArray:
         """Rows in the target's columns; ``ops`` says what each row's event was."""
+        if self._plain:
+            return rows
         return self._projected(rows, self.shape.columns, ops)
+
+    @property
+    def _plain(self) -> bool:
+        return self.sources is None and self.shape.shard is None
 
     def names(self, lists: pa.ListArray) -> pa.ListArray:
         """Lists of names of columns by the target's names, without those that it does not hold."""
@@ -219,7 +241,7 @@ class OutputRows:
         if name is not None:
             return pc.struct_field(rows, [name])
         if column.name == self.op:
-            return ops
+            return pc.if_else(pc.is_in(ops, _TOLD_OPS), ops, pa.scalar(Op.UPSERT.value))
         return pa.nulls(len(rows), arrow_of_spark(column.spark))
 
 

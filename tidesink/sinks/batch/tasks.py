@@ -1,9 +1,10 @@
 """What a Spark task does with one range of offsets: fetch, decode, reduce, and pack as Arrow IPC.
 
 It runs in a Python worker and needs no Spark itself. The records are fetched with librdkafka, decoded by the
-codec's ``decode_batch``, reduced to one row a key, and put into the columns of the table's shape. What comes
-out is one row for each payload (``PACKED_DDL``): counts for the driver, and the rows of the reduced frame
-(``batch.frame_reduction`` has its columns) as an Arrow IPC stream. No row passes through the driver.
+codec's ``decode_batch``, reduced to one row a key (or, of a log, made a row for each image), and put into the
+columns of the target. What comes out is one row for each payload (``PACKED_DDL``): counts for the driver, and
+rows in the columns of ``ReducedColumns`` as an Arrow IPC stream. No row passes through the driver. Under a
+row filter the task has two parts, and Spark stands between them (``batch.filtering``).
 
 One key lives in one partition under ``sequence_by: kafka``, so that a range is reduced by itself;
 ``mixed_hashes`` finds the keys that came in two.
@@ -15,7 +16,9 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,27 +27,41 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
+from tidesink.events import SOURCE_SEPARATOR
+from tidesink.sinks.batch.change_log import INDEX, log_rows
 from tidesink.sinks.batch.counts import Place
-from tidesink.sinks.batch.decoded_frame import POSITION, DecodePlan, source_texts, wire_ops
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.filtering import Verdicts, decoded_chunk, verdicts_of
 from tidesink.sinks.batch.records import (
     COUNTED_KINDS,
     DELETE,
     UNPLANNED,
     UPSERT,
     DecodedRecords,
-    EventRules,
     OtherRecord,
     decoded_records,
 )
-from tidesink.sinks.batch.reduce import Order, ReducedTable, key_hashes, reduce_tables
+from tidesink.sinks.batch.reduce import (
+    WARNING,
+    Order,
+    ReducedTable,
+    Reduction,
+    key_hashes,
+    name_lists,
+    reduce_tables,
+)
 from tidesink.sinks.batch.summaries import range_summary, truncated
-from tidesink.sinks.batch.target_rows import OutputRows, TargetRows, key_type, row_type
+from tidesink.sinks.batch.target_rows import TargetRows, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.targets.base import SEQUENCE_DDL
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
+# The column of a change's place in the source's log, where a plan is asked for it.
+POSITION: Final = "_position"
+# Makes rows of a range and its records; travels to the tasks by pickle.
+Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, strangers bigint, "
     "hashes binary, summary binary, payload binary, error binary"
@@ -53,7 +70,7 @@ PACKED_DDL: Final = (
 _PAYLOAD_ROWS: Final = 50_000
 _PAYLOAD_BYTES: Final = 8 << 20
 # A range is decoded as a whole, and an Arrow array of text holds less than 2 GiB.
-_MOST_BYTES: Final = 1 << 30
+MOST_BYTES: Final = 1 << 30
 _PACKED: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -77,6 +94,7 @@ _DETAIL: Final = pa.struct(
         ("fields", pa.list_(pa.string())),
         ("key", pa.binary()),
         ("value", pa.binary()),
+        ("time", pa.int64()),
     ]
 )
 _SEQUENCE: Final = pa.struct(
@@ -90,21 +108,46 @@ _SEQUENCE: Final = pa.struct(
 )
 _DETAIL_DDL: Final = (
     "struct<error: string, reason: string, key_id: bigint, value_id: bigint, fields: array<string>, "
-    "key: binary, value: binary>"
+    "key: binary, value: binary, time: bigint>"
 )
 
 
 class ReducedColumns:
-    """The columns of a plan's reduced frame.
+    """The columns of a plan's reduced frame: rows to apply, bad records, DDL events, and truncates.
 
-    They are those of ``batch.frame_reduction`` less what is counted: the counts of a range are its summary's.
+    ================  ========  ========================================================================
+    column            type      meaning
+    ================  ========  ========================================================================
+    ``_op``           string    one of ``records.KINDS``: ``upsert``, ``delete``, ``bad``, ...
+    ``key``           struct    the key, null for what is no row
+    ``after``         struct    the row to write, for ``upsert`` alone
+    ``_topic``        string    where the event that stays is from, as the next two say
+    ``_partition``    int
+    ``_offset``       bigint
+    ``_commit_ts``    bigint    of the event that stays
+    ``_half``         boolean   an update's other row: the delete of a key before it, or in a log the row
+                                before it; its event is counted with the row that the update wrote
+    ``_zero_dates``   array     names of columns whose date no calendar has, made null
+    ``_detail``       struct    of what is no row: error, reason, key_id, value_id, fields, key, value; of a
+                                row to apply with a warning: the reason
+    ``_kept``         array     of a plan that ``keeps_values``: columns of ``after`` whose value the source
+                                did not send, so that what is stored stays; null for none
+    ``_after_delete`` boolean   likewise: the batch deletes the key before this row, so that nothing stored is
+                                the row's
+    ``_seq``          struct    in the source's order: the position of the event that stays, as
+                                ``targets.base.SEQUENCE_DDL`` says
+    ``_position``     string    of a plan with ``positions``: where the change stands in the source's log
+    ================  ========  ========================================================================
+
+    Keys are compared as exact values, text byte by byte, whatever collation the source has: a source that
+    holds 'a' and 'A' for one key never sends them as two rows.
     """
 
     def __init__(self, plan: DecodePlan) -> None:
-        self._keeps_values = plan.keeps_values
+        self._keeps_values = plan.keeps_values and not plan.logs
         self._sequenced = plan.rules.sequenced
         self._positions = plan.positions
-        self._shape = plan.target_shape
+        self._shape = plan.packed_shape
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -143,57 +186,93 @@ class ReducedColumns:
 class RangeTooLargeError(ConfigError):
     """A range holds more than a task decodes as a whole: its records are heavier than those before it."""
 
+    @classmethod
+    def of(cls, wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
+        """The error of a range."""
+        return cls(
+            f"a batch of one partition has more than {most_bytes >> 20} MiB: lower batch.max-bytes",
+            topic=wanted.topic,
+            partition=wanted.partition,
+        )
+
+
+class Restriction(Protocol):
+    """Keeps a part of the records."""
+
+    def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
+        """What is kept; the counts of records stay."""
+
 
 @dataclass(frozen=True)
 class RangeTask:
-    """Fetch, decode, reduce and pack ranges. A task is given the numbers of its ranges.
+    """Decode, reduce and pack ranges, each with the records that it is given.
 
-    ``most_bytes``: of one range, decoded.
+    ``only``: what is kept of the records; None: all. ``most_bytes``: of what is kept of one range, decoded.
     """
 
     ranges: tuple[FetchRange, ...]
-    fetch: Fetch
     plan: DecodePlan
-    most_bytes: int = _MOST_BYTES
+    most_bytes: int = MOST_BYTES
+    only: Restriction | None = None
 
     @property
     def columns(self) -> ReducedColumns:
         """What comes out."""
         return ReducedColumns(self.plan)
 
-    def of_batch(self, topic_id: str, rules: EventRules) -> RangeTask:
-        """The same under a batch's rules, of a topic whose id Kafka must still say after the read."""
-        ranges = tuple(one._replace(topic_id=topic_id) for one in self.ranges)
-        return replace(self, ranges=ranges, plan=self.plan.with_rules(rules))
+    def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What a range holds as rows for the plan's filter, before ``filtered``."""
+        plan = self.plan
+        assert plan.row_filter is not None  # noqa: S101  (asked for where there is one)
+        # A range without a record is a chunk too: it is counted.
+        found = chain([DecodedRecords()], map(self._restricted, self._decoded(records)))
+        for chunk in _with_error(wanted, found):
+            yield decoded_chunk(wanted, chunk, plan.row_filter, plan.rows)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The payloads of the ranges whose numbers the batches hold."""
-        timestamps = self.plan.decoder.uses_timestamps
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                wanted = self.ranges[number]._replace(timestamps=timestamps, headers=False)
-                yield from self.packed(wanted, self.fetch(wanted))
+    def filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The payloads of the chunks, by what Spark says of their rows."""
+        for wanted, chunks in groupby(verdicts_of(batches), attrgetter("wanted")):
+            yield from self._payloads(wanted, map(self._applied, chunks))
+
+    def _applied(self, verdicts: Verdicts) -> DecodedRecords:
+        """A chunk with the filter applied; raises the error that it is."""
+        assert self.plan.row_filter is not None  # noqa: S101  (asked for where there is one)
+        if isinstance(verdicts.chunk, TidesinkError):
+            raise verdicts.chunk
+        return self.plan.row_filter.applied(verdicts.chunk, verdicts.said, self.plan.rows)
 
     def packed(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of one range. An error of ours is one payload with it, so that it keeps its class."""
+        yield from self._payloads(wanted, self._decoded(records))
+
+    def _payloads(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[pa.RecordBatch]:
         try:
-            yield from _pack(wanted, self._decoded(wanted, records), self.plan)
+            whole = DecodedRecords()
+            for more in self._kept(wanted, found):
+                whole.add(more)
+            yield from _pack(wanted, whole, self.plan)
         except TidesinkError as error:
             yield _packed_row(wanted, error=pickle.dumps(error))
         except Exception as error:
-            place = f"{wanted.topic}[{wanted.partition}] from offset {wanted.start} to {wanted.end}"
-            raise RuntimeError(f"a task failed at {place}") from error
+            raise _failed(wanted) from error
 
-    def _decoded(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> DecodedRecords:
-        found, size = DecodedRecords(), 0
-        for batch in records:
-            more = decoded_records(batch, self.plan.decoder, self.plan.rows, rules=self.plan.rules)
-            found.add(more)
+    def _kept(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[DecodedRecords]:
+        size = 0
+        for more in map(self._restricted, found):
             # What stays in memory: a record with its schema is much more than its row, a compressed one less.
             size += more.nbytes
             if size > self.most_bytes:
-                raise _too_large(wanted, self.most_bytes)
-        return found
+                raise RangeTooLargeError.of(wanted, self.most_bytes)
+            yield more
+
+    def _restricted(self, found: DecodedRecords) -> DecodedRecords:
+        return found if self.only is None else self.only.of(found, self.plan)
+
+    def _decoded(self, records: Iterable[pa.RecordBatch]) -> Iterator[DecodedRecords]:
+        """What the records of a range hold, batch by batch."""
+        plan = self.plan
+        for batch in records:
+            yield decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules)
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -226,12 +305,21 @@ def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray
     return whole[counts > 1]
 
 
-def _too_large(wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
-    return RangeTooLargeError(
-        f"a batch of one partition has more than {most_bytes >> 20} MiB: lower batch.max-bytes",
-        topic=wanted.topic,
-        partition=wanted.partition,
-    )
+def _with_error(
+    wanted: FetchRange, found: Iterable[DecodedRecords]
+) -> Iterator[DecodedRecords | TidesinkError]:
+    """What was found, with an error of ours as the last."""
+    try:
+        yield from found
+    except TidesinkError as error:
+        yield error
+    except Exception as error:
+        raise _failed(wanted) from error
+
+
+def _failed(wanted: FetchRange) -> RuntimeError:
+    place = f"{wanted.topic}[{wanted.partition}] from offset {wanted.start} to {wanted.end}"
+    return RuntimeError(f"a task failed at {place}")
 
 
 # Packing
@@ -239,22 +327,13 @@ def _too_large(wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
 
 def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterator[pa.RecordBatch]:
     """The payloads of a range; the first has its counts, also where there is nothing else."""
-    rows, old_keys = plan.rows, plan.decoder.old_keys
     joined = joined_tables(found.tables)
-    order: Order = "commit_ts" if plan.rules.sequenced else "kafka"
-    reduction = reduce_tables(
-        joined,
-        rows.keys,
-        order=order,
-        versions=plan.rules.versions,
-        convert=rows.key_values,
-        old_keys=old_keys,
-    )
     columns = ReducedColumns(plan)
-    parts = [_reduced_rows(one, plan, columns) for one in reduction.tables]
-    truncates = truncated(joined)
+    # In a log an event that empties the table is a row.
+    truncates = [] if plan.logs else truncated(joined)
+    reduction, parts = (_logged if plan.logs else _reduced)(joined, plan, columns)
     place = Place(wanted.topic, wanted.partition)
-    summary = range_summary(place, found, truncates, reduction, parts, plan.target_shape)
+    summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape)
     # What is unplanned is decoded again: the summary says all that is asked about it.
     others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
     lines = [_line(one) for one in (*others, *truncates)]
@@ -272,7 +351,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
     for part in parts:
         step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
         for at in range(0, part.num_rows, step):
-            yield _packed_row(wanted, payload=_stream(part.slice(at, step)), **counts)
+            yield _packed_row(wanted, payload=ipc_stream(part.slice(at, step).combine_chunks()), **counts)
             counts = dict.fromkeys(("records", "bytes", "row_codec_records", "strangers"), 0)
     if not parts:
         yield _packed_row(wanted, **counts)
@@ -283,10 +362,11 @@ def _packed_row(wanted: FetchRange, **values: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{name: row.get(name) for name in _PACKED.names}], schema=_PACKED)
 
 
-def _stream(rows: pa.Table) -> bytes:
+def ipc_stream(rows: pa.Table | pa.RecordBatch) -> bytes:
+    """Rows as an Arrow IPC stream."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, rows.schema) as writer:
-        writer.write_table(rows.combine_chunks())
+        writer.write(rows)
     whole: bytes = out.getvalue().to_pybytes()
     return whole
 
@@ -311,26 +391,101 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
     return same and one.rows.schema.equals(other.rows.schema)
 
 
+def _reduced(
+    tables: Sequence[ChangeTable], plan: DecodePlan, columns: ReducedColumns
+) -> tuple[Reduction, list[pa.Table]]:
+    """One row a key."""
+    rows = plan.rows
+    if plan.ignores_nulls:
+        tables = joined_tables([_without_nulls(one, plan) for one in tables])
+    order: Order = "commit_ts" if plan.rules.sequenced else "kafka"
+    reduction = reduce_tables(
+        tables,
+        rows.keys,
+        order=order,
+        versions=plan.rules.versions,
+        convert=rows.key_values,
+        old_keys=plan.decoder.old_keys,
+    )
+    return reduction, [_reduced_rows(one, plan, columns) for one in reduction.tables]
+
+
+def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
+    """The changes in the shape's columns, of which those that are null count as not sent."""
+    after = plan.rows.row(changes, changes.rows["after"].combine_chunks())
+    output = plan.target_rows
+    names = [(output.sources or {}).get(name, name) for name in output.value_names]
+    flags = np.zeros((len(after), len(names)), np.bool_)
+    for at, name in enumerate(names):
+        flags[:, at] = pc.struct_field(after, [name]).is_null().to_numpy(zero_copy_only=False)
+    flags[after.is_null().to_numpy(zero_copy_only=False)] = False
+    found = {"after": after, "unavailable": name_lists(flags, names)}
+    rows = changes.rows
+    for name, column in found.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    return replace(changes, rows=rows)
+
+
+def _logged(
+    tables: Sequence[ChangeTable], plan: DecodePlan, columns: ReducedColumns
+) -> tuple[Reduction, list[pa.Table]]:
+    """Each image of each event, in Kafka's order."""
+    parts = [_log_rows(one, plan, columns) for one in tables]
+    rows = pa.concat_tables(parts) if parts else columns.schema.empty_table()
+    if len(parts) > 1:
+        numbers = pc.struct_field(rows["key"].combine_chunks(), [INDEX]).to_numpy()
+        rows = rows.take(np.lexsort((numbers, rows["_offset"].to_numpy())))
+    halves = int(pc.sum(rows["_half"]).as_py() or 0)
+    events = sum(one.rows.num_rows for one in tables)
+    reduction = Reduction((), events=events, upserts=rows.num_rows, deletes=0, halves=halves)
+    return reduction, [rows] if rows.num_rows else []
+
+
+def _log_rows(table: ChangeTable, plan: DecodePlan, columns: ReducedColumns) -> pa.Table:
+    found = log_rows(table, plan.rows, plan.decoder, plan.target_rows, keeps_values=plan.keeps_values)
+    event = table.rows.take(found.events)
+    rows = {
+        "_op": pa.repeat(pa.scalar(UPSERT), len(found.old)),
+        "key": found.key,
+        "after": found.after,
+        **_origin(event),
+        "_half": found.old,
+        "_zero_dates": found.zero_dates,
+        "_detail": _warnings(event),
+        **({POSITION: source_texts(event["source"].combine_chunks())} if plan.positions else {}),
+    }
+    return pa.table(rows, schema=columns.schema)
+
+
+def _origin(rows: pa.Table) -> dict[str, Any]:
+    """Where the events of rows come from."""
+    names = ("partition", "offset", "commit_ts")
+    return {"_topic": rows["topic"].cast(pa.string()), **{f"_{name}": rows[name] for name in names}}
+
+
+def _warnings(rows: pa.Table) -> pa.Array:
+    """What there is to say of rows that are applied: a warning, null where there is none."""
+    if WARNING not in rows.column_names:
+        return pa.nulls(rows.num_rows, _DETAIL)
+    reasons = rows[WARNING].combine_chunks()
+    others = {one.name: pa.nulls(len(reasons), one.type) for one in _DETAIL}
+    arrays = [reasons if name == "reason" else column for name, column in others.items()]
+    return pa.StructArray.from_arrays(arrays, fields=list(_DETAIL), mask=reasons.is_null())
+
+
 def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns) -> pa.Table:
     """Rows to apply as the reduced frame has them, without any counts."""
-    rows, count = plan.rows, table.rows.num_rows
+    rows, output = plan.rows, plan.target_rows
     deleted = table.rows["deleted"].combine_chunks()
-    output = plan.output or OutputRows(plan.shape)
-    key, after = rows.key(table.rows["key"].combine_chunks()), table.rows["row"].combine_chunks()
-    after = rows.row(table.source, after)
-    if plan.output is not None:
-        key, after = plan.output.key(key), plan.output.row(after, wire_ops(table.rows["op"]))
+    after = rows.row(table.source, table.rows["row"].combine_chunks())
     found = {
         "_op": pc.if_else(deleted, pa.scalar(DELETE), pa.scalar(UPSERT)),
-        "key": key,
-        "after": after,
-        "_topic": table.rows["topic"].cast(pa.string()),
-        "_partition": table.rows["partition"],
-        "_offset": table.rows["offset"],
-        "_commit_ts": table.rows["commit_ts"],
+        "key": output.key(rows.key(table.rows["key"].combine_chunks())),
+        "after": output.row(after, table.rows["op"].combine_chunks().dictionary_decode()),
+        **_origin(table.rows),
         "_half": table.rows["half"],
         "_zero_dates": output.names(_zero_dates(table, rows, deleted)),
-        "_detail": pa.nulls(count, _DETAIL),
+        "_detail": _warnings(table.rows),
     }
     if plan.keeps_values:
         found["_kept"] = output.names(_unavailable(table, rows))
@@ -361,6 +516,11 @@ def _zero_dates(table: ReducedTable, rows: TargetRows, deleted: pa.Array) -> pa.
     """The names of columns made null, as the shape has them; of a delete none."""
     lists = table.rows["zero_dates"].combine_chunks()
     return rows.spelt(pc.if_else(deleted, pa.scalar(None, lists.type), lists))
+
+
+def source_texts(source: pa.Array) -> pa.Array:
+    """Positions at the source as text, as ``Position.source_text``."""
+    return pc.binary_join(source.cast(pa.list_(pa.string())), SOURCE_SEPARATOR)
 
 
 def _line(one: OtherRecord) -> dict[str, Any]:

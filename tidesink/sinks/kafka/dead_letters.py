@@ -69,16 +69,7 @@ LETTER_SCHEMA: Final = pa.schema(
     ]
 )
 # What ``read_records`` gives: the records as they stood in their topic.
-RECORD_SCHEMA: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-    ]
-)
+RECORD_SCHEMA: Final = pa.schema(list(LETTER_SCHEMA)[:7])
 _FIRST_HEADER: Final = f"{CONNECT}topic"
 _MODULE: Final = "tidesink.errors."
 # Values may have many MB each: few are Python objects at a time.
@@ -89,8 +80,6 @@ _SILENCE: Final = 30.0
 _POLL: Final = 0.1
 _AT_ONCE: Final = 500
 _DELIVERY_MS: Final = 60_000
-# The greatest number of ms that is a timestamp in microseconds.
-_MOST_MS: Final = (2**63 - 1) // 1000
 QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
 Headers = Sequence[tuple[str, bytes | None]]
 # pipeline, table, topic id, topic, partition, offset
@@ -481,7 +470,7 @@ def _record_row(record: Any) -> dict[str, Any]:
     known = read_headers(record.headers() or (), record.offset())
     assert known is not None  # noqa: S101  (only letters' offsets are asked for)
     _, letter = known
-    ms = letter.time
     place = {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset}
-    micros = ms * 1000 if ms is not None and abs(ms) <= _MOST_MS else None
-    return {**place, "timestamp": micros, "key": record.key(), "value": record.value()}
+    headers = [{"key": name, "value": value} for name, value in original_headers(record.headers() or ())]
+    found = {**place, "timestamp": letter.time, "key": record.key(), "value": record.value()}
+    return {**found, "headers": headers or None}

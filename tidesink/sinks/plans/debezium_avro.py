@@ -25,8 +25,8 @@ from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schem
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, FramingError, SchemaMismatchError
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.decoders import (
+    DecodePlan,
     KnownSchemas,
     RegisteredSchemas,
     SideSchemas,

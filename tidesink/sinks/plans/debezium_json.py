@@ -22,8 +22,7 @@ from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.decoders import folded_keys
+from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.render import ZeroDate
@@ -190,11 +189,6 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         """As ``RecordDecoder``."""
         self._batch["timestamp"] = _timestamps(records)
         return super().decode_new_rows(without_headers(records), keys)
-
-    @property
-    def uses_timestamps(self) -> bool:
-        """As ``RecordDecoder``: which of two writers was first goes by them."""
-        return True
 
     def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
         """The writer as text, where the plan does not know its schema or its columns."""

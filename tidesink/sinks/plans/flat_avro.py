@@ -27,8 +27,8 @@ from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM, checksum_fault
 from tidesink.errors import ChecksumError, ConfigError, FramingError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Event, Message, TableId, WatermarkEvent
-from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.decoders import (
+    DecodePlan,
     KnownSchemas,
     RegisteredSchemas,
     SideSchemas,

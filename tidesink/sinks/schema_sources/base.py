@@ -16,10 +16,7 @@ from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-    from tidesink.sinks.batch.decoded_frame import Decode
-    from tidesink.sinks.batch.tasks import Fetch, RangeTask
+    from tidesink.sinks.batch.decoders import DecodePlan
 
 
 class Missed(NamedTuple):
@@ -28,16 +25,6 @@ class Missed(NamedTuple):
     summary: BatchSummary
     ranges: Sequence[OffsetRange]
     found: TopicOffsets
-
-
-class Apart(NamedTuple):
-    """Other tables' records: which are another known table's or a stranger's, and which a stranger's.
-
-    The first are left out of the batch; the second are counted, since somebody must take them.
-    """
-
-    foreign: Column
-    stranger: Column
 
 
 class Renamed(NamedTuple):
@@ -100,14 +87,8 @@ class Decoding(Protocol):
         Raises: as ``prepare``.
         """
 
-    def columns(self) -> Decode:
+    def columns(self) -> DecodePlan:
         """The plan as it stands."""
-
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """Tasks that fetch, decode and reduce ranges by the plan as it stands.
-
-        None where the batch is decoded in the JVM.
-        """
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""
@@ -121,9 +102,6 @@ class Decoding(Protocol):
         Raises: as ``prepare``.
         """
 
-    def apart(self) -> Apart | None:
-        """How other tables' records are identified; None where the topic can only have one table."""
-
     def meet_others(self, missed: Missed) -> None:
         """Take note that the batch has records of tables nobody knows.
 
@@ -136,8 +114,8 @@ class Decoding(Protocol):
         Raises: as ``prepare``.
         """
 
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
-        """Take note of DDL events of a batch; True where the plan is another one now."""
+    def take_ddl(self, missed: Missed) -> bool:
+        """Take note that a batch has DDL events; True where the plan is another one now."""
 
 
 def declared_table(definition: Definition | None, table: TableId) -> TableSchema | None:
@@ -161,10 +139,10 @@ class DecodingAround(ABC):
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
-        self._plans: tuple[Decode, Decode] | None = None
+        self._plans: tuple[DecodePlan, DecodePlan] | None = None
 
     @abstractmethod
-    def _plan_around(self, inner: Decode) -> Decode:
+    def _plan_around(self, inner: DecodePlan) -> DecodePlan:
         """The plan around one of the decoding inside."""
 
     @property
@@ -180,16 +158,12 @@ class DecodingAround(ABC):
         """As the decoding inside."""
         self._decoding.catch_up(ranges, found)
 
-    def columns(self) -> Decode:
+    def columns(self) -> DecodePlan:
         """The plan as it stands; the same one for as long as the decoding inside has the same."""
         inner = self._decoding.columns()
         if self._plans is None or self._plans[0] is not inner:
             self._plans = inner, self._plan_around(inner)
         return self._plans[1]
-
-    def range_task(self, _ranges: Sequence[OffsetRange], _fetch: Fetch) -> RangeTask | None:
-        """None: what is around the plan is built for the JVM's path."""
-        return None
 
     def reported(self) -> SourceColumns | None:
         """As the decoding inside."""
@@ -199,10 +173,6 @@ class DecodingAround(ABC):
         """As the decoding inside."""
         self._decoding.read_as(renamed, held)
 
-    def apart(self) -> Apart | None:
-        """As the decoding inside."""
-        return self._decoding.apart()
-
     def meet_others(self, missed: Missed) -> None:
         """As the decoding inside."""
         self._decoding.meet_others(missed)
@@ -211,33 +181,6 @@ class DecodingAround(ABC):
         """As the decoding inside."""
         return self._decoding.learn(missed)
 
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+    def take_ddl(self, missed: Missed) -> bool:
         """As the decoding inside."""
-        return self._decoding.take_ddl(reduced, missed)
-
-
-class ColumnsAround:
-    """A plan around another one; its shape and its frame are a subclass's."""
-
-    def __init__(self, inner: Decode) -> None:
-        self._inner = inner
-
-    @property
-    def changes_keys(self) -> bool:
-        """As the plan inside."""
-        return self._inner.changes_keys
-
-    @property
-    def keeps_values(self) -> bool:
-        """As the plan inside."""
-        return self._inner.keeps_values
-
-    @property
-    def kept_columns(self) -> frozenset[str]:
-        """As the plan inside."""
-        return self._inner.kept_columns
-
-    @property
-    def gone(self) -> frozenset[str]:
-        """As the plan inside."""
-        return self._inner.gone
+        return self._decoding.take_ddl(missed)

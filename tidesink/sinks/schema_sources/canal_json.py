@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import orjson
+from typing import TYPE_CHECKING, Final
 
 from tidesink.codecs.canal_json.schema import RowShapes
+from tidesink.codecs.canal_json.topic import RowForms, RowWords, SharedTopic, newest_forms
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import ConfigError
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.source import translated_read_errors
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
-from tidesink.sinks.plans.canal_json import CanalJsonDecoder, SharedTopic, canal_json_plan
-from tidesink.sinks.schema_sources.base import Apart, Missed, Renamed, SourceColumns, declared_table
+from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
+from tidesink.sinks.schema_sources.base import Missed, Renamed, SourceColumns, declared_table
 from tidesink.sinks.schema_sources.open import PlannedDecoding
 from tidesink.sinks.schema_sources.topic_ddl import DDL_PARTITION
-from tidesink.sinks.spark.record_frames import foreign_to, is_row, last_ddl_offset, row_forms
 from tidesink.sinks.worker.context import WorkerContext
 from tidesink.typemap.render import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
@@ -41,9 +39,7 @@ from tidesink.typemap.target_schema import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tidesink.sinks.batch.tasks import Fetch, RangeTask
+    from pyspark.sql import SparkSession
 
 
 # If no DDL defines a table, how many records are read first to find a row with its type names.
@@ -56,14 +52,6 @@ _NO_KEY: Final = (
 )
 
 
-class _RowWords(NamedTuple):
-    """What one form of row says of itself: column names in order, their type words, the key's names."""
-
-    names: list[str]
-    types: dict[str, str]
-    keys: list[str]
-
-
 class CanalJsonDecoding(PlannedDecoding):
     """One table's types, and the plan they make."""
 
@@ -73,11 +61,11 @@ class CanalJsonDecoding(PlannedDecoding):
         self._tables = context.topics.tables(topic)
         self._declared = declared_table(self._settings.definition, table)
         self._options = context.config.source.codec_options()
-        self._words: list[_RowWords] = []
+        self._words: list[RowWords] = []
         self._renamed: dict[str, str] = {}
         self._planned: TableSchema | None = None
         self._text_columns: tuple[str, ...] = ()
-        self._apart: tuple[tuple[TableId, ...], Apart] | None = None
+        self._shared: tuple[DecodePlan, frozenset[TableId], DecodePlan] | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -168,19 +156,6 @@ class CanalJsonDecoding(PlannedDecoding):
             self._renamed = dict(renamed)
             self._make(kept)
 
-    def apart(self) -> Apart:
-        """What the messages' own names say; made again when another table is met.
-
-        Each name is a call to the JVM, and topics have hundreds.
-        """
-        known = self._tables.known()
-        if self._apart is None or self._apart[0] != known:
-            others = (table for table in known if table != self._table)
-            # A table gets a task by its first row: a CREATE alone leaves nothing to apply.
-            stranger = foreign_to(self._table, *others) & is_row()
-            self._apart = known, Apart(foreign_to(self._table), stranger)
-        return self._apart[1]
-
     def meet_others(self, missed: Missed) -> None:
         """Take note of the other tables in a batch; they get tasks of their own."""
         self._tables.census(self._session, missed.ranges)
@@ -201,20 +176,17 @@ class CanalJsonDecoding(PlannedDecoding):
             self._make()
         return self._known_columns() != before
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """Tasks for the ranges, which separate this table's records from others'."""
-        task = super().range_task(ranges, fetch)
-        if task is None or not isinstance(task.plan.decoder, CanalJsonDecoder):
-            return None
-        known = frozenset((self._table, *self._tables.known()))
-        topic = SharedTopic(self._table, known, self._context.config.source.opens_up_to)
-        return replace(task, plan=replace(task.plan, decoder=replace(task.plan.decoder, topic=topic)))
+    def columns(self) -> DecodePlan:
+        """The plan over all that is known, which separates this table's records from others'."""
+        plan, known = super().columns(), frozenset((self._table, *self._tables.known()))
+        if self._shared is None or self._shared[0] is not plan or self._shared[1] != known:
+            assert isinstance(plan.decoder, CanalJsonDecoder)  # noqa: S101  (``canal_json_plan`` makes it)
+            topic = SharedTopic(self._table, known, self._context.config.source.opens_up_to)
+            self._shared = plan, known, replace(plan, decoder=replace(plan.decoder, topic=topic))
+        return self._shared[2]
 
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+    def take_ddl(self, missed: Missed) -> bool:
         """Read DDL ahead where the batch holds some that was not read yet."""
-        last = last_ddl_offset(reduced, DDL_PARTITION)
-        if last is None:
-            return False
         if self._declared is not None:
             # For what there is to say of it: the types are known.
             self._ddl.scan(self._session, missed.found)
@@ -236,10 +208,8 @@ class CanalJsonDecoding(PlannedDecoding):
         """The forms of this table's rows in the ranges: one job, one row a form."""
         if not any(part.records for part in ranges):
             return
-        raw = self._context.source.frame(self._session, ranges)
-        with translated_read_errors(self._topic):
-            found = row_forms(raw, self._table)
-        self._words += [_row_words(row) for row in found]
+        found = self._context.source.ask(self._session, ranges, RowForms(self._table))
+        self._words += newest_forms(one for forms in found for one in forms)
         self._words.sort(key=lambda words: -len(words.names))
 
     def _schema(self) -> TableSchema | None:
@@ -295,7 +265,7 @@ class CanalJsonDecoding(PlannedDecoding):
         )
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         reported = {column.name.lower() for column in defined.columns} if defined else set()
-        self._plan = plan.with_shape(_with_replaced(plan.shape, self._words, reported))
+        self._plan = plan.with_rows_in(_with_replaced(plan.shape, self._words, reported))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
         """Whether the table has no key but the row keys that its rows are declared to carry."""
@@ -314,7 +284,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return with_former(shape, (column for column in former if column.name.casefold() not in names))
 
 
-def _with_replaced(shape: TableShape, words: Iterable[_RowWords], reported: Container[str]) -> TableShape:
+def _with_replaced(shape: TableShape, words: Iterable[RowWords], reported: Container[str]) -> TableShape:
     """The shape; a column that only rows have may replace those that no row has together with it."""
     forms = [{name.lower() for name in one.names} for one in words]
     columns = []
@@ -347,15 +317,6 @@ def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
         if known.name.casefold() == column.name.casefold() and known.type == column.type:
             return replace(column, earlier=known.earlier)
     return column
-
-
-def _row_words(row: Any) -> _RowWords:
-    types, keys = _json(row["types"], dict[str, str]()), _json(row["keys"], list[str]())
-    return _RowWords(list(row["names"]), types, keys)
-
-
-def _json(text: str | None, default: Any) -> Any:
-    return orjson.loads(text) if text else default
 
 
 def open_decoding(

@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Final
 from tidesink.config.table_checks import check_merged
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.projection import routed
-from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
-from tidesink.sinks.schema_sources.base import Apart, Decoding, Missed, SourceColumns
+from tidesink.sinks.schema_sources.base import Decoding, Missed, SourceColumns
 from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tidesink.sinks.batch.tasks import Fetch
+    from pyspark.sql import SparkSession
 
 
 # protocol in the config -> "module:function"; the function takes (context, topic, table, session)
@@ -72,14 +68,6 @@ class PlannedDecoding:
         columns = self._plan.shape.columns if self._plan else ()
         return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
 
-    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """Tasks for the ranges; None for a plan whose frame has more than rows to reduce."""
-        plan = self.columns()
-        if not plan.reduces_in_tasks:
-            return None
-        wanted = tuple(FetchRange(*part) for part in ranges if part.records)
-        return RangeTask(wanted, fetch, plan)
-
     def columns(self) -> DecodePlan:
         """The plan over all that is known.
 
@@ -112,13 +100,9 @@ class LoneDecoding(PlannedDecoding, ABC):
     def read_as(self, _renamed: Mapping[str, str], _held: Mapping[str, str]) -> None:
         """Never asked: no DDL tells of a rename."""
 
-    def apart(self) -> Apart | None:
-        """The topic holds one table."""
-        return None
-
     def meet_others(self, _missed: Missed) -> None:
         """Never: there are no others, and a row of another table is a bad record."""
 
-    def take_ddl(self, _reduced: DataFrame, _missed: Missed) -> bool:
+    def take_ddl(self, _missed: Missed) -> bool:
         """Nothing: what DDL there is changes no type that is known."""
         return False

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 import structlog
 
+from tidesink.codecs.canal_json.topic import census, marked_ddl
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ddl_moment
 from tidesink.ddl.unapplied import altered_tables, moved_tables, unapplied
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
-from tidesink.sinks.spark.record_frames import compression_in, marked_ddl, named_tables
 from tidesink.sinks.state.progress import StateStore
 
 if TYPE_CHECKING:
@@ -262,10 +262,8 @@ class TopicDdl:
         part = OffsetRange(self._topic, DDL_PARTITION, start, end)
         if part.records <= 0:
             return []
-        raw = self._source.frame(session, [part])
-        with translated_read_errors(self._topic):
-            found = [_statement(value) for value in marked_ddl(raw)]
-        return [statement for statement in found if statement is not None]
+        values = (value for found in self._source.ask(session, [part], marked_ddl) for value in found)
+        return [statement for value in values if (statement := _statement(value)) is not None]
 
 
 def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning:
@@ -430,14 +428,13 @@ class TopicTables:
         """
         if not any(part.records for part in ranges):
             return
-        raw = self._source.frame(session, ranges)
-        with translated_read_errors(self._topic):
-            tables = named_tables(raw)
-            kind = "none" if tables or self.known() else compression_in(raw)
-        if kind != "none":
+        found = self._source.ask(session, ranges, census)
+        tables = frozenset[TableId]().union(*(one.tables for one in found))
+        kind = next((one.compression for one in found if one.compression != "none"), "none")
+        if kind != "none" and not (tables or self.known()):
             raise ConfigError(
                 f"no record names a table, and the records are compressed ({kind}): set "
                 f"source.large-message-handle-compression: {kind}, as the changefeed has it",
                 topic=self._topic,
             )
-        self.add(tables)
+        self.add(sorted(tables))

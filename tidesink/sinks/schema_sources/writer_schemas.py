@@ -16,28 +16,28 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import pyarrow.compute as pc
+
+from tidesink.codecs.base import HEADER_SIZE
 from tidesink.codecs.debezium.inference import UNTYPED, first_row
 from tidesink.errors import ConfigError, SchemaNotFoundError
 from tidesink.events import TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
-from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.decoders import UNDER_CONFLUENT
-from tidesink.sinks.batch.source import translated_read_errors
+from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, schema_id_of
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer, writer_of
 from tidesink.sinks.plans.flat_avro import flat_avro_plan, lacks_checksums
 from tidesink.sinks.schema_sources.base import Missed, declared_table
 from tidesink.sinks.schema_sources.open import LoneDecoding
-from tidesink.sinks.spark.record_frames import schema_heads, with_values
 from tidesink.sinks.worker.context import RetryPolicy, WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# How AWS Glue's header begins, as hexadecimal text: whether the payload is compressed stands behind the 03.
-_GLUE_HEADS: Final = ("0300", "0305")
+# How AWS Glue's header begins: whether the payload is compressed stands behind the 03.
+_GLUE_HEADS: Final = (b"\3\0", b"\3\5")
 # If the registry has no subject for the topic, how many records are read for their schema ids.
 _PEEKED_RECORDS: Final = 10_000
 
@@ -74,9 +74,9 @@ class RegisteredDecoding(LoneDecoding):
 
     def _peeked_ids(self, found: TopicOffsets) -> Ids:
         """The schema ids in the topic's first records; a topic under Glue's headers has none to plan with."""
-        heads = peeked_heads(self._context, self._session, found)
+        heads = peeked_heads(self._context, found)
         ids: Ids = {part: _ids(heads[part]) for part in PARTS}
-        under_glue = any(head and head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
+        under_glue = any(head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
         if under_glue and not any(ids.values()):
             raise ConfigError(
                 f"the records of {found.topic} are under headers of the AWS Glue schema registry; workers "
@@ -97,24 +97,21 @@ class RegisteredDecoding(LoneDecoding):
         return True
 
 
-def peeked_heads(
-    context: WorkerContext, session: SparkSession, found: TopicOffsets
-) -> dict[SubjectPart, list[str | None]]:
-    """How a topic's first records begin, keys and values: five bytes each as hexadecimal text."""
+def peeked_heads(context: WorkerContext, found: TopicOffsets) -> dict[SubjectPart, frozenset[bytes]]:
+    """How a topic's first records begin, keys and values: the five bytes of Confluent's header each."""
     everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]
-    ranges = plan_ranges(everything, max_records=_PEEKED_RECORDS)
-    if not any(part.records for part in ranges):
-        return {part: [] for part in PARTS}
-    raw = context.source.frame(session, ranges)
-    with translated_read_errors(found.topic):
-        rows = schema_heads(raw)
-    return {part: [row[part] for row in rows] for part in PARTS}
+    heads: dict[SubjectPart, set[bytes]] = {part: set() for part in PARTS}
+    for batch in context.source.read_here(plan_ranges(everything, max_records=_PEEKED_RECORDS)):
+        for part, known in heads.items():
+            known.update(
+                pc.unique(pc.binary_slice(batch.column(part), 0, HEADER_SIZE).drop_null()).to_pylist()
+            )
+    return {part: frozenset(known) for part, known in heads.items()}
 
 
-def _ids(heads: Iterable[str | None]) -> tuple[int, ...]:
+def _ids(heads: Iterable[bytes]) -> tuple[int, ...]:
     """The schema ids in heads (Confluent framing: 00, then 4 bytes, big-endian)."""
-    found = {head for head in heads if head and len(head) == 10 and head.startswith("00")}
-    return tuple(sorted(int(head[2:], 16) for head in found))
+    return tuple(sorted(one for head in heads if (one := schema_id_of(head)) is not None))
 
 
 Ids = Mapping[SubjectPart, Iterable[int]]
@@ -412,9 +409,7 @@ class DebeziumJsonDecoding(LoneDecoding):
 
     def _found_writer(self, ranges: Sequence[OffsetRange]) -> bool:
         """Read some records; whether one of them gave the table's columns."""
-        with translated_read_errors(self._topic):
-            rows = with_values(self._context.source.frame(self._session, ranges))
-            found = first_row(rows, self._options, self._declared)
+        found = first_row(self._context.source.messages_here(ranges), self._options, self._declared)
         if found is not None:
             self._writers = self._writers.with_new([first_writer(found)])
         return found is not None

@@ -111,7 +111,7 @@ class ReducedBatch:
     whose value the target must keep; ``PLACE_COLUMNS`` then say where it came from.
     ``lenient``: where there is no row whose values could be kept, they are written as NULL.
     ``mode``: what the table holds; what is said above is of ``upsert``. Under ``append`` the rows are those
-    of ``change_log``: upserts alone, of keys that are never there yet, to be inserted and not looked for.
+    of ``batch.change_log``: upserts alone, of keys that are never there yet, to be inserted only.
     ``sequenced``: the frame has ``_seq`` (``SEQUENCE_DDL``). A row that is not newer than what is stored
     leaves it alone; a delete leaves the key, its position and ``SOFT_DELETE_COLUMN``.
     ``history``: with mode ``history``, the names of the columns of time. The batch then has a row for each

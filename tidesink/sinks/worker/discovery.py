@@ -10,9 +10,7 @@ from tidesink.codecs import CODECS, open_codec
 from tidesink.config.models import topic_tables
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SourceError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
-from tidesink.sinks.batch.source import translated_read_errors
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, topic_gone
-from tidesink.sinks.spark.record_frames import with_values
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.preflight import Goals
@@ -68,10 +66,8 @@ class DebeziumTables:
             self._looked[found.topic] = found.topic_id, looked
 
     def _first_table(self, ranges: tuple[OffsetRange, ...], codec: Codec) -> TableId | None:
-        frame = self._context.source.frame(self._context.spark, ranges)
-        with translated_read_errors(ranges[0].topic):
-            found = (_table_of(codec, message) for message in with_values(frame))
-            return next((table for table in found if table is not None), None)
+        found = (_table_of(codec, message) for message in self._context.source.messages_here(ranges))
+        return next((table for table in found if table is not None), None)
 
     def _codec(self) -> Codec:
         source = self._context.config.source

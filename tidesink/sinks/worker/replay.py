@@ -4,30 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from tidesink.config import Config
 from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, SourceError, StaleProgressError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import Account, Truncate, account_of
+from tidesink.sinks.batch.counts import Account, BatchSummary, Truncate, account_of
 from tidesink.sinks.batch.letters import (
     Bounds,
-    LetterCounts,
-    LetterEvents,
     LetterReader,
-    concerning,
-    events_that_stay,
-    letter_counts,
-    letter_events,
-    letter_places,
-    letters_frame,
-    outcomes,
-    ready_letters,
+    LetterRows,
+    SortedLetters,
+    event_places,
+    faults_in,
+    offsets_by_partition,
+    sorted_letters,
 )
 from tidesink.sinks.batch.modes import kept_shape
-from tidesink.sinks.batch.run import Batch, BatchPlan, Reduction
+from tidesink.sinks.batch.run import Batch, BatchPlan, Reduction, released_on_error
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, Pending
-from tidesink.sinks.batch.source import translated_read_errors
+from tidesink.sinks.batch.source import (
+    KafkaRead,
+    RangeFrame,
+    RecordReader,
+    reduced_ranges,
+    translated_read_errors,
+)
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.letter_store import Chosen, DeadLetters, Outcome
 from tidesink.sinks.kafka.offsets import (
     KafkaOffsets,
@@ -44,10 +51,6 @@ from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
 from tidesink.sinks.worker.observers import Heartbeat, seconds_since_beat
 from tidesink.sinks.worker.run import assembled
 from tidesink.sinks.worker.table_task import TableTask
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 # A worker leaves a mark every 5 seconds; one that did not for so long has ended.
 ALIVE_SECONDS: Final = 60.0
@@ -173,39 +176,26 @@ class ReplayTask(TableTask):
         if progress is None:
             return replace(report, waiting=len(mine))
         check_continuity(progress, found)
-        everything = letters_frame(self._session, letters.topic, mine).persist()
-        try:
-            return self._replay(letters, everything, progress, found=found, report=report)
-        finally:
-            everything.unpersist()
+        sorted_ = sorted_letters(mine, self._bounds(progress, found))
+        report = replace(report, waiting=sorted_.waiting, expired=sorted_.expired)
+        if not sorted_.ready:
+            return report
+        done = self._replay(letters, sorted_, progress, found=found)
+        return replace(report, account=done.account, version=done.version)
 
     def _replay(
-        self,
-        letters: DeadLetters,
-        everything: DataFrame,
-        progress: TopicProgress,
-        *,
-        found: TopicOffsets,
-        report: ReplayReport,
-    ) -> ReplayReport:
-        bounds = self._bounds(progress, found)
-        counts = letter_counts(everything, bounds)
-        report = replace(report, waiting=counts.waiting, expired=counts.expired)
-        if not counts.ready:
-            return report
-        ready = ready_letters(everything, bounds)
+        self, letters: DeadLetters, chosen: SortedLetters, progress: TopicProgress, *, found: TopicOffsets
+    ) -> Replayed:
         pipeline = self._context.config.pipeline
         every = letters.letters(Chosen(pipeline, str(self.table), self.topic, topic_id=found.topic_id))
-        places = letter_places(self._session, every)
-        reader = LetterReader(self._context.source, ready, places, self._following(counts, progress, found))
-        plan = BatchPlan(_ranges(self.topic, counts, progress), found)
-        done = self._context.retry(self.table).call(
-            lambda: self._replay_batch(plan, reader).take(reader, ready, counts.ready).replay()
-        )
+        following = self._following(chosen.first, progress, found)
+        reader = LetterReader.of(self._context.source, letters.topic, chosen.ready, every, following)
+        plan = BatchPlan(_ranges(self.topic, chosen.first, progress), found)
+        done = self._context.retry(self.table).call(lambda: self._replay_batch(plan, reader).replay())
         self._context.failpoints.reach("replayed")
         self._save_batch()
-        self._settle_letters(letters, done)
-        return replace(report, account=done.account, version=done.version)
+        self._context.retry(self.table).call(lambda: letters.settle(done.outcomes, table=self.table))
+        return done
 
     def _save_batch(self) -> None:
         """Have the status say the newest batch: a target brought back from before it is to be noticed."""
@@ -215,13 +205,6 @@ class ReplayTask(TableTask):
         if status is not None and held is not None:
             hold = self._tally.life, self._tally.epoch
             store.save_status(replace(status, life=hold[0], epoch=hold[1], batch=held.batch))
-
-    def _settle_letters(self, letters: DeadLetters, done: Replayed) -> None:
-        def settle() -> int:
-            rows = done.outcomes.select(*Outcome._fields).toLocalIterator()
-            return letters.settle((Outcome(*row) for row in rows), table=self.table)
-
-        self._context.retry(self.table).call(settle)
 
     def _replay_batch(self, plan: BatchPlan, reader: LetterReader) -> ReplayBatch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
@@ -260,17 +243,18 @@ class ReplayTask(TableTask):
         return found.partitions[partition].latest if lost else found.partitions[partition].earliest - 1
 
     def _following(
-        self, counts: LetterCounts, progress: TopicProgress, found: TopicOffsets
-    ) -> tuple[OffsetRange, ...]:
+        self, first: Mapping[int, int], progress: TopicProgress, found: TopicOffsets
+    ) -> tuple[FetchRange, ...]:
+        """What may be newer than the letters, of which the first of each partition is given."""
         if self._settings.sequence_by == "source":
             return ()
-        starts = {number: first + 1 for number, first in counts.first.items()}
-        for number in counts.first:
+        starts = {number: offset + 1 for number, offset in first.items()}
+        for number in first:
             for added in self._added_after(number, found):
                 starts[added] = 0
-        ends = progress.partitions
+        ends = {n: at.next_offset for n, at in progress.partitions.items()}
         return tuple(
-            OffsetRange(self.topic, n, min(start, ends[n].next_offset), ends[n].next_offset)
+            FetchRange(self.topic, n, min(start, ends[n]), ends[n], found.topic_id)
             for n, start in starts.items()
             if n in ends
         )
@@ -282,9 +266,9 @@ class ReplayTask(TableTask):
         return frozenset().union(*added)
 
 
-def _ranges(topic: str, counts: LetterCounts, progress: TopicProgress) -> tuple[OffsetRange, ...]:
-    ends: Mapping[int, int] = {number: at.next_offset for number, at in progress.partitions.items()}
-    return tuple(OffsetRange(topic, number, first, ends[number]) for number, first in counts.first.items())
+def _ranges(topic: str, first: Mapping[int, int], progress: TopicProgress) -> tuple[OffsetRange, ...]:
+    ends = {number: at.next_offset for number, at in progress.partitions.items()}
+    return tuple(OffsetRange(topic, number, offset, ends[number]) for number, offset in first.items())
 
 
 _EMPTIED: Final = (
@@ -293,25 +277,43 @@ _EMPTIED: Final = (
 )
 
 
+_TOO_MANY: Final = (
+    "the letters of one partition, and what follows of their rows, have more than {} MiB: replay them in "
+    "parts (tidesink dlq replay TABLE --below OFFSET)"
+)
+
+
 class Replayed(NamedTuple):
     """What came of the letters, in events, and the outcome of each as ``DeadLetters.settle`` takes it."""
 
     account: Account
-    outcomes: DataFrame
+    outcomes: tuple[Outcome, ...]
     version: str
+
+
+class LettersToday(NamedTuple):
+    """What letters are by the plan as it stands. ``read``: the records that are of the table.
+
+    ``bad``: class and reason of what cannot be decoded, by partition and offset. ``hashes``: of the keys
+    of the rows that the letters name.
+    """
+
+    summary: BatchSummary
+    read: int
+    bad: Mapping[tuple[int, int], tuple[str, str]]
+    hashes: npt.NDArray[np.uint64]
+
+    @property
+    def rows(self) -> int:
+        """Row events."""
+        return self.summary.applied + self.summary.superseded
 
 
 class ReplayBatch(Batch):
     """Runs once; a new object tries again."""
 
-    letters: LetterReader
-    count: int
-
-    def take(self, letters: LetterReader, frame: DataFrame, count: int) -> ReplayBatch:
-        """Say which letters: their reader, their frame, and how many records they are."""
-        self.letters, self.count = letters, count
-        self._letters_frame = frame
-        return self
+    _reader: LetterReader
+    _letters: LettersToday
 
     def replay(self) -> Replayed:
         """Apply what the letters and what follows them say of the letters' keys.
@@ -330,17 +332,48 @@ class ReplayBatch(Batch):
                 self._refuse(reduction.summary.truncates[0])
             return self._replayed(reduction)
         finally:
-            reduction.frame.unpersist()
+            reduction.release()
 
-    def _grouped(self, decoded: DataFrame) -> DataFrame:
-        whole = super()._grouped(decoded)
-        return concerning(whole, self._letters_frame, super()._grouped(self._decoded_letters()))
+    def _reduce_once(self, plan: BatchPlan) -> Reduction:
+        """The letters by themselves, then with what follows them: of that the rows that they name are kept.
+
+        The letters alone where the target itself knows what is newer, or the plan lacks something.
+        """
+        reader, task = self._reader, self._range_task(plan)
+        with self._step("read"):
+            found = self._reduced_by(task, reader.letters)
+            with released_on_error(found.release):
+                self._letters = self._today(found)
+            if reader.following and not found.summary.unplanned:
+                found.release()
+                found = self._reduced_by(self._following(task), reader)
+        for done in ("decoded", "reduced"):  # by the same tasks
+            self._context.failpoints.reach(done)
+        # What a replay has read is the letters, which are counted in their topic.
+        return Reduction(plan, found._replace(read=KafkaRead(0, 0)))
+
+    def _reduced_by(self, task: RangeTask, reader: RecordReader) -> RangeFrame:
+        try:
+            return reduced_ranges(self._session, task, reader, checkpoint=self._checkpoints)
+        except RangeTooLargeError as exc:
+            # No smaller batch has fewer letters.
+            raise ConfigError(_TOO_MANY.format(task.most_bytes >> 20), **exc.context) from exc
+
+    def _following(self, task: RangeTask) -> RangeTask:
+        own = offsets_by_partition(self._reader.chosen)
+        known = {one.partition for one in task.ranges}
+        added = (one for one in self._reader.following if one.partition not in known)
+        return replace(
+            task, ranges=(*task.ranges, *added), only=LetterRows(np.unique(self._letters.hashes), own)
+        )
+
+    def _today(self, found: RangeFrame) -> LettersToday:
+        self._check_counted(found)
+        bad = faults_in(found.frame) if found.summary.bad else {}
+        return LettersToday(found.summary, found.read.records, bad, found.hashes)
 
     def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
         return reduction
-
-    def _decoded_letters(self) -> DataFrame:
-        return self._decoded(self.letters.letters(self._session, self._decoding.apart()))
 
     def _refuse(self, truncate: Truncate) -> None:
         raise SourceError(
@@ -351,14 +384,15 @@ class ReplayBatch(Batch):
         )
 
     def _replayed(self, reduction: Reduction) -> Replayed:
-        decoded = self._decoded_letters()
-        events = letter_events(decoded)
         result = self._write(reduction) if reduction.summary.rows else None
-        account = self._account(reduction, events, result)
+        account = self._account(reduction, result)
         account.check(table=str(self._settings.table))
-        version = result.version if result else ""
-        found = outcomes(self._letters_frame, decoded, self._plan.found.topic_id)
-        return Replayed(account, found, version)
+        bad, topic = self._letters.bad, self._plan.found
+        found = tuple(
+            Outcome(topic.topic_id, topic.topic, *place, *bad.get(place, (None, None)))
+            for place in ((one.partition, one.offset) for one in self._reader.chosen)
+        )
+        return Replayed(account, found, result.version if result else "")
 
     def _write(self, reduction: Reduction) -> ApplyResult:
         """Apply the rows in a batch of its own, whose progress reads no further."""
@@ -386,26 +420,28 @@ class ReplayBatch(Batch):
             table=str(self._settings.table),
         )
 
-    def _account(self, reduction: Reduction, events: LetterEvents, result: ApplyResult | None) -> Account:
-        """``read`` comes from the store of letters, what became of them from the frames and the target."""
-        foreign = self._foreign()
-        read = self.count + events.events - events.messages
+    def _account(self, reduction: Reduction, result: ApplyResult | None) -> Account:
+        """``read`` comes from the topic of letters, what became of them from the tasks and the target."""
+        letters, count = self._letters, len(self._reader.chosen)
+        today = letters.summary
+        foreign = count - letters.read  # they name another table today
+        read = count + today.read - today.messages
         if self._sequenced:
             found = account_of(
                 reduction.summary,
-                kafka_records=self.count,
+                kafka_records=count,
                 applied_rows=result.applied if result else 0,
-                rejected=events.bad,
+                rejected=today.bad,
                 stale_rows=result.stale if result else 0,
             )
             return replace(found, read=read, filtered=found.filtered + foreign)
-        stay = events_that_stay(reduction.frame, self._letters_frame)
-        others = events.events - events.rows - events.bad
-        return Account(read, stay, events.rows - stay, others + foreign, events.bad)
+        stay = self._events_that_stay(reduction)
+        others = today.read - letters.rows - today.bad
+        return Account(read, stay, letters.rows - stay, others + foreign, today.bad)
 
-    def _foreign(self) -> int:
-        """Letters that name another table today."""
-        apart = self._decoding.apart()
-        if apart is None:
+    def _events_that_stay(self, reduction: Reduction) -> int:
+        """How many of the rows to apply are of the letters' own events: each is one event."""
+        if not reduction.summary.rows:
             return 0
-        return self.letters.letters(self._session, None).where(apart.foreign).count()
+        own = {(letter.partition, letter.offset) for letter in self._reader.chosen}
+        return sum(place in own for place in event_places(reduction.frame))

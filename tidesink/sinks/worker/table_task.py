@@ -17,7 +17,7 @@ from tidesink.sinks.batch.modes import first_shape
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.batch.schema_changes import KnownColumns, pending_of
 from tidesink.sinks.batch.shared_reads import Limits, TableRecords
-from tidesink.sinks.batch.source import RecordReader, fit_shuffle, open_reading_session
+from tidesink.sinks.batch.source import RecordReader, fit_shuffle
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     AddedPartitions,
@@ -56,7 +56,7 @@ class TableTask:
         self.cooldown = Cooldown(context.config.retry.for_)
         self._context = context
         self._settings = context.config.table_config(table)
-        self._session = open_reading_session(context.spark)
+        self._session = context.spark.newSession()
         self._decoding: Decoding | None = None
         self._hold: Hold | None = None
         self._size = RecordSize()
@@ -263,7 +263,7 @@ class TableTask:
         batch, fetch = self._context.config.batch, self._context.source.fetch
         waiting = sum(part.records for part in available)
         guessed = budget_of(batch.max_records, batch.max_bytes, self._size)
-        if self._size.records or fetch is None or min(waiting, batch.max_records) <= guessed:
+        if self._size.records or min(waiting, batch.max_records) <= guessed:
             return
 
         def weigh(part: OffsetRange) -> tuple[int, int]:

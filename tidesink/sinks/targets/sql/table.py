@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TransientTargetError, ValueNotStoredError
-from tidesink.sinks.batch.modes import FROM_COLUMN, OP, TO_COLUMN
+from tidesink.sinks.batch.change_log import OP
+from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.state.progress import Progress, check_follows
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,

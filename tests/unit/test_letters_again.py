@@ -1,0 +1,126 @@
+"""Dead letters as tasks write them, and as a replay reads them again with what follows."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.decoded_batches import as_records
+from tests.unit.test_range_tasks import NEW, OLD, WANTED, Topic, run, shape, summary
+from tidesink.events import Message, Op
+from tidesink.sinks.batch.letters import (
+    Bounds,
+    FollowedFetch,
+    LetterFetch,
+    LetterRows,
+    LetterTask,
+    faults_by_place,
+    offsets_by_partition,
+    sorted_letters,
+)
+from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.kafka.dead_letters import LETTER_SCHEMA, Letter, LetterStamp, LetterTopic
+from tidesink.sinks.kafka.fetch import FetchRange
+
+LETTERS = LetterTopic("letters", {})
+STAMP = LetterStamp("p", "shop.orders", "topic id", 1, 2, "tidesink.codecs.flat_avro")
+
+
+def letter(partition: int, offset: int) -> Letter:
+    return Letter(
+        "p", "shop.orders", "topic id", "t", partition, offset, "DecodeError", "odd", at=100 + offset
+    )
+
+
+def test_letters_are_sorted_by_what_was_applied_and_what_kafka_holds() -> None:
+    bounds = {0: Bounds(5, 9), 1: Bounds(0, 3)}
+    found = sorted_letters([letter(0, n) for n in (4, 8, 5, 9)] + [letter(1, 2), letter(2, 0)], bounds)
+    assert [(one.partition, one.offset) for one in found.ready] == [(0, 8), (0, 5), (1, 2)]
+    assert (found.waiting, found.expired, found.first) == (2, 1, {0: 5, 1: 2})
+    places = {partition: offsets.tolist() for partition, offsets in offsets_by_partition(found.ready).items()}
+    assert places == {0: [5, 8], 1: [2]}
+
+
+def test_a_letter_is_the_record_as_kafka_has_it_and_one_of_its_faults() -> None:
+    asked: list[FetchRange] = []
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        asked.append(wanted)
+        headers = ((("h", b"x"),), ())
+        yield as_records(
+            Message("t", wanted.partition, n, b"k", b"v%d" % n, timestamp=7, headers=headers[n % 2])
+            for n in range(wanted.start, wanted.end)
+        )
+
+    same = {"topic": "t", "error": "FilterError", "key_id": 6, "value_id": None}
+    faults = [
+        {**same, "partition": part, "offset": at, "reason": why}
+        for part, at, why in ((0, 4, "a"), (1, 4, "c"), (0, 9, "d"), (0, 4, "a"))
+    ]
+    bad = faults_by_place([pa.RecordBatch.from_pylist(faults[:2]), pa.RecordBatch.from_pylist(faults[2:])])
+    found = pa.Table.from_batches(LetterTask(fetch, LETTERS, STAMP).letters(bad), LETTER_SCHEMA).to_pylist()
+    assert asked == [FetchRange("t", 0, 4, 10, "topic id"), FetchRange("t", 1, 4, 5, "topic id")]
+    assert [(one["partition"], one["offset"], one["value"], one["reason"]) for one in found] == [
+        (0, 4, b"v4", "a"),
+        (0, 9, b"v9", "d"),
+        (1, 4, b"v4", "c"),
+    ]
+    assert found[0]["headers"] == [{"key": "h", "value": b"x"}]
+    assert (found[1]["headers"], found[1]["timestamp"], found[1]["key_schema_id"]) == (None, 7, 6)
+
+
+def _task(topic: Topic, *letters: int) -> RangeTask:
+    """A task that keeps what concerns the letters at these offsets, as a replay makes it."""
+    plan = topic.task(TargetRows(shape(OLD, NEW), DroppedById({}))).plan
+    own = topic.batches(100)[0].take(pa.array(letters))
+    (payload, *_) = RangeTask((WANTED,), plan).packed(WANTED, [own])
+    hashes = np.frombuffer(payload["hashes"][0].as_py(), np.uint64)
+    only = LetterRows(hashes, {0: np.array(letters, np.int64)})
+    task: RangeTask = pickle.loads(pickle.dumps(replace(RangeTask((WANTED,), plan), only=only)))  # noqa: S301
+    return task
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_of_what_follows_the_rows_that_letters_name_are_kept(size: int) -> None:
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": "a"})  # 0: a letter
+    topic.write(OLD, {"id": 2, "name": "b"})
+    topic.write(OLD, {"id": 3, "name": "c"})  # 2: a letter
+    topic.send(b"\0\0\0\0", b"?")  # 3: bad, and no letter
+    topic.write(NEW, {"id": 1, "name": "d", "stock": 5})
+    topic.write(OLD, {"id": 2, "name": "b"}, Op.DELETE)
+    topic.send(b"x", None)
+    rows, payloads = run(_task(topic, 0, 2), topic.batches(size))
+    assert sorted((row["after"]["id"], row["after"]["name"], row["_offset"]) for row in rows) == [
+        (1, "d", 4),
+        (3, "c", 2),
+    ]
+    found = summary(payloads)
+    assert (found.upserts, found.superseded, found.bad, found.filtered) == (2, 1, 0, 0)
+
+
+def test_a_letter_that_is_bad_today_stays_among_what_is_kept() -> None:
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": "a"})
+    topic.send(b"\0\0\0\0", b"?")
+    rows, payloads = run(_task(topic, 1), topic.batches(100))
+    assert [(row["_op"], row["_offset"]) for row in rows] == [("bad", 1)]
+    assert (summary(payloads).bad, summary(payloads).rows) == (1, 0)
+
+
+def test_what_follows_comes_behind_the_letters_and_without_any_letter() -> None:
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        yield as_records(Message("t", 0, n, None, b"v") for n in range(wanted.start, wanted.end))
+
+    whole = FollowedFetch(
+        LetterFetch(LETTERS, {}), fetch, {0: FetchRange("t", 0, 3, 7)}, {0: np.array([1, 4], np.int64)}
+    )
+    (found,) = whole(FetchRange("t", 0, 2, 7))
+    assert found["offset"].to_pylist() == [3, 5, 6]
+    assert list(whole(FetchRange("t", 1, 0, 7))) == []

@@ -1,0 +1,114 @@
+"""Which table a canal-json record names, by its first bytes or as a whole; and what is asked of a topic."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.decoded_batches import as_records
+from tidesink.codecs.canal_json.topic import (
+    RowForms,
+    SharedTopic,
+    TableNames,
+    census,
+    marked_ddl,
+)
+from tidesink.codecs.compression import Compression, compressed
+from tidesink.events import Message, TableId
+
+T, U, X = (TableId("s", name) for name in "tux")
+RECORD = '{{"id":0,"database":"s","table":"{}","isDdl":false,"type":"INSERT","data":[{{"id":"1"}}]}}'
+START = '{"id":0,"database":"s","table":'
+VALUES = (
+    None,
+    b"",
+    b"{",
+    *(RECORD.format(name).encode() for name in ("t", "u", "x", "T", "")),
+    RECORD.format("t").replace('"id":0,', "").encode(),
+    RECORD.format("u").replace('"id":0,', '"id": 0, ').encode(),
+    RECORD.format("x").replace('"id":0,', "").encode(),
+    f'{START}"u","isDdl":true,"type":"QUERY","sql":"create table u (a int)"}}'.encode(),
+    f'{START}"x","isDdl":true,"type":"QUERY","sql":"create table x (a int)"}}'.encode(),
+    f'{START}"","isDdl":true,"type":"QUERY","sql":"drop database s"}}'.encode(),
+    b'{"id":0,"database":"","table":"","isDdl":false,"type":"TIDB_WATERMARK","_tidb":{"watermarkTs":1}}',
+    # Several objects in a value; names with escapes, and a long one.
+    RECORD.format("u").encode() + b"\n" + RECORD.format("t").encode(),
+    RECORD.format("x").encode()[:-1],
+    RECORD.format("\\u0074").encode(),
+    RECORD.format('a\\"b').encode(),
+    RECORD.format("é" * 64).encode(),
+)
+
+
+# By value: the table that it names, None for none.
+NAMED = (None, None, None, "t", "u", "x", "T", None, "t", "u", "x", "u", "x", None, None, "u", None, "t")
+# Those whose row somebody has to take.
+STRANGERS = (5, 6, 10, 18, 19)
+
+
+def test_records_are_told_apart() -> None:
+    records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(VALUES))
+    found = TableNames(frozenset({T, U})).of(records)
+    named = [None if code < 0 else found.tables[code].name for code in found.codes.tolist()]
+    assert [name and name.lower() for name in named[: len(NAMED)]] == [
+        name and name.lower() for name in NAMED
+    ]
+    assert named[len(NAMED) :] == ['a"b', "é" * 64]
+    assert tuple(at for at, one in enumerate(found.strangers.tolist()) if one) == STRANGERS
+    shared = SharedTopic(T, frozenset({T, U})).shared(records)
+    assert shared.own.tolist() == [name in (None, "t") for name in named]
+    assert shared.strangers == len(STRANGERS)
+
+
+def test_a_damaged_record_that_names_a_known_table_is_its_alone() -> None:
+    records = as_records([Message("cdc", 0, 0, None, RECORD.format("u").encode()[:-1])])
+    known = frozenset({T, TableId("s", "u")})
+    assert [SharedTopic(one, known).shared(records).own.tolist() for one in sorted(known)] == [
+        [False],
+        [True],
+    ]
+
+
+def test_every_table_with_a_row_is_counted_once_however_it_is_named() -> None:
+    records = [as_records([Message("cdc", 0, at, None, value)]) for at, value in enumerate(VALUES)]
+    found = census(iter(records))
+    assert {table.name for table in found.tables} == {"t", "u", "x", "T", 'a"b', "é" * 64}
+    assert found.compression == "none"
+
+
+@pytest.mark.parametrize("kind", ["lz4", "snappy"])
+def test_compressed_values_are_seen(kind: Compression) -> None:
+    value = compressed(RECORD.format("t").replace('"1"', f'"{"x" * 300}"').encode(), kind)
+    found = census(iter([as_records([Message("cdc", 0, 0, None, value)])]))
+    assert (found.tables, found.compression) == (frozenset(), kind)
+
+
+def test_values_that_may_be_ddl_come_in_their_order() -> None:
+    records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(VALUES))
+    assert marked_ddl(iter([records.slice(0, 12), records.slice(12)])) == list(VALUES[11:14])
+
+
+def _row(table: str, *names: str, types: str = "int") -> bytes:
+    data = ",".join(f'"{name}":"1"' for name in names)
+    words = ",".join(f'"{name}":"{types}"' for name in names)
+    return (
+        f'{{"id":0,"database":"s","table":"{table}","pkNames":["{names[0]}"],"isDdl":false,"type":"INSERT",'
+        f'"mysqlType":{{{words}}},"data":[{{{data}}}]}}'
+    ).encode()
+
+
+def test_the_newest_row_of_each_form_says_its_words() -> None:
+    values = (
+        _row("t", "a", "b"),
+        _row("u", "c"),
+        _row("t", "a", "b", types="text"),
+        _row("t", "b", "a"),
+        b'{"id":0,"database":"s","table":"t","isDdl":true,"sql":"x","data":null}',
+        None,
+        b"no JSON",
+    )
+    records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(values))
+    found = RowForms(T)(iter([records.slice(0, 2), records.slice(2)]))
+    assert [(one.names, one.types, one.keys, one.offset) for one in found] == [
+        (("a", "b"), {"a": "text", "b": "text"}, ["a"], 2),
+        (("b", "a"), {"b": "int", "a": "int"}, ["b"], 3),
+    ]

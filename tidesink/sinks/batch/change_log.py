@@ -1,0 +1,262 @@
+"""A table's change log (``mode: append``): its columns, and decoded changes as its rows.
+
+One row is one image of one event, as Delta's change data feed has them: ``insert``, ``delete``,
+``update_preimage`` and ``update_postimage``, ``upsert`` where the wire does not separate an insert from an
+update (flat-avro without the TiDB extension, a connector's snapshot), ``truncate``. Rows of one record are
+numbered in the order they took effect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.codecs.batch import ChangeTable
+from tidesink.errors import SchemaRefusedError
+from tidesink.events import ColumnType, Op
+from tidesink.sinks.batch.records import RecordDecoder
+from tidesink.sinks.batch.reduce import row_keys
+from tidesink.sinks.batch.target_rows import OutputRows, TargetRows, key_type, row_type
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, default_name
+
+Flags = npt.NDArray[np.bool_]
+
+OP: Final = default_name("op")
+COMMIT_TS: Final = default_name("commit_ts")
+PARTITION: Final = default_name("partition")
+OFFSET: Final = default_name("offset")
+INDEX: Final = "_tidesink_index"
+UNAVAILABLE: Final = "_tidesink_unavailable"
+
+PREIMAGE: Final = "update_preimage"
+POSTIMAGE: Final = "update_postimage"
+# The log's word for each of the wire's, of the image that is the row after the event.
+WORDS: Final = {
+    Op.INSERT.value: "insert",
+    Op.UPDATE.value: POSTIMAGE,
+    Op.DELETE.value: "delete",
+    Op.UPSERT.value: "upsert",
+    Op.TRUNCATE.value: "truncate",
+}
+# An event has two places among the rows of its record.
+IMAGES_AN_EVENT: Final = 2
+
+# First, since Delta and Iceberg keep statistics of a table's first columns alone.
+_OWN: Final = (
+    ShapeColumn(PARTITION, ColumnType("int", sql="partition of the topic"), "int", key=True),
+    ShapeColumn(OFFSET, ColumnType("bigint", sql="offset of the record"), "bigint", key=True),
+    ShapeColumn(INDEX, ColumnType("int", sql="which row of the record, in order"), "int", key=True),
+    ShapeColumn(OP, ColumnType("varchar", length=16, sql="what the row is, as insert or delete"), "string"),
+    ShapeColumn(COMMIT_TS, ColumnType("bigint", sql="commit_ts at the source"), "bigint"),
+    ShapeColumn(
+        UNAVAILABLE, ColumnType("text", sql="JSON: the columns whose value was not sent, null here"), "string"
+    ),
+)
+
+
+def log_shape(shape: TableShape) -> TableShape:
+    """The shape of a table's change log: a row is named by its place in the topic, never by the source's key.
+
+    A log's own shape is given back as it is.
+
+    Raises:
+        SchemaRefusedError: the source, or the table's metadata, has a column with one of the names.
+    """
+    if shape.columns[: len(_OWN)] == _OWN:
+        return shape
+    taken = [column.name for column in _OWN if column.name in shape.by_name]
+    if taken:
+        raise SchemaRefusedError(
+            f"the table has a column {', '.join(taken)}, a name that tidesink gives a column of its own in a "
+            "log: rename it, or name it otherwise under metadata",
+            table=str(shape.table),
+        )
+    columns = tuple(replace(column, key=False) for column in shape.columns)
+    keys = tuple(column.name for column in _OWN if column.key)
+    return replace(shape, columns=(*_OWN, *columns), keys=keys)
+
+
+@dataclass(frozen=True)
+class LogRows:
+    """Rows of a log: arrays and structs with one element a row, all of one length.
+
+    ``events``: the index of each row's event in its table. ``old``: the row shows what was before an update;
+    its event is counted with the row after it. ``key`` and ``after`` are structs of ``log_shape``'s columns.
+    ``zero_dates``: names of columns made null.
+    """
+
+    events: pa.Array
+    old: pa.Array
+    key: pa.StructArray
+    after: pa.StructArray
+    zero_dates: pa.Array
+
+
+def log_rows(
+    table: ChangeTable, rows: TargetRows, decoder: RecordDecoder, output: OutputRows, *, keeps_values: bool
+) -> LogRows:
+    """The changes of one table as rows of its log, in their order.
+
+    ``keeps_values``: rows may lack values that the source did not send.
+    """
+    return _LoggedTable(table, rows, decoder, output, keeps_values=keeps_values).rows
+
+
+class _LoggedTable:
+    """The images of one table's changes.
+
+    ``_at``: of each row of the log its event. ``_old``: it is the row before an update. ``_shows_old``: it is
+    that, or the row that a delete removed.
+    """
+
+    def __init__(
+        self,
+        table: ChangeTable,
+        rows: TargetRows,
+        decoder: RecordDecoder,
+        output: OutputRows,
+        *,
+        keeps_values: bool,
+    ) -> None:
+        self._changes, self._rows, self._output, self._keeps_values = table, rows, output, keeps_values
+        self._ops = table.rows["op"].combine_chunks().dictionary_decode()
+        before, self._before_left = decoder.old_rows(table)
+        self._before = rows.row(table, before)
+        self._key, self._old_key = change_keys(table, rows, old_keys=decoder.old_keys)
+        both = self._is(Op.UPDATE) & (_there(self._before) | _there(self._old_key))
+        self._at = np.repeat(np.arange(len(both)), 1 + both)
+        self._old = np.append(self._at[1:] == self._at[:-1], [False])[: len(self._at)]
+        self._shows_old = self._old | self._is(Op.DELETE)[self._at]
+        # Of the row nothing but its key is known.
+        self._key_alone = self._shows_old & ~_there(self._before)[self._at]
+
+    @property
+    def rows(self) -> LogRows:
+        shape = log_shape(self._output.shape)
+        arrays = [self._own[one.name] if one.name in self._own else self._value(one) for one in shape.columns]
+        after = pa.StructArray.from_arrays(arrays, fields=list(row_type(shape)))
+        keys = [self._own[column.name] for column in shape.key_columns]
+        key = pa.StructArray.from_arrays(keys, fields=list(key_type(shape)))
+        return LogRows(self._events, pa.array(self._old), key, after, self._zero_dates())
+
+    @cached_property
+    def _own(self) -> dict[str, pa.Array]:
+        """The log's own columns."""
+        whole = self._changes.rows
+        words = [PREIMAGE, *WORDS.values()]
+        codes = pc.index_in(self._ops, pa.array(list(WORDS))).to_numpy()[self._at] + 1
+        return {
+            PARTITION: self._taken(whole["partition"]),
+            OFFSET: self._taken(whole["offset"]),
+            INDEX: self._row_numbers(),
+            OP: pa.array(words).take(pa.array(np.where(self._old, 0, codes))),
+            COMMIT_TS: self._taken(whole["commit_ts"]),
+            UNAVAILABLE: self._unavailable(),
+        }
+
+    def _row_numbers(self) -> pa.Array:
+        """A record's rows in the order they took effect; an update takes both its event's places."""
+        first = self._changes.rows["index"].to_numpy()[self._at] * IMAGES_AN_EVENT
+        second = self._is(Op.UPDATE)[self._at] & ~self._old
+        return pa.array((first + second).astype(np.int32))
+
+    @cached_property
+    def _image(self) -> pa.StructArray:
+        """Each row as it is known, in the target's columns."""
+        after = self._changes.rows["after"].combine_chunks()
+        found = self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
+        return self._output.row(found, self._ops.take(self._events))
+
+    @cached_property
+    def _image_key(self) -> pa.StructArray:
+        return self._output.key(self._chosen(self._old, self._old_key, self._key))
+
+    def _value(self, column: ShapeColumn) -> pa.Array:
+        """A column of the image; of a row known by its key alone, the key's columns."""
+        found = pc.struct_field(self._image, [column.name])
+        if column.name not in self._output.shape.keys or not self._key_alone.any():
+            return found
+        return pc.if_else(pa.array(self._key_alone), pc.struct_field(self._image_key, [column.name]), found)
+
+    def _unavailable(self) -> pa.Array:
+        """JSON lists of the columns whose value the source did not send; null where it sent all."""
+        names = self._output.value_names
+        left = self._lists(self._changes.rows["unavailable"].combine_chunks() if self._keeps_values else None)
+        old = self._lists(self._before_left)
+        lists = self._chosen(self._shows_old, old, left)
+        if names and self._key_alone.any():
+            every = pa.array([list(names)], lists.type).take(pa.array(np.zeros(len(lists), np.int64)))
+            lists = pc.if_else(pa.array(self._key_alone), every, lists)
+        return _json(lists)
+
+    def _lists(self, names: pa.Array | None) -> pa.Array:
+        if names is None:
+            return pa.nulls(len(self._ops), pa.list_(pa.string()))
+        return self._output.names(self._rows.spelt(names))
+
+    def _zero_dates(self) -> pa.Array:
+        """Names of columns made null, of rows that an event wrote."""
+        lists = self._lists(self._changes.rows["zero_dates"].combine_chunks()).take(self._events)
+        return pc.if_else(pa.array(self._shows_old), pa.scalar(None, lists.type), lists)
+
+    def _chosen(self, first: Flags, one: pa.Array, other: pa.Array) -> pa.Array:
+        """Of each row of the log its event's element in ``one`` where the flag is set, else in ``other``."""
+        return pa.concat_arrays([one, other]).take(pa.array(np.where(first, self._at, self._at + len(one))))
+
+    def _taken(self, column: pa.ChunkedArray) -> pa.Array:
+        return column.combine_chunks().take(self._events)
+
+    @cached_property
+    def _events(self) -> pa.Array:
+        return pa.array(self._at)
+
+    def _is(self, op: Op) -> Flags:
+        found: Flags = pc.equal(self._ops, op.value).to_numpy(zero_copy_only=False)
+        return found
+
+
+def change_keys(
+    table: ChangeTable, rows: TargetRows, *, old_keys: bool
+) -> tuple[pa.StructArray, pa.StructArray]:
+    """The key of each change in the shape's columns, and the key before it where the two differ, else null.
+
+    ``old_keys``: as for ``reduce_tables``. An event that empties the table has no key.
+    """
+    if not rows.keys:
+        nothing = pa.nulls(table.rows.num_rows, rows.key_type)
+        return nothing, nothing
+    named = pc.not_equal(table.rows["op"].combine_chunks().dictionary_decode(), Op.TRUNCATE.value)
+    new, old, moved = row_keys(table, rows.keys, rows.key_values, old_keys=old_keys)
+    key, was = (rows.key(pa.StructArray.from_arrays(columns, list(rows.keys))) for columns in (new, old))
+    return _where(named, key), _where(pc.and_(named, pa.array(moved)), was)
+
+
+def _where(flags: pa.Array, values: pa.Array) -> pa.Array:
+    """The values where the flag is set; null elsewhere."""
+    return pc.if_else(flags, values, pa.scalar(None, values.type))
+
+
+def _there(array: pa.Array) -> Flags:
+    found: Flags = array.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _json(lists: pa.Array) -> pa.Array:
+    """Lists of names as JSON text. Few lists differ."""
+    texts: dict[tuple[str, ...], str] = {}
+    found: list[str | None] = [None] * len(lists)
+    for at in np.flatnonzero(_there(lists)).tolist():
+        names: Sequence[Any] = lists[at].as_py()
+        text = texts.get(tuple(names))
+        if text is None:
+            text = texts[tuple(names)] = json.dumps(names, ensure_ascii=False, separators=(",", ":"))
+        found[at] = text
+    return pa.array(found, pa.string())

@@ -1,0 +1,158 @@
+"""A table's row filter around the tasks of a range: Spark's SQL decides on each row, without a shuffle.
+
+A filter is a condition of Spark's SQL, so Spark evaluates it. Two tasks stand around it in one stage. The
+first fetches and decodes; it gives a *chunk* for each batch of records (``decoded_chunk``): what was decoded,
+as bytes, and beside it one row a change with the columns that the filter names, and no others. Spark says of
+each row whether the condition holds. The second task puts chunks and verdicts together (``verdicts_of``,
+``RowFilterRule.applied``), then reduces and packs. A row that does not satisfy the filter deletes its key.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.codecs.batch import ChangeTable
+from tidesink.errors import FilterError, TidesinkError
+from tidesink.events import Op
+from tidesink.sinks.batch.records import BAD, DecodedRecords, OtherRecord
+from tidesink.sinks.batch.reduce import UNMATCHED
+from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.kafka.fetch import FetchRange
+
+Flags = npt.NDArray[np.bool_]
+
+# What the first task gives beside the rows, and the name of the struct of a row's columns.
+CHUNK: Final = "chunk"
+FILTERED: Final = "filtered"
+_FAILED: Final = (
+    "the table's filter fails on this row (a cast, a division, an overflow): {text}. Use try_cast, "
+    "try_divide and the like, which give null, for rows as this one"
+)
+_NOT_SENT: Final = (
+    "the table's filter ({text}) needs a value that the source did not send, since it did not change. Set "
+    "REPLICA IDENTITY FULL on the table, or filter by columns whose values are always sent"
+)
+_MATCHES: Final = "true"
+_ROW_OPS: Final = (Op.INSERT.value, Op.UPDATE.value, Op.UPSERT.value)
+
+
+class Verdicts(NamedTuple):
+    """A chunk of the records of the range ``wanted``, and what Spark says of each of its row changes.
+
+    ``chunk``: what was decoded, or why it could not be. ``said``: the text
+    ``true``, ``false`` or ``null``; null where the condition fails.
+    """
+
+    wanted: FetchRange
+    chunk: DecodedRecords | TidesinkError
+    said: pa.Array
+
+
+@dataclass(frozen=True)
+class RowFilterRule:
+    """A table's filter: ``text`` is the config's, ``expression`` is Spark's SQL over the struct ``FILTERED``.
+
+    ``columns``: the columns that it names, as the source's shape has them; ``ddl``: they as Spark DDL.
+    """
+
+    text: str
+    expression: str
+    columns: tuple[str, ...]
+    ddl: str
+
+    @property
+    def chunks_ddl(self) -> str:
+        """What the first task gives, as Spark DDL."""
+        return f"{CHUNK} binary, {FILTERED} struct<{self.ddl}>"
+
+    def applied(self, found: DecodedRecords, said: pa.Array, rows: TargetRows) -> DecodedRecords:
+        """Decoded records with the verdicts on their rows, one a row change in their order."""
+        tables, others, at = [], [*found.others], 0
+        for table in found.tables:
+            sound, bad = self._applied(table, said.slice(at, table.rows.num_rows), rows)
+            at += table.rows.num_rows
+            others += bad
+            if sound.rows.num_rows:
+                tables.append(sound)
+        return replace(found, tables=tables, others=others)
+
+    def _applied(
+        self, table: ChangeTable, said: pa.Array, rows: TargetRows
+    ) -> tuple[ChangeTable, list[OtherRecord]]:
+        """The rows with ``UNMATCHED``, and those on which the filter fails."""
+        ops = table.rows["op"].combine_chunks().dictionary_decode()
+        written = _flags(pc.is_in(ops, pa.array(_ROW_OPS)))
+        unsent = written & self._unsent(table, rows)
+        failed = written & ~unsent & ~_flags(said.is_valid())
+        matches = ~written | _flags(pc.fill_null(pc.equal(said, _MATCHES), False))
+        whole = table.rows.append_column(UNMATCHED, pa.array(~matches))
+        if not (unsent | failed).any():
+            return replace(table, rows=whole), []
+        bad = list(_bad(table, unsent, _NOT_SENT.format(text=self.text)))
+        bad += _bad(table, failed, _FAILED.format(text=self.text))
+        return replace(table, rows=whole.filter(pa.array(~(unsent | failed)))), bad
+
+    def _unsent(self, table: ChangeTable, rows: TargetRows) -> Flags:
+        """Of which rows the source did not send a value that the filter needs."""
+        lists = rows.spelt(table.rows["unavailable"].combine_chunks())
+        found = np.zeros(len(lists), np.bool_)
+        needed = _flags(pc.is_in(lists.flatten(), pa.array(self.columns)))
+        found[pc.list_parent_indices(lists).to_numpy()[needed]] = True
+        return found
+
+
+def decoded_chunk(
+    wanted: FetchRange, found: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
+) -> pa.RecordBatch:
+    """A chunk as rows for Spark: one a row change, of which the first has the chunk; at least one."""
+    tables = [] if isinstance(found, TidesinkError) else found.tables
+    parts = [rows.row(one, one.rows["after"].combine_chunks(), rule.columns) for one in tables]
+    images = pa.concat_arrays(parts) if parts else _no_row(rows, rule)
+    chunk = pa.array([pickle.dumps((wanted, found))])
+    chunks = pa.concat_arrays([chunk, pa.nulls(len(images) - 1, pa.binary())])
+    return pa.RecordBatch.from_arrays([chunks, images], [CHUNK, FILTERED])
+
+
+def verdicts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Verdicts]:
+    """The chunks in batches of ``CHUNK`` and the verdict, however Spark has cut them."""
+    chunk, said = None, list[Any]()
+    for batch in batches:
+        chunks, verdicts = batch.columns
+        starts = np.flatnonzero(_flags(chunks.is_valid())).tolist()
+        for start, end in pairwise((0, *starts, batch.num_rows)):
+            if end > start and chunks[start].is_valid:
+                if chunk is not None:
+                    yield _verdicts(chunk, said)
+                chunk, said = chunks[start].as_py(), []
+            said.append(verdicts.slice(start, end - start))
+    if chunk is not None:
+        yield _verdicts(chunk, said)
+
+
+def _verdicts(chunk: bytes, said: list[Any]) -> Verdicts:
+    wanted, found = pickle.loads(chunk)  # noqa: S301  (our own task wrote it)
+    return Verdicts(wanted, found, pa.concat_arrays(said))
+
+
+def _no_row(rows: TargetRows, rule: RowFilterRule) -> pa.Array:
+    return pa.nulls(1, pa.struct([one for one in rows.row_type if one.name in rule.columns]))
+
+
+def _bad(table: ChangeTable, flags: Flags, reason: str) -> Iterator[OtherRecord]:
+    names = ["topic", "partition", "offset", "index", "commit_ts"]
+    for row in table.rows.select(names).filter(pa.array(flags)).to_pylist():
+        yield OtherRecord(BAD, **row, error=FilterError.__name__, reason=reason)
+
+
+def _flags(array: Any) -> Flags:
+    found: Flags = array.to_numpy(zero_copy_only=False)
+    return found
