@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from tidesink.errors import ProgressError
 from tidesink.events import ChangeEvent, Op, Row
 from tidesink.reduce import Key, OrderKey, row_events
-from tidesink.sinks.batch.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames
+from tidesink.sinks.targets.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames
 
 _EPOCH: Final = datetime(1970, 1, 1)
 

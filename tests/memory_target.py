@@ -22,7 +22,6 @@ from tidesink.errors import (
     ValueOutOfRangeError,
 )
 from tidesink.events import TableId
-from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.state.progress import Progress, check_follows
 from tidesink.sinks.targets.base import (
     NOT_STORED,
@@ -44,6 +43,7 @@ from tidesink.sinks.targets.base import (
     check_versions,
 )
 from tidesink.sinks.targets.column_changes import Evolution, default_value, gap_of, plan_evolution
+from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.sharing import also_of, is_shared, names_of, new_columns, not_shared, taken
 from tidesink.typemap.target_schema import Shard, TableShape, key_change
 

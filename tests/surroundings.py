@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from tests.memory_target import MemoryTarget
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
+from tidesink.sinks.batch.context import Failpoints, StopFlag, WorkerContext
+from tidesink.sinks.batch.observers import Listener, Listeners
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.letter_store import DeadLetters
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.context import Failpoints, StopFlag, WorkerContext
-from tidesink.sinks.worker.observers import Listener, Listeners
 
 if TYPE_CHECKING:
     import pyarrow as pa

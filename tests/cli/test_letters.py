@@ -22,10 +22,10 @@ from tidesink.cli.terminal import error_block
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
+from tidesink.sinks.batch.observers import Heartbeat
 from tidesink.sinks.kafka.letter_store import RecordGroup
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import open_state_store
-from tidesink.sinks.worker.observers import Heartbeat
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from tidesink.cli.terminal import ProgressLines
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account
-from tidesink.sinks.state.progress import TableStatus
-from tidesink.sinks.worker.observers import (
+from tidesink.sinks.batch.observers import (
     BatchApplied,
     BatchStarted,
     RunReport,
@@ -18,6 +17,7 @@ from tidesink.sinks.worker.observers import (
     TableChanged,
     TableReport,
 )
+from tidesink.sinks.state.progress import TableStatus
 
 ORDERS = TableId("shop", "orders")
 REPORT = RunReport(

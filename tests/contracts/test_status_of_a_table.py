@@ -16,11 +16,11 @@ from tests.contracts.conftest import memory_bed
 from tests.full import FULL
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId, TableSchema
+from tidesink.sinks.batch.context import Failpoints
 from tidesink.sinks.batch.shared_reads import Limits
 from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.context import Failpoints
 from tidesink.sinks.worker.control import TableControl
 from tidesink.sinks.worker.table_task import TableTask
 

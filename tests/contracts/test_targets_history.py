@@ -13,8 +13,8 @@ from tests.full import FULL, needs, quick_on
 from tests.history_law import instant_of
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable
+from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import TableShape
 
 pytestmark = [quick_on("memory", "postgres"), needs("history")]

@@ -16,8 +16,8 @@ from tests.full import quick_on
 from tests.tcp_proxy import Cut, commit_proxy
 from tidesink.events import TableSchema
 from tidesink.sinks.batch.counts import Account
+from tidesink.sinks.batch.observers import Listeners, StepRetried, WorkerEvent
 from tidesink.sinks.targets.sql.dialect import Connections
-from tidesink.sinks.worker.observers import Listeners, StepRetried, WorkerEvent
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:

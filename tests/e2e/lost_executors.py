@@ -26,9 +26,9 @@ from tests.contracts.iceberg_beds import hadoop_catalog, iceberg_bed_in
 from tests.contracts.targets_bed import Bed
 from tests.sessions import SMALL_SPARK
 from tidesink.events import Message, TableSchema
+from tidesink.sinks.batch.context import Failpoints
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.session import build_session
-from tidesink.sinks.worker.context import Failpoints
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from tests.e2e.killing import failpoints_hit
 from tests.e2e.places import Place, place_of
 from tests.e2e.replay import Servers
 from tests.full import FULL, TEST_ALL
-from tidesink.sinks.worker.context import FAILPOINTS
+from tidesink.sinks.batch.context import FAILPOINTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.row_checksum import checksum_of
 from tidesink.config import load_config
 from tidesink.events import Op, Row, TableId, TableSchema
-from tidesink.sinks.worker.observers import RunReport
+from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.events import ChangeEvent, Message, Op, Row, TableId
-from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN
+from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.sql.target import SqlTarget
-from tidesink.sinks.worker.observers import RunReport
 from tidesink.sinks.worker.run import run
 from tidesink.typemap.target_schema import MetadataKind
 

@@ -32,8 +32,8 @@ from tests.e2e.killing import (
 from tests.e2e.passed_on import sent_again
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
 from tests.full import FULL, quick_on
+from tidesink.sinks.batch.context import FAILPOINTS
 from tidesink.sinks.targets import TARGETS
-from tidesink.sinks.worker.context import FAILPOINTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,8 +19,8 @@ from tests.servers import add_partitions, delete_topic
 from tidesink.config import load_config
 from tidesink.dev.processes import free_ports
 from tidesink.errors import SourceUnavailableError
-from tidesink.sinks.worker.context import StopFlag
-from tidesink.sinks.worker.observers import RunReport, TableReport
+from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.batch.observers import RunReport, TableReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from tests.e2e.forked_worker import ForkedWorker, drain
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.full import FULL
+from tidesink.sinks.batch.observers import UNWELL
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.observers import UNWELL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

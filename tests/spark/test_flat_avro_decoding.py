@@ -10,9 +10,11 @@ from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.events import TableId
 from tidesink.schema_registry import subject
+from tidesink.sinks.batch.context import RetryPolicy
 from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.observers import StepRetried, WorkerEvent
+from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import TopicOffsets
-from tidesink.sinks.schema_sources.base import Missed
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.schema_sources.writer_schemas import (
     ASK_AGAIN_SECONDS,
@@ -20,8 +22,6 @@ from tidesink.sinks.schema_sources.writer_schemas import (
     WriterSchemas,
     may_lag,
 )
-from tidesink.sinks.worker.context import RetryPolicy
-from tidesink.sinks.worker.observers import StepRetried, WorkerEvent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

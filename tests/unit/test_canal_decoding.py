@@ -12,8 +12,8 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place
+from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.schema_sources.base import Missed
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.typemap.target_schema import ShapeColumn
 

@@ -8,7 +8,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.unapplied import moved_tables, unapplied
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.schema_sources.topic_ddl import DdlStatement, DdlWarning, applied
+from tidesink.sinks.batch.topic_ddl import DdlStatement, DdlWarning, applied
 
 T, U = TableId("s", "t"), TableId("s", "u")
 KEYLESS = "create table t (a int)"

@@ -17,8 +17,8 @@ from tidesink.ddl.unapplied import altered_tables, unapplied
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, _statement, applied
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.schema_sources.topic_ddl import DdlStatement, TopicDdl, _statement, applied
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:

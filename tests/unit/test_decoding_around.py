@@ -11,7 +11,7 @@ from tests.unit.told_bed import Bed
 from tidesink.config.models import Destination
 from tidesink.events import TableId
 from tidesink.sinks.batch.projection import LaidOutDecoding, routed
-from tidesink.sinks.schema_sources.base import Decoding
+from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.typemap.projection import Layout
 
 GOAL = TableId("all", "t")

@@ -15,7 +15,6 @@ from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.modes import first_shape
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
     Pending,
@@ -27,6 +26,7 @@ from tidesink.sinks.batch.schema_changes import (
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.schema_sources.canal_json import _with_replaced
 from tidesink.sinks.targets.base import SchemaGap
+from tidesink.sinks.targets.modes import first_shape
 from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.target_schema import TableShape, shape_of
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tidesink.errors import ConfigError
-from tidesink.sinks.worker.context import FAILPOINTS, Armed, Failpoints, parse_failpoint
+from tidesink.sinks.batch.context import FAILPOINTS, Armed, Failpoints, parse_failpoint
 
 _CHILD = """
 import subprocess, sys
-from tidesink.sinks.worker.context import Failpoints
+from tidesink.sinks.batch.context import Failpoints
 child = subprocess.Popen(["sleep", "60"])
 print(child.pid, flush=True)
 points = Failpoints.from_environment()

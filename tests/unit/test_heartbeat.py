@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 from tidesink.cli.main import app
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.state.progress import TableStatus
-from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
-from tidesink.sinks.worker.observers import (
+from tidesink.sinks.batch.observers import (
     EVERY_SECONDS,
     Heartbeat,
     StepRetried,
     TableChanged,
     seconds_since_beat,
 )
+from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 
 
 class Clock:

@@ -18,12 +18,12 @@ from tests.watched_lock import WatchedLock
 from tidesink.codecs.canal_json.topic import TableNames
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import Message, TableId
+from tidesink.sinks.batch.record_frames import SplitByTable, StoredRanges, full_name, table_of
 from tidesink.sinks.batch.shared_reads import KeptRead
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
-from tidesink.sinks.spark.record_frames import SplitByTable, StoredRanges, full_name, table_of
 
 RANGES = (OffsetRange("t", 0, 0, 9),)
 _SESSION = cast("Any", None)

@@ -12,7 +12,7 @@ import pytest
 from tests.columns import ID
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.schema_changes import KnownColumns, SchemaDecision
-from tidesink.sinks.schema_sources.base import Decoding, SourceColumns
+from tidesink.sinks.batch.schema_source import Decoding, SourceColumns
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.typemap.projection import Layout, laid_out

@@ -11,8 +11,8 @@ from tidesink.cli.table_plans import plan_of
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.worker.context import WorkerContext
 from tidesink.typemap.target_schema import shape_of
 
 DATED = changed(CANAL_JSON, source__enable_tidb_extension=True)

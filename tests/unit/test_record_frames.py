@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.decoded_batches import as_records
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.events import Message
+from tidesink.sinks.batch import record_frames
+from tidesink.sinks.batch.record_frames import FetchedRanges, Question, opened_values, split_ranges
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.spark import record_frames
-from tidesink.sinks.spark.record_frames import FetchedRanges, Question, opened_values, split_ranges
 
 TEXT = b'{"id":1,"note":"' + b"x" * 200 + b'"}'
 

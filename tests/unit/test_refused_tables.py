@@ -14,9 +14,9 @@ from tests.unit.worker_bed import surroundings
 from tidesink.config import Config
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
+from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.control import NOTHING_ASKED, TableControl
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.table_task import TableTask

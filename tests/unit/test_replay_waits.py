@@ -12,11 +12,11 @@ from tests.memory_target import CAPABILITIES, MemoryTarget
 from tests.unit.config_samples import CANAL_JSON, right
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.context import StopFlag
 from tidesink.sinks.batch.run import BatchPlan, Hold
+from tidesink.sinks.batch.schema_source import Renamed, SourceColumns
 from tidesink.sinks.kafka.offsets import TopicOffsets
-from tidesink.sinks.schema_sources.base import Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.worker.context import StopFlag
 from tidesink.sinks.worker.replay import ReplayBatch
 from tidesink.typemap.target_schema import shape_of
 

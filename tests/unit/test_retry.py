@@ -15,7 +15,7 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
-from tidesink.sinks.worker.context import Cooldown, RetryPolicy, StopFlag, StopRequestedError
+from tidesink.sinks.batch.context import Cooldown, RetryPolicy, StopFlag, StopRequestedError
 
 
 class _Flaky:

@@ -13,7 +13,7 @@ from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.schema_changes import Accepted, ChangesWaitError, Policies, settle_names
-from tidesink.sinks.schema_sources.base import Decoding, Renamed, SourceColumns
+from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
 from tidesink.typemap.target_schema import TableShape, shape_of
 
 TABLE = TableId("shop", "orders")

@@ -23,7 +23,7 @@ from tidesink.sinks.batch.schema_changes import (
     decide_changes,
     pending_of,
 )
-from tidesink.sinks.schema_sources.base import SourceColumns
+from tidesink.sinks.batch.schema_source import SourceColumns
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.target_schema import TableShape, merge_shape, shape_of

@@ -12,7 +12,7 @@ from tests.surroundings import no_fetch
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.schema_sources.topic_ddl import TopicTables
+from tidesink.sinks.batch.topic_ddl import TopicTables
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 T, U = TableId("s", "t"), TableId("s", "u")

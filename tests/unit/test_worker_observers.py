@@ -10,9 +10,7 @@ from tests.recorder import Recorder
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account, Doubt, Place
-from tidesink.sinks.batch.run import BatchOutcome
-from tidesink.sinks.state.progress import Progress, TableState, TableStatus
-from tidesink.sinks.worker.observers import (
+from tidesink.sinks.batch.observers import (
     BatchApplied,
     BatchStarted,
     Listeners,
@@ -24,6 +22,8 @@ from tidesink.sinks.worker.observers import (
     TableReport,
     WorkerEvent,
 )
+from tidesink.sinks.batch.run import BatchOutcome
+from tidesink.sinks.state.progress import Progress, TableState, TableStatus
 from tidesink.sinks.worker.table_task import Tally
 
 TABLE = TableId("shop", "orders")

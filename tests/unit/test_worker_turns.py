@@ -14,10 +14,10 @@ from tests.unit.worker_bed import surroundings
 from tidesink.errors import RegistryError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import TableControl, change_control
-from tidesink.sinks.worker.observers import RunReport
 from tidesink.sinks.worker.run import Worker
 
 FIRST, SECOND = TableId("shop", "first"), TableId("shop", "second")

@@ -19,8 +19,8 @@ from tidesink.sinks.batch.schema_changes import (
     settle_names,
     source_columns_of,
 )
+from tidesink.sinks.batch.topic_ddl import TopicTable, reported_by
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
-from tidesink.sinks.schema_sources.topic_ddl import TopicTable, reported_by
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import ZeroDate
 

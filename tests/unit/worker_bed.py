@@ -8,11 +8,11 @@ from typing import Any, cast
 from tests.surroundings import no_fetch
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
+from tidesink.sinks.batch.context import Failpoints, StopFlag, WorkerContext
+from tidesink.sinks.batch.observers import Listeners
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.state.progress import StateStore
-from tidesink.sinks.worker.context import Failpoints, StopFlag, WorkerContext
-from tidesink.sinks.worker.observers import Listeners
 
 
 class _Session:

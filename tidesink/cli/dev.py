@@ -37,14 +37,14 @@ from tidesink.cli.terminal import (
 )
 from tidesink.dev.stack import CONTROLLER_PORT, DIRECTORY, KAFKA_PORT, REGISTRY_PORT, DevStack
 from tidesink.dev.workload import WorkloadReport
+from tidesink.sinks.batch.observers import BatchApplied, StepRetried, WorkerEvent
 from tidesink.sinks.spark.jvm import all_connector_jars, jar_directory
 from tidesink.sinks.spark.session import make_class_archive
-from tidesink.sinks.worker.observers import BatchApplied, StepRetried, WorkerEvent
 
 if TYPE_CHECKING:
     from tidesink.dev.demo import DemoResult
     from tidesink.dev.lake_check import TableCheck
-    from tidesink.sinks.worker.observers import TableReport
+    from tidesink.sinks.batch.observers import TableReport
 
 
 app = typer.Typer(

@@ -29,11 +29,11 @@ from tidesink.cli.terminal import (
 )
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.sinks.worker.observers import LogListener
+from tidesink.sinks.batch.observers import LogListener
 from tidesink.version import __version__
 
 if TYPE_CHECKING:
-    from tidesink.sinks.worker.observers import Listener, RunReport, TableReport
+    from tidesink.sinks.batch.observers import Listener, RunReport, TableReport
 
 
 class Until(str, Enum):
@@ -87,7 +87,7 @@ def _metrics(host: str, port: int | None) -> list[Listener]:
         return []
     from prometheus_client import start_http_server
 
-    from tidesink.sinks.worker.observers import MetricsListener
+    from tidesink.sinks.batch.observers import MetricsListener
 
     metrics = MetricsListener()
     try:

@@ -101,7 +101,7 @@ def _show_life(config: Config, alive_within: float, output: OutputFormat) -> Non
 
 def seconds_since_turn(config: Config) -> float | None:
     """How long ago the worker's loop turned; None where none works."""
-    from tidesink.sinks.worker.observers import seconds_since_beat
+    from tidesink.sinks.batch.observers import seconds_since_beat
 
     return _asked(config, lambda store: seconds_since_beat(store, config.pipeline))
 

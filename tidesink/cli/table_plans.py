@@ -22,11 +22,11 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
-from tidesink.sinks.batch.modes import kept_shape, routed_shape
 from tidesink.sinks.batch.schema_changes import doubt_of
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import OWN_COLUMNS, SOFT_DELETE_COLUMN, Limit, PreflightResult
 from tidesink.sinks.targets.lake import table_names
+from tidesink.sinks.targets.modes import kept_shape, routed_shape
 from tidesink.sinks.targets.sharing import quote_identifier, quote_mysql, quote_path, quote_postgres
 from tidesink.sinks.targets.sql.location import place_in
 from tidesink.sinks.targets.sql.target import view_name

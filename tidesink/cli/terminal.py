@@ -33,7 +33,7 @@ from rich.text import Text
 from tidesink.config import Config, load_config
 from tidesink.errors import ConfigError, SourceUnavailableError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.worker.observers import BatchApplied, BatchStarted, StepRetried, TableChanged, WorkerEvent
+from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, StepRetried, TableChanged, WorkerEvent
 
 
 class OutputFormat(str, Enum):

@@ -30,7 +30,7 @@ from tidesink.schema_registry import open_registry
 from tidesink.sinks.spark.jvm import spark_connector_jars
 
 if TYPE_CHECKING:
-    from tidesink.sinks.worker.observers import Listener, RunReport
+    from tidesink.sinks.batch.observers import Listener, RunReport
 
 Say = Callable[[str], None]
 

@@ -21,6 +21,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.errors import DecodeError, SchemaNotFoundError, SourceError, SourceUnavailableError
 from tidesink.events import DdlEvent, Message
+from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.records import BAD, DDL, ROW_KINDS, UNPLANNED, DecodedRecords
 from tidesink.sinks.batch.reduce import changes_of_keys
 from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
@@ -35,7 +36,6 @@ from tidesink.sinks.kafka.dead_letters import (
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
-from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

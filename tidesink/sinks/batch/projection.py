@@ -10,19 +10,19 @@ from tidesink.config.models import Destination
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId
-from tidesink.sinks.batch.modes import routed_shape
+from tidesink.sinks.batch.schema_source import Decoding, DecodingAround, SourceColumns
 from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.schema_sources.base import Decoding, DecodingAround, SourceColumns
 from tidesink.sinks.targets.base import OWN_COLUMNS
+from tidesink.sinks.targets.modes import routed_shape
 from tidesink.typemap.projection import Layout, check_renames, laid_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.batch.schema_source import Missed
     from tidesink.sinks.kafka.offsets import TopicOffsets
-    from tidesink.sinks.schema_sources.base import Missed
 
 
 _TWO_MEANINGS: Final = (

@@ -27,6 +27,7 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.reduce import mixed_message
+from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import (
     Account,
     BadRecord,
@@ -38,7 +39,6 @@ from tidesink.sinks.batch.counts import (
     filtered_of,
 )
 from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
-from tidesink.sinks.batch.modes import kept_shape, names_of
 from tidesink.sinks.batch.projection_frames import omitting, on_delete, rows_to_write, stamped
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.schema_changes import (
@@ -52,6 +52,7 @@ from tidesink.sinks.batch.schema_changes import (
     settle_names,
     source_columns_of,
 )
+from tidesink.sinks.batch.schema_source import Decoding, Missed
 from tidesink.sinks.batch.source import (
     KafkaRead,
     RangeFrame,
@@ -63,10 +64,9 @@ from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
-from tidesink.sinks.schema_sources.base import Decoding, Missed
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.base import ApplyResult, EvolveResult, ReducedBatch, TargetTable
-from tidesink.sinks.worker.context import WorkerContext
+from tidesink.sinks.targets.modes import kept_shape, names_of
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 from tidesink.config.fields import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import SchemaRefusedError
-from tidesink.sinks.batch.modes import names_of
-from tidesink.sinks.schema_sources.base import Decoding, Renamed, SourceColumns
+from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress, StateStore
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
+from tidesink.sinks.targets.modes import names_of
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, wider_ddl, without

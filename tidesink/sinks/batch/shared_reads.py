@@ -22,8 +22,16 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.canal_json.topic import TableNames
 from tidesink.events import TableId
+from tidesink.sinks.batch.record_frames import (
+    KEPT_DDL,
+    SplitByTable,
+    StoredRanges,
+    full_name,
+    table_of,
+)
 from tidesink.sinks.batch.source import KafkaSource, raise_first
 from tidesink.sinks.batch.tasks import MOST_BYTES, Work
+from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     Ends,
@@ -37,15 +45,7 @@ from tidesink.sinks.kafka.offsets import (
     plan_ranges,
     up_to,
 )
-from tidesink.sinks.schema_sources.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.spark.errors import Reporting
-from tidesink.sinks.spark.record_frames import (
-    KEPT_DDL,
-    SplitByTable,
-    StoredRanges,
-    full_name,
-    table_of,
-)
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.state.progress import StateStore
 

@@ -22,19 +22,19 @@ from tidesink.codecs.batch import messages
 from tidesink.events import Message
 from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
 from tidesink.sinks.batch.filtering import CHUNK
-from tidesink.sinks.batch.records import DELETE, UPSERT
-from tidesink.sinks.batch.summaries import joined_summaries
-from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes, unpack
-from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.spark.errors import raised_task_errors
-from tidesink.sinks.spark.record_frames import (
+from tidesink.sinks.batch.record_frames import (
     ANSWER_DDL,
     Question,
     opened,
     over_ranges,
     split_ranges,
 )
+from tidesink.sinks.batch.records import DELETE, UPSERT
+from tidesink.sinks.batch.summaries import joined_summaries
+from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes, unpack
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.spark.errors import raised_task_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

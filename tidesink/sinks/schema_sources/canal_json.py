@@ -17,13 +17,13 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import ConfigError
 from tidesink.events import Column, TableId, TableSchema
+from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.schema_source import Missed, Renamed, SourceColumns, declared_table
+from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
-from tidesink.sinks.schema_sources.base import Missed, Renamed, SourceColumns, declared_table
 from tidesink.sinks.schema_sources.open import PlannedDecoding
-from tidesink.sinks.schema_sources.topic_ddl import DDL_PARTITION
-from tidesink.sinks.worker.context import WorkerContext
 from tidesink.typemap.render import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
     IDENTITIES,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from tidesink.config.table_checks import check_merged
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
+from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.projection import routed
+from tidesink.sinks.batch.schema_source import Decoding, Missed, SourceColumns
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
-from tidesink.sinks.schema_sources.base import Decoding, Missed, SourceColumns
-from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,14 +23,14 @@ from tidesink.codecs.debezium.inference import UNTYPED, first_row
 from tidesink.errors import ConfigError, SchemaNotFoundError
 from tidesink.events import TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
+from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, schema_id_of
+from tidesink.sinks.batch.schema_source import Missed, declared_table
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer, writer_of
 from tidesink.sinks.plans.flat_avro import flat_avro_plan, lacks_checksums
-from tidesink.sinks.schema_sources.base import Missed, declared_table
 from tidesink.sinks.schema_sources.open import LoneDecoding
-from tidesink.sinks.worker.context import RetryPolicy, WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tidesink.config import Config, TargetSettings
     from tidesink.config.fields import ChangeKind
     from tidesink.config.targets import TargetFeature
-    from tidesink.sinks.batch.modes import HistoryNames
     from tidesink.sinks.state.progress import StateStore
+    from tidesink.sinks.targets.modes import HistoryNames
     from tidesink.typemap.target_schema import ShapeColumn
 
 

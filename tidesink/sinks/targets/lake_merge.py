@@ -1,7 +1,7 @@
 """The statements that merge a batch into a lake's table, by key and as a history.
 
 A history's batch is a frame of what it changes in the stored versions of its keys, by the law of
-``batch.modes``:
+``targets.modes``:
 
 =========  =================================================================================
 ``_op``    what is to be done with the row of ``key``
@@ -29,7 +29,6 @@ from pyspark.sql import Column, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
-from tidesink.sinks.batch.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.batch.records import UPSERT
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
@@ -42,6 +41,7 @@ from tidesink.sinks.targets.base import (
 )
 from tidesink.sinks.targets.column_changes import literal_text
 from tidesink.sinks.targets.delta.log import Commit
+from tidesink.sinks.targets.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 

@@ -10,9 +10,9 @@ from tidesink.codecs import CODECS, open_codec
 from tidesink.config.models import topic_tables
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SourceError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
+from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, topic_gone
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
-from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.preflight import Goals
 from tidesink.sinks.worker.table_task import TableTask
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tidesink.config import Config
 from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, SourceError, StaleProgressError
 from tidesink.events import TableId
+from tidesink.sinks.batch.context import StopFlag, WorkerContext, signals_kept, stop_on_signals
 from tidesink.sinks.batch.counts import Account, BatchSummary, Truncate, account_of
 from tidesink.sinks.batch.letters import (
     Bounds,
@@ -23,7 +24,7 @@ from tidesink.sinks.batch.letters import (
     offsets_by_partition,
     sorted_letters,
 )
-from tidesink.sinks.batch.modes import kept_shape
+from tidesink.sinks.batch.observers import Heartbeat, seconds_since_beat
 from tidesink.sinks.batch.run import Batch, BatchPlan, Reduction, released_on_error
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, Pending
 from tidesink.sinks.batch.source import (
@@ -46,9 +47,8 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.state.progress import TopicProgress
 from tidesink.sinks.targets.base import ApplyResult
-from tidesink.sinks.worker.context import StopFlag, WorkerContext, signals_kept, stop_on_signals
+from tidesink.sinks.targets.modes import kept_shape
 from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
-from tidesink.sinks.worker.observers import Heartbeat, seconds_since_beat
 from tidesink.sinks.worker.run import assembled
 from tidesink.sinks.worker.table_task import TableTask
 

@@ -19,6 +19,16 @@ from tidesink.config import Config
 from tidesink.config.checks import idle_patterns
 from tidesink.errors import SourceError
 from tidesink.schema_registry import SchemaRegistry
+from tidesink.sinks.batch.context import (
+    Failpoints,
+    RetryPolicy,
+    StopFlag,
+    StopRequestedError,
+    WorkerContext,
+    signals_kept,
+    stop_on_signals,
+)
+from tidesink.sinks.batch.observers import Heartbeat, Listener, Listeners, RunReport
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import KafkaFetch
@@ -34,18 +44,8 @@ from tidesink.sinks.spark.session import (
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.worker.context import (
-    Failpoints,
-    RetryPolicy,
-    StopFlag,
-    StopRequestedError,
-    WorkerContext,
-    signals_kept,
-    stop_on_signals,
-)
 from tidesink.sinks.worker.control import Requests
 from tidesink.sinks.worker.discovery import TableTasks, tables_of
-from tidesink.sinks.worker.observers import Heartbeat, Listener, Listeners, RunReport
 from tidesink.sinks.worker.table_task import TableTask
 
 if TYPE_CHECKING:

@@ -12,10 +12,12 @@ import structlog
 from tidesink.config import TableConfig
 from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError, TidesinkError, error_text
 from tidesink.events import TableId
+from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.counts import Account, Filtered, passed
-from tidesink.sinks.batch.modes import first_shape
+from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, TableChanged, TableReport
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.batch.schema_changes import KnownColumns, pending_of
+from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.batch.shared_reads import Limits, TableRecords
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
 from tidesink.sinks.kafka.fetch import FetchRange
@@ -32,13 +34,11 @@ from tidesink.sinks.kafka.offsets import (
     topic_gone,
     topic_progress,
 )
-from tidesink.sinks.schema_sources.base import Decoding
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, Rank, TableState, TableStatus
 from tidesink.sinks.targets.base import Collected, SequencedTable, TargetTable
-from tidesink.sinks.worker.context import Cooldown, StopRequestedError, WorkerContext, may_pass
+from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
-from tidesink.sinks.worker.observers import BatchApplied, BatchStarted, TableChanged, TableReport
 from tidesink.sinks.worker.preflight import shown_goal
 
 _log = structlog.get_logger("tidesink.worker")

@@ -22,13 +22,13 @@ from tenacity.wait import wait_exponential, wait_random
 from tidesink.config import Config
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.events import TableId
+from tidesink.sinks.batch.observers import Listeners, StepRetried
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.letter_store import DeadLetters
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Target
-from tidesink.sinks.worker.observers import Listeners, StepRetried
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
