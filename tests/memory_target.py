@@ -22,9 +22,9 @@ from tidesink.errors import (
     ValueOutOfRangeError,
 )
 from tidesink.events import TableId
+from tidesink.sinks.spark.errors import NOT_STORED
 from tidesink.sinks.state.progress import Progress, check_follows
 from tidesink.sinks.targets.base import (
-    NOT_STORED,
     SEQUENCE_COLUMN,
     SEQUENCE_DDL,
     SOFT_DELETE_COLUMN,

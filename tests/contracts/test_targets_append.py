@@ -13,7 +13,8 @@ from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, 
 from tests.full import FULL, needs, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.batch.change_log import (
+from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
+from tidesink.sinks.targets.modes import (
     COMMIT_TS,
     INDEX,
     OFFSET,
@@ -24,7 +25,6 @@ from tidesink.sinks.batch.change_log import (
     UNAVAILABLE,
     log_shape,
 )
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
 from tidesink.typemap.target_schema import TableShape
 
 pytestmark = [quick_on("memory", "mysql"), needs("append")]

@@ -27,9 +27,17 @@ from tests.contracts.targets_bed import Bed
 from tests.full import FULL
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import ChangeEvent, DdlEvent, Op, Row, TableSchema
-from tidesink.sinks.batch.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, UNAVAILABLE
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
+from tidesink.sinks.targets.modes import (
+    COMMIT_TS,
+    FROM_COLUMN,
+    INDEX,
+    OFFSET,
+    OP,
+    PARTITION,
+    TO_COLUMN,
+    UNAVAILABLE,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

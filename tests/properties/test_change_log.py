@@ -15,9 +15,9 @@ from tests.spark.decoded import reduced_here
 from tests.spark.test_append_frame import change, messages, row
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.change_log import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
+from tidesink.sinks.targets.modes import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
 
 if TYPE_CHECKING:
     pass

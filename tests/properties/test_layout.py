@@ -19,9 +19,10 @@ from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Po
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.projection import LaidOutDecoding
 from tidesink.sinks.batch.projection_frames import rows_to_apply
-from tidesink.sinks.batch.records import BAD, DELETE, UPSERT
+from tidesink.sinks.batch.records import BAD
 from tidesink.sinks.batch.source import RangeFrame
 from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.spark.payloads import DELETE, UPSERT
 from tidesink.typemap.projection import Layout, read_filter
 from tidesink.typemap.target_schema import shape_of
 

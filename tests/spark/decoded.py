@@ -18,12 +18,9 @@ from tidesink.sinks.batch.change_log import change_keys
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.decoders import DecodePlan, TableDecoder
 from tidesink.sinks.batch.records import (
-    DELETE,
     MESSAGE,
     NO_RULES,
-    ROW_KINDS,
     TRUNCATE,
-    UPSERT,
     DecodedRecords,
     EventRules,
     decoded_records,
@@ -31,8 +28,9 @@ from tidesink.sinks.batch.records import (
 from tidesink.sinks.batch.reduce import WARNING
 from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges
 from tidesink.sinks.batch.summaries import joined_summaries
-from tidesink.sinks.batch.tasks import POSITION, RangeTask, source_texts, unpack
+from tidesink.sinks.batch.tasks import POSITION, RangeTask, source_texts
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
 from tidesink.typemap.target_schema import ShapeColumn
 
 if TYPE_CHECKING:

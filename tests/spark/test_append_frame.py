@@ -13,7 +13,11 @@ from tests.spark.decoded import reduced_here
 from tests.unit.canal_messages import row_bytes
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
-from tidesink.sinks.batch.change_log import (
+from tidesink.sinks.batch.counts import account_of
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.target_rows import OutputRows
+from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.targets.modes import (
     COMMIT_TS,
     INDEX,
     OFFSET,
@@ -23,10 +27,6 @@ from tidesink.sinks.batch.change_log import (
     PREIMAGE,
     UNAVAILABLE,
 )
-from tidesink.sinks.batch.counts import account_of
-from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.target_rows import OutputRows
-from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.projection import Layout, laid_out
 
 SCHEMA = parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY, v VARCHAR(9), d DATE, n INT DEFAULT 7)")

@@ -24,8 +24,8 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.change_log import OP
 from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.targets.modes import OP
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import TableShape
 

@@ -15,11 +15,11 @@ from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.vectors import vectors_dir
 from tidesink.config import TableConfig
 from tidesink.events import ChangeEvent, Message, Op, TableId
-from tidesink.sinks.batch.change_log import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
 from tidesink.sinks.batch.projection_frames import rows_to_write, stamped
 from tidesink.sinks.batch.source import release_stored
 from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.batch.tasks import POSITION
+from tidesink.sinks.targets.modes import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
 from tidesink.typemap.projection import laid_out
 
 if TYPE_CHECKING:

@@ -10,9 +10,18 @@ from tests.contracts.targets_bed import AMOUNT, ID, NAME, shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, Op, TableId
-from tidesink.sinks.batch.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, WORDS, log_shape
 from tidesink.sinks.targets.column_changes import plan_evolution
-from tidesink.sinks.targets.modes import kept_shape, row_shape
+from tidesink.sinks.targets.modes import (
+    COMMIT_TS,
+    INDEX,
+    OFFSET,
+    OP,
+    PARTITION,
+    WORDS,
+    kept_shape,
+    log_shape,
+    row_shape,
+)
 from tidesink.typemap.target_schema import beside_log, default_name, metadata_columns
 
 

@@ -15,7 +15,8 @@ from tidesink.errors import FilterError, SourceError, SourceUnavailableError
 from tidesink.events import Op
 from tidesink.sinks.batch.filtering import CHUNK, FILTERED, RowFilterRule
 from tidesink.sinks.batch.target_rows import TargetRows
-from tidesink.sinks.batch.tasks import RangeTask, unpack
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.spark.payloads import unpack
 
 RULE = RowFilterRule("name < 'm'", "", ("name",), "`name` string")
 OTHER = WANTED._replace(partition=1)

@@ -10,9 +10,8 @@ from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
 from tidesink.config.table_checks import OWN_PREFIX
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.change_log import INDEX, OP, UNAVAILABLE
 from tidesink.sinks.targets.base import OWN_COLUMNS
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
+from tidesink.sinks.targets.modes import FROM_COLUMN, INDEX, OP, TO_COLUMN, UNAVAILABLE
 from tidesink.typemap.projection import Layout, laid_out, read_filter
 from tidesink.typemap.target_schema import default_name, shape_of
 

@@ -12,8 +12,7 @@ from tidesink.codecs.flat_avro.record import parse_record
 from tidesink.config import TableConfig
 from tidesink.events import TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.change_log import log_shape
-from tidesink.sinks.targets.modes import HistoryNames, history_shape, kept_shape
+from tidesink.sinks.targets.modes import HistoryNames, history_shape, kept_shape, log_shape
 
 
 def settings(mode: str) -> TableConfig:

@@ -37,10 +37,11 @@ from tidesink.sinks.batch.counts import BatchSummary, Place
 from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas, TableDecoder
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import DroppedById, OutputRows, TargetRows, default_value
-from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes, unpack
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.spark.errors import TaskError, task_error
+from tidesink.sinks.spark.payloads import unpack
 from tidesink.sinks.targets.modes import routed_shape
 from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.render import ZeroDate

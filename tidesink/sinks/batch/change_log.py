@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,68 +20,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
-from tidesink.errors import SchemaRefusedError
-from tidesink.events import ColumnType, Op
+from tidesink.events import Op
 from tidesink.sinks.batch.records import RecordDecoder
 from tidesink.sinks.batch.reduce import row_keys
 from tidesink.sinks.batch.target_rows import OutputRows, TargetRows, key_type, row_type
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, default_name
+from tidesink.sinks.targets.modes import (
+    COMMIT_TS,
+    IMAGES_AN_EVENT,
+    INDEX,
+    OFFSET,
+    OP,
+    PARTITION,
+    PREIMAGE,
+    UNAVAILABLE,
+    WORDS,
+    log_shape,
+)
+from tidesink.typemap.target_schema import ShapeColumn
 
 Flags = npt.NDArray[np.bool_]
-
-OP: Final = default_name("op")
-COMMIT_TS: Final = default_name("commit_ts")
-PARTITION: Final = default_name("partition")
-OFFSET: Final = default_name("offset")
-INDEX: Final = "_tidesink_index"
-UNAVAILABLE: Final = "_tidesink_unavailable"
-
-PREIMAGE: Final = "update_preimage"
-POSTIMAGE: Final = "update_postimage"
-# The log's word for each of the wire's, of the image that is the row after the event.
-WORDS: Final = {
-    Op.INSERT.value: "insert",
-    Op.UPDATE.value: POSTIMAGE,
-    Op.DELETE.value: "delete",
-    Op.UPSERT.value: "upsert",
-    Op.TRUNCATE.value: "truncate",
-}
-# An event has two places among the rows of its record.
-IMAGES_AN_EVENT: Final = 2
-
-# First, since Delta and Iceberg keep statistics of a table's first columns alone.
-_OWN: Final = (
-    ShapeColumn(PARTITION, ColumnType("int", sql="partition of the topic"), "int", key=True),
-    ShapeColumn(OFFSET, ColumnType("bigint", sql="offset of the record"), "bigint", key=True),
-    ShapeColumn(INDEX, ColumnType("int", sql="which row of the record, in order"), "int", key=True),
-    ShapeColumn(OP, ColumnType("varchar", length=16, sql="what the row is, as insert or delete"), "string"),
-    ShapeColumn(COMMIT_TS, ColumnType("bigint", sql="commit_ts at the source"), "bigint"),
-    ShapeColumn(
-        UNAVAILABLE, ColumnType("text", sql="JSON: the columns whose value was not sent, null here"), "string"
-    ),
-)
-
-
-def log_shape(shape: TableShape) -> TableShape:
-    """The shape of a table's change log: a row is named by its place in the topic, never by the source's key.
-
-    A log's own shape is given back as it is.
-
-    Raises:
-        SchemaRefusedError: the source, or the table's metadata, has a column with one of the names.
-    """
-    if shape.columns[: len(_OWN)] == _OWN:
-        return shape
-    taken = [column.name for column in _OWN if column.name in shape.by_name]
-    if taken:
-        raise SchemaRefusedError(
-            f"the table has a column {', '.join(taken)}, a name that tidesink gives a column of its own in a "
-            "log: rename it, or name it otherwise under metadata",
-            table=str(shape.table),
-        )
-    columns = tuple(replace(column, key=False) for column in shape.columns)
-    keys = tuple(column.name for column in _OWN if column.key)
-    return replace(shape, columns=(*_OWN, *columns), keys=keys)
 
 
 @dataclass(frozen=True)

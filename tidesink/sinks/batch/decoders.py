@@ -21,10 +21,10 @@ from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_
 from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError, UnnamedRowError
 from tidesink.events import ChangeEvent, Event, Message, Op, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.change_log import log_shape
 from tidesink.sinks.batch.filtering import RowFilterRule
 from tidesink.sinks.batch.records import NO_RULES, EventRules, Flags, RecordDecoder, Unplanned
 from tidesink.sinks.batch.target_rows import OutputRows, TargetRows
+from tidesink.sinks.targets.modes import log_shape
 from tidesink.typemap.target_schema import TableShape
 
 _NO_ID = -1

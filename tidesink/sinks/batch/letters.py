@@ -22,7 +22,7 @@ from tidesink.codecs.base import Codec
 from tidesink.errors import DecodeError, SchemaNotFoundError, SourceError, SourceUnavailableError
 from tidesink.events import DdlEvent, Message
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.records import BAD, DDL, ROW_KINDS, UNPLANNED, DecodedRecords
+from tidesink.sinks.batch.records import BAD, DDL, UNPLANNED, DecodedRecords
 from tidesink.sinks.batch.reduce import changes_of_keys
 from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.dead_letters import (
@@ -35,6 +35,7 @@ from tidesink.sinks.kafka.dead_letters import (
 )
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting
+from tidesink.sinks.spark.payloads import ROW_KINDS
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import BooleanType
 
 from tidesink.errors import ConfigError
-from tidesink.sinks.batch.change_log import OP
 from tidesink.sinks.batch.filtering import FILTERED, RowFilterRule
-from tidesink.sinks.batch.records import DELETE, ROW_KINDS, UPSERT
 from tidesink.sinks.batch.schema_changes import SchemaDecision
 from tidesink.sinks.batch.tasks import POSITION
+from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT
+from tidesink.sinks.targets.modes import OP
 from tidesink.typemap.projection import RowFilter
 from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, columns_ddl
 

@@ -19,9 +19,10 @@ from tidesink.codecs.compression import decompressed
 from tidesink.errors import FramingError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.records import record_bytes
-from tidesink.sinks.batch.tasks import RangeTooLargeError, Work, ipc_stream
+from tidesink.sinks.batch.tasks import RangeTooLargeError, Work
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import Reporting
+from tidesink.sinks.spark.payloads import ipc_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,12 +27,11 @@ from tidesink.errors import (
 from tidesink.events import DdlEvent, Op, TableId, WatermarkEvent
 from tidesink.sinks.batch.reduce import WARNING, named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.spark.payloads import DELETE, UPSERT
 
 Flags = npt.NDArray[np.bool_]
 
 # What a decoded event is.
-UPSERT: Final = "upsert"
-DELETE: Final = "delete"
 DDL: Final = "ddl"
 WATERMARK: Final = "watermark"
 BAD: Final = "bad"
@@ -43,7 +42,6 @@ MESSAGE: Final = "message"
 TRUNCATE: Final = "truncate"
 
 KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED, MESSAGE, TRUNCATE)
-ROW_KINDS: Final = (UPSERT, DELETE)
 FILTERED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
 # Of these one reduced row a topic-partition is enough: nothing but their number is asked for.
 COUNTED_KINDS: Final = (WATERMARK, MESSAGE)

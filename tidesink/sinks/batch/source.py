@@ -29,12 +29,12 @@ from tidesink.sinks.batch.record_frames import (
     over_ranges,
     split_ranges,
 )
-from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.batch.summaries import joined_summaries
-from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes, unpack
+from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import raised_task_errors
+from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

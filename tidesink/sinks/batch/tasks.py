@@ -28,15 +28,13 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.events import SOURCE_SEPARATOR
-from tidesink.sinks.batch.change_log import INDEX, log_rows
+from tidesink.sinks.batch.change_log import log_rows
 from tidesink.sinks.batch.counts import Place
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.filtering import Verdicts, decoded_chunk, verdicts_of
 from tidesink.sinks.batch.records import (
     COUNTED_KINDS,
-    DELETE,
     UNPLANNED,
-    UPSERT,
     DecodedRecords,
     OtherRecord,
     decoded_records,
@@ -53,8 +51,9 @@ from tidesink.sinks.batch.reduce import (
 from tidesink.sinks.batch.summaries import range_summary, truncated
 from tidesink.sinks.batch.target_rows import TargetRows, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.spark.errors import reported
+from tidesink.sinks.spark.payloads import DELETE, UPSERT, ipc_stream
 from tidesink.sinks.targets.base import SEQUENCE_DDL
+from tidesink.sinks.targets.modes import INDEX
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
@@ -275,23 +274,6 @@ class RangeTask:
             yield decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules)
 
 
-def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of payloads, from the columns ``payload`` and ``error``.
-
-    Raises:
-        TaskError: a payload that is an error, which ``task_errors`` finds again: a task that Spark ran
-            again, for a payload that was lost, may fail where the first one did not.
-    """
-    for batch in batches:
-        for payload, error in zip(batch.column(0), batch.column(1), strict=True):
-            if error.is_valid:
-                with reported():
-                    raise pickle.loads(error.as_py())  # noqa: S301  (our own task wrote it)
-            if payload.is_valid:
-                with pa.ipc.open_stream(payload.as_buffer()) as stream:
-                    yield from stream
-
-
 def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray[np.uint64]:
     """The hashes of keys that came in two topic-partitions."""
     places = list(dict.fromkeys(place for place, _ in hashes))
@@ -360,15 +342,6 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
 def _packed_row(wanted: FetchRange, **values: Any) -> pa.RecordBatch:
     row = {"topic": wanted.topic, "partition": wanted.partition, **values}
     return pa.RecordBatch.from_pylist([{name: row.get(name) for name in _PACKED.names}], schema=_PACKED)
-
-
-def ipc_stream(rows: pa.Table | pa.RecordBatch) -> bytes:
-    """Rows as an Arrow IPC stream."""
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, rows.schema) as writer:
-        writer.write(rows)
-    whole: bytes = out.getvalue().to_pybytes()
-    return whole
 
 
 def joined_tables(tables: Sequence[ChangeTable]) -> list[ChangeTable]:

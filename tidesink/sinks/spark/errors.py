@@ -14,7 +14,6 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from tidesink.errors import ConfigError, ContextValue, TidesinkError, ValueNotStoredError, error_text
-from tidesink.sinks.targets.base import NOT_STORED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,6 +140,14 @@ _SPARK_THROWABLE: Final = "org.apache.spark.SparkRuntimeException"
 _RAISED: Final = "USER_RAISED_EXCEPTION"
 # What a caller must catch around calls into Spark; a connection that is refused means that the JVM has ended.
 SPARK_ERRORS: Final = (Py4JError, PySparkException, ConnectionError)
+
+
+NOT_STORED: Final = (
+    "the source did not send the value of {columns}, since it did not change, and the target does not have "
+    "the row: its key was changed, the table's filter left it out before this change, or an event was lost. "
+    "Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row; the table goes on where both "
+    "are in one batch, or after a new snapshot"
+)
 
 
 def row_not_stored(exc: BaseException) -> TidesinkError | None:

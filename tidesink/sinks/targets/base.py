@@ -232,12 +232,6 @@ class SchemaGap(NamedTuple):
 
 # Where a reduced row came from.
 PLACE_COLUMNS: Final = ("_topic", "_partition", "_offset")
-NOT_STORED: Final = (
-    "the source did not send the value of {columns}, since it did not change, and the target does not have "
-    "the row: its key was changed, the table's filter left it out before this change, or an event was lost. "
-    "Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row; the table goes on where both "
-    "are in one batch, or after a new snapshot"
-)
 
 
 def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: TableId) -> None:

@@ -20,9 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidesink.errors import AccountingError, TargetError
-from tidesink.sinks.batch.records import DELETE, UPSERT
-from tidesink.sinks.batch.tasks import unpack
 from tidesink.sinks.spark.errors import reported
+from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
 
 # ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``: a bit for each of the batch's keys.
 FILE_DDL: Final = "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary"

@@ -29,7 +29,7 @@ from pyspark.sql import Column, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
-from tidesink.sinks.batch.records import UPSERT
+from tidesink.sinks.spark.payloads import UPSERT
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
     PLACE_COLUMNS,

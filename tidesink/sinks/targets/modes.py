@@ -1,4 +1,6 @@
-"""What a table's mode and route make of its columns: upsert, append (``batch.change_log``), history, shards.
+"""What a table's mode and route make of its columns: upsert, append (a change log), history, shards.
+
+Append: one row is one image of one event (``batch.change_log``).
 
 History: every version of a row is a row. A key's events are ordered by (commit_ts, a delete before a
 write). Of several at one commit_ts one counts: a write before a delete, since TiCDC splits an update into a
@@ -16,9 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidesink.config.models import LONGEST_SHARD, Destination
 from tidesink.errors import SchemaRefusedError
-from tidesink.events import ColumnType
-from tidesink.sinks.batch.change_log import log_shape
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, without
+from tidesink.events import ColumnType, Op
+from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, default_name, without
 
 if TYPE_CHECKING:
     from tidesink.config import TableConfig
@@ -59,6 +60,63 @@ def row_shape(shape: TableShape, settings: TableConfig) -> TableShape:
     Raises: as ``kept_shape``.
     """
     return log_shape(shape) if settings.mode == "append" else shape
+
+
+# A change log
+
+OP: Final = default_name("op")
+COMMIT_TS: Final = default_name("commit_ts")
+PARTITION: Final = default_name("partition")
+OFFSET: Final = default_name("offset")
+INDEX: Final = "_tidesink_index"
+UNAVAILABLE: Final = "_tidesink_unavailable"
+
+PREIMAGE: Final = "update_preimage"
+POSTIMAGE: Final = "update_postimage"
+# The log's word for each of the wire's, of the image that is the row after the event.
+WORDS: Final = {
+    Op.INSERT.value: "insert",
+    Op.UPDATE.value: POSTIMAGE,
+    Op.DELETE.value: "delete",
+    Op.UPSERT.value: "upsert",
+    Op.TRUNCATE.value: "truncate",
+}
+# An event has two places among the rows of its record.
+IMAGES_AN_EVENT: Final = 2
+
+# First, since Delta and Iceberg keep statistics of a table's first columns alone.
+_OWN: Final = (
+    ShapeColumn(PARTITION, ColumnType("int", sql="partition of the topic"), "int", key=True),
+    ShapeColumn(OFFSET, ColumnType("bigint", sql="offset of the record"), "bigint", key=True),
+    ShapeColumn(INDEX, ColumnType("int", sql="which row of the record, in order"), "int", key=True),
+    ShapeColumn(OP, ColumnType("varchar", length=16, sql="what the row is, as insert or delete"), "string"),
+    ShapeColumn(COMMIT_TS, ColumnType("bigint", sql="commit_ts at the source"), "bigint"),
+    ShapeColumn(
+        UNAVAILABLE, ColumnType("text", sql="JSON: the columns whose value was not sent, null here"), "string"
+    ),
+)
+
+
+def log_shape(shape: TableShape) -> TableShape:
+    """The shape of a table's change log: a row is named by its place in the topic, never by the source's key.
+
+    A log's own shape is given back as it is.
+
+    Raises:
+        SchemaRefusedError: the source, or the table's metadata, has a column with one of the names.
+    """
+    if shape.columns[: len(_OWN)] == _OWN:
+        return shape
+    taken = [column.name for column in _OWN if column.name in shape.by_name]
+    if taken:
+        raise SchemaRefusedError(
+            f"the table has a column {', '.join(taken)}, a name that tidesink gives a column of its own in a "
+            "log: rename it, or name it otherwise under metadata",
+            table=str(shape.table),
+        )
+    columns = tuple(replace(column, key=False) for column in shape.columns)
+    keys = tuple(column.name for column in _OWN if column.key)
+    return replace(shape, columns=(*_OWN, *columns), keys=keys)
 
 
 # The exact commit_ts of a version's two ends: the first is inside, the last outside, null for none yet.

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.errors import AccountingError, TargetError, TransientTargetError
-from tidesink.sinks.batch.records import DELETE, ROW_KINDS
-from tidesink.sinks.batch.tasks import unpack
+from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, unpack
 from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch
 from tidesink.sinks.targets.sql.location import Endpoint, packed_positions
 from tidesink.typemap.render_sql import Database

@@ -23,7 +23,8 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
-from tidesink.sinks.targets.base import NOT_STORED, SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch
+from tidesink.sinks.spark.errors import NOT_STORED
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch
 from tidesink.sinks.targets.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames
 from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql.load import (

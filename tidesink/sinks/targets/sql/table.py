@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TransientTargetError, ValueNotStoredError
-from tidesink.sinks.batch.change_log import OP
 from tidesink.sinks.state.progress import Progress, check_follows
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -33,7 +32,7 @@ from tidesink.sinks.targets.base import (
     check_shape,
     check_versions,
 )
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
+from tidesink.sinks.targets.modes import FROM_COLUMN, OP, TO_COLUMN
 from tidesink.sinks.targets.sharing import Turns, also_of, known_after, new_columns, others_columns
 from tidesink.sinks.targets.sql.columns import (
     SqlEvolution,

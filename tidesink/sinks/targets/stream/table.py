@@ -25,9 +25,8 @@ from tidesink.errors import (
     ValueNotStoredError,
 )
 from tidesink.events import ColumnType, Row, Value
-from tidesink.sinks.batch.records import ROW_KINDS
-from tidesink.sinks.batch.tasks import unpack
 from tidesink.sinks.spark.errors import SPARK_ERRORS, raised_task_errors
+from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import (
     PLACE_COLUMNS,
