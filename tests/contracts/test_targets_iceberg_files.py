@@ -210,7 +210,9 @@ def partitioned(bed: Bed, location: str) -> None:
 
 def sorted_by_id(bed: Bed, location: str) -> None:
     assert bed.spark is not None
-    JvmTable(bed.spark, location).state().table.replaceSortOrder().asc("id").commit()
+    table = JvmTable(bed.spark, location)
+    first, by = table.java.NullOrder.NULLS_FIRST, table.java.expressions.Expressions.ref("id")
+    table.state().table.replaceSortOrder().asc(by, first).commit()
 
 
 UNFIT: Final[dict[str, tuple[Change, str]]] = {
