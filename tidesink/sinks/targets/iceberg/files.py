@@ -17,6 +17,7 @@ from uuid import uuid4
 from tidesink.errors import AccountingError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, reading_error, staging_error
 from tidesink.sinks.targets.lake import SMALL_BATCH
@@ -136,24 +137,18 @@ class FileWriter:
             return ()
         found = []
         for task in self._scan(batch, state):
-            deletes = task.get("delete-files", [])
-            for file, content in (
-                (task["data-file"], "data"),
-                *((one, "position_deletes") for one in deletes),
-            ):
-                if (file["content"].lower().replace("-", "_"), file["file-format"].lower()) != (
-                    content,
-                    "parquet",
-                ):
-                    return f"the table has a file of {file['content']} in format {file['file-format']}"
-            data = task["data-file"]
+            data, deletes = task["data-file"], task.get("delete-files", [])
+            for file in (data, *deletes):
+                content, form = _words(file["content"]), _words(file["file-format"])
+                if content not in ("data", "position-deletes") or form != "parquet":
+                    return f"the table has a file of {content} in format {form}"
             paths = tuple(one["file-path"] for one in deletes)
             found.append(DataFile(data["file-path"], data["record-count"], paths))
         return tuple(found)
 
     def _scan(self, batch: ReducedBatch, state: TableState) -> Iterator[dict[str, Any]]:
         """The files of what readers see that may have a key in the batch's range, as Iceberg says them."""
-        scan = state.table.newScan().useSnapshot(state.head)
+        scan = state.table.newScan().useSnapshot(state.head).caseSensitive(False)
         types = {column.name: column.spark for column in batch.shape.key_columns}
         expressions = self.table.java.expressions.Expressions
         for name, (least, greatest) in batch.key_range.items():
@@ -176,22 +171,26 @@ class FileWriter:
         for field in state.metadata.schema().columns():
             name = str(field.name())
             column = batch.shape.by_name[name.lower()]
-            written = (
-                name
-                if _PLAIN.fullmatch(name)
-                else self.table.java.avro.AvroSchemaUtil.makeCompatibleName(name)
-            )
             kind, number = arrow_of_spark(present[name]), int(field.fieldId())
-            found.append(FileColumn(written, column.name, kind, number, field.isRequired(), column.key))
+            needed = bool(field.isRequired())
+            found.append(FileColumn(self._in_files(name), column.name, kind, number, needed, column.key))
         return tuple(found)
+
+    def _in_files(self, name: str) -> str:
+        """A column's name in Iceberg's files, which are Avro's names."""
+        return (
+            name if _PLAIN.fullmatch(name) else self.table.java.avro.AvroSchemaUtil.makeCompatibleName(name)
+        )
 
     def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
         lines = self._lines(batch, plan)
         rows, positions = ([one for one in lines if (one.found is None) is kind] for kind in (True, False))
-        written, keys = sum(one.rows for one in rows), batch.upserts + batch.deletes
-        if written != batch.upserts:
+        written = sum(one.rows for one in rows)
+        keys = joined_keys(rows).num_rows if rows else 0
+        if (written, keys) != (batch.upserts, batch.upserts + batch.deletes):
             raise AccountingError(
-                f"{written} rows were written to files, of a batch with {batch.upserts}; nothing is visible",
+                f"{written} rows were written to files, of {keys} keys, and the batch has {batch.upserts} "
+                f"upserts and {batch.deletes} deletes; nothing is visible",
                 table=str(self.name),
             )
         found = found_keys(positions, upserts=batch.upserts, keys=keys, table=str(self.name))
@@ -212,23 +211,17 @@ class FileWriter:
     def _lines(self, batch: ReducedBatch, plan: FilePlan) -> list[WrittenFile]:
         """Write the rows to upsert, and the positions of those that the batch replaces and deletes."""
         assert batch.payloads is not None  # noqa: S101  (``_of_batch``)
+        payloads = in_session(batch.payloads, self.session)
         cores = self.session.sparkContext.defaultParallelism
         groups = groups_of(plan.files, most=2 * cores, rows=_ROWS_A_TASK)
         rows, locate = RowsTask(plan.columns, plan.new), LocateTask(groups, b"", plan.columns, plan.new)
         if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
-            return _run(batch.payloads.coalesce(1), SmallBatchTask(rows, locate))
-        lines = _run(batch.payloads.coalesce(cores), rows)
+            return _run(payloads.coalesce(1), SmallBatchTask(rows, locate))
+        lines = _run(payloads.coalesce(cores), rows)
         if not groups:
             return lines
-        keys = joined_keys(lines)
-        if keys.num_rows != batch.upserts + batch.deletes:
-            raise AccountingError(
-                f"a batch of {batch.upserts + batch.deletes} rows has {keys.num_rows} keys; nothing is "
-                "visible",
-                table=str(self.name),
-            )
         numbered = self.session.range(0, len(groups), 1, len(groups))
-        return lines + _run(numbered, replace(locate, batch_keys=stream_of(keys)))
+        return lines + _run(numbered, replace(locate, batch_keys=stream_of(joined_keys(lines))))
 
     def _snapshot(self, state: TableState, files: list[WrittenFile]) -> Any:
         """The snapshot of new files on the newest metadata; its manifests are written, and nothing has it."""
@@ -326,6 +319,11 @@ def _of_table(state: TableState) -> str | None:
     return (
         None if is_local(place) else f"the table's files are not on a local disk: {place.partition(':')[0]}"
     )
+
+
+def _words(text: str) -> str:
+    """What Iceberg calls a kind of file, whose spelling its versions change."""
+    return text.lower().replace("_", "-")
 
 
 def _codec(state: TableState) -> str | None:

@@ -37,7 +37,7 @@ from tidesink.sinks.targets.lake_merge import (
     stale_statement,
     truncate_statement,
 )
-from tidesink.sinks.targets.sharing import quote_identifier, quote_path
+from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,7 +119,8 @@ class Staging:
             if first_load or batch.mode == "append":
                 return self._appended(batch, head, present, first_load=first_load)
             beside = batch.beside(lambda: self._table.nullable(state))
-            return self._merged(batch, head, present, beside)
+            hidden = state.totals().get("total-position-deletes", 0) > 0
+            return self._merged(batch, head, present, beside, hidden=hidden)
 
     def close(self) -> None:
         """Drop the batch's view."""
@@ -137,18 +138,39 @@ class Staging:
         return snapshot, result_of(summary, batch, found=found, version=str(snapshot))
 
     def _merged(
-        self, batch: ReducedBatch, head: int, present: Mapping[str, str], beside: Iterable[str]
+        self,
+        batch: ReducedBatch,
+        head: int,
+        present: Mapping[str, str],
+        beside: Iterable[str],
+        *,
+        hidden: bool,
     ) -> tuple[int, ApplyResult]:
+        """Merge; ``hidden``: rows of files are hidden by positions, and count as thrown away with them."""
         merge = merge_statement(self.branch, _VIEW, batch, present, beside=beside)
         if batch.sequenced:
             snapshot, summary = self.run(merge, head)
             return snapshot, self._sequenced(summary, batch, head, present, snapshot=snapshot)
         if not counts_beside(batch):
             snapshot, summary = self.run(merge, head)
+            if hidden and summary.get("deleted-records"):
+                return snapshot, self._counted(batch, head, present, version=str(snapshot))
             return snapshot, result_of(summary, batch, found=None, version=str(snapshot))
         with self._beside(found_statement(self._at(head), _VIEW, batch, present)) as counting:
             snapshot, summary = self.run(merge, head)
+        if hidden and summary.get("deleted-records"):
+            return snapshot, self._counted(batch, head, present, version=str(snapshot))
         return snapshot, result_of(summary, batch, found=counting.result(), version=str(snapshot))
+
+    def _counted(
+        self, batch: ReducedBatch, head: int, present: Mapping[str, str], *, version: str
+    ) -> ApplyResult:
+        """What a MERGE did that rewrote files with hidden rows: its summary does not tell."""
+        updated, deleted = (
+            self._count(found_statement(self._at(head), _VIEW, batch, present, op=op))
+            for op in ("upsert", "delete")
+        )
+        return ApplyResult(batch.upserts - updated, updated, deleted, batch.deletes - deleted, version)
 
     @contextmanager
     def _beside(self, statement: str) -> Iterator[Future[int]]:
@@ -194,12 +216,14 @@ def counts_beside(batch: ReducedBatch) -> bool:
     return batch.deletes > 0 and (batch.upserts > 0 or batch.delete_mode == "soft")
 
 
-def found_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Counts the rows there which a batch deletes."""
+def found_statement(
+    location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], *, op: str = "delete"
+) -> str:
+    """Counts the rows there which a batch deletes, or upserts."""
     return (
         f"SELECT count(*) AS {_COUNTED} FROM {location} AS {quote_identifier(TARGET)} "
         f"JOIN {quote_identifier(view)} AS {quote_identifier(SOURCE)} "
-        f"ON {' AND '.join(same_key(batch, present))} WHERE {quote_path(SOURCE, '_op')} = 'delete'"
+        f"ON {' AND '.join(same_key(batch, present))} WHERE {quote_path(SOURCE, '_op')} = {quote_text(op)}"
     )
 
 

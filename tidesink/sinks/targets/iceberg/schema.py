@@ -187,6 +187,8 @@ def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str
         )
     if properties:
         session.conf.set(_PREFIX + catalog, CATALOG_CLASS)
+    # Tasks get payloads of some MiB each: few together stay far below the 2 GiB of an Arrow batch.
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "32")
     for name, value in {**_DEFAULTS, **properties}.items():
         session.conf.set(f"{_PREFIX}{catalog}.{name}", value)
     _load_catalog(session, catalog)
