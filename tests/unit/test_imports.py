@@ -110,6 +110,20 @@ def test_the_floors_are_climbed_at_all() -> None:
     assert {("codecs", "typemap"), ("dev", "sinks")} <= down
 
 
+# The rooms of ``sinks``, from the ground up. ``session`` is an old name for ``spark.session``.
+SINKS: Final = ("state", "kafka", "spark", "targets", "batch", "plans", "schema_sources", "worker", "session")
+
+
+def test_the_rooms_of_sinks_import_down_too() -> None:
+    found = {
+        (one.path.parts[1].removesuffix(".py"), one.module.split(".")[2])
+        for one in ALL_IMPORTS
+        if one.path.parts[0] == "sinks" and one.module.startswith("tidesink.sinks.")
+    }
+    assert [pair for pair in found if SINKS.index(pair[1]) > SINKS.index(pair[0])] == []
+    assert ("worker", "batch") in found
+
+
 # Modules that import each other in a circle, lazily or for types alone. This list may only get shorter.
 STANDING_CYCLES: Final[tuple[frozenset[str], ...]] = ()
 
