@@ -69,6 +69,16 @@ def test_the_tasks_count_and_keep_what_the_law_does(spark: SparkSession, rules: 
     release_stored(found.stored)
 
 
+def test_a_key_in_two_partitions_is_shown(spark: SparkSession) -> None:
+    topic = Topic()
+    for partition in (0, 1):
+        topic.send(change(after={"id": 5, "v": partition}, schema=table("v int")), partition=partition)
+        topic.send(change(after={"id": 6 + partition, "v": 0}, schema=table("v int")), partition=partition)
+    found = reduced_in_spark(spark, topic.plan(), topic.messages)
+    assert found.summary.mixed_keys == ('{"id":5}',)
+    release_stored(found.stored)
+
+
 class Law(NamedTuple):
     """The key and the commit_ts of each row, and whether it is a delete; and the counts."""
 
