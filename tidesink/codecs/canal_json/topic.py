@@ -1,7 +1,7 @@
 """What a canal-json topic's records say of its tables, without decoding their rows.
 
 TiCDC's messages (tiflow c7b2588, ticdc b813e76) begin with ``id``, ``database`` and ``table``, so that most
-records are told apart by their first bytes, and each distinct beginning is looked at once. A record that
+records are distinguished by their first bytes, and each distinct beginning is looked at once. A record that
 does not begin so is parsed. What names no table, or cannot be read, may be anybody's.
 """
 

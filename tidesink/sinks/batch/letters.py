@@ -267,21 +267,21 @@ class LetterFetch:
 class FollowedFetch:
     """Gives tasks letters, and what Kafka has behind them.
 
-    ``following``: by partition, what of Kafka is read besides. ``left_out``: offsets of records that are
+    ``following``: by partition, what of Kafka is read besides. ``skipped``: offsets of records that are
     dead letters, chosen ones or others, and were never applied.
     """
 
     letters: LetterFetch
     fetch: Fetch
     following: Mapping[int, FetchRange]
-    left_out: Mapping[int, Offsets]
+    skipped: Mapping[int, Offsets]
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """The records of a partition's letters, then those that follow."""
         yield from self.letters(wanted)
         following = self.following.get(wanted.partition)
         if following is not None:
-            others = self.left_out.get(wanted.partition, np.empty(0, np.int64))
+            others = self.skipped.get(wanted.partition, np.empty(0, np.int64))
             for batch in self.fetch(following):
                 yield _at_offsets(batch, others, other=True)
 
