@@ -73,7 +73,7 @@ def kafka_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
         read,
         lambda: KafkaTarget(settings, store),
         request.getfixturevalue("spark"),
-        shapes,
+        shapes=shapes,
     )
 
 
@@ -106,7 +106,7 @@ def http_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
         read,
         lambda: HttpTarget(settings, store),
         request.getfixturevalue("spark"),
-        shapes,
+        shapes=shapes,
     )
 
 
