@@ -80,12 +80,13 @@ def decode_here(plan: DecodePlan, messages: Sequence[Message] | pa.RecordBatch) 
 def _rows(found: DecodedRecords, plan: DecodePlan) -> Iterator[Values]:
     for table in found.tables:
         yield from _changes(table, plan)
+    nothing = _NOTHING | ({POSITION: None} if plan.positions else {})
     for one in found.others:
-        yield _NOTHING | {name: getattr(one, member) for name, member in _OF_OTHERS.items()}
+        yield nothing | {name: getattr(one, member) for name, member in _OF_OTHERS.items()}
     for silent in found.silent:
         for place in silent.to_pylist():
             at = {f"_{name}": value for name, value in place.items()}
-            yield _NOTHING | at | {"_kind": MESSAGE, "_index": 0}
+            yield nothing | at | {"_kind": MESSAGE, "_index": 0}
 
 
 _OF_OTHERS: Final = {
