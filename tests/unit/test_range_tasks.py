@@ -382,14 +382,14 @@ def _under(
             for at, (row, op, commit_ts) in enumerate(events)
         ]
     )
-    plan = DecodePlan(TargetRows(shape(OLD)), _Given(changes), rules=rules)
+    plan = DecodePlan(TargetRows(shape(OLD)), Given(changes), rules=rules)
     records = as_records([Message("t", 0, at, b"k", b"v") for at in range(len(events))])
     rows, payloads = run(RangeTask((WANTED,), plan), [records])
     return rows, summary(payloads)
 
 
 @dataclass(frozen=True)
-class _Given(TableDecoder):
+class Given(TableDecoder):
     """Gives the changes that it was made with."""
 
     changes: Sequence[ChangeTable]
@@ -463,7 +463,7 @@ def test_a_row_that_leaves_values_out_has_no_place_in_the_sources_order() -> Non
     )
     plan = DecodePlan(
         TargetRows(shape(OLD)),
-        _Given(tables_of([whole, partial])),
+        Given(tables_of([whole, partial])),
         keeps_values=True,
         rules=EventRules(sequenced=True),
     )

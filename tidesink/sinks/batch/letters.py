@@ -23,7 +23,7 @@ from tidesink.errors import DecodeError, SchemaNotFoundError, SourceError, Sourc
 from tidesink.events import DdlEvent, Message
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.records import BAD, DDL, UNPLANNED, DecodedRecords
-from tidesink.sinks.batch.reduce import changes_of_keys
+from tidesink.sinks.batch.reduce import Reduction, changes_of_keys, rows_of_keys
 from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.dead_letters import (
     LETTER_SCHEMA,
@@ -320,6 +320,14 @@ class LetterRows:
         ]
         silent = [one for one in silent if one.num_rows]
         return replace(found, tables=tables, others=others, silent=silent)
+
+    def rows(self, reduction: Reduction) -> Reduction:
+        """The rows that letters name.
+
+        A change of a key into or out of one of them makes another row too: what the target holds there may
+        be newer, and what follows of that row was not kept.
+        """
+        return rows_of_keys(reduction, self.hashes)
 
     @cached_property
     def _places(self) -> frozenset[tuple[int, int]]:

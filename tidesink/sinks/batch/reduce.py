@@ -10,7 +10,7 @@ came in two. Keys compare as exact values, text byte by byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -175,6 +175,24 @@ def changes_of_keys(
     before = _struct_of([one.take(pa.array(halves)) for one in old], keys)
     found[halves] = np.isin(_hashes(before), hashes)
     return found
+
+
+def rows_of_keys(reduction: Reduction, hashes: npt.NDArray[np.uint64]) -> Reduction:
+    """The rows whose key has one of the hashes, which are those of ``key_hashes``.
+
+    ``events`` stays: an event whose row is left out counts as superseded.
+    """
+    kept = [_rows_where(one, np.isin(key_hashes([one]), hashes)) for one in reduction.tables]
+    tables = tuple(one for one in kept if one.rows.num_rows)
+    counts = {
+        name: sum(int(pc.sum(one.rows[name]).as_py()) for one in tables) for name in ("deleted", "half")
+    }
+    deletes, rows = counts["deleted"], sum(one.rows.num_rows for one in tables)
+    return replace(reduction, tables=tables, upserts=rows - deletes, deletes=deletes, halves=counts["half"])
+
+
+def _rows_where(table: ReducedTable, flags: Flags) -> ReducedTable:
+    return replace(table, rows=table.rows.filter(pa.array(flags)))
 
 
 def _struct_of(columns: Sequence[pa.Array], keys: Sequence[str]) -> pa.StructArray:

@@ -201,6 +201,9 @@ class Restriction(Protocol):
     def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
         """What is kept; the counts of records stay."""
 
+    def rows(self, reduction: Reduction) -> Reduction:
+        """What is kept of the rows that these records make."""
+
 
 @dataclass(frozen=True)
 class RangeTask:
@@ -249,7 +252,7 @@ class RangeTask:
             whole = DecodedRecords()
             for more in self._kept(wanted, found):
                 whole.add(more)
-            yield from _pack(wanted, whole, self.plan)
+            yield from _pack(wanted, whole, self.plan, self.only)
         except TidesinkError as error:
             yield _packed_row(wanted, error=pickle.dumps(error))
         except Exception as error:
@@ -307,13 +310,15 @@ def _failed(wanted: FetchRange) -> RuntimeError:
 # Packing
 
 
-def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterator[pa.RecordBatch]:
+def _pack(
+    wanted: FetchRange, found: DecodedRecords, plan: DecodePlan, only: Restriction | None
+) -> Iterator[pa.RecordBatch]:
     """The payloads of a range; the first has its counts, also where there is nothing else."""
     joined = joined_tables(found.tables)
     columns = ReducedColumns(plan)
     # In a log an event that empties the table is a row.
     truncates = [] if plan.logs else truncated(joined)
-    reduction, parts = (_logged if plan.logs else _reduced)(joined, plan, columns)
+    reduction, parts = _logged(joined, plan, columns) if plan.logs else _reduced(joined, plan, columns, only)
     place = Place(wanted.topic, wanted.partition)
     summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape)
     # What is unplanned is decoded again: the summary says all that is asked about it.
@@ -365,7 +370,7 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
 
 
 def _reduced(
-    tables: Sequence[ChangeTable], plan: DecodePlan, columns: ReducedColumns
+    tables: Sequence[ChangeTable], plan: DecodePlan, columns: ReducedColumns, only: Restriction | None
 ) -> tuple[Reduction, list[pa.Table]]:
     """One row a key."""
     rows = plan.rows
@@ -380,6 +385,8 @@ def _reduced(
         convert=rows.key_values,
         old_keys=plan.decoder.old_keys,
     )
+    if only is not None:
+        reduction = only.rows(reduction)
     return reduction, [_reduced_rows(one, plan, columns) for one in reduction.tables]
 
 
