@@ -227,7 +227,7 @@ class RangeTask:
         plan = self.plan
         assert plan.row_filter is not None  # noqa: S101  (asked for where there is one)
         # A range without a record is a chunk too: it is counted.
-        found = chain([DecodedRecords()], map(self._restricted, self._decoded(records)))
+        found = chain([DecodedRecords()], self._kept(wanted, self._decoded(records)))
         for chunk in _with_error(wanted, found):
             yield decoded_chunk(wanted, chunk, plan.row_filter, plan.rows)
 
