@@ -24,7 +24,9 @@ from tidesink.sinks.batch.letters import (
     faults_by_place,
     offsets_by_partition,
     sorted_letters,
+    with_time,
 )
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.dead_letters import LETTER_SCHEMA, Letter, LetterStamp, LetterTopic
@@ -156,3 +158,18 @@ def test_what_follows_comes_behind_the_letters_and_without_any_letter() -> None:
     (found,) = whole(FetchRange("t", 0, 2, 7))
     assert found["offset"].to_pylist() == [3, 5, 6]
     assert list(whole(FetchRange("t", 1, 0, 7))) == []
+
+
+def test_a_ddl_event_whose_task_read_no_timestamps_has_kafkas_time_all_the_same() -> None:
+    asked: list[FetchRange] = []
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        asked.append(wanted)
+        yield as_records([Message("t", 1, 7, None, b"ddl", timestamp=1700)])
+
+    event = Message("t", 1, 7, None, b"ddl")
+    assert with_time(event, KafkaSource(fetch)) == replace(event, timestamp=1700)
+    assert asked == [FetchRange("t", 1, 7, 8)]
+    known = replace(event, timestamp=5)
+    assert with_time(known, KafkaSource(fetch)) is known
+    assert len(asked) == 1

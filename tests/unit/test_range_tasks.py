@@ -39,6 +39,9 @@ from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import DroppedById, OutputRows, TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.sinks.spark.payloads import unpack
@@ -149,6 +152,16 @@ def test_the_last_event_of_each_key_is_applied_and_all_are_counted(size: int) ->
     assert sum(one["bytes"] for one in payloads) == sum(
         len(message.key or b"") + len(message.value or b"") for message in topic.messages
     )
+
+
+def test_tasks_fetch_what_their_decoder_uses() -> None:
+    flat_avro = Topic().task(TargetRows(shape(OLD))).plan
+    canal_json = canal_json_plan(OLD)
+    debezium = debezium_json_plan(TABLE, writers=Writers(), definition=OLD)
+    ranges = (OffsetRange("t", 0, 3, 9), OffsetRange("t", 1, 5, 5))
+    for plan, timestamps in ((flat_avro, False), (canal_json, True), (debezium, True)):
+        task = RangeTask.of(ranges, "topic id", plan)
+        assert task.ranges == (FetchRange("t", 0, 3, 9, "topic id", timestamps=timestamps, headers=False),)
 
 
 def test_what_is_no_row_is_told_apart_and_counted() -> None:

@@ -51,6 +51,7 @@ from tidesink.sinks.batch.reduce import (
 from tidesink.sinks.batch.summaries import range_summary, truncated
 from tidesink.sinks.batch.target_rows import TargetRows, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, ipc_stream
 from tidesink.sinks.targets.base import SEQUENCE_DDL
 from tidesink.sinks.targets.modes import INDEX
@@ -216,6 +217,16 @@ class RangeTask:
     plan: DecodePlan
     most_bytes: int = MOST_BYTES
     only: Restriction | None = None
+
+    @classmethod
+    def of(cls, ranges: Iterable[OffsetRange], topic_id: str, plan: DecodePlan) -> RangeTask:
+        """The task of a batch, whose fetches read what the plan's decoder uses of a record.
+
+        ``topic_id``: Kafka must still say it after a read.
+        """
+        timestamps = plan.decoder.uses_timestamps
+        wanted = (FetchRange(*one, topic_id, timestamps, headers=False) for one in ranges if one.records)
+        return cls(tuple(wanted), plan)
 
     @property
     def columns(self) -> ReducedColumns:
