@@ -279,6 +279,31 @@ def test_a_null_key_is_never_that_of_the_row_before() -> None:
     assert [(row["_op"], row["_detail"]["error"]) for row in rows] == [("bad", "UnnamedRowError")]
 
 
+def test_where_nulls_are_left_out_keys_have_the_targets_type_too() -> None:
+    """A decimal key, which an earlier writer had as text."""
+    key = replace(ID, type=ColumnType("decimal", precision=10, scale=2))
+    known = shape(TableSchema(TABLE, (key, NAME)))
+    columns = tuple(replace(one, spark="string") if one.key else one for one in known.columns)
+    events = [
+        ChangeEvent(
+            op,
+            TABLE,
+            {"id": Decimal("1.50")},
+            None,
+            {"id": Decimal("1.50"), "name": name},
+            at,
+            Position("t", 0, at),
+            TableSchema(TABLE, (key, NAME)),
+        )
+        for at, (op, name) in enumerate([(Op.INSERT, "a"), (Op.UPDATE, None)])
+    ]
+    rows = TargetRows(replace(known, columns=columns))
+    plan = DecodePlan(rows, Given(tables_of(events)), keeps_values=True, ignores_nulls=True)
+    records = as_records([Message("t", 0, at, b"k", b"v") for at in range(2)])
+    (row,), _ = run(RangeTask((WANTED,), plan), [records])
+    assert (row["key"], row["after"]) == ({"id": "1.50"}, {"id": "1.50", "name": "a"})
+
+
 def test_keys_of_two_writers_compare_in_the_targets_type() -> None:
     narrow = TableSchema(TABLE, (replace(ID, type=ColumnType("decimal", precision=10, scale=2)), NAME))
     wide = TableSchema(TABLE, (replace(ID, type=ColumnType("decimal", precision=12, scale=4)), NAME))
