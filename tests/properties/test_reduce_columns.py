@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,13 @@ from tidesink.events import (
     TableSchema,
 )
 from tidesink.reduce import Reduced, reduce
-from tidesink.sinks.batch.reduce import Reduction, key_hashes, reduce_tables
+from tidesink.sinks.batch.reduce import (
+    Reduction,
+    changes_of_keys,
+    key_hashes,
+    reduce_tables,
+    rows_of_keys,
+)
 
 TABLE = TableId("shop", "t")
 
@@ -133,6 +140,31 @@ def _same(events: list[ChangeEvent], sequence_by: SequenceBy) -> None:
 @given(streams())
 def test_in_kafkas_order(events: list[ChangeEvent]) -> None:
     _same(events, "kafka")
+
+
+@given(streams(), st.sets(st.integers(0, 3)))
+def test_the_rows_of_some_keys_are_those_that_all_changes_make(
+    events: list[ChangeEvent], ids: set[int]
+) -> None:
+    """Changes of a key into or out of these make other rows too, of which not all changes are kept."""
+    tables, keys = tables_of(events), ("id", "shard")
+    whole = reduce_tables(tables, keys)
+    mine = [
+        replace(
+            one, rows=one.rows.filter(pa.array([row["id"] in ids for row in one.rows["key"].to_pylist()]))
+        )
+        for one in whole.tables
+    ]
+    hashes = key_hashes(mine)
+    kept = [
+        replace(one, rows=one.rows.filter(pa.array(mask)))
+        for one in tables
+        if (mask := changes_of_keys(one, hashes, keys, convert=lambda _, values: values)).any()
+    ]
+    found = rows_of_keys(reduce_tables(kept, keys), hashes)
+    assert _plain(found) == {key: row for key, row in _plain(whole).items() if key[0] in ids}
+    halves = sum(row[2] for row in _plain(found).values())
+    assert (found.upserts + found.deletes, found.halves) == (len(_plain(found)), halves)
 
 
 @given(streams(partitions=3))

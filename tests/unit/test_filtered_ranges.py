@@ -15,7 +15,7 @@ from tidesink.errors import FilterError, SourceError, SourceUnavailableError
 from tidesink.events import Op
 from tidesink.sinks.batch.filtering import CHUNK, FILTERED, RowFilterRule
 from tidesink.sinks.batch.target_rows import TargetRows
-from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.spark.payloads import unpack
 
 RULE = RowFilterRule("name < 'm'", "", ("name",), "`name` string")
@@ -93,3 +93,14 @@ def test_an_error_keeps_its_class_through_both_parts() -> None:
     assert isinstance(error, SourceError)
     assert type(error) is SourceUnavailableError
     assert [(one["partition"], one["error"]) for one in rest] == [(1, None)]
+
+
+def test_a_range_that_is_too_heavy_is_refused_before_its_chunks_go_through_spark() -> None:
+    topic = Topic()
+    for number in range(9):
+        topic.write(OLD, {"id": number, "name": "n" * 100})
+    task = replace(task_of(topic), most_bytes=400)
+    chunks = [*task.chunks(WANTED, topic.batches(2))]
+    assert sum(one.num_rows for one in chunks) < 9
+    (payload,) = (row for one in task.filtered(judged(iter(chunks), 100)) for row in one.to_pylist())
+    assert type(pickle.loads(payload["error"])) is RangeTooLargeError  # noqa: S301  (our own)

@@ -16,14 +16,16 @@ from tests.surroundings import no_fetch
 from tests.unit.canal_messages import row_bytes
 from tests.watched_lock import WatchedLock
 from tidesink.codecs.canal_json.topic import TableNames
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch.record_frames import SplitByTable, StoredRanges, full_name, table_of
 from tidesink.sinks.batch.shared_reads import KeptRead
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.batch.tasks import RangeTooLargeError
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
+from tidesink.sinks.plans.canal_json import canal_json_plan
 
 RANGES = (OffsetRange("t", 0, 0, 9),)
 _SESSION = cast("Any", None)
@@ -127,3 +129,11 @@ def test_an_error_of_the_read_keeps_its_class_also_where_a_lost_payload_is_read_
     assert [row["error"] is None for row in rows] == [True, False]
     with pytest.raises(RangeTooLargeError, match="more than 0 MiB"):
         _worked(rows, U)
+
+
+def test_a_tables_batch_has_the_ranges_of_the_read_that_it_shares() -> None:
+    """Other ranges are read from Kafka, by each table for itself."""
+    ranges = (*RANGES, OffsetRange("t", 1, 4, 4))
+    plan = canal_json_plan(parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY)"))
+    kept = KeptRead(KafkaSource(no_fetch), TABLES, ranges, "topic id", RecordSize())
+    assert kept.ranges == RangeTask.of(ranges, "topic id", plan).ranges

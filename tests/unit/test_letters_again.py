@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records
-from tests.unit.test_range_tasks import NEW, OLD, WANTED, Topic, run, shape, summary
-from tidesink.events import Message, Op
+from tests.properties.test_reduce_columns import tables_of
+from tests.unit.test_range_tasks import NEW, OLD, TABLE, WANTED, Given, Topic, run, shape, summary
+from tidesink.events import ChangeEvent, Message, Op, Position
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.letters import (
     Bounds,
     FollowedFetch,
@@ -22,7 +24,9 @@ from tidesink.sinks.batch.letters import (
     faults_by_place,
     offsets_by_partition,
     sorted_letters,
+    with_time,
 )
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.dead_letters import LETTER_SCHEMA, Letter, LetterStamp, LetterTopic
@@ -105,6 +109,36 @@ def test_of_what_follows_the_rows_that_letters_name_are_kept(size: int) -> None:
     assert (found.upserts, found.superseded, found.bad, found.filtered) == (2, 1, 0, 0)
 
 
+def test_of_a_key_change_behind_a_letter_the_other_key_stays_as_it_is() -> None:
+    """What the table holds under a key that no letter names is newer than the key change."""
+
+    def event(at: int, old: int | None, new: int, name: str) -> ChangeEvent:
+        images = (None if old is None else {"id": old, "name": "old"}, {"id": new, "name": name})
+        op = Op.INSERT if old is None else Op.UPDATE
+        return ChangeEvent(op, TABLE, {"id": new}, *images, at, Position("t", 0, at), OLD)
+
+    events = [
+        event(0, None, 1, "letter"),
+        event(1, 1, 3, "moved away"),
+        event(2, None, 3, "newest of 3"),
+        event(3, 4, 1, "moved here"),
+        event(4, None, 4, "newest of 4"),
+    ]
+    records = as_records(Message("t", 0, at, b"k", b"v") for at in range(len(events)))
+
+    def task(*chosen: ChangeEvent) -> RangeTask:
+        return RangeTask((WANTED,), DecodePlan(TargetRows(shape(OLD)), Given(tables_of(chosen))))
+
+    (letters, *_) = task(events[0]).packed(WANTED, [records.slice(0, 1)])
+    hashes = np.frombuffer(letters["hashes"][0].as_py(), np.uint64)
+    for count, row in ((2, ("delete", None, True)), (5, ("upsert", "moved here", False))):
+        only = LetterRows(hashes, {0: np.array([0], np.int64)})
+        rows, payloads = run(replace(task(*events[:count]), only=only), [records.slice(0, count)])
+        found = [(one["_op"], (one["after"] or {}).get("name"), one["_half"]) for one in rows]
+        assert ([one["key"] for one in rows], found) == ([{"id": 1}], [row])
+        assert summary(payloads).rows == 1
+
+
 def test_a_letter_that_is_bad_today_stays_among_what_is_kept() -> None:
     topic = Topic()
     topic.write(OLD, {"id": 1, "name": "a"})
@@ -124,3 +158,18 @@ def test_what_follows_comes_behind_the_letters_and_without_any_letter() -> None:
     (found,) = whole(FetchRange("t", 0, 2, 7))
     assert found["offset"].to_pylist() == [3, 5, 6]
     assert list(whole(FetchRange("t", 1, 0, 7))) == []
+
+
+def test_a_ddl_event_whose_task_read_no_timestamps_has_kafkas_time_all_the_same() -> None:
+    asked: list[FetchRange] = []
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        asked.append(wanted)
+        yield as_records([Message("t", 1, 7, None, b"ddl", timestamp=1700)])
+
+    event = Message("t", 1, 7, None, b"ddl")
+    assert with_time(event, KafkaSource(fetch)) == replace(event, timestamp=1700)
+    assert asked == [FetchRange("t", 1, 7, 8)]
+    known = replace(event, timestamp=5)
+    assert with_time(known, KafkaSource(fetch)) is known
+    assert len(asked) == 1

@@ -39,6 +39,9 @@ from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import DroppedById, OutputRows, TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.sinks.spark.payloads import unpack
@@ -149,6 +152,16 @@ def test_the_last_event_of_each_key_is_applied_and_all_are_counted(size: int) ->
     assert sum(one["bytes"] for one in payloads) == sum(
         len(message.key or b"") + len(message.value or b"") for message in topic.messages
     )
+
+
+def test_tasks_fetch_what_their_decoder_uses() -> None:
+    flat_avro = Topic().task(TargetRows(shape(OLD))).plan
+    canal_json = canal_json_plan(OLD)
+    debezium = debezium_json_plan(TABLE, writers=Writers(), definition=OLD)
+    ranges = (OffsetRange("t", 0, 3, 9), OffsetRange("t", 1, 5, 5))
+    for plan, timestamps in ((flat_avro, False), (canal_json, True), (debezium, True)):
+        task = RangeTask.of(ranges, "topic id", plan)
+        assert task.ranges == (FetchRange("t", 0, 3, 9, "topic id", timestamps=timestamps, headers=False),)
 
 
 def test_what_is_no_row_is_told_apart_and_counted() -> None:
@@ -264,6 +277,31 @@ def test_a_null_key_is_never_that_of_the_row_before() -> None:
     by_name = replace(whole, keys=("name",), columns=columns)
     rows, _ = run(before.task(TargetRows(by_name)), before.batches(9))
     assert [(row["_op"], row["_detail"]["error"]) for row in rows] == [("bad", "UnnamedRowError")]
+
+
+def test_where_nulls_are_left_out_keys_have_the_targets_type_too() -> None:
+    """A decimal key, which an earlier writer had as text."""
+    key = replace(ID, type=ColumnType("decimal", precision=10, scale=2))
+    known = shape(TableSchema(TABLE, (key, NAME)))
+    columns = tuple(replace(one, spark="string") if one.key else one for one in known.columns)
+    events = [
+        ChangeEvent(
+            op,
+            TABLE,
+            {"id": Decimal("1.50")},
+            None,
+            {"id": Decimal("1.50"), "name": name},
+            at,
+            Position("t", 0, at),
+            TableSchema(TABLE, (key, NAME)),
+        )
+        for at, (op, name) in enumerate([(Op.INSERT, "a"), (Op.UPDATE, None)])
+    ]
+    rows = TargetRows(replace(known, columns=columns))
+    plan = DecodePlan(rows, Given(tables_of(events)), keeps_values=True, ignores_nulls=True)
+    records = as_records([Message("t", 0, at, b"k", b"v") for at in range(2)])
+    (row,), _ = run(RangeTask((WANTED,), plan), [records])
+    assert (row["key"], row["after"]) == ({"id": "1.50"}, {"id": "1.50", "name": "a"})
 
 
 def test_keys_of_two_writers_compare_in_the_targets_type() -> None:
@@ -382,14 +420,14 @@ def _under(
             for at, (row, op, commit_ts) in enumerate(events)
         ]
     )
-    plan = DecodePlan(TargetRows(shape(OLD)), _Given(changes), rules=rules)
+    plan = DecodePlan(TargetRows(shape(OLD)), Given(changes), rules=rules)
     records = as_records([Message("t", 0, at, b"k", b"v") for at in range(len(events))])
     rows, payloads = run(RangeTask((WANTED,), plan), [records])
     return rows, summary(payloads)
 
 
 @dataclass(frozen=True)
-class _Given(TableDecoder):
+class Given(TableDecoder):
     """Gives the changes that it was made with."""
 
     changes: Sequence[ChangeTable]
@@ -463,7 +501,7 @@ def test_a_row_that_leaves_values_out_has_no_place_in_the_sources_order() -> Non
     )
     plan = DecodePlan(
         TargetRows(shape(OLD)),
-        _Given(tables_of([whole, partial])),
+        Given(tables_of([whole, partial])),
         keeps_values=True,
         rules=EventRules(sequenced=True),
     )

@@ -145,6 +145,11 @@ class TableDecoder(ABC):
         """As ``RecordDecoder``: never."""
         return False
 
+    @property
+    def uses_timestamps(self) -> bool:
+        """As ``RecordDecoder``: no."""
+        return False
+
     def usable(self, _records: pa.RecordBatch) -> Flags | None:
         """As ``RecordDecoder``: all."""
         return None

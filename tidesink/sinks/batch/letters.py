@@ -23,7 +23,7 @@ from tidesink.errors import DecodeError, SchemaNotFoundError, SourceError, Sourc
 from tidesink.events import DdlEvent, Message
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.records import BAD, DDL, UNPLANNED, DecodedRecords
-from tidesink.sinks.batch.reduce import changes_of_keys
+from tidesink.sinks.batch.reduce import Reduction, changes_of_keys, rows_of_keys
 from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.dead_letters import (
     LETTER_SCHEMA,
@@ -34,6 +34,7 @@ from tidesink.sinks.kafka.dead_letters import (
     write_letters,
 )
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting
 from tidesink.sinks.spark.payloads import ROW_KINDS
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
@@ -154,6 +155,7 @@ def keep_ddl(
 
     Raises:
         StateStoreError: the state store does not answer.
+        SourceError: Kafka does not.
     """
     source = context.config.source
     codec = open_codec(source.protocol, options=source.codec_options(), registry=context.registry)
@@ -161,7 +163,8 @@ def keep_ddl(
     found = reduced.where(F.col("_op") == DDL).select(*place, "_detail.key", "_detail.value", "_detail.time")
     # Of a record with several events each has its bytes.
     messages = {row[:3]: _message(row) for row in found.collect()}
-    rows = [_stored(message, topic_id, _event(codec, message)) for message in messages.values()]
+    timed = [with_time(message, context.source) for message in messages.values()]
+    rows = [_stored(message, topic_id, _event(codec, message)) for message in timed]
     store_ddl(context.store, progress, sorted(rows, key=lambda row: (row.partition, row.offset)))
     last = max(rows, key=lambda row: (row.commit_ts or 0, row.offset), default=None)
     if last is None:
@@ -172,6 +175,19 @@ def keep_ddl(
 def _message(row: Any) -> Message:
     key, value = (None if row[name] is None else bytes(row[name]) for name in ("key", "value"))
     return Message(row["_topic"], row["_partition"], row["_offset"], key, value, row["time"])
+
+
+def with_time(message: Message, source: KafkaSource) -> Message:
+    """The record with Kafka's time, which tasks read only where their decoder uses it.
+
+    Raises:
+        SourceError: Kafka refuses, or does not answer.
+    """
+    if message.timestamp is not None:
+        return message
+    place = OffsetRange(message.topic, message.partition, message.offset, message.offset + 1)
+    times = [one for batch in source.read_here([place]) for one in batch.column("timestamp").to_pylist()]
+    return replace(message, timestamp=times[0] if times else None)
 
 
 def _event(codec: Codec, message: Message) -> DdlEvent | None:
@@ -320,6 +336,14 @@ class LetterRows:
         ]
         silent = [one for one in silent if one.num_rows]
         return replace(found, tables=tables, others=others, silent=silent)
+
+    def rows(self, reduction: Reduction) -> Reduction:
+        """The rows that letters name.
+
+        A change of a key into or out of one of them makes another row too: what the target holds there may
+        be newer, and what follows of that row was not kept.
+        """
+        return rows_of_keys(reduction, self.hashes)
 
     @cached_property
     def _places(self) -> frozenset[tuple[int, int]]:

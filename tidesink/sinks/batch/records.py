@@ -171,6 +171,10 @@ class RecordDecoder(Protocol):
     def warns(self) -> bool:
         """Whether ``warnings`` may have something to say."""
 
+    @property
+    def uses_timestamps(self) -> bool:
+        """Whether records come with Kafka's timestamps, which take a tenth of a fetch. None have headers."""
+
     def usable(self, records: pa.RecordBatch) -> Flags | None:
         """Which records this decoder is asked about at all; None: all.
 

@@ -10,7 +10,7 @@ came in two. Keys compare as exact values, text byte by byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -139,7 +139,9 @@ def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
     """Which rows have a value for each key column; of events that empty the table all count as named."""
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     ops = _op_codes(changes)
-    found = _none_null([_new_key(images, name, ops == _DELETE) for name in keys], len(changes.rows))
+    found = _none_null(
+        [_new_key(images, name, ops == _DELETE, _as_written) for name in keys], len(changes.rows)
+    )
     found |= ops == _TRUNCATE
     return found
 
@@ -175,6 +177,24 @@ def changes_of_keys(
     before = _struct_of([one.take(pa.array(halves)) for one in old], keys)
     found[halves] = np.isin(_hashes(before), hashes)
     return found
+
+
+def rows_of_keys(reduction: Reduction, hashes: npt.NDArray[np.uint64]) -> Reduction:
+    """The rows whose key has one of the hashes, which are those of ``key_hashes``.
+
+    ``events`` stays: an event whose row is left out counts as superseded.
+    """
+    kept = [_rows_where(one, np.isin(key_hashes([one]), hashes)) for one in reduction.tables]
+    tables = tuple(one for one in kept if one.rows.num_rows)
+    counts = {
+        name: sum(int(pc.sum(one.rows[name]).as_py()) for one in tables) for name in ("deleted", "half")
+    }
+    deletes, rows = counts["deleted"], sum(one.rows.num_rows for one in tables)
+    return replace(reduction, tables=tables, upserts=rows - deletes, deletes=deletes, halves=counts["half"])
+
+
+def _rows_where(table: ReducedTable, flags: Flags) -> ReducedTable:
+    return replace(table, rows=table.rows.filter(pa.array(flags)))
 
 
 def _struct_of(columns: Sequence[pa.Array], keys: Sequence[str]) -> pa.StructArray:
@@ -251,11 +271,11 @@ def row_keys(
     """
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     deleted = _op_codes(changes) == _DELETE
-    new = [convert(name, _new_key(images, name, deleted)) for name in keys]
+    new = [convert(name, _new_key(images, name, deleted, convert)) for name in keys]
     if not old_keys:
         return new, new, np.zeros(len(deleted), np.bool_)
     # A partial old row holds what changed: a key column that it lacks kept its value.
-    old = [convert(name, _first_value(images, name, ("before", "after"))) for name in keys]
+    old = [convert(name, _first_value(images, name, ("before", "after"), convert)) for name in keys]
     return new, old, ~deleted & _there(images["before"]) & _differ(old, new)
 
 
@@ -298,9 +318,11 @@ def _as_written(_name: str, values: pa.Array) -> pa.Array:
     return values
 
 
-def _new_key(images: Mapping[str, pa.StructArray], name: str, deleted: Flags) -> pa.Array:
+def _new_key(
+    images: Mapping[str, pa.StructArray], name: str, deleted: Flags, convert: ConvertKey
+) -> pa.Array:
     """A key column's value: never that of the row before a write, which may be another row's."""
-    written, removed = (_first_value(images, name, order) for order in (_WRITTEN_KEY, _DELETED_KEY))
+    written, removed = (_first_value(images, name, order, convert) for order in (_WRITTEN_KEY, _DELETED_KEY))
     if not deleted.any():
         return written
     if deleted.all() or pa.types.is_null(written.type):
@@ -308,9 +330,11 @@ def _new_key(images: Mapping[str, pa.StructArray], name: str, deleted: Flags) ->
     return pc.if_else(pa.array(deleted), removed.cast(written.type), written)
 
 
-def _first_value(images: Mapping[str, pa.StructArray], name: str, order: Sequence[str]) -> pa.Array:
-    """A column's value in the first of the images that has one."""
-    found = [one for image in order if (one := _member(images[image], name)) is not None]
+def _first_value(
+    images: Mapping[str, pa.StructArray], name: str, order: Sequence[str], convert: ConvertKey
+) -> pa.Array:
+    """A column's value in the first of the images that has one; the images may have it in other types."""
+    found = [convert(name, one) for image in order if (one := _member(images[image], name)) is not None]
     count = len(images["after"])
     return pc.coalesce(*found) if found else pa.nulls(count)
 

@@ -62,7 +62,6 @@ from tidesink.sinks.batch.source import (
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
-from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.base import ApplyResult, EvolveResult, ReducedBatch, TargetTable
@@ -251,11 +250,8 @@ class Batch:
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
         """The batch as tasks that decode and reduce in Arrow."""
-        # Kafka must still say the topic's id after the read.
-        wanted = (
-            FetchRange(*part, plan.found.topic_id, headers=False) for part in plan.ranges if part.records
-        )
-        return RangeTask(tuple(wanted), self._decoding.columns().with_rules(self._rules()))
+        decode_plan = self._decoding.columns().with_rules(self._rules())
+        return RangeTask.of(plan.ranges, plan.found.topic_id, decode_plan)
 
     @property
     def _checkpoints(self) -> bool:

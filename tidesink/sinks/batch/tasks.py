@@ -51,6 +51,7 @@ from tidesink.sinks.batch.reduce import (
 from tidesink.sinks.batch.summaries import range_summary, truncated
 from tidesink.sinks.batch.target_rows import TargetRows, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, ipc_stream
 from tidesink.sinks.targets.base import SEQUENCE_DDL
 from tidesink.sinks.targets.modes import INDEX
@@ -201,6 +202,9 @@ class Restriction(Protocol):
     def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
         """What is kept; the counts of records stay."""
 
+    def rows(self, reduction: Reduction) -> Reduction:
+        """What is kept of the rows that these records make."""
+
 
 @dataclass(frozen=True)
 class RangeTask:
@@ -214,6 +218,16 @@ class RangeTask:
     most_bytes: int = MOST_BYTES
     only: Restriction | None = None
 
+    @classmethod
+    def of(cls, ranges: Iterable[OffsetRange], topic_id: str, plan: DecodePlan) -> RangeTask:
+        """The task of a batch, whose fetches read what the plan's decoder uses of a record.
+
+        ``topic_id``: Kafka must still say it after a read.
+        """
+        timestamps = plan.decoder.uses_timestamps
+        wanted = (FetchRange(*one, topic_id, timestamps, headers=False) for one in ranges if one.records)
+        return cls(tuple(wanted), plan)
+
     @property
     def columns(self) -> ReducedColumns:
         """What comes out."""
@@ -224,7 +238,7 @@ class RangeTask:
         plan = self.plan
         assert plan.row_filter is not None  # noqa: S101  (asked for where there is one)
         # A range without a record is a chunk too: it is counted.
-        found = chain([DecodedRecords()], map(self._restricted, self._decoded(records)))
+        found = chain([DecodedRecords()], self._kept(wanted, self._decoded(records)))
         for chunk in _with_error(wanted, found):
             yield decoded_chunk(wanted, chunk, plan.row_filter, plan.rows)
 
@@ -249,7 +263,7 @@ class RangeTask:
             whole = DecodedRecords()
             for more in self._kept(wanted, found):
                 whole.add(more)
-            yield from _pack(wanted, whole, self.plan)
+            yield from _pack(wanted, whole, self.plan, self.only)
         except TidesinkError as error:
             yield _packed_row(wanted, error=pickle.dumps(error))
         except Exception as error:
@@ -307,13 +321,15 @@ def _failed(wanted: FetchRange) -> RuntimeError:
 # Packing
 
 
-def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterator[pa.RecordBatch]:
+def _pack(
+    wanted: FetchRange, found: DecodedRecords, plan: DecodePlan, only: Restriction | None
+) -> Iterator[pa.RecordBatch]:
     """The payloads of a range; the first has its counts, also where there is nothing else."""
     joined = joined_tables(found.tables)
     columns = ReducedColumns(plan)
     # In a log an event that empties the table is a row.
     truncates = [] if plan.logs else truncated(joined)
-    reduction, parts = (_logged if plan.logs else _reduced)(joined, plan, columns)
+    reduction, parts = _logged(joined, plan, columns) if plan.logs else _reduced(joined, plan, columns, only)
     place = Place(wanted.topic, wanted.partition)
     summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape)
     # What is unplanned is decoded again: the summary says all that is asked about it.
@@ -365,7 +381,7 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
 
 
 def _reduced(
-    tables: Sequence[ChangeTable], plan: DecodePlan, columns: ReducedColumns
+    tables: Sequence[ChangeTable], plan: DecodePlan, columns: ReducedColumns, only: Restriction | None
 ) -> tuple[Reduction, list[pa.Table]]:
     """One row a key."""
     rows = plan.rows
@@ -380,6 +396,8 @@ def _reduced(
         convert=rows.key_values,
         old_keys=plan.decoder.old_keys,
     )
+    if only is not None:
+        reduction = only.rows(reduction)
     return reduction, [_reduced_rows(one, plan, columns) for one in reduction.tables]
 
 

@@ -62,6 +62,11 @@ class CanalJsonDecoder(TableDecoder):
     by_row_key: bool = False
     topic: SharedTopic | None = None
 
+    @property
+    def uses_timestamps(self) -> bool:
+        """As ``RecordDecoder``: DDL events are common, and each is kept with Kafka's time."""
+        return True
+
     def usable(self, records: pa.RecordBatch) -> Flags | None:
         """The records that name this table, or none."""
         found = self._shared(records)

@@ -190,6 +190,11 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         self._batch["timestamp"] = _timestamps(records)
         return super().decode_new_rows(without_headers(records), keys)
 
+    @property
+    def uses_timestamps(self) -> bool:
+        """As ``RecordDecoder``: which of two writers was first goes by them."""
+        return True
+
     def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
         """The writer as text, where the plan does not know its schema or its columns."""
         facts = self._codec.facts_of(changes.schema)
