@@ -101,9 +101,16 @@ class NewFiles:
         path = self.location.replace(ATTEMPT, f"{_attempt()}-{part}")
         local = local_path(path)
         local.parent.mkdir(parents=True, exist_ok=True)
-        # Spark's own files have decimals as integers too, where they fit.
+        # Spark's own files have decimals as integers too, where they fit. One row group: Arrow says no range
+        # of a row group with a text of more than 4 KiB, and Iceberg would take that of the others for the
+        # file's, so that readers skip it.
         pq.write_table(
-            table, local, compression=self.compression, store_schema=False, store_decimal_as_integer=True
+            table,
+            local,
+            row_group_size=table.num_rows,
+            compression=self.compression,
+            store_schema=False,
+            store_decimal_as_integer=True,
         )
         return WrittenFile(path, local.stat().st_size, table.num_rows)
 
