@@ -167,13 +167,15 @@ class RowsTask:
 class LocateTask:
     """Finds the rows of groups of files that have one of the batch's keys, and writes their positions.
 
-    ``batch_keys``: as ``joined_keys`` gives them. A task is given the numbers of its groups.
+    ``batch_keys``: as ``joined_keys`` gives them. A task is given the numbers of its groups. It holds the keys
+    of ``rows_at_once`` rows, or of one file that has more.
     """
 
     groups: tuple[tuple[DataFile, ...], ...]
     batch_keys: bytes
     columns: tuple[FileColumn, ...]
     files: NewFiles
+    rows_at_once: int = 4_000_000
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """A line for each group: ``rows`` positions, no path where there are none."""
@@ -191,16 +193,18 @@ class LocateTask:
         """
         files = sorted(self.groups[number], key=lambda file: file.path.encode())
         keys = [column for column in self.columns if column.key]
-        starts = np.cumsum([0, *(file.rows for file in files)])
-        at = matched(pa.concat_tables([_key_columns(file, keys) for file in files]), wanted)
-        at[_deleted(files, starts)] = -1
-        rows = np.flatnonzero(at >= 0)
-        flags = np.zeros(wanted.num_rows, bool)
-        flags[at[rows]] = True
-        found = np.packbits(flags).tobytes()
-        if not len(rows):
+        flags, positions = np.zeros(wanted.num_rows, bool), [POSITIONS.empty_table()]
+        for some in _at_once(files, self.rows_at_once):
+            starts = np.cumsum([0, *(file.rows for file in some)])
+            at = matched(pa.concat_tables([_key_columns(file, keys) for file in some]), wanted)
+            at[_deleted(some, starts)] = -1
+            rows = np.flatnonzero(at >= 0)
+            flags[at[rows]] = True
+            positions.append(_positions(some, starts, rows))
+        found, whole = np.packbits(flags).tobytes(), pa.concat_tables(positions)
+        if not whole.num_rows:
             return WrittenFile(found=found)
-        return self.files.write(_positions(files, starts, rows), f"positions-{number}")._replace(found=found)
+        return self.files.write(whole, f"positions-{number}")._replace(found=found)
 
 
 @dataclass(frozen=True)
@@ -310,6 +314,18 @@ def _file_sized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             rows, size = [], 0
     if rows:
         yield pa.Table.from_batches(rows)
+
+
+def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
+    """Files in their order, as many at once as have so many rows, or one with more."""
+    some = list[DataFile]()
+    for file in files:
+        if some and sum(one.rows for one in some) + file.rows > rows:
+            yield some
+            some = []
+        some.append(file)
+    if some:
+        yield some
 
 
 def _columns_of(rows: pa.ChunkedArray, columns: Sequence[FileColumn]) -> pa.Table:
