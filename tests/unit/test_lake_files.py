@@ -159,6 +159,16 @@ def test_rows_that_are_deleted_already_are_not_found(tmp_path: Path) -> None:
     assert located(tmp_path, [file._replace(deletes=(str(other),))], [1, 4]) == ([], [])
 
 
+def test_positions_that_are_older_than_a_file_are_not_of_it(tmp_path: Path) -> None:
+    """A file that was taken into the table again: its rows are there, whatever was deleted before."""
+    two = [written(tmp_path / str(n), *(("upsert", n * 10 + at, "x") for at in range(3))) for n in (1, 2)]
+    deletes = str(tmp_path / "deletes.parquet")
+    pq.write_table(
+        pa.table({"file_path": [file.path for file in two], "pos": pa.array([1, 1], pa.int64())}), deletes
+    )
+    assert located(tmp_path, [two[0]._replace(deletes=(deletes,)), two[1]], [11, 21])[1] == [21]
+
+
 def test_old_files_with_narrower_keys_are_read(tmp_path: Path) -> None:
     narrow = [COLUMNS[0]._replace(type=pa.int32(), name="was_id", source="id"), COLUMNS[1]]
     (line,) = lines_of(RowsTask(tuple(narrow), new_files(tmp_path))(payloads(("upsert", 7, "a"))))

@@ -167,8 +167,8 @@ class RowsTask:
 class LocateTask:
     """Finds the rows of groups of files that have one of the batch's keys, and writes their positions.
 
-    ``batch_keys``: as ``joined_keys`` gives them. A task is given the numbers of its groups. It holds the keys
-    of ``rows_at_once`` rows, or of one file that has more.
+    ``batch_keys``: as ``joined_keys`` gives them. A task is given the numbers of its groups. It holds the
+    keys of ``rows_at_once`` rows, or of one file that has more.
     """
 
     groups: tuple[tuple[DataFile, ...], ...]
@@ -371,10 +371,13 @@ def _has_id(field: pa.Field) -> bool:
 
 
 def _deleted(files: Sequence[DataFile], starts: Places) -> Places:
-    """The rows of the files, counted through them all, that positions of the table say are deleted."""
-    paths = pa.array([file.path for file in files])
+    """The rows of the files, counted through them all, that positions of the table say are deleted.
+
+    A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
+    """
     found = [np.empty(0, np.int64)]
     for one in dict.fromkeys(path for file in files for path in file.deletes):
+        paths = pa.array([file.path if one in file.deletes else None for file in files], pa.string())
         table = pq.read_table(
             local_path(one), columns=["file_path", "pos"], read_dictionary=["file_path"], partitioning=None
         )
