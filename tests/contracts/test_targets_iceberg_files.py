@@ -301,6 +301,14 @@ def test_files_that_only_spark_can_read_are_merged_into(iceberg: Bed) -> None:
     assert reason(iceberg, table, batch) is None
     result = table.apply(batch, progress(1, 3))
     assert (result.updated, result.deleted) == (1, 1)
+    data = folder.parent / "data"
+    tried = [*data.glob("*rows*")]
+    assert table.apply(iceberg.batch(SHAPE, [row(21, "d")]), progress(1, 4)).updated == 1
+    assert [*data.glob("*rows*")] == tried  # it is known now: no rows are written for nothing
+    compact(iceberg)
+    last = iceberg.batch(SHAPE, [row(21, "e")])
+    assert table.apply(last, progress(1, 5)).updated == 1
+    assert len([*data.glob("*rows*")]) == len(tried) + 1
 
 
 def test_a_place_without_a_file_system_is_where_hadoop_says(iceberg: Bed) -> None:

@@ -51,7 +51,7 @@ Places = npt.NDArray[np.int64]
 
 
 class FileRefusedError(TargetError):
-    """A file of the table cannot be looked into here: Spark may still read it."""
+    """A file of the table, its context's ``url``, cannot be looked into here: Spark may still read it."""
 
 
 class WrittenFile(NamedTuple):
@@ -360,7 +360,9 @@ def _key_columns(file: DataFile, keys: Sequence[FileColumn]) -> pa.Table:
         missing = [column.source for column in keys if column.field_id not in names]
         if missing or parquet.metadata.num_rows != file.rows:
             what = f"has no column {missing[0]}" if missing else f"has {parquet.metadata.num_rows} rows"
-            raise FileRefusedError(f"the file {file.path} {what}, which is not what the table says of it")
+            raise FileRefusedError(
+                f"the file {file.path} {what}, which is not what the table says of it", url=file.path
+            )
         found = parquet.read(columns=[names[column.field_id] for column in keys])
     arrays = [found[names[column.field_id]].cast(column.type) for column in keys]
     return pa.table(arrays, names=[column.name for column in keys])
