@@ -31,7 +31,8 @@ from tidesink.errors import AccountingError, TargetError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.sinks.targets.iceberg.files import FilePlan, FileWriter
-from tidesink.sinks.targets.iceberg.jvm import JvmTable
+from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState
+from tidesink.sinks.targets.iceberg.ledger import Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.table import IcebergTable
 from tidesink.sinks.targets.lake_files import local_path
 
@@ -215,6 +216,25 @@ def sorted_by_id(bed: Bed, location: str) -> None:
     table.state().table.replaceSortOrder().asc(by, first).commit()
 
 
+def uuid_column(bed: Bed, location: str) -> None:
+    """As other programs have it: Spark says string."""
+    assert bed.spark is not None
+    table = JvmTable(bed.spark, location)
+    update = table.state().table.updateSchema().deleteColumn("name")
+    update.commit()
+    table.state().table.updateSchema().addColumn("name", table.java.types.Types.UUIDType.get()).commit()
+
+
+def elsewhere(bed: Bed, location: str) -> None:
+    """A file of another store, which the table may have from before it was moved."""
+    assert bed.spark is not None
+    table = JvmTable(bed.spark, location)
+    state = table.state()
+    file = table.java.DataFiles.builder(state.table.spec()).withPath("s3://bucket/old.parquet")
+    file = file.withFormat("PARQUET").withFileSizeInBytes(99).withRecordCount(1).build()
+    state.table.newFastAppend().appendFile(file).commit()
+
+
 UNFIT: Final[dict[str, tuple[Change, str]]] = {
     "another column": (altered("ADD COLUMNS (note string)"), "other columns than the batch: note"),
     "copy-on-write": (altered("SET TBLPROPERTIES ('write.merge.mode' = 'copy-on-write')"), "copy-on-write"),
@@ -223,6 +243,8 @@ UNFIT: Final[dict[str, tuple[Change, str]]] = {
     "place": (altered("SET TBLPROPERTIES ('write.data.path' = 's3://bucket/x')"), "not on a local disk"),
     "partitions": (partitioned, "the table is partitioned"),
     "sort order": (sorted_by_id, "the table has a sort order"),
+    "uuid": (uuid_column, "the column name is uuid"),
+    "place of a file": (elsewhere, "s3://bucket/old.parquet"),
     "format of files": (rewritten_as_orc, "in format orc"),
 }
 
@@ -237,7 +259,8 @@ def test_a_table_that_is_not_written_as_files_is_merged_into(iceberg: Bed, what:
     change, says = UNFIT[what]
     change(iceberg, table.location)
     assert says in str(reason(iceberg, table, batch))
-    if what in ("compression", "place"):  # which Spark cannot write here, either
+    # Spark cannot write these here, or not these values.
+    if what in ("compression", "place", "uuid", "place of a file"):
         return
     result = table.apply(batch, progress(1, 3))
     assert (result.inserted, result.updated, result.deleted) == (1, 1, 1)
@@ -278,3 +301,72 @@ def test_files_that_only_spark_can_read_are_merged_into(iceberg: Bed) -> None:
     assert reason(iceberg, table, batch) is None
     result = table.apply(batch, progress(1, 3))
     assert (result.updated, result.deleted) == (1, 1)
+    data = folder.parent / "data"
+    tried = [*data.glob("*rows*")]
+    assert table.apply(iceberg.batch(SHAPE, [row(21, "d")]), progress(1, 4)).updated == 1
+    assert [*data.glob("*rows*")] == tried  # it is known now: no rows are written for nothing
+    compact(iceberg)
+    last = iceberg.batch(SHAPE, [row(21, "e")])
+    assert table.apply(last, progress(1, 5)).updated == 1
+    assert len([*data.glob("*rows*")]) == len(tried) + 1
+
+
+def test_a_place_without_a_file_system_is_where_hadoop_says(iceberg: Bed) -> None:
+    table = loaded(iceberg)
+    spark = iceberg.spark
+    assert spark is not None
+    sql(iceberg, f"ALTER TABLE {table.location} SET TBLPROPERTIES ('write.data.path' = '/lake/x')")
+    state = state_of(iceberg, table)
+    batch = iceberg.batch(SHAPE, [row(2)])
+    assert reason(iceberg, table, batch) is None
+    java: Any = spark
+    settings = java._jsc.hadoopConfiguration()
+    settings.set("fs.defaultFS", "hdfs://names/")
+    try:
+        writer = FileWriter(spark, JvmTable(spark, table.location), TABLE)
+        assert "not on a local disk: /lake/x" in str(writer.plan(batch, state))
+    finally:
+        settings.unset("fs.defaultFS")
+
+
+def test_a_key_that_was_renamed_is_found(iceberg: Bed) -> None:
+    """The snapshot that readers see has the old name."""
+    table = loaded(iceberg)
+    table.rename_column("id", "number")
+    renamed = shape(Column("number", ColumnType("bigint"), handle=True), NAME, AMOUNT)
+    rows = [{"number": 2, "name": "c", "amount": 1}]
+    batch = replace(iceberg.batch(renamed, rows), key_range={"number": (2, 2)})
+    assert reason(iceberg, table, batch) is None
+    assert table.apply(batch, progress(1, 3)).updated == 1
+
+
+class SentTwice(JvmTable):
+    """A client that loses the answers to its commits, and sends each again: a conflict with itself."""
+
+    loses = False
+
+    def commit(self, base: TableState, change: Callable[[Any], object]) -> None:
+        super().commit(base, change)
+        if self.loses:
+            super().commit(base, change)
+
+
+def test_a_commit_that_conflicts_with_itself_is_there(iceberg: Bed) -> None:
+    """Its files are the table's: nothing of them may be removed."""
+    first = loaded(iceberg)
+    assert iceberg.spark is not None
+    table = SentTwice(iceberg.spark, first.location)
+    ledger = IcebergLedger(TABLE, "shop", first.location, SHAPE.keys)
+    holder, writer = Holder(table, ledger, TABLE), FileWriter(iceberg.spark, table, TABLE)
+    epoch = holder.claim().epoch
+    batch, now = iceberg.batch(SHAPE, [row(2, "c"), row(5)]), progress(epoch, 3)
+    plan = writer.plan(batch, holder.current())
+    assert isinstance(plan, FilePlan)
+    staged = writer.stage(batch, plan)
+    assert staged is not None
+    number = int(staged.snapshot.snapshotId())
+    entry = ledger.batch(holder.held, now, staged.result, snapshot=number, shape=SHAPE)
+    table.loses = True
+    assert holder.publish(entry, on=plan.state.head, adding=staged.snapshot)
+    assert (holder.held, first.committed()) == (entry, now)
+    assert iceberg.rows() == [row(1), row(2, "c"), row(3), row(5)]

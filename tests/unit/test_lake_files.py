@@ -77,10 +77,12 @@ def written(folder: Path, *rows: Row) -> DataFile:
     return DataFile(line.path, line.rows)
 
 
-def located(folder: Path, files: Sequence[DataFile], keys: Sequence[int]) -> tuple[list[Any], list[int]]:
+def located(
+    folder: Path, files: Sequence[DataFile], keys: Sequence[int], *, at_once: int = 1000
+) -> tuple[list[Any], list[int]]:
     """The positions as (path, position), and the keys that were found."""
     table = pa.table({"id": pa.array(keys, pa.int64())})
-    task = LocateTask((tuple(files),), stream_of(table), COLUMNS, new_files(folder))
+    task = LocateTask((tuple(files),), stream_of(table), COLUMNS, new_files(folder), at_once)
     (line,) = lines_of(task(iter([pa.RecordBatch.from_pydict({"id": [0]})])))
     flags = np.unpackbits(np.frombuffer(line.found or b"", np.uint8), count=len(keys))
     found = [key for key, flag in zip(keys, flags, strict=True) if flag]
@@ -128,6 +130,25 @@ def test_positions_are_in_the_order_that_iceberg_asks_for(tmp_path: Path) -> Non
     assert pq.read_schema(file).equals(POSITIONS, check_metadata=True)
 
 
+@pytest.mark.parametrize("at_once", [1, 7, 12])
+def test_keys_are_found_whatever_a_task_reads_at_once(tmp_path: Path, at_once: int) -> None:
+    files = [written(tmp_path / str(n), *(("upsert", n * 10 + at, "x") for at in range(5))) for n in range(5)]
+    deletes = str(tmp_path / "deletes.parquet")
+    gone = pa.table({"file_path": [files[3].path, files[1].path], "pos": pa.array([2, 1], pa.int64())})
+    pq.write_table(gone, deletes)
+    files = [file._replace(deletes=(deletes,)) for file in files]
+    rows, found = located(tmp_path, files, [44, 11, 12, 32, 33, 5], at_once=at_once)
+    assert rows == [(files[1].path, 2), (files[3].path, 3), (files[4].path, 4)]
+    assert found == [44, 12, 33]
+
+
+def test_a_file_has_one_row_group(tmp_path: Path) -> None:
+    """Of several, one with a long text has no range, and Iceberg would take the others' for the file's."""
+    rows = pa.table({"text": pa.array(["x" * 5000] + ["a"] * (1 << 20))})
+    file = new_files(tmp_path).write(rows, "rows")
+    assert pq.ParquetFile(local_path(str(file.path))).metadata.num_row_groups == 1
+
+
 def test_rows_that_are_deleted_already_are_not_found(tmp_path: Path) -> None:
     file = written(tmp_path, *(("upsert", at, "x") for at in range(6)))
     other = tmp_path / "deletes.parquet"
@@ -136,6 +157,16 @@ def test_rows_that_are_deleted_already_are_not_found(tmp_path: Path) -> None:
     rows, found = located(tmp_path, [file._replace(deletes=(str(other),))], [1, 2, 4, 5])
     assert (rows, found) == ([(file.path, 2), (file.path, 5)], [2, 5])
     assert located(tmp_path, [file._replace(deletes=(str(other),))], [1, 4]) == ([], [])
+
+
+def test_positions_that_are_older_than_a_file_are_not_of_it(tmp_path: Path) -> None:
+    """A file that was taken into the table again: its rows are there, whatever was deleted before."""
+    two = [written(tmp_path / str(n), *(("upsert", n * 10 + at, "x") for at in range(3))) for n in (1, 2)]
+    deletes = str(tmp_path / "deletes.parquet")
+    pq.write_table(
+        pa.table({"file_path": [file.path for file in two], "pos": pa.array([1, 1], pa.int64())}), deletes
+    )
+    assert located(tmp_path, [two[0]._replace(deletes=(deletes,)), two[1]], [11, 21])[1] == [21]
 
 
 def test_old_files_with_narrower_keys_are_read(tmp_path: Path) -> None:

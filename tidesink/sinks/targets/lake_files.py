@@ -51,7 +51,7 @@ Places = npt.NDArray[np.int64]
 
 
 class FileRefusedError(TargetError):
-    """A file of the table cannot be looked into here: Spark may still read it."""
+    """A file of the table, its context's ``url``, cannot be looked into here: Spark may still read it."""
 
 
 class WrittenFile(NamedTuple):
@@ -101,9 +101,16 @@ class NewFiles:
         path = self.location.replace(ATTEMPT, f"{_attempt()}-{part}")
         local = local_path(path)
         local.parent.mkdir(parents=True, exist_ok=True)
-        # Spark's own files have decimals as integers too, where they fit.
+        # Spark's own files have decimals as integers too, where they fit. One row group: Arrow says no range
+        # of a row group with a text of more than 4 KiB, and Iceberg would take that of the others for the
+        # file's, so that readers skip it.
         pq.write_table(
-            table, local, compression=self.compression, store_schema=False, store_decimal_as_integer=True
+            table,
+            local,
+            row_group_size=table.num_rows,
+            compression=self.compression,
+            store_schema=False,
+            store_decimal_as_integer=True,
         )
         return WrittenFile(path, local.stat().st_size, table.num_rows)
 
@@ -160,13 +167,15 @@ class RowsTask:
 class LocateTask:
     """Finds the rows of groups of files that have one of the batch's keys, and writes their positions.
 
-    ``batch_keys``: as ``joined_keys`` gives them. A task is given the numbers of its groups.
+    ``batch_keys``: as ``joined_keys`` gives them. A task is given the numbers of its groups. It holds the
+    keys of ``rows_at_once`` rows, or of one file that has more.
     """
 
     groups: tuple[tuple[DataFile, ...], ...]
     batch_keys: bytes
     columns: tuple[FileColumn, ...]
     files: NewFiles
+    rows_at_once: int = 4_000_000
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """A line for each group: ``rows`` positions, no path where there are none."""
@@ -184,16 +193,18 @@ class LocateTask:
         """
         files = sorted(self.groups[number], key=lambda file: file.path.encode())
         keys = [column for column in self.columns if column.key]
-        starts = np.cumsum([0, *(file.rows for file in files)])
-        at = matched(pa.concat_tables([_key_columns(file, keys) for file in files]), wanted)
-        at[_deleted(files, starts)] = -1
-        rows = np.flatnonzero(at >= 0)
-        flags = np.zeros(wanted.num_rows, bool)
-        flags[at[rows]] = True
-        found = np.packbits(flags).tobytes()
-        if not len(rows):
+        flags, positions = np.zeros(wanted.num_rows, bool), [POSITIONS.empty_table()]
+        for some in _at_once(files, self.rows_at_once):
+            starts = np.cumsum([0, *(file.rows for file in some)])
+            at = matched(pa.concat_tables([_key_columns(file, keys) for file in some]), wanted)
+            at[_deleted(some, starts)] = -1
+            rows = np.flatnonzero(at >= 0)
+            flags[at[rows]] = True
+            positions.append(_positions(some, starts, rows))
+        found, whole = np.packbits(flags).tobytes(), pa.concat_tables(positions)
+        if not whole.num_rows:
             return WrittenFile(found=found)
-        return self.files.write(_positions(files, starts, rows), f"positions-{number}")._replace(found=found)
+        return self.files.write(whole, f"positions-{number}")._replace(found=found)
 
 
 @dataclass(frozen=True)
@@ -305,6 +316,18 @@ def _file_sized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(rows)
 
 
+def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
+    """Files in their order, as many at once as have so many rows, or one with more."""
+    some = list[DataFile]()
+    for file in files:
+        if some and sum(one.rows for one in some) + file.rows > rows:
+            yield some
+            some = []
+        some.append(file)
+    if some:
+        yield some
+
+
 def _columns_of(rows: pa.ChunkedArray, columns: Sequence[FileColumn]) -> pa.Table:
     arrays = [pc.struct_field(rows, [column.source]).cast(column.type) for column in columns]
     for column, values in zip(columns, arrays, strict=True):
@@ -337,7 +360,9 @@ def _key_columns(file: DataFile, keys: Sequence[FileColumn]) -> pa.Table:
         missing = [column.source for column in keys if column.field_id not in names]
         if missing or parquet.metadata.num_rows != file.rows:
             what = f"has no column {missing[0]}" if missing else f"has {parquet.metadata.num_rows} rows"
-            raise FileRefusedError(f"the file {file.path} {what}, which is not what the table says of it")
+            raise FileRefusedError(
+                f"the file {file.path} {what}, which is not what the table says of it", url=file.path
+            )
         found = parquet.read(columns=[names[column.field_id] for column in keys])
     arrays = [found[names[column.field_id]].cast(column.type) for column in keys]
     return pa.table(arrays, names=[column.name for column in keys])
@@ -348,10 +373,13 @@ def _has_id(field: pa.Field) -> bool:
 
 
 def _deleted(files: Sequence[DataFile], starts: Places) -> Places:
-    """The rows of the files, counted through them all, that positions of the table say are deleted."""
-    paths = pa.array([file.path for file in files])
+    """The rows of the files, counted through them all, that positions of the table say are deleted.
+
+    A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
+    """
     found = [np.empty(0, np.int64)]
     for one in dict.fromkeys(path for file in files for path in file.deletes):
+        paths = pa.array([file.path if one in file.deletes else None for file in files], pa.string())
         table = pq.read_table(
             local_path(one), columns=["file_path", "pos"], read_dictionary=["file_path"], partitioning=None
         )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -67,6 +68,8 @@ _PROPERTIES: Final[Mapping[str, tuple[str, str]]] = {
 # Types whose equality is not that of their bits.
 _FLOATS: Final = ("float", "double")
 _WIDER: Final = frozenset({("int", "bigint"), ("float", "double")})
+# Iceberg's types that Spark, which has none of them, calls string and binary.
+_OTHERS: Final = ("uuid", "fixed")
 # A column's name that its files have too.
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Literals that Iceberg takes as they are, to leave out files by the range of a key.
@@ -101,7 +104,7 @@ class FileWriter:
     def plan(self, batch: ReducedBatch, state: TableState) -> FilePlan | str:
         """How a batch is written on what readers see at ``state``, or why it is merged by MERGE."""
         present = self.table.columns(state)
-        reason = _of_batch(batch) or _of_columns(batch, present) or _of_table(state)
+        reason = _of_batch(batch) or _of_columns(batch, present) or self._of_table(state)
         if reason is not None:
             return reason
         try:
@@ -131,6 +134,22 @@ class FileWriter:
             for path in staged.paths:
                 state.table.io().deleteFile(path)
 
+    def _of_table(self, state: TableState) -> str | None:
+        place = str(state.table.locationProvider().newDataLocation("none"))
+        if not self._is_local(place):
+            return f"the table's files are not on a local disk: {place.rpartition('/')[0]}"
+        return _of_metadata(state)
+
+    def _is_local(self, place: str) -> bool:
+        return is_local(place) and (place.startswith("file:") or self._on_disk)
+
+    @cached_property
+    def _on_disk(self) -> bool:
+        """Whether Hadoop has places that name no file system on the machine's disk."""
+        java: Any = self.session
+        usual = java._jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(java._jsc.hadoopConfiguration())
+        return str(usual.getScheme()) == "file"
+
     def _data_files(self, batch: ReducedBatch, state: TableState) -> tuple[DataFile, ...] | str:
         """The files that may have rows of the batch's keys; the reason where one is not ours to read."""
         if state.totals().get("total-data-files") == 0:
@@ -142,6 +161,8 @@ class FileWriter:
                 content, form = _words(file["content"]), _words(file["file-format"])
                 if content not in ("data", "position-deletes") or form != "parquet":
                     return f"the table has a file of {content} in format {form}"
+                if not self._is_local(file["file-path"]):
+                    return f"the table has a file that is not on a local disk: {file['file-path']}"
             paths = tuple(one["file-path"] for one in deletes)
             found.append(DataFile(data["file-path"], data["record-count"], paths))
         return tuple(found)
@@ -300,7 +321,7 @@ def _is_widened(narrow: str, wide: str) -> bool:
     return bool(old.scale == new.scale and old.precision <= new.precision)
 
 
-def _of_table(state: TableState) -> str | None:
+def _of_metadata(state: TableState) -> str | None:
     metadata = state.metadata
     version = int(metadata.formatVersion())
     if version != 2:
@@ -313,12 +334,13 @@ def _of_table(state: TableState) -> str | None:
         value = state.property(name)
         if (default if value is None else value).lower() != wanted:
             return f"the table's property {name} is {value or default}"
+    for field in metadata.schema().columns():
+        kind = str(field.type())
+        if kind.startswith(_OTHERS):
+            return f"the column {field.name()} is {kind}"
     if _codec(state) is None:
         return f"the table's files are compressed by {state.property('write.parquet.compression-codec')}"
-    place = str(state.table.locationProvider().newDataLocation("none"))
-    return (
-        None if is_local(place) else f"the table's files are not on a local disk: {place.partition(':')[0]}"
-    )
+    return None
 
 
 def _words(text: str) -> str:

@@ -391,8 +391,12 @@ class Holder:
 
         Raises: as ``current``; CommitUnknownError where the commit may have happened.
         """
+        before = self._held
         for _ in range(ATTEMPTS):
             state = self.current()
+            # A client that lost the answer sends the commit again, and hears of a conflict with itself.
+            if self._held == entry != before:
+                return True
             if state.head != on or not (adding is None or state.takes(adding)):
                 return False
             if self._put(state, entry, adding=adding, forgetting=forgetting, saying=saying):

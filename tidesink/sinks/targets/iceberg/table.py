@@ -180,6 +180,8 @@ class IcebergTable(IcebergColumns):
         self._staging = Staging(session, self._table, self._holder, shape.source)
         self._files = FileWriter(session, self._table, shape.source)
         self._merged_for: str | None = None
+        # Files of the table that were refused: to try again would write the batch's rows for nothing.
+        self._refused: dict[str, str] = {}
         self._maintenance = Maintenance(session, self._table)
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
@@ -291,10 +293,13 @@ class IcebergTable(IcebergColumns):
             return self._merged(batch, progress)
         plan = self._files.plan(batch, self._holder.current())
         if isinstance(plan, FilePlan):
+            refused = [file.path for file in plan.files if file.path in self._refused]
             try:
-                return self._written(batch, progress, plan)
+                if not refused:
+                    return self._written(batch, progress, plan)
+                plan = self._refused[refused[0]]
             except FileRefusedError as exc:
-                plan = exc.message
+                plan = self._refused[str(exc.context["url"])] = exc.message
         self._log_merge(plan)
         return self._merged(batch, progress)
 
