@@ -55,11 +55,11 @@ TargetFeature = Literal[
 ]
 """What a type of target can do for its tables, where not every type can.
 
-``rows``: it stores rows, so that inserts and updates are distinguished, values left out stay, and rows already
-there get a new column's default; else it forwards each change as a message. ``soft-deletes``: rows can be
-marked deleted. ``source-order``: rows keep their position, so that a change older than the one applied never
-wins. ``append``, ``history``: the modes. ``shards``: several source tables keep their rows in one table, each
-with a ledger of its own. ``drop``, ``rename``: columns can be dropped and renamed.
+``rows``: it stores rows, so that inserts and updates are distinguished, values left out stay, and rows
+already there get a new column's default; else it forwards each change as a message. ``soft-deletes``: rows
+can be marked deleted. ``source-order``: rows keep their position, so that a change older than the one applied
+never wins. ``append``, ``history``: the modes. ``shards``: several source tables keep their rows in one
+table, each with a ledger of its own. ``drop``, ``rename``: columns can be dropped and renamed.
 """
 ALL_FEATURES: Final[frozenset[TargetFeature]] = frozenset(get_args(TargetFeature))
 
