@@ -1,6 +1,6 @@
 """The law of reduction on Arrow tables: of a key's events in one range the last stays.
 
-It is what ``sinks.reduce`` says event by event, which is its oracle: the greatest position stays; an update
+It is what ``tidesink.reduce`` says event by event, its oracle: the greatest position stays; an update
 that changes the key is a delete of the old key and a write of the new; values that a row leaves out come
 from the rows of its key before it, back to a delete. One key lives in one partition under
 ``sequence_by: kafka``, so that each range is reduced by itself; ``key_hashes`` shows the driver a key that

@@ -116,7 +116,7 @@ class ReducedBatch:
     leaves it alone; a delete leaves the key, its position and ``SOFT_DELETE_COLUMN``.
     ``history``: with mode ``history``, the names of the columns of time. The batch then has a row for each
     key and ``_commit_ts``, none before ``since``; ``shape`` is the source's, and the target was opened with
-    ``history_shape`` of it. What becomes of the rows is said in ``sinks.history``.
+    ``history_shape`` of it. What becomes of the rows is said in ``targets.modes``.
     ``on_delete``: under ``deletes: soft`` the columns that a delete writes too. Its ``after`` is then not
     null, and has these columns alone.
     ``payloads``: the same rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks take them as
