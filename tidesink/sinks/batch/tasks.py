@@ -128,8 +128,8 @@ class ReducedColumns:
     ``_half``         boolean   an update's other row: the delete of a key before it, or in a log the row
                                 before it; its event is counted with the row that the update wrote
     ``_zero_dates``   array     names of columns whose date no calendar has, made null
-    ``_detail``       struct    of what is no row: error, reason, key_id, value_id, fields, key, value; of a
-                                row to apply with a warning: the reason
+    ``_detail``       struct    of what is no row: error, reason, key_id, value_id, fields, key, value, and
+                                Kafka's time where the task read it; of a row with a warning: the reason
     ``_kept``         array     of a plan that ``keeps_values``: columns of ``after`` whose value the source
                                 did not send, so that what is stored stays; null for none
     ``_after_delete`` boolean   likewise: the batch deletes the key before this row, so that nothing stored is
