@@ -48,7 +48,6 @@ def decode(
     schemas: sources.Schemas = None,
     schema_registry: sources.RegistryUrl = None,
     registry_file: sources.RegistryFile = None,
-    glue_region: sources.GlueRegion = None,
     table_definition: sources.Definitions = None,
     config: sources.ConfigFile = None,
     strict: Annotated[
@@ -69,7 +68,6 @@ def decode(
         registry_file=registry_file,
         definitions=table_definition,
         config=config,
-        glue_region=glue_region,
     )
     codec = found.open_codec()
     checked = _strict(found) if strict else None

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tidesink.cli.codec_options import Given, codec_options, protocol_named, with_options
-from tidesink.cli.json_lines import SchemaFile, json_lines, read_capture, read_schemas
+from tidesink.cli.codec_options import Given, codec_options, protocol_named
+from tidesink.cli.json_lines import read_capture, read_schemas
 from tidesink.cli.terminal import warn
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
@@ -32,12 +32,11 @@ from tidesink.consumer import message_of
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.dev.processes import find_running
 from tidesink.dev.stack import DIRECTORY, Broker, Registry, StackAddresses
-from tidesink.errors import ConfigError, RegistryError
+from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId
 from tidesink.kafka_client import SILENT, no_answer, open_client
-from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
-from tidesink.schema_registry.copy import SubjectEntry, entries_of, memory_registry
-from tidesink.schema_registry.glue import AwsGlueSchemas, GlueSchemas, SchemaSource
+from tidesink.schema_registry import GlueSchemas, MemorySchemaRegistry, SchemaRegistry, open_registry
+from tidesink.schema_registry.base import SchemaSource
 
 Input = Annotated[
     str | None, typer.Option("--input", "-i", help="A file of JSON Lines, gzipped or not; - is stdin.")
@@ -53,12 +52,6 @@ RegistryUrl = Annotated[
 RegistryFile = Annotated[
     Path | None,
     typer.Option("--registry-file", help="A YAML file of the registry's settings: urls, auth, tls, timeout."),
-]
-GlueRegion = Annotated[
-    str | None,
-    typer.Option(
-        "--glue-region", help="Read Glue-framed schemas from AWS Glue in this region (tidesink[glue])."
-    ),
 ]
 Definitions = Annotated[
     Path | None, typer.Option("--table-definition", help="SQL DDL: gives types that a codec does not carry.")
@@ -110,7 +103,6 @@ def setting(
     schema_registry: str | None,
     definitions: Path | None,
     config: Path | None,
-    glue_region: str | None = None,
     registry_file: Path | None = None,
 ) -> Setting:
     """The setting that a command line describes.
@@ -121,17 +113,14 @@ def setting(
     loaded = load_config(config) if config else None
     name = protocol_named(protocol or (loaded.source.protocol if loaded else None))
     base = loaded.source.codec_options() if loaded else None
+    _exclusive({"--schema-registry": schema_registry, "--registry-file": registry_file, "--schemas": schemas})
     listed = read_schemas(str(schemas)) if schemas else None
-    glue = _glue(listed, glue_region)
-    _one_of(schema_registry, registry_file, schemas)
     if listed is not None:
         registry: SchemaRegistry | None = MemorySchemaRegistry(listed.by_id, url=listed.name)
     else:
-        registry = _server(schema_registry, registry_file, loaded)
-    if registry is None and glue is None and CODECS[name].registry:
+        registry = registry_of(schema_registry, registry_file, loaded)
+    if registry is None and CODECS[name].registry:
         raise ConfigError(f"{name} needs its schemas: give --schemas FILE, --schema-registry URL or --config")
-    if registry is None and glue is not None:
-        registry = MemorySchemaRegistry(url="AWS Glue")
     return Setting(
         protocol=name,
         options=codec_options(given, base),
@@ -141,17 +130,8 @@ def setting(
         table_of_topic=topic_tables(loaded, registry) if loaded and registry else None,
         config=loaded,
         keys=stated_keys(loaded) if loaded else {},
-        glue=glue,
+        glue=GlueSchemas(listed.by_uuid, name=listed.name) if listed and listed.by_uuid else None,
     )
-
-
-def _glue(listed: SchemaFile | None, region: str | None) -> SchemaSource | None:
-    """Where the schemas of AWS Glue come from, if they do."""
-    if region is not None:
-        if listed is not None and listed.by_uuid:
-            raise ConfigError("--schemas with Glue's UUIDs and --glue-region exclude each other: keep one")
-        return AwsGlueSchemas(region=region)
-    return GlueSchemas(listed.by_uuid, name=listed.name) if listed and listed.by_uuid else None
 
 
 def _declared(config: Config | None) -> dict[str, Any]:
@@ -161,16 +141,13 @@ def _declared(config: Config | None) -> dict[str, Any]:
     return {name: getattr(config.source, name) for name in config.source.model_fields_set if name in known}
 
 
-def _one_of(url: str | None, file: Path | None, schemas: Path | None) -> None:
-    """Refuse several options that name a registry."""
-    given = {"--schema-registry": url, "--registry-file": file, "--schemas": schemas}
-    several = [name for name, value in given.items() if value is not None]
-    if len(several) > 1:
-        raise ConfigError(f"{' and '.join(several)} exclude each other: keep one")
+def registry_of(url: str | None, file: Path | None, config: Config | None) -> SchemaRegistry | None:
+    """The registry that options name, or else the config's.
 
-
-def _server(url: str | None, file: Path | None, config: Config | None) -> SchemaRegistry | None:
-    """The registry that options name, or else the config's."""
+    Raises:
+        ConfigError: both options are given, or the registry's settings are wrong.
+    """
+    _exclusive({"--schema-registry": url, "--registry-file": file})
     if url is not None:
         return open_registry(url)
     if file is not None:
@@ -178,6 +155,13 @@ def _server(url: str | None, file: Path | None, config: Config | None) -> Schema
     if config is not None and config.source.schema_registry is not None:
         return config.source.open_registry()
     return None
+
+
+def _exclusive(options: Mapping[str, Any]) -> None:
+    """Refuse several options that name the same thing."""
+    several = [name for name, value in options.items() if value is not None]
+    if len(several) > 1:
+        raise ConfigError(f"{' and '.join(several)} exclude each other: keep one")
 
 
 def definitions_of(file: Path | None, config: Config | None) -> TableDefinitions:
@@ -423,90 +407,3 @@ def _checked(record: Any) -> Any:
     if record.error() is not None:
         raise KafkaException(record.error())
     return record
-
-
-RegistryConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Take the registry of a config file's source.")
-]
-Export = Annotated[
-    Path | None,
-    typer.Option("--schemas", help="A file of `tidesink registry export`, in place of a registry."),
-]
-Patterns = Annotated[
-    list[str] | None, typer.Argument(metavar="[SUBJECT]...", help="Subjects, or patterns such as shop_*.")
-]
-
-_EXPORT_LINES = "a file of tidesink registry export: JSON Lines, one version of a subject a line"
-
-
-class Place(NamedTuple):
-    """How the command line says which registry is meant; a file of schemas stands in for one to read."""
-
-    url: str | None
-    file: Path | None
-    config: Path | None
-    schemas: Path | None = None
-
-
-_SERVER: Final[Mapping[str, Any]] = {
-    "schema_registry": RegistryUrl,
-    "registry_file": RegistryFile,
-    "config": RegistryConfigFile,
-}
-with_server = with_options("place", _SERVER, lambda given: Place(*given.values()))
-"""A command with the options of a registry that it writes to; they arrive as its ``place``."""
-with_registry = with_options("place", {**_SERVER, "schemas": Export}, lambda given: Place(*given.values()))
-"""The same of one that it only reads, or of a file in its place."""
-
-
-class Opened(NamedTuple):
-    """A registry; ``live``: it is a server, not a file."""
-
-    registry: SchemaRegistry
-    live: bool
-    name: str
-    config: Config | None
-
-
-@contextmanager
-def opened(place: Place) -> Iterator[Opened]:
-    """The registry of a command, closed afterwards.
-
-    Raises:
-        ConfigError: none is given, several are, or its settings are wrong.
-    """
-    found = _open(place)
-    with closing(found.registry):
-        yield found
-
-
-def any_given(place: Place) -> bool:
-    """Whether a registry is named, a config's aside."""
-    return any(part is not None for part in (place.url, place.file, place.schemas))
-
-
-def _open(place: Place) -> Opened:
-    _one_of(place.url, place.file, place.schemas)
-    config = load_config(place.config) if place.config else None
-    if place.schemas is not None:
-        name = place.schemas.name
-        return Opened(memory_registry(read_export(place.schemas), name=name), False, name, config)
-    registry = _server(place.url, place.file, config)
-    if registry is None:
-        raise ConfigError("which registry? Give --schema-registry URL, --registry-file FILE or --config FILE")
-    return Opened(registry, True, str(getattr(registry, "urls", ("memory",))[0]), config)
-
-
-def read_export(file: Path) -> tuple[SubjectEntry, ...]:
-    """The subjects of an export file.
-
-    Raises:
-        ConfigError: it cannot be read, or holds no subjects.
-    """
-    try:
-        found = entries_of(json_lines(str(file), form=_EXPORT_LINES), name=file.name)
-    except RegistryError as error:
-        raise ConfigError(error.message, **error.context) from error
-    if not found:
-        raise ConfigError(f"{file} holds no subjects: tidesink registry export writes such a file")
-    return found

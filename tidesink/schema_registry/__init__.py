@@ -12,7 +12,7 @@ from tidesink.schema_registry.base import (
 )
 from tidesink.schema_registry.client import SchemaRegistryClient, open_registry
 from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.memory import GlueSchemas, MemorySchemaRegistry
 from tidesink.schema_registry.naming import (
     SubjectPart,
     TopicRule,
@@ -29,6 +29,7 @@ __all__ = [
     "BearerAuth",
     "CompatibilityLevel",
     "CompatibilityResult",
+    "GlueSchemas",
     "Incompatibility",
     "MemorySchemaRegistry",
     "NoAuth",

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
+from uuid import UUID
 
 from tidesink.errors import ConfigError, ContextValue, RegistryError, SchemaNotFoundError
 from tidesink.schema_registry.transport import Answer
@@ -71,6 +72,14 @@ class SchemaRegistry(SchemaReader, SchemaWriter, Protocol):
 
     def close(self) -> None:
         """Let go of connections; the registry must not be used afterwards."""
+
+
+@runtime_checkable
+class SchemaSource(Protocol):
+    """Where the schema behind an AWS Glue UUID comes from. Threads may share one."""
+
+    def schema_by_uuid(self, uuid: UUID) -> str:
+        """The text of a schema version; raises SchemaNotFoundError, or another RegistryError."""
 
 
 CompatibilityLevel = Literal[

@@ -177,34 +177,6 @@ class SchemaRegistryClient:
         answer = self._transport.send("PUT", path, {"compatibility": require_level(level)})
         expect(answer, dict, subject=subject)
 
-    def begin_import(self, subject: str) -> bool:
-        """Put a subject without versions in IMPORT mode; False where the registry has or allows no modes."""
-        answer = self._transport.send("PUT", f"/mode/{_escaped(subject)}", {"mode": "IMPORT"})
-        # Apicurio 3.0 answers 204 and does nothing.
-        return isinstance(answer.body, dict) and answer.body.get("mode") == "IMPORT"
-
-    def import_version(self, schema: RegisteredSchema) -> int:
-        """Register a schema under its own id and version; the id that it got (Apicurio's is its own)."""
-        subject = str(schema.subject)
-        body = {"schema": schema.schema_text, "id": schema.id, "version": schema.version}
-        answer = self._transport.send("POST", f"/subjects/{_escaped(subject)}/versions", body)
-        if answer.status in {409, 422} and error_code(answer) is not None:
-            raise RegistryError(
-                f"the registry does not take id {schema.id} for version {schema.version}: {said(answer)}. "
-                "Where another schema has that id, import with new ids, or into an empty registry",
-                url=answer.url,
-                subject=subject,
-                schema_id=schema.id,
-            )
-        self._latest.forget(subject)
-        return member(answer, "id", int)
-
-    def end_import(self, subject: str) -> None:
-        """Let the registry's own mode hold for the subject again."""
-        path = f"/mode/{_escaped(subject)}"
-        if self._transport.send("DELETE", path).status // 100 != 2:  # Confluent's before 7.0 cannot
-            expect(self._transport.send("PUT", path, {"mode": "READWRITE"}), dict, subject=subject)
-
     def _version(self, subject: str, version: int | str) -> RegisteredSchema:
         answer = self._transport.send("GET", f"/subjects/{_escaped(subject)}/versions/{version}")
         if not is_not_found(answer):

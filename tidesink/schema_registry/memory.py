@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from uuid import UUID
 
-from tidesink.errors import RegistryError
+from tidesink.errors import SchemaNotFoundError
 from tidesink.schema_registry import compatibility as refusals
 from tidesink.schema_registry.base import (
     CompatibilityLevel,
@@ -120,27 +121,6 @@ class MemorySchemaRegistry:
         with self._lock:
             self._levels[subject] = require_level(level)
 
-    def put(self, schema: RegisteredSchema) -> None:
-        """Keep a version as another registry has it, id and number and all, whatever the level says.
-
-        Versions of a subject are put in their order. Raises RegistryError for one without subject or
-        version, behind its time, or under an id that has another schema.
-        """
-        if schema.subject is None or schema.version is None:
-            raise RegistryError("a version has a subject and a number", schema_id=schema.id)
-        with self._lock:
-            history = self._subjects.setdefault(schema.subject, [])
-            text = self._texts.setdefault(schema.id, schema.schema_text)
-            last = _version(history[-1]) if history else 0
-            if schema.version <= last or _identity(text) != _identity(schema.schema_text):
-                raise RegistryError(
-                    f"version {schema.version} cannot follow {last}, or its id is there with another schema",
-                    subject=schema.subject,
-                    schema_id=schema.id,
-                )
-            self._ids.setdefault(_identity(text), schema.id)
-            history.append(schema)
-
     def close(self) -> None:
         """Nothing to let go of."""
 
@@ -161,6 +141,26 @@ class MemorySchemaRegistry:
             RegisteredSchema(schema_id, text, subject, _version(history[-1]) + 1 if history else 1)
         )
         return schema_id
+
+
+class GlueSchemas:
+    """Schemas that AWS Glue registered, by the UUID that TiCDC writes before each payload.
+
+    ``name``: of the file that they come from, for messages.
+    """
+
+    def __init__(self, schemas: Mapping[UUID, str], *, name: str = "memory") -> None:
+        self._schemas = dict(schemas)
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name!r}, {len(self._schemas)} schemas)"
+
+    def schema_by_uuid(self, uuid: UUID) -> str:
+        """The text of a schema version; raises SchemaNotFoundError."""
+        if uuid not in self._schemas:
+            raise SchemaNotFoundError(f"no Glue schema version {uuid} in {self._name}: add its line")
+        return self._schemas[uuid]
 
 
 def _version(item: RegisteredSchema) -> int:
