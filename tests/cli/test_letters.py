@@ -113,6 +113,6 @@ def test_errors_are_named_in_any_case() -> None:
 
 def test_what_is_not_there_is_said_with_what_was_looked_for() -> None:
     chosen = chosen_record("shop", "shop.orders", "cdc[2]@17")
-    said = error_block(not_stored("dead letter", chosen, command="tidesink dlq list", store="./lake"))
+    said = error_block(not_stored(chosen, "./lake"))
     assert "table shop.orders at partition 2, offset 17 of cdc in ./lake" in said
     assert "stops" not in said

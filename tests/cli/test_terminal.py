@@ -15,7 +15,7 @@ import structlog
 from tidesink.cli import dev as demo
 from tidesink.cli import terminal as failures
 from tidesink.cli.main import show_report
-from tidesink.cli.registry_check import show_verdicts
+from tidesink.cli.registry import CheckReport
 from tidesink.cli.terminal import LogFormat, log_to_stderr, show_table
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import value_record
@@ -89,7 +89,7 @@ def test_a_registrys_verdict_fits_80_columns() -> None:
     registry = MemorySchemaRegistry(compatibility="FULL")
     registry.register("shop_customers-value", old)
     with _terminal() as terminal:
-        show_verdicts([verdict(registry, "shop_customers-value", new)], live=False)
+        CheckReport([verdict(registry, "shop_customers-value", new)], {}, {}, live=False).show()
     lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("_tidb_commit_physical_time") for line in lines)

@@ -10,11 +10,10 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from tidesink.cli import terminal
 from tidesink.cli.decode import Observed, decoded_lines, human_lines
@@ -41,7 +40,7 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.config import Config
-from tidesink.config.fields import PositiveDuration, without_secrets
+from tidesink.config.fields import without_secrets
 from tidesink.errors import ConfigError, NotKeptError, RegistryError, TidesinkError, nearest
 from tidesink.events import Message, TableId
 
@@ -57,7 +56,6 @@ app = typer.Typer(
 )
 
 _COLUMNS: Final = ("table", "error", "count", "first", "last", "where")
-_DURATION: Final[TypeAdapter[float]] = TypeAdapter(PositiveDuration)
 
 
 def list_letters(
@@ -117,9 +115,6 @@ def drop(
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="The letters of every table.")] = False,
     error: Annotated[str | None, typer.Option(help="Only those of this error, such as FramingError.")] = None,
-    older_than: Annotated[
-        str | None, typer.Option(help="Only those whose Kafka timestamp is older than this: 90m, 12h, 168h.")
-    ] = None,
     below: Annotated[
         int | None, typer.Option(help="Only those of offsets below this one, in every partition.")
     ] = None,
@@ -136,12 +131,9 @@ def drop(
     settings = chosen_config(None, config)
     chosen = _to_drop(settings, table, place, topic_id, everything=everything)
     if place is None:
-        before = None if older_than is None else datetime.now(timezone.utc) - _age(older_than)
-        chosen = replace(chosen, before=before, below=below, kind=error_name(error))
-    elif (error, older_than, below) != (None, None, None):
-        raise ConfigError(
-            "a place names one letter: --error, --older-than and --below have no effect with it; remove them"
-        )
+        chosen = replace(chosen, below=below, kind=error_name(error))
+    elif (error, below) != (None, None):
+        raise ConfigError("a place names one letter: --error and --below have no effect with it; remove them")
     letters = dead_letters_of(settings)
     groups = letters.groups(chosen)
     if place is not None:
@@ -256,13 +248,6 @@ def _to_drop(
     return chosen_record(config.pipeline, table, place, topic_id)
 
 
-def _age(text: str) -> timedelta:
-    try:
-        return timedelta(seconds=_DURATION.validate_python(text))
-    except ValidationError as exc:
-        raise ConfigError(f"--older-than {text}: give a number with a unit: 90m, 12h, 168h") from exc
-
-
 def _confirmed(count: int, place: str) -> bool:
     """Whether a person agrees; asked on stderr, since stdout is for the result."""
     if not sys.stdin.isatty():
@@ -283,7 +268,7 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
     found = letters.rows(chosen, limit=2)
     check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
     if not found:
-        raise not_stored("dead letter", chosen, command="tidesink dlq list", store=letters.place)
+        raise not_stored(chosen, letters.place)
     return found[0]
 
 
@@ -334,29 +319,6 @@ def list_events(
         show_table(None, _EVENT_COLUMNS, map(_row, found), folded=("statement",))
 
 
-def show_event(
-    table: TableArgument,
-    place: PlaceArgument,
-    config: ConfigOption = None,
-    topic_id: TopicId = None,
-    output: Output = OutputFormat.TEXT,
-) -> None:
-    """Show one DDL event: its whole statement. The exit code is 1 if there is none at this place."""
-    settings = chosen_config(None, config)
-    chosen = chosen_record(settings.pipeline, table, place, topic_id)
-    found = _events(settings, chosen)
-    check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
-    if not found:
-        store = without_secrets(settings.state)
-        raise not_stored("DDL event", chosen, command="tidesink ddl list", store=store)
-    row = found[0]
-    if output is OutputFormat.JSON:
-        write_json(record_json(row, tables_worked_on(settings)))
-        return
-    typer.echo(f"{row['table']}  {place_of(row)}  {row['kind']}  {commit_time(row['commit_ts'])}")
-    typer.echo(row["query"])
-
-
 def _events(config: Config, chosen: Chosen) -> list[dict[str, Any]]:
     from tidesink.sinks.kafka.letter_store import moment
     from tidesink.sinks.state.progress import load_ddl
@@ -377,8 +339,7 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["table"], commit_time(row["commit_ts"]), row["kind"], place_of(row), row["query"]
 
 
-for _event_name, _event_command in (("list", list_events), ("show", show_event)):
-    ddl_app.command(_event_name)(guarded(_event_command))
+ddl_app.command("list")(guarded(list_events))
 
 
 TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The source table, schema.table.")]
@@ -452,12 +413,12 @@ def _names_below(error: type[TidesinkError]) -> Iterator[str]:
         yield from _names_below(below)
 
 
-def not_stored(kind: str, chosen: Chosen, *, command: str, store: str) -> NotKeptError:
-    """The error that no record of a kind is at the chosen place."""
+def not_stored(chosen: Chosen, store: str) -> NotKeptError:
+    """The error that no letter is at the chosen place."""
     place = f"partition {chosen.partition}, offset {chosen.offset} of {chosen.topic or 'any topic'}"
     return NotKeptError(
-        f"pipeline {chosen.pipeline} stores no {kind} of table {chosen.table} at {place} in {store}: "
-        f"{command} lists those it has"
+        f"pipeline {chosen.pipeline} stores no dead letter of table {chosen.table} at {place} in {store}: "
+        "tidesink dlq list lists those it has"
     )
 
 

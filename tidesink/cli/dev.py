@@ -23,7 +23,6 @@ from rich.markup import escape
 
 from tidesink.cli import terminal
 from tidesink.cli.codec_options import CodecCommand, Given, codec_options, with_codec_options
-from tidesink.cli.sources import running_stack
 from tidesink.cli.status import named_table
 from tidesink.cli.terminal import (
     LogFormat,
@@ -35,7 +34,14 @@ from tidesink.cli.terminal import (
     show_table,
     write_json,
 )
-from tidesink.dev.stack import CONTROLLER_PORT, DIRECTORY, KAFKA_PORT, REGISTRY_PORT, DevStack
+from tidesink.dev.stack import (
+    CONTROLLER_PORT,
+    DIRECTORY,
+    KAFKA_PORT,
+    REGISTRY_PORT,
+    DevStack,
+    running_stack,
+)
 from tidesink.dev.workload import WorkloadReport
 from tidesink.sinks.batch.observers import BatchApplied, StepRetried, WorkerEvent
 from tidesink.sinks.spark.jvm import all_connector_jars, jar_directory
@@ -86,29 +92,6 @@ def down(directory: Directory = DIRECTORY, output: Output = OutputFormat.TEXT) -
         write_json({"stopped": stopped})
     else:
         typer.echo(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
-
-
-@app.command()
-@guarded
-def status(
-    directory: Directory = DIRECTORY,
-    kafka_port: KafkaPort = KAFKA_PORT,
-    controller_port: ControllerPort = CONTROLLER_PORT,
-    registry_port: RegistryPort = REGISTRY_PORT,
-    output: Output = OutputFormat.TEXT,
-) -> None:
-    """Show which servers run. The exit code is 3 if one does not."""
-    stack = DevStack(
-        directory, kafka_port=kafka_port, controller_port=controller_port, registry_port=registry_port
-    )
-    found = stack.status()
-    if output is OutputFormat.JSON:
-        write_json({"services": [service._asdict() for service in found]})
-    else:
-        rows = [(entry.name, entry.state, entry.pid, entry.port, entry.detail) for entry in found]
-        show_table(None, ("service", "state", "pid", "port", "detail"), rows, folded=("detail",))
-    if any(service.state != "running" for service in found):
-        raise typer.Exit(terminal.UNWELL)
 
 
 class Protocol(str, Enum):

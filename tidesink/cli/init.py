@@ -1,8 +1,7 @@
-"""``tidesink init`` and ``tidesink topics``: commands that start from a changefeed.
+"""``tidesink init``: a commented config to start from, or the config that reads a changefeed.
 
-The changefeed is given by its sink URI, its file, and which TiCDC runs it; it may not exist yet. ``init``
-fills the template beside this module to a commented config. ``topics`` says where the changefeed sends each
-table, by its dispatchers.
+The changefeed is given by its sink URI, its file, and which TiCDC runs it; it may not exist yet. The
+template is beside this module.
 """
 
 from __future__ import annotations
@@ -20,27 +19,20 @@ from typing import Annotated, Any, Final
 import typer
 import yaml
 
-from tidesink.cli import terminal
-from tidesink.cli.sources import definitions_of, running_stack
-from tidesink.cli.terminal import DEFAULT_CONFIG, Output, OutputFormat, note, show_table, warn, write_json
-from tidesink.codecs.dispatch import Dispatcher
+from tidesink.cli.sources import definitions_of
+from tidesink.cli.terminal import DEFAULT_CONFIG, Output, OutputFormat, note, write_json
 from tidesink.config import parse_config
 from tidesink.config.changefeed import (
     CLAIM_CHECK_VARIABLE,
     KAFKA_VARIABLE,
     REGISTRY_VARIABLE,
     Changefeed,
-    key_of,
-    lost_order,
     pipeline_draft,
     read_changefeed,
     read_toml_file,
 )
-from tidesink.ddl.catalog import TableDefinitions
-from tidesink.dev.stack import DIRECTORY, StackAddresses
+from tidesink.dev.stack import DIRECTORY, StackAddresses, running_stack
 from tidesink.errors import ConfigError
-from tidesink.events import TableId
-from tidesink.schema_registry.naming import subject
 
 # What stands in other places of the template, or is written by lines of its own.
 _ELSEWHERE: Final = ("brokers", "protocol", "topics", "kafka")
@@ -296,93 +288,3 @@ def _addresses(brokers: str | None, registry: str | None) -> StackAddresses:
             )
             return local
     return StackAddresses(brokers or _DEFAULT.brokers, registry or _DEFAULT.registry_url)
-
-
-def topics(
-    *,
-    sink_uri: SinkUri = None,
-    changefeed: ChangefeedFile = None,
-    table: Annotated[
-        list[str] | None, typer.Option("--table", help="A table, schema.table; may be repeated.")
-    ] = None,
-    table_definition: Definitions = None,
-    producer: ProducerOption = Producer.CLASSIC,
-    output: Output = OutputFormat.TEXT,
-) -> None:
-    """Show the topic and the partition rule of each table of a changefeed, as TiCDC resolves them.
-
-    Tables are those of --table and of the SQL file. The exit code is 2 if the changefeed cannot be
-    read, or if one row's changes could be in several partitions, which loses their order.
-    """
-    feed = changefeed_of(sink_uri, changefeed, producer)
-    definitions = definitions_of(table_definition, None)
-    names = [*map(_table_id, table or ()), *definitions]
-    if not names:
-        raise ConfigError("give the tables: --table schema.table, or --table-definition FILE")
-    lines = [_line(feed, one, definitions) for one in dict.fromkeys(names)]
-    for text in feed.warnings:
-        warn(text)
-    if output is OutputFormat.JSON:
-        write_json({"protocol": feed.protocol, "tables": lines, "warnings": list(feed.warnings)})
-    else:
-        _show(lines)
-    if any(line["problem"] for line in lines):
-        raise typer.Exit(terminal.USAGE)
-
-
-def _table_id(text: str) -> TableId:
-    schema, dot, name = text.partition(".")
-    if not (schema and dot and name):
-        raise ConfigError(f"--table {text!r}: give schema.table")
-    return TableId(schema, name)
-
-
-def _line(feed: Changefeed, table: TableId, definitions: TableDefinitions) -> dict[str, Any]:
-    dispatcher = feed.router.dispatcher_of(table)
-    topic = feed.router.topic_of(table)
-    registered = feed.protocol in ("avro", "debezium-avro")
-    fits = any(one is dispatcher for one in feed.router.dispatchers)
-    return {
-        "table": table._asdict(),
-        "topic": topic,
-        "partition": dispatcher.partition,
-        "columns": _columns(dispatcher, table, definitions),
-        "index": dispatcher.index or None,
-        "matcher": list(dispatcher.matcher.patterns) if fits else None,
-        "subject": subject(topic, "value") if registered else None,
-        "problem": _problem(dispatcher, table, definitions),
-    }
-
-
-def _columns(dispatcher: Dispatcher, table: TableId, definitions: TableDefinitions) -> list[str] | None:
-    """The columns whose values choose the partition; None if that needs a definition of the table."""
-    if dispatcher.partition == "columns":
-        return list(dispatcher.columns)
-    if dispatcher.partition != "index-value":
-        return []
-    schema = definitions.get(table)
-    if schema is None:
-        return None
-    if dispatcher.index:
-        return list(definitions.unique_index(table, dispatcher.index)) or None
-    return [column.name for column in schema.handle_columns]
-
-
-def _problem(dispatcher: Dispatcher, table: TableId, definitions: TableDefinitions) -> str | None:
-    schema = definitions.get(table)
-    if schema is not None and dispatcher.index and not definitions.unique_index(table, dispatcher.index):
-        return f"{table} has no unique index {dispatcher.index}: TiCDC would stop; correct the dispatcher"
-    return lost_order(dispatcher, key_of(definitions, table))
-
-
-def _show(lines: list[dict[str, Any]]) -> None:
-    rows = []
-    for line in lines:
-        columns = "the handle key" if line["columns"] is None else ", ".join(line["columns"])
-        rule = line["partition"] + (f": {columns}" if columns else "")
-        matcher = ", ".join(line["matcher"] or ["(none fits)"])
-        rows.append((TableId(**line["table"]), line["topic"], rule, matcher))
-    show_table(None, ("table", "topic", "partition by", "dispatcher"), rows)
-    for line in lines:
-        if line["problem"]:
-            typer.echo(f"PROBLEM: {TableId(**line['table'])}: {line['problem']}")

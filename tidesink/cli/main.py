@@ -143,7 +143,6 @@ _COMMANDS = (
     ("status", status.status),
     ("pause", status.pause),
     ("resume", status.resume),
-    ("topics", init.topics),
     ("accept-restored", status.accept_restored),
 )
 for _name, _command in _COMMANDS:

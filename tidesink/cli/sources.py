@@ -1,7 +1,6 @@
 """What commands read: a codec with its registry and definitions, and records from Kafka or a capture file.
 
-Commands that get no address use the stack that ``tidesink dev up`` started here. No consumer group is
-joined and nothing is committed: a look at a topic leaves no trace on the broker.
+No consumer group is joined and nothing is committed: a look at a topic leaves no trace on the broker.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from tidesink.config.load import load_registry_settings
 from tidesink.config.models import stated_keys, topic_tables
 from tidesink.consumer import message_of
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.dev.processes import find_running
-from tidesink.dev.stack import DIRECTORY, Broker, Registry, StackAddresses
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId
 from tidesink.kafka_client import SILENT, no_answer, open_client
@@ -210,18 +207,6 @@ def _from_topic(
     if not properties:
         raise ConfigError("--topic needs a broker: give --brokers host:port or --config FILE")
     return read_topic(properties, topic, start=parse_start(start), limit=limit)
-
-
-def running_stack(directory: Path = DIRECTORY) -> StackAddresses | None:
-    """Where the broker and the registry of this directory run; None unless both do."""
-    # The pid files know the ports, whatever options the stack was started with.
-    broker = find_running(Broker(directory, 0, 0).files)
-    registry = find_running(Registry(directory, 0).files)
-    if broker is None or registry is None:
-        return None
-    return StackAddresses(
-        Broker(directory, broker.port, 0).address, Registry(directory, registry.port).address
-    )
 
 
 _SECONDS = 6.0

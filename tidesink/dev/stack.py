@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import requests
 
@@ -27,7 +27,6 @@ from tidesink.dev.processes import (
     RunningDaemon,
     accepts,
     find_running,
-    read_pid_file,
     require_free_port,
     start_daemon,
     stop_daemons,
@@ -41,24 +40,12 @@ KAFKA_PORT: Final = 9092
 CONTROLLER_PORT: Final = 9093
 REGISTRY_PORT: Final = 8081
 
-State = Literal["running", "starting", "stopped", "stale pid file"]
-
 
 class StackAddresses(NamedTuple):
     """Where clients find the stack: ``bootstrap.servers`` and the registry's base URL."""
 
     brokers: str
     registry_url: str
-
-
-class ServiceStatus(NamedTuple):
-    """One service as it is now. ``detail`` is for people; a stopped one has no port: ``up`` is given it."""
-
-    name: str
-    state: State
-    pid: int | None
-    port: int | None
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -152,10 +139,6 @@ class DevStack:
         with self._alone(progress):
             return stop_daemons([service.files for service in self._services])
 
-    def status(self) -> list[ServiceStatus]:
-        """Each service as it is now."""
-        return [_status(service) for service in (self._broker, self._registry)]
-
     def _start(self, missing: list[Service], progress: Progress) -> None:
         for service in missing:  # started together, then waited for together
             service.start(progress)
@@ -186,20 +169,6 @@ def _is_running(service: Service) -> bool:
             f"not {service.port}: use that port, or run `tidesink dev down` first"
         )
     return running is not None
-
-
-def _status(service: Service) -> ServiceStatus:
-    name, running, stale = service.files.name, find_running(service.files), read_pid_file(service.files)
-    if running is None and stale is not None:
-        return ServiceStatus(
-            name, "stale pid file", None, stale.port, f"pid {stale.pid} is gone; up starts again"
-        )
-    if running is None:
-        return ServiceStatus(name, "stopped", None, None, "")
-    if running.port != service.port:
-        return ServiceStatus(name, "running", running.pid, running.port, "started with another port")
-    state: State = "running" if service.answers() else "starting"
-    return ServiceStatus(name, state, running.pid, running.port, service.address)
 
 
 # Always the same: Kafka's tool outlives a killed ``up``, and may meet the next one's.
@@ -366,6 +335,16 @@ class Registry(Service):
             f"-Dapicurio.datasource.url=jdbc:h2:file:{(self._data / 'registry').resolve()}",
             "-jar", str(registry_runner()),
         ]  # fmt: skip
+
+
+def running_stack(directory: Path = DIRECTORY) -> StackAddresses | None:
+    """Where the broker and the registry of a directory run; None unless both do."""
+    # The pid files know the ports, whatever options the stack was started with.
+    broker = find_running(Broker(directory, 0, 0).files)
+    registry = find_running(Registry(directory, 0).files)
+    if broker is None or registry is None:
+        return None
+    return DevStack(directory, kafka_port=broker.port, registry_port=registry.port).addresses
 
 
 KAFKA: Final = JarSet(
