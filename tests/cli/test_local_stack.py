@@ -13,8 +13,7 @@ import pytest
 from tests.cli.samples import run
 from tests.servers import local_stack
 from tidesink.config import load_config
-from tidesink.dev.processes import DaemonFiles, start_of
-from tidesink.dev.stack import API, DIRECTORY, Broker, Registry, running_stack
+from tidesink.dev.stack import API, DIRECTORY, Broker, DaemonFiles, Registry, running_stack, start_of
 
 README: Final = Path(__file__).resolve().parents[2] / "README.md"
 

@@ -20,9 +20,8 @@ from tidesink.cli.terminal import LogFormat, log_to_stderr, show_table
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import parse_create_table
-from tidesink.dev.demo import DemoResult
+from tidesink.dev.demo import DemoResult, WorkloadReport
 from tidesink.dev.lake_check import TableCheck
-from tidesink.dev.workload import WorkloadReport
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.compatibility import verdict

@@ -20,8 +20,18 @@ from confluent_kafka.admin import AdminClient
 
 from tests.full import FULL
 from tests.servers import create_topics, delete_topic, local_stack
-from tidesink.dev.processes import LOOPBACK, accepts, find_running, free_ports, start_of
-from tidesink.dev.stack import Broker, DevStack, Registry, _format, running_stack
+from tidesink.dev.stack import (
+    LOOPBACK,
+    Broker,
+    DevStack,
+    Registry,
+    _format,
+    accepts,
+    find_running,
+    free_ports,
+    running_stack,
+    start_of,
+)
 from tidesink.errors import DevStackError
 from tidesink.sinks.spark.jvm import silent
 

@@ -16,7 +16,7 @@ from tidesink.codecs.flat_avro.framing import MOST_BYTES
 from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, SchemaNotFoundError
 from tidesink.events import ChangeEvent, Message, Op, SchemaIds, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.schema_registry.memory import GlueSchemas
+from tidesink.schema_registry.client import GlueSchemas
 
 KEY_ID = UUID("b7b4a7f0-9c96-4e4a-a687-fb5de9ef0c63")
 VALUE_ID = UUID("b7b4a7f0-9c96-4e4a-a687-fb5de9ef0c64")

@@ -42,13 +42,12 @@ from tidesink.dev.stack import (
     DevStack,
     running_stack,
 )
-from tidesink.dev.workload import WorkloadReport
 from tidesink.sinks.batch.observers import BatchApplied, StepRetried, WorkerEvent
 from tidesink.sinks.spark.jvm import all_connector_jars, jar_directory
 from tidesink.sinks.spark.session import make_class_archive
 
 if TYPE_CHECKING:
-    from tidesink.dev.demo import DemoResult
+    from tidesink.dev.demo import DemoResult, WorkloadReport
     from tidesink.dev.lake_check import TableCheck
     from tidesink.sinks.batch.observers import TableReport
 
@@ -126,7 +125,7 @@ def workload(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Write a seeded shop workload through tidesink's own encoders, and the expected final state."""
-    from tidesink.dev.workload import WorkloadOptions, write_workload
+    from tidesink.dev.demo import WorkloadOptions, write_workload
     from tidesink.schema_registry import open_registry
 
     local = running_stack(directory) or DevStack(directory).addresses

@@ -39,11 +39,10 @@ from tidesink.config.fields import (
 from tidesink.config.kafka_properties import KafkaProperties, confluent_properties, normalised_kafka
 from tidesink.errors import ConfigError
 from tidesink.kafka_client import ClientSettings
-from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, OAuthClient, TlsOptions
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.client import open_registry
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.schema_registry.transport import Timeouts
+from tidesink.schema_registry.transport import Auth, BasicAuth, BearerAuth, OAuthClient, Timeouts, TlsOptions
 from tidesink.typemap.render import DecimalMode, UnsignedMode
 
 

@@ -46,8 +46,8 @@ from tidesink.config.source import (
 )
 from tidesink.errors import ConfigError
 from tidesink.kafka_client import ClientSettings
-from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
 from tidesink.schema_registry.naming import TopicRule
+from tidesink.schema_registry.transport import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
 from tidesink.typemap.render import DecimalMode, UnsignedMode
 
 TargetFeature = Literal[
