@@ -18,9 +18,8 @@ from rich.markup import escape, render
 
 import tidesink.codecs
 from tidesink.cli import sources, terminal
-from tidesink.cli.codec_options import Given, with_codec_options
 from tidesink.cli.json_lines import error_json, event_json
-from tidesink.cli.sources import Setting
+from tidesink.cli.sources import Given, Setting, with_codec_options
 from tidesink.cli.status import commit_time
 from tidesink.cli.terminal import Output, OutputFormat, console, warn
 from tidesink.codecs.base import Codec

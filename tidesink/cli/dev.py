@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tidesink.cli import terminal
-from tidesink.cli.codec_options import CodecCommand, Given, codec_options, with_codec_options
+from tidesink.cli.sources import CodecCommand, Given, codec_options, with_codec_options
 from tidesink.cli.status import named_table
 from tidesink.cli.terminal import (
     LogFormat,

@@ -17,7 +17,6 @@ import orjson
 import typer
 
 from tidesink.cli import sources, terminal
-from tidesink.cli.codec_options import Given, with_codec_options
 from tidesink.cli.decode import record_line
 from tidesink.cli.json_lines import (
     Line,
@@ -28,7 +27,7 @@ from tidesink.cli.json_lines import (
     position_of,
     table_of,
 )
-from tidesink.cli.sources import Setting
+from tidesink.cli.sources import Given, Setting, with_codec_options
 from tidesink.cli.terminal import Output, OutputFormat, error_block, warn
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.canal_json.codec import CanalJsonCodec

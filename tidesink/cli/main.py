@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidesink.cli import dead_letters, decode, dev, encode, init, plan, registry, status, terminal
-from tidesink.cli.codec_options import CodecCommand
+from tidesink.cli import dead_letters, decode, dev, encode, plan, registry, status, terminal
+from tidesink.cli.sources import CodecCommand
 from tidesink.cli.status import COUNTS, commit_time, count_remarks, counts_row
 from tidesink.cli.terminal import (
     ConfigArgument,
@@ -136,7 +136,7 @@ app = typer.Typer(
 )
 
 _COMMANDS = (
-    ("init", init.init),
+    ("init", plan.init),
     ("validate", plan.validate),
     ("plan", plan.plan),
     ("run", run_worker),

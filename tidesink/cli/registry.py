@@ -20,7 +20,7 @@ import orjson
 import typer
 
 from tidesink.cli import sources, terminal
-from tidesink.cli.codec_options import CodecCommand, Given, codec_options, with_codec_options, with_options
+from tidesink.cli.sources import CodecCommand, Given, codec_options, with_codec_options, with_options
 from tidesink.cli.terminal import Output, OutputFormat, guarded, note, show_table, warn, write_json
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import key_record, value_record
