@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.resources import files
 from pathlib import Path
@@ -24,7 +23,7 @@ import typer
 import yaml
 
 from tidesink.cli import terminal
-from tidesink.cli.sources import definitions_of
+from tidesink.cli.sources import definitions_of, protocol_named
 from tidesink.cli.status import read_statuses
 from tidesink.cli.terminal import (
     DEFAULT_CONFIG,
@@ -87,27 +86,28 @@ _TABLES_EXAMPLE: Final = """\
 """
 
 
-@dataclass(frozen=True)
-class PipelineText:
-    """The places of the template as YAML text; ``codec``, ``kafka`` and ``tables`` are whole lines."""
-
-    brokers: str
-    protocol: str
-    topics: str
-    codec: str
-    kafka: str
-    tables: str
-
-    def filled(self, **more: str) -> str:
-        """The template with every place filled."""
-        text = (files("tidesink.cli") / "pipeline.yaml").read_text(encoding="utf-8")
-        values = asdict(self) | more
-        return re.sub(r"@(\w+)@", lambda place: values[place[1]], text)
+def _filled(source: Mapping[str, Any], codec: str, tables: Sequence[Mapping[str, Any]], **more: str) -> str:
+    """The template with every place filled; ``codec`` is whole lines, ``more`` the places with one value."""
+    kafka = source.get("kafka")
+    values = {
+        **{name: _scalar(value) for name, value in more.items()},
+        **{name: _scalar(source[name]) for name in ("brokers", "protocol", "topics")},
+        "codec": codec,
+        "kafka": _lines("Kafka client properties", {"kafka": kafka}) if kafka else _KAFKA_EXAMPLE,
+        "tables": _yaml({"tables": tables}) if tables else _TABLES_EXAMPLE,
+    }
+    text = (files("tidesink.cli") / "pipeline.yaml").read_text(encoding="utf-8")
+    return re.sub(r"@(\w+)@", lambda place: values[place[1]], text)
 
 
-def scalar(value: Any) -> str:
+def _scalar(value: Any) -> str:
     """A value as YAML on one line; a reference such as ``${env:NAME}`` stays as it is."""
     return _yaml(value, flow=True).removesuffix("...\n").rstrip("\n")
+
+
+def _lines(heading: str, settings: Mapping[str, Any]) -> str:
+    """Settings of the source behind a comment."""
+    return indent(f"# {heading}:\n" + (_yaml(settings) if settings else ""), "  ")
 
 
 def _yaml(value: Any, *, flow: bool = False) -> str:
@@ -117,25 +117,7 @@ def _yaml(value: Any, *, flow: bool = False) -> str:
     return found
 
 
-def codec_lines(source: Mapping[str, Any]) -> str:
-    """The registry and the codec options of ``source``."""
-    options = {name: value for name, value in source.items() if name not in _ELSEWHERE}
-    return indent("# As in the changefeed:\n" + (_yaml(options) if options else ""), "  ")
-
-
-def kafka_lines(properties: Mapping[str, str] | None) -> str:
-    """The Kafka client properties, or an example of them."""
-    if not properties:
-        return _KAFKA_EXAMPLE
-    return indent("# Kafka client properties:\n" + _yaml({"kafka": properties}), "  ")
-
-
-def tables_lines(tables: Sequence[Mapping[str, Any]]) -> str:
-    """The tables that have settings of their own, or an example of them."""
-    return _yaml({"tables": tables}) if tables else _TABLES_EXAMPLE
-
-
-def checked(text: str) -> str:
+def _checked(text: str) -> str:
     """The text itself, if it is a correct config.
 
     Files that it names and variables that it refers to need not exist yet.
@@ -190,8 +172,6 @@ def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -
 
 
 _DEFAULT = StackAddresses("127.0.0.1:9092", "http://127.0.0.1:8081")
-_RULE = "{schema}_{table}"
-_DEBEZIUM_RULE = "server1.{schema}.{table}"
 
 _CODEC = {
     "flat-avro": """\
@@ -223,20 +203,12 @@ _CODEC = {
 }
 
 
-class Protocol(str, Enum):
-    """The protocols a config can be written for."""
-
-    FLAT_AVRO = "flat-avro"
-    CANAL_JSON = "canal-json"
-    DEBEZIUM_AVRO = "debezium-avro"
-    DEBEZIUM_JSON = "debezium-json"
-
-
 def init(
     *,
     file: Annotated[Path, typer.Argument(help="Where to write it.")] = DEFAULT_CONFIG,
     protocol: Annotated[
-        Protocol | None, typer.Option(help="The changefeed's protocol; flat-avro if not given.")
+        str | None,
+        typer.Option(help=f"The changefeed's protocol, flat-avro if not given: {', '.join(_CODEC)}."),
     ] = None,
     sink_uri: SinkUri = None,
     changefeed: ChangefeedFile = None,
@@ -260,26 +232,20 @@ def init(
     """
     if file.exists() and not force:
         raise ConfigError(f"{file} is there already: give another name, or --force to replace it")
-    common = {"pipeline": scalar(pipeline), "target": scalar(target)}
+    places = {"pipeline": pipeline, "target": target}
+    notes: list[str] = []
     if sink_uri is None and changefeed is None:
-        text = _plain(protocol or Protocol.FLAT_AVRO, _addresses(brokers, schema_registry)).filled(**common)
-        notes: list[str] = []
+        text = _example(protocol_named(protocol or "flat-avro"), _addresses(brokers, schema_registry), places)
     else:
         if protocol is not None or schema_registry is not None:
             raise ConfigError("--protocol and --schema-registry are in the sink URI: remove them here")
         feed = changefeed_of(sink_uri, changefeed, producer)
         draft = pipeline_draft(feed, definitions_of(table_definition, None))
         draft.source["brokers"] = brokers or draft.source["brokers"]
-        text = PipelineText(
-            brokers=scalar(draft.source["brokers"]),
-            protocol=draft.source["protocol"],
-            topics=scalar(draft.source["topics"]),
-            codec=codec_lines(draft.source),
-            kafka=kafka_lines(draft.source.get("kafka")),
-            tables=tables_lines(draft.tables),
-        ).filled(**common)
+        options = {name: value for name, value in draft.source.items() if name not in _ELSEWHERE}
+        text = _filled(draft.source, _lines("As in the changefeed", options), draft.tables, **places)
         notes = draft.notes
-    _write(file, checked(text))
+    _write(file, _checked(text))
     if output is OutputFormat.JSON:
         write_json({"file": str(file), "notes": notes})
         return
@@ -288,15 +254,11 @@ def init(
     typer.echo(f"wrote {file}; next: tidesink validate {file} --connect, then tidesink plan {file}")
 
 
-def _plain(protocol: Protocol, addresses: StackAddresses) -> PipelineText:
-    return PipelineText(
-        brokers=scalar(addresses.brokers),
-        protocol=protocol.value,
-        topics=scalar(_DEBEZIUM_RULE if protocol.value.startswith("debezium") else _RULE),
-        codec=_CODEC[protocol.value].replace("@registry@", scalar(addresses.registry_url)),
-        kafka=kafka_lines(None),
-        tables=tables_lines([]),
-    )
+def _example(protocol: str, addresses: StackAddresses, places: Mapping[str, str]) -> str:
+    rule = "server1.{schema}.{table}" if protocol.startswith("debezium") else "{schema}_{table}"
+    source = {"brokers": addresses.brokers, "protocol": protocol, "topics": rule}
+    codec = _CODEC[protocol].replace("@registry@", _scalar(addresses.registry_url))
+    return _filled(source, codec, [], **places)
 
 
 def _write(file: Path, text: str) -> None:
