@@ -21,15 +21,7 @@ from tidesink.config.kafka_properties import (
 )
 from tidesink.config.models import Config, Route, references
 from tidesink.config.source import RegistrySettings, SourceSettings
-from tidesink.config.table_checks import (
-    Words,
-    layout_problems,
-    merged_problems,
-    mode_problems,
-    schema_change_problems,
-    sequence_problems,
-    words_of,
-)
+from tidesink.config.table_checks import merged_problems, section_problems, sections_of
 from tidesink.config.targets import HttpSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
@@ -258,21 +250,13 @@ def _raw_change_event(config: Config) -> Iterator[Problem]:
             "set output-raw-change-event = false in the changefeed, or with new TiCDC "
             "avro-include-before-value: true in both",
         )
-    elif ("upsert", "kafka") in _words(config):
+    elif any((at.mode, at.sequence_by) == ("upsert", "kafka") for at in sections_of(config)):
         yield Problem(
             "source.output-raw-change-event",
             "where one row takes the key that another row leaves (UPDATE t SET id = id + 1), the order of "
             "records in Kafka does not show whether the write or the delete came last, so rows would be lost",
             "set output-raw-change-event = false in the changefeed, or sequence_by: source for all tables",
         )
-
-
-def _words(config: Config) -> set[Words]:
-    """Modes and orders of the tables that there may be."""
-    return {
-        words_of(config, config.defaults),
-        *(words_of(config, entry) for entry in config.tables),
-    }
 
 
 def _rules(config: Config) -> Iterator[Problem]:
@@ -435,11 +419,8 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _raw_change_event,
     _tables,
     _definitions,
-    sequence_problems,
-    mode_problems,
-    layout_problems,
+    section_problems,
     route_problems,
-    schema_change_problems,
     _kafka_clients,
     _files,
     _dead_letters,
