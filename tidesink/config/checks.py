@@ -13,14 +13,15 @@ from typing import Final
 
 from tidesink.codecs.open import CODECS, without_effect
 from tidesink.config.fields import Problem, database_url_problems
-from tidesink.config.kafka_properties import (
+from tidesink.config.models import Config, Route, references
+from tidesink.config.source import (
     KafkaProperties,
+    RegistrySettings,
+    SourceSettings,
     file_problems,
     kafka_problems,
     security_problems,
 )
-from tidesink.config.models import Config, Route, references
-from tidesink.config.source import RegistrySettings, SourceSettings
 from tidesink.config.table_checks import merged_problems, section_problems, sections_of
 from tidesink.config.targets import HttpSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions

@@ -15,9 +15,8 @@ from pydantic import SecretStr, ValidationError
 
 from tidesink.config.checks import cross_problems, registry_auth_problems
 from tidesink.config.fields import Interpolated, Problem, place_of, problems_of, shown_seconds
-from tidesink.config.kafka_properties import kafka_problems
 from tidesink.config.models import Config
-from tidesink.config.source import RegistrySettings, registry_section
+from tidesink.config.source import RegistrySettings, kafka_problems, registry_section
 from tidesink.errors import ConfigError
 
 _SECRET_PLACES = (

@@ -35,13 +35,15 @@ from tidesink.config.fields import (
     Texts,
     beside_config,
 )
-from tidesink.config.kafka_properties import KafkaProperties, confluent_properties, normalised_kafka
 from tidesink.config.source import (
     Brokers,
+    KafkaProperties,
     ProtocolName,
     RegistrySettings,
     RegistryTls,
+    confluent_properties,
     known_time_zone,
+    normalised_kafka,
     registry_section,
 )
 from tidesink.errors import ConfigError
