@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from tidesink.codecs.open import CODECS, without_effect
-from tidesink.config.fields import Problem, database_url_problems
+from tidesink.config.fields import Problem
 from tidesink.config.models import Config, Route, references
 from tidesink.config.source import (
     KafkaProperties,
-    RegistrySettings,
     SourceSettings,
     file_problems,
     kafka_problems,
@@ -27,9 +25,6 @@ from tidesink.config.targets import HttpSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.schema_registry.naming import TopicRule
-
-_UPSTREAM_REMEDY = "give a URL such as mysql+pymysql://${env:TIDB_USER}:${env:TIDB_PASSWORD}@tidb:4000"
 
 
 def large_message_problems(config: Config) -> Iterator[Problem]:
@@ -48,9 +43,6 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
             "required with large-message-handle-option claim-check",
             "give the changefeed's claim-check-storage-uri, or a directory that holds the same files",
         )
-    if source.upstream_url is not None:
-        url = source.upstream_url.get_secret_value()
-        yield from database_url_problems("source.upstream-url", url, remedy=_UPSTREAM_REMEDY)
 
 
 def message_target_problems(config: Config) -> Iterator[Problem]:
@@ -219,25 +211,6 @@ def _registry(config: Config) -> Iterator[Problem]:
             f"{source.protocol} needs the schema registry that its producer writes to",
             "add it, such as schema-registry: http://127.0.0.1:8081",
         )
-    for place, registry in _registries(config):
-        yield from registry_auth_problems(registry, place)
-
-
-def registry_auth_problems(registry: RegistrySettings, place: str) -> Iterator[Problem]:
-    """Not exactly one way to sign in, or an incomplete one."""
-    auth = registry.auth
-    if auth is None:
-        return
-    given = {
-        "token": auth.token is not None,
-        "username/password": auth.username is not None or auth.password is not None,
-        "oauth": auth.oauth is not None,
-    }
-    several = [name for name, there in given.items() if there]
-    if len(several) > 1:
-        yield Problem(f"{place}.auth", f"{' and '.join(several)} exclude each other", "keep one")
-    elif not (given["token"] or given["oauth"]) and (auth.username is None or auth.password is None):
-        yield Problem(f"{place}.auth", "incomplete", "give username and password, token, or oauth")
 
 
 def _raw_change_event(config: Config) -> Iterator[Problem]:
@@ -261,20 +234,10 @@ def _raw_change_event(config: Config) -> Iterator[Problem]:
 
 
 def _rules(config: Config) -> Iterator[Problem]:
-    for index, text in enumerate(config.source.topics):
+    for index, rule in enumerate(config.source.rules):
         field = "source.topics" if len(config.source.topics) == 1 else f"source.topics[{index}]"
-        rule = _parsed(text)
-        if isinstance(rule, ConfigError):
-            yield Problem(field, rule.message, "correct the rule")
-        elif config.source.protocol == "flat-avro" and not (rule.is_fixed or rule.names_tables):
+        if config.source.protocol == "flat-avro" and not (rule.is_fixed or rule.names_tables):
             yield Problem(field, FLAT_AVRO_RULE, f"use {{schema}}_{{table}} in place of {rule.text}")
-
-
-def _parsed(text: str) -> TopicRule | ConfigError:
-    try:
-        return TopicRule.parse(text)
-    except ConfigError as error:
-        return error
 
 
 def _fixed_topics(config: Config) -> Iterator[Problem]:
@@ -293,9 +256,8 @@ def _fixed_topics(config: Config) -> Iterator[Problem]:
                 "exactly one table: its subject would carry two records",
                 "give each table its own topic, or use a rule with {schema} and {table}",
             )
-    for text in config.source.topics:
-        rule = _parsed(text)
-        if isinstance(rule, TopicRule) and rule.is_fixed and text not in owners:
+    for text in (rule.text for rule in config.source.rules if rule.is_fixed):
+        if text not in owners:
             yield Problem(
                 "source.topics",
                 f"{FLAT_AVRO_RULE}; {text} is a fixed topic, and no table owns it",
@@ -341,27 +303,6 @@ def _definitions(config: Config) -> Iterator[Problem]:
             yield Problem(field, f"does not create {entry.table}", f"give the CREATE TABLE of {entry.table}")
 
 
-def _files(config: Config) -> Iterator[Problem]:
-    """Certificates and keys that do not exist: a worker must not find out hours later."""
-    for place, properties in _clients(config):
-        yield from file_problems(properties, place)
-    sections = [(f"{place}.tls", registry.tls) for place, registry in _registries(config)]
-    if isinstance(config.target, HttpSettings):
-        sections.append(("target.tls", config.target.tls))
-    for place, tls in sections:
-        for name in ("ca", "certificate", "key") if tls is not None else ():
-            path = getattr(tls, name)
-            if path is not None and not Path(path).is_file():
-                yield Problem(f"{place}.{name}", "there is no such file", "give a PEM file")
-
-
-def _registries(config: Config) -> Iterator[tuple[str, RegistrySettings]]:
-    if config.source.schema_registry is not None:
-        yield "source.schema-registry", config.source.schema_registry
-    if isinstance(config.target, KafkaSettings) and config.target.schema_registry is not None:
-        yield "target.schema-registry", config.target.schema_registry
-
-
 def _dead_letters(config: Config) -> Iterator[Problem]:
     topic, setting = config.dead_letters.topic, "dead-letters.errors.deadletterqueue.topic.name"
     if topic is None:
@@ -396,19 +337,13 @@ def _kafka_clients(config: Config) -> Iterator[Problem]:
     for place, properties in _clients(config):
         yield from kafka_problems(properties, place)
         yield from security_problems(properties, place)
+        yield from file_problems(properties, place)
 
 
 def _clients(config: Config) -> Iterator[tuple[str, KafkaProperties]]:
     yield "source.kafka", config.source.kafka
     if isinstance(config.target, KafkaSettings):
         yield "target.kafka", config.target.kafka
-
-
-def _state(config: Config) -> Iterator[Problem]:
-    if "://" in config.state:
-        remedy = "give a path, or a URL such as postgresql+psycopg://user@host/database"
-        no_url = "is neither a path nor a SQLAlchemy URL"
-        yield from database_url_problems("state", config.state, remedy=remedy, no_url=no_url)
 
 
 _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
@@ -423,10 +358,8 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     section_problems,
     route_problems,
     _kafka_clients,
-    _files,
     _dead_letters,
     message_target_problems,
-    _state,
 )
 
 

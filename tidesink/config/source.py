@@ -7,10 +7,18 @@ from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from tidesink.codecs.base import (
     BinaryHandling,
@@ -31,12 +39,14 @@ from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
     Listed,
-    LocalPath,
     Model,
+    PemFile,
     PositiveDuration,
     Problem,
+    RefusedSettingError,
     Texts,
     beside_config,
+    known_database,
 )
 from tidesink.errors import ConfigError
 from tidesink.kafka_client import (
@@ -203,6 +213,23 @@ ProtocolName = Annotated[
 """A protocol by any of its names, in any case; its name in ``CODECS`` then."""
 
 
+def _topic_rule(text: str) -> str:
+    try:
+        TopicRule.parse(text)
+    except ConfigError as error:
+        raise RefusedSettingError(error.message, "correct the rule") from error
+    return text
+
+
+TopicRuleText = Annotated[str, AfterValidator(_topic_rule)]
+
+
+def _upstream(url: SecretStr) -> SecretStr:
+    remedy = "give a URL such as mysql+pymysql://${env:TIDB_USER}:${env:TIDB_PASSWORD}@tidb:4000"
+    known_database(url.get_secret_value(), remedy=remedy)
+    return url
+
+
 def known_time_zone(name: str) -> str:
     """The name of a time zone as it is; raises ValueError for one that the database does not have."""
     try:
@@ -224,14 +251,28 @@ def _broker(address: str) -> str:
 Brokers = Annotated[tuple[Annotated[str, AfterValidator(_broker)], ...], Listed, Field(min_length=1)]
 
 
-def _registry_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme == "memory":  # the shipped in-process registry, for tests and notebooks
-        return url
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("give a URL such as http://127.0.0.1:8081")
+def http_url(url: str, example: str, *, secrets: str) -> SplitResult:
+    """The parts of a URL for requests; ``secrets``: where user name and password go instead.
+
+    Raises:
+        ValueError: it is none, or holds them.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.port != 0 and parts.scheme in ("http", "https") and parts.hostname
+    except ValueError:
+        usable = None
+    if not usable:
+        raise ValueError(f"give a URL such as {example}")
     if parts.username or parts.password:
-        raise ValueError("put user name and password under schema-registry.auth, not into the URL")
+        raise ValueError(f"put {secrets}, not into the URL")
+    return parts
+
+
+def _registry_url(url: str) -> str:
+    if url.startswith("memory:"):  # the shipped in-process registry, for tests and notebooks
+        return url
+    http_url(url, "http://127.0.0.1:8081", secrets="user name and password under schema-registry.auth")
     return url.rstrip("/")
 
 
@@ -245,11 +286,9 @@ def registry_section(value: Any) -> Any:
 
 
 def _token_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("give the token endpoint's URL, such as https://login.example.com/oauth2/token")
-    if parts.username or parts.password or parts.query:
-        raise ValueError("put the secret under client-secret, not into the URL")
+    secrets = "the secret under client-secret"
+    if http_url(url, "https://login.example.com/oauth2/token", secrets=secrets).query:
+        raise ValueError(f"put {secrets}, not into the URL")
     return url
 
 
@@ -264,7 +303,7 @@ class RegistryOAuth(Model):
     """The client's secret."""
     scope: str = ""
     """The scope of the token, as the authority expects it; several separated by blanks."""
-    ca: LocalPath | None = None
+    ca: PemFile | None = None
     """Certificates of the authorities to trust at the token endpoint; the system's own if not given."""
 
     def client(self, timeout: float) -> OAuthClient:
@@ -274,36 +313,57 @@ class RegistryOAuth(Model):
         return OAuthClient(self.token_url, self.client_id, secret, scope=self.scope, tls=tls, timeout=timeout)
 
 
-class RegistryAuth(Model):
-    """How to sign in to the registry: ``username`` and ``password``, a bearer ``token``, or ``oauth``."""
+class SignIn(Model):
+    """How to sign in: ``username`` and ``password``, or a bearer ``token``."""
 
-    username: str | None = None
+    username: str | None = Field(default=None, min_length=1)
     """User name of basic authentication (Confluent Cloud: the API key)."""
     password: SecretStr | None = None
     """Its password (Confluent Cloud: the API secret)."""
     token: SecretStr | None = None
     """A bearer token, in place of user name and password."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> SignIn:
+        ways = {
+            "token": self.token is not None,
+            "username/password": self.username is not None or self.password is not None,
+            "oauth": getattr(self, "oauth", None) is not None,
+        }
+        given = [name for name, there in ways.items() if there]
+        if len(given) > 1:
+            raise RefusedSettingError(f"{' and '.join(given)} exclude each other", "keep one")
+        if given in ([], ["username/password"]) and (self.username is None or self.password is None):
+            oauth = ", token, or oauth" if "oauth" in type(self).model_fields else ", or token"
+            raise RefusedSettingError("incomplete", f"give username and password{oauth}")
+        return self
+
+    def signing(self, timeout: float = 10.0) -> Auth:  # noqa: ARG002  # of a request for a token
+        """How requests are signed. ``timeout``: of a request for a token, in seconds."""
+        if self.token is not None:
+            return BearerAuth(self.token.get_secret_value())
+        return BasicAuth(self.username or "", self.password.get_secret_value() if self.password else "")
+
+
+class RegistryAuth(SignIn):
+    """How to sign in to the registry: ``username`` and ``password``, a bearer ``token``, or ``oauth``."""
+
     oauth: RegistryOAuth | None = None
     """OAuth 2.0 client credentials, in place of both."""
 
     def signing(self, timeout: float = 10.0) -> Auth:
-        """How requests are signed. ``timeout``: of a request for a token, in seconds."""
-        if self.oauth is not None:
-            return self.oauth.client(timeout)
-        if self.token is not None:
-            return BearerAuth(self.token.get_secret_value())
-        password = self.password.get_secret_value() if self.password else ""
-        return BasicAuth(self.username or "", password)
+        """As ``SignIn``."""
+        return self.oauth.client(timeout) if self.oauth is not None else super().signing()
 
 
 class RegistryTls(Model):
     """TLS files in PEM form. ``verify: false`` accepts any certificate: for experiments only."""
 
-    ca: LocalPath | None = None
+    ca: PemFile | None = None
     """Certificates of the authorities to trust; the system's own if not given."""
-    certificate: LocalPath | None = None
+    certificate: PemFile | None = None
     """The client's certificate."""
-    key: LocalPath | None = None
+    key: PemFile | None = None
     """Its private key."""
     verify: bool = True
     """`false` accepts any certificate: for experiments only."""
@@ -381,7 +441,7 @@ class SourceSettings(Model):
     protocol: ProtocolName
     """The producer's protocol: TiCDC's `flat-avro` (or its alias `avro`) or `canal-json`, or `debezium-avro`
     or `debezium-json` (TiCDC's name: `debezium`) of a Debezium connector or of new TiCDC; in any case."""
-    topics: Annotated[tuple[str, ...], Listed, Field(min_length=1)]
+    topics: Annotated[tuple[TopicRuleText, ...], Listed, Field(min_length=1)]
     """A topic rule as in the changefeed's dispatchers (`{schema}_{table}`), or topics one by one. A flat-avro
     rule must contain `{schema}` and `{table}`; a fixed flat-avro topic serves exactly one table, named
     under `tables`."""
@@ -411,7 +471,7 @@ class SourceSettings(Model):
     """New TiCDC: rows carry TiDB's row key, which identifies the rows of tables without a key
     (`docs/tables-without-a-key.md`); needs the extension. canal-json only."""
     output_raw_change_event: bool = CodecOptions.output_raw_change_event
-    """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
+    """TiCDC: key changes are not split. RefusedSettingError for flat-avro without before-values, where the old key would
     be lost, and under `sequence_by: kafka`, where rows that pass on a key in one transaction would be
     lost."""
     large_message_handle_option: LargeMessageOption = CodecOptions.large_message_handle_option
@@ -425,7 +485,7 @@ class SourceSettings(Model):
     Nothing outside of it is opened. Never shown. canal-json only."""
     claim_check_raw_value: bool = CodecOptions.claim_check_raw_value
     """TiCDC: claim-check files hold the bare value. Detected from the files. canal-json only."""
-    upstream_url: SecretStr | None = None
+    upstream_url: Annotated[SecretStr, AfterValidator(_upstream)] | None = None
     """A SQLAlchemy URL of the upstream TiDB, such as `mysql+pymysql://reader:…@tidb:4000`: rows that were
     reduced to their handle key are read from it, as they were at their commit. Without it they are bad
     records. Never shown. canal-json only."""
