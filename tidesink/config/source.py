@@ -471,7 +471,7 @@ class SourceSettings(Model):
     """New TiCDC: rows carry TiDB's row key, which identifies the rows of tables without a key
     (`docs/tables-without-a-key.md`); needs the extension. canal-json only."""
     output_raw_change_event: bool = CodecOptions.output_raw_change_event
-    """TiCDC: key changes are not split. RefusedSettingError for flat-avro without before-values, where the old key would
+    """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
     be lost, and under `sequence_by: kafka`, where rows that pass on a key in one transaction would be
     lost."""
     large_message_handle_option: LargeMessageOption = CodecOptions.large_message_handle_option
