@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidesink import __version__
 from tidesink.cli import dead_letters, decode, dev, encode, plan, registry, status, terminal
 from tidesink.cli.sources import CodecCommand
 from tidesink.cli.status import COUNTS, commit_time, count_remarks, counts_row
@@ -30,7 +31,6 @@ from tidesink.cli.terminal import (
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.batch.observers import LogListener
-from tidesink.version import __version__
 
 if TYPE_CHECKING:
     from tidesink.sinks.batch.observers import Listener, RunReport, TableReport
