@@ -210,12 +210,10 @@ class WorkloadOptions:
     restart_every: int = 4_000
 
 
-def write_workload(
-    options: WorkloadOptions, progress: Callable[[int], None] = lambda _: None
-) -> WorkloadReport:
+def write_workload(options: WorkloadOptions, say: Callable[[str], None] = lambda _: None) -> WorkloadReport:
     """Write the shop's changes to Kafka and its final state to ``options.expected``.
 
-    ``progress`` is called with the number of row events sent so far.
+    ``say`` hears of each quarter of the row events that is sent.
 
     Raises:
         SourceUnavailableError: the broker does not answer.
@@ -230,7 +228,7 @@ def write_workload(
     sender = RecordSender(options.brokers, rate=options.rate, sent=sent)
     random = Random(options.seed)  # noqa: S311 - repeatable on purpose
     for record, again in resend_suffixes(
-        _records(changes, encoder, sent, progress), random, options.restart_every
+        _records(changes, encoder, sent, _quarters(options.events, say)), random, options.restart_every
     ):
         sender.send(record)
         sent.resent += again
@@ -315,16 +313,8 @@ class _Steps:
         self.seconds[name] = round(time.monotonic() - started, 1)
 
 
-def run_demo(
-    options: DemoOptions,
-    say: Say,
-    *,
-    listener: Listener | None = None,
-    on_workload: Callable[[WorkloadReport], None] = lambda _: None,
-) -> DemoResult:
+def run_demo(options: DemoOptions, say: Say, *, listener: Listener | None = None) -> DemoResult:
     """Run the whole job once; nothing is left running, whatever happens.
-
-    ``on_workload`` hears what was written before the worker starts.
 
     Raises:
         DevStackError: no Java, jars not to be had, a service that does not start, or another demo here.
@@ -340,7 +330,7 @@ def run_demo(
         shutil.rmtree(directory, ignore_errors=True)
         try:
             steps = _Steps(say, {})
-            return _run(options, stack, steps, () if listener is None else (listener,), on_workload)
+            return _run(options, stack, steps, () if listener is None else (listener,))
         finally:
             with _undisturbed():
                 stack.down()
@@ -372,13 +362,7 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _run(
-    options: DemoOptions,
-    stack: DevStack,
-    steps: _Steps,
-    listeners: tuple[Listener, ...],
-    on_workload: Callable[[WorkloadReport], None],
-) -> DemoResult:
+def _run(options: DemoOptions, stack: DevStack, steps: _Steps, listeners: tuple[Listener, ...]) -> DemoResult:
     directory = stack.directory
     with steps.step("jars", "Spark's connectors"):
         spark_connector_jars(progress=steps.say)
@@ -386,7 +370,9 @@ def _run(
         addresses = stack.up(steps.say)
     with steps.step("workload", f"{options.events:,} row events of a shop, as {options.protocol}"):
         workload = _write(options, directory, addresses, steps.say)
-        on_workload(workload)
+        records = sum(workload.by_topic.values())
+        again = f"{workload.resent:,} of them sent again as after a restart of the changefeed"
+        steps.say(f"workload: {records:,} records in {len(workload.by_topic)} topics, {again}")
     config = _config(options, directory, addresses)
     with steps.step("worker", "Spark starts, then reads the topics until they are drained"):
         run = _work(load_config(config), listeners)
@@ -408,7 +394,7 @@ def _write(options: DemoOptions, directory: Path, addresses: StackAddresses, say
                 events=options.events,
                 seed=options.seed,
             ),
-            _quarters(options.events, say),
+            say,
         )
     finally:
         if registry is not None:
