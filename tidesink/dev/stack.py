@@ -269,49 +269,37 @@ def _log_tail(files: DaemonFiles) -> str:
 
 
 LOOPBACK: Final = "127.0.0.1"
-# Below lie the ports of well-known services, above Kubernetes' NodePorts and those that systems give to
-# connections.
-_LOWEST: Final = 10_000
-_HIGHEST: Final = 29_999
+# Below lie the ports of well-known services, above Kubernetes' NodePorts and those of connections.
+_OURS: Final = range(10_000, 30_000)
 _GIVEN_OUT: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_ANY: Final = 0
 _TRIES: Final = 100
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nothing listens on at this moment.
+    """Different ports that nothing listens on at this moment, tried in random order.
 
     The system assigns none of them by itself: a service takes seconds to start, and would find its port in
     use. Raises OSError if there is none.
     """
-    found: list[int] = []
-    candidates = _candidates()
-    with contextlib.ExitStack() as stack:
-        while len(found) < count:
-            found += _bound(stack.enter_context(socket.socket()), next(candidates))
-    return found
-
-
-def _bound(one: socket.socket, port: int) -> list[int]:
-    """The port that the socket is now bound to; none if it is in use."""
-    try:
-        one.bind((LOOPBACK, port))
-    except OSError:
-        if port == _ANY:
-            raise  # the system has none: another try would fail too
-        return []
-    return [one.getsockname()[1]]
-
-
-def _candidates() -> Iterator[int]:
-    """Ports to try in random order, so that two callers find different ones; then any port of the system."""
-    highest = _HIGHEST
+    ours = _OURS
     with contextlib.suppress(OSError, ValueError):
-        highest = min(highest, int(_GIVEN_OUT.read_text(encoding="ascii").split()[0]) - 1)
-    ports = range(_LOWEST, highest + 1)
-    yield from random.SystemRandom().sample(ports, min(len(ports), _TRIES))
-    while True:
-        yield _ANY
+        ours = range(ours.start, min(ours.stop, int(_GIVEN_OUT.read_text(encoding="ascii").split()[0])))
+    # In the end any port that the system has.
+    candidates = [*random.SystemRandom().sample(ours, min(len(ours), _TRIES + count)), *[0] * count]
+    found: list[int] = []
+    with contextlib.ExitStack() as stack:
+        for port in candidates if count else ():
+            one = stack.enter_context(socket.socket())
+            try:
+                one.bind((LOOPBACK, port))
+            except OSError:
+                if port == 0:
+                    raise
+                continue
+            found.append(one.getsockname()[1])
+            if len(found) == count:
+                break
+    return found
 
 
 DIRECTORY: Final = Path(".tidesink")
