@@ -39,7 +39,6 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import row_moment
 from tidesink.errors import ConfigError, DecodeError, EncodeError, TidesinkError
 from tidesink.events import ChangeEvent, DdlEvent, Message, TableSchema, WatermarkEvent
-from tidesink.schema_registry import SchemaRegistry
 
 # TiCDC's default terminator where several canal-json objects share a value (tiflow c7b2588).
 _TERMINATOR = b"\r\n"
@@ -214,58 +213,32 @@ def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
 
     It gives None where the protocol sends nothing for the line. ``register`` lets it register the
     schemas of lines that carry no ids.
+
+    Raises:
+        ConfigError: no line of this protocol carries ids, and ``register`` is False.
     """
     if setting.protocol == "canal-json":
         return CanalJsonLines(setting.options, setting.definitions, setting.declared).encode
-    if setting.protocol != "flat-avro":
-        return DefinedLines(setting, register=register).encode
-    if setting.registry is None:
-        raise ConfigError("flat-avro needs its schemas: give --schemas, --schema-registry or --config")
-    return FlatAvroLines(setting, setting.registry, register=register).encode
+    if setting.protocol == "debezium-avro" and not register:
+        raise ConfigError(
+            f"{setting.protocol} registers the schemas that --table-definition makes: give --register"
+        )
+    return SchemaLines(setting, register=register).encode
 
 
-class DefinedLines:
-    """Encodes lines of protocols whose lines name no types, as Debezium's: those of the definitions hold."""
+class SchemaLines:
+    """Encodes lines whose columns have the types of the schema they name (flat-avro), or of a definition."""
 
     def __init__(self, setting: Setting, *, register: bool) -> None:
         self._definitions = setting.definitions
+        self._register = register
+        self._codec = open_codec(setting.protocol, registry=setting.registry, options=setting.options)
         # A topic that holds watermarks was written with the extension, and Avro's DDL with both options.
         sending = replace(setting.options, enable_tidb_extension=True, avro_enable_watermark=True)
-        registers = CODECS[setting.protocol].registry
-        if registers and (setting.registry is None or not register):
-            raise ConfigError(
-                f"{setting.protocol} registers the schemas that --table-definition makes: give --register"
-            )
-        self._codec = open_codec(setting.protocol, registry=setting.registry, options=setting.options)
         self._control = open_codec(setting.protocol, registry=setting.registry, options=sending)
         # Without a registry DDL is sent with the extension or without, which only the option says.
-        self._sent = (WatermarkEvent, DdlEvent) if registers else (WatermarkEvent,)
-
-    def encode(self, line: Line) -> EncodedRecord | None:
-        """The record of one line.
-
-        Raises:
-            ConfigError: the line is none that ``decode -o json`` prints.
-            EncodeError: nothing defines its table, or the protocol cannot write it.
-        """
-        family = self._codec.name.partition("-")[0].capitalize()
-        event = event_of(
-            line, lambda one: _defined(self._definitions, one, reported=f"a {family} line has none")
-        )
-        codec = self._control if isinstance(event, self._sent) else self._codec
-        return codec.encode(event, topic=event.position.topic)
-
-
-class FlatAvroLines:
-    """Encodes lines to flat-avro."""
-
-    def __init__(self, setting: Setting, registry: SchemaRegistry, *, register: bool) -> None:
-        self._definitions = setting.definitions
-        self._register = register
-        self._codec = FlatAvroCodec(registry=registry, options=setting.options)
-        # A topic that holds control events was written with both options, whatever is declared.
-        sending = replace(setting.options, enable_tidb_extension=True, avro_enable_watermark=True)
-        self._control = FlatAvroCodec(registry=registry, options=sending)
+        in_avro = CODECS[setting.protocol].registry
+        self._sent = (WatermarkEvent, DdlEvent) if in_avro else (WatermarkEvent,)
         self._schemas: dict[tuple[int, tuple[str, ...]], TableSchema] = {}
 
     def encode(self, line: Line) -> EncodedRecord | None:
@@ -273,23 +246,28 @@ class FlatAvroLines:
 
         Raises:
             ConfigError: the line is none that ``decode -o json`` prints.
-            EncodeError: the line does not fit its schema, or has no schema to be written with.
+            EncodeError: the line does not fit its schema, has none to be written with, or cannot be written.
             RegistryError: a schema cannot be read or registered.
         """
         event = event_of(line, self._schema_of)
-        if not isinstance(event, ChangeEvent):
-            return self._control.encode(event, topic=event.position.topic)
-        if event.schema_id is not None and event.schema_id != (None, None):
-            return self._codec.encode_with_ids(event)
-        if not self._register:
-            raise EncodeError(
-                "the line has no schema_id: give --register to register the schema that "
-                "--table-definition makes",
-                table=str(event.table),
-            )
-        return self._codec.encode(event, topic=event.position.topic)
+        codec, topic = self._codec, event.position.topic
+        if isinstance(event, self._sent):
+            return self._control.encode(event, topic=topic)
+        if isinstance(codec, FlatAvroCodec) and isinstance(event, ChangeEvent):
+            if event.schema_id is not None and event.schema_id != (None, None):
+                return codec.encode_with_ids(event)
+            if not self._register:
+                raise EncodeError(
+                    "the line has no schema_id: give --register to register the schema that "
+                    "--table-definition makes",
+                    table=str(event.table),
+                )
+        return codec.encode(event, topic=topic)
 
     def _schema_of(self, line: Line) -> TableSchema:
+        if not isinstance(self._codec, FlatAvroCodec):
+            family = self._codec.name.partition("-")[0].capitalize()
+            return _defined(self._definitions, line, reported=f"a {family} line has none")
         ids = line.get("schema_id") or {}
         schema_id = ids.get("value") if ids.get("value") is not None else ids.get("key")
         if schema_id is None:
