@@ -275,9 +275,7 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
 def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
     """What the codec makes of a letter's bytes today, or why it cannot decode them."""
     message = Message(row["topic"], row["partition"], row["offset"], row["key"], row["value"])
-    found = setting(
-        protocol=None, given={}, schemas=None, schema_registry=None, definitions=None, config=config
-    )
+    found = setting({"config": config})
     codec = found.open_codec()
     try:
         return list(decoded_lines(codec, message, Observed(found)))

@@ -19,7 +19,7 @@ from rich.markup import escape, render
 import tidesink.codecs
 from tidesink.cli import sources, terminal
 from tidesink.cli.json_lines import error_json, event_json
-from tidesink.cli.sources import Given, Setting, with_codec_options
+from tidesink.cli.sources import Setting, with_setting
 from tidesink.cli.status import commit_time
 from tidesink.cli.terminal import Output, OutputFormat, console, warn
 from tidesink.codecs.base import Codec
@@ -29,10 +29,10 @@ from tidesink.errors import ConfigError, DecodeError, RegistryError, SchemaNotFo
 from tidesink.events import ChangeEvent, Event, Message
 
 
-@with_codec_options
+@with_setting
 def decode(
     *,
-    given: Given,
+    found: Setting,
     file: sources.Input = None,
     topic: Annotated[str | None, typer.Option(help="A topic to read, in place of --input.")] = None,
     start: Annotated[
@@ -43,12 +43,6 @@ def decode(
     ] = None,
     limit: Annotated[int | None, typer.Option("--max", help="Stop after this many records.")] = None,
     brokers: Annotated[str | None, typer.Option(help="Kafka bootstrap servers, for --topic.")] = None,
-    protocol: sources.ProtocolName = None,
-    schemas: sources.Schemas = None,
-    schema_registry: sources.RegistryUrl = None,
-    registry_file: sources.RegistryFile = None,
-    table_definition: sources.Definitions = None,
-    config: sources.ConfigFile = None,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Check each canal-json message against the published JSON Schema too."),
@@ -59,15 +53,6 @@ def decode(
 
     The exit code is 1 if a record cannot be decoded. Its line has the reason and the bytes.
     """
-    found = sources.setting(
-        protocol=protocol,
-        given=given,
-        schemas=schemas,
-        schema_registry=schema_registry,
-        registry_file=registry_file,
-        definitions=table_definition,
-        config=config,
-    )
     codec = found.open_codec()
     checked = _strict(found) if strict else None
     messages = sources.records(file=file, topic=topic, start=start, limit=limit, brokers=brokers, found=found)

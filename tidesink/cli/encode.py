@@ -27,7 +27,7 @@ from tidesink.cli.json_lines import (
     position_of,
     table_of,
 )
-from tidesink.cli.sources import Given, Setting, with_codec_options
+from tidesink.cli.sources import Setting, with_setting
 from tidesink.cli.terminal import Output, OutputFormat, error_block, warn
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
@@ -54,20 +54,14 @@ class Encoded(NamedTuple):
     record: EncodedRecord | EncodeError | None
 
 
-@with_codec_options
+@with_setting
 def encode(
     *,
-    given: Given,
+    found: Setting,
     file: sources.Input = "-",
-    protocol: sources.ProtocolName = None,
-    schemas: sources.Schemas = None,
-    schema_registry: sources.RegistryUrl = None,
-    registry_file: sources.RegistryFile = None,
-    table_definition: sources.Definitions = None,
     register: Annotated[
         bool, typer.Option("--register", help="Register schemas for lines without schema_id.")
     ] = False,
-    config: sources.ConfigFile = None,
     output: Output = OutputFormat.JSON,
 ) -> None:
     """Turn decoded lines back into records: the inverse of decode -o json.
@@ -75,15 +69,6 @@ def encode(
     It reads JSON Lines and writes capture lines. A line of type error gives its bytes unchanged. The exit
     code is 1 if a line cannot be written: stderr has its number and the reason; the others are written.
     """
-    found = sources.setting(
-        protocol=protocol,
-        given=given,
-        schemas=schemas,
-        schema_registry=schema_registry,
-        registry_file=registry_file,
-        definitions=table_definition,
-        config=config,
-    )
     name = file or "-"
     unsent = refused = 0
     write = _writer(output)

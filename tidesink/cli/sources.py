@@ -209,9 +209,8 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-with_codec_options = with_options(
-    "given", {name: _parameter(name, text) for name, text in _HELP.items()}, _given
-)
+_CODEC_OPTIONS: Final = {name: _parameter(name, text) for name, text in _HELP.items()}
+with_codec_options = with_options("given", _CODEC_OPTIONS, _given)
 """A command with every codec option; those that were given arrive as its ``given`` mapping."""
 
 
@@ -345,21 +344,24 @@ class Setting:
         )
 
 
-def setting(
-    *,
-    protocol: str | None,
-    given: Given,
-    schemas: Path | None,
-    schema_registry: str | None,
-    definitions: Path | None,
-    config: Path | None,
-    registry_file: Path | None = None,
-) -> Setting:
-    """The setting that a command line describes.
+_SETTING: Final[Mapping[str, Any]] = {
+    "protocol": ProtocolName,
+    "schemas": Schemas,
+    "schema_registry": RegistryUrl,
+    "registry_file": RegistryFile,
+    "table_definition": Definitions,
+    "config": ConfigFile,
+}
+
+
+def setting(values: Mapping[str, Any]) -> Setting:
+    """The setting that a command line describes, by the values of its options.
 
     Raises:
         ConfigError: something is missing, unknown, or cannot be read.
     """
+    protocol, schemas, schema_registry, registry_file, definitions, config = map(values.get, _SETTING)
+    given = _given({name: value for name, value in values.items() if name not in _SETTING})
     loaded = load_config(config) if config else None
     name = protocol_named(protocol or (loaded.source.protocol if loaded else None))
     base = loaded.source.codec_options() if loaded else None
@@ -382,6 +384,10 @@ def setting(
         keys=stated_keys(loaded) if loaded else {},
         glue=GlueSchemas(listed.by_uuid, name=listed.name) if listed and listed.by_uuid else None,
     )
+
+
+with_setting = with_options("found", {**_SETTING, **_CODEC_OPTIONS}, setting)
+"""A command with the options of a codec and of all that it reads; they arrive as its ``found`` setting."""
 
 
 def _declared(config: Config | None) -> dict[str, Any]:
