@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tidesink.cli import terminal
-from tidesink.cli.decode import Observed, decoded_lines, human_lines
+from tidesink.cli.codec import Observed, decoded_lines, human_lines
 from tidesink.cli.json_lines import base64_text, error_json
 from tidesink.cli.sources import setting
 from tidesink.cli.status import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidesink import __version__
-from tidesink.cli import dead_letters, decode, dev, encode, plan, registry, status, terminal
+from tidesink.cli import codec, dead_letters, dev, plan, registry, status, terminal
 from tidesink.cli.sources import CodecCommand
 from tidesink.cli.status import COUNTS, commit_time, count_remarks, counts_row
 from tidesink.cli.terminal import (
@@ -147,8 +147,8 @@ _COMMANDS = (
 )
 for _name, _command in _COMMANDS:
     app.command(_name)(terminal.guarded(_command))
-app.command("decode", cls=CodecCommand)(terminal.guarded(decode.decode))
-app.command("encode", cls=CodecCommand)(terminal.guarded(encode.encode))
+app.command("decode", cls=CodecCommand)(terminal.guarded(codec.decode))
+app.command("encode", cls=CodecCommand)(terminal.guarded(codec.encode))
 dev.app.command("demo")(terminal.guarded(dev.demo))
 dev.app.command("jars")(terminal.guarded(dev.jars))
 app.add_typer(dead_letters.app, name="dlq")
