@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -63,14 +63,14 @@ def list_letters(
 ) -> None:
     """Count the dead letters by table, error and partition, with the time and the place of the first and
     last of each."""
-    from tidesink.sinks.kafka.letter_store import Chosen, dead_letters_of
+    from tidesink.sinks.kafka.letter_store import dead_letters_of
 
     settings = chosen_config(None, config)
     letters = dead_letters_of(settings)
-    groups, place = letters.groups(Chosen(settings.pipeline, table)), letters.place
+    groups, place = letters.groups(chosen_records(settings.pipeline, table)), letters.place
     if output is OutputFormat.JSON:
         known = tables_worked_on(settings)
-        shown = [group_json(group, kind="error", known=known) for group in groups]
+        shown = [group_json(group, known) for group in groups]
         write_json({"pipeline": settings.pipeline, "place": place, "dead_letters": shown})
     elif not groups:
         typer.echo(f"no dead letters of {table or settings.pipeline} in {place}")
@@ -90,7 +90,7 @@ def show(
     The exit code is 1 if there is none at this place.
     """
     settings = chosen_config(None, config)
-    row = _one(settings, chosen_record(settings.pipeline, table, place, topic_id), place)
+    row = _one(settings, chosen_records(settings.pipeline, table, place, topic_id), place)
     decoded = _decoded(row, config_path(None, config))
     if output is OutputFormat.JSON:
         write_json({**record_json(row, tables_worked_on(settings)), "decoded": decoded})
@@ -129,7 +129,9 @@ def drop(
     from tidesink.sinks.kafka.letter_store import counted, dead_letters_of
 
     settings = chosen_config(None, config)
-    chosen = _to_drop(settings, table, place, topic_id, everything=everything)
+    if (table is None) != everything:
+        raise ConfigError("give either a table, as schema.table, or --all")
+    chosen = chosen_records(settings.pipeline, table, place, topic_id)
     if place is None:
         chosen = replace(chosen, below=below, kind=error_name(error))
     elif (error, below) != (None, None):
@@ -161,15 +163,11 @@ def replay(
     If a newer change of the same row was applied, it wins. Letters that were applied or superseded are
     removed; the others stay, with today's reason. No worker may run. The exit code is 3 if letters stay.
     """
-    from tidesink.sinks.kafka.letter_store import Chosen
     from tidesink.sinks.worker.replay import replay as replayed
 
     settings = chosen_config(None, config)
     table = _replayable_table(settings, table)
-    chosen = replace(
-        chosen_record(settings.pipeline, table, place) if place else Chosen(settings.pipeline, table),
-        kind=error_name(error),
-    )
+    chosen = replace(chosen_records(settings.pipeline, table, place), kind=error_name(error))
     note(f"{settings.pipeline}: starting Spark")
     report = replayed(settings, chosen)
     if output is OutputFormat.JSON:
@@ -236,18 +234,6 @@ _LEFT: Final = (
 )
 
 
-def _to_drop(
-    config: Config, table: str | None, place: str | None, topic_id: str | None, *, everything: bool
-) -> Chosen:
-    from tidesink.sinks.kafka.letter_store import Chosen
-
-    if (table is None) != everything:
-        raise ConfigError("give either a table, as schema.table, or --all")
-    if place is None or table is None:
-        return Chosen(config.pipeline, table, topic_id=topic_id)
-    return chosen_record(config.pipeline, table, place, topic_id)
-
-
 def _confirmed(count: int, place: str) -> bool:
     """Whether a person agrees; asked on stderr, since stdout is for the result."""
     if not sys.stdin.isatty():
@@ -293,8 +279,6 @@ ddl_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_EVENT_COLUMNS: Final = ("table", "committed", "kind", "where", "statement")
-
 
 def list_events(
     table: AnyTable = None,
@@ -303,38 +287,31 @@ def list_events(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """List the DDL events, the oldest of each table first: when, what kind, and the statement."""
-    from tidesink.sinks.kafka.letter_store import Chosen
-
     settings = chosen_config(None, config)
-    found, place = _events(settings, Chosen(settings.pipeline, table))[:most], without_secrets(settings.state)
+    known, place = tables_worked_on(settings), without_secrets(settings.state)
+    found = [event for event in _events(settings, known) if table in (None, event["table"])][:most]
     if output is OutputFormat.JSON:
-        known = tables_worked_on(settings)
         shown = [record_json(row, known) for row in found]
         write_json({"pipeline": settings.pipeline, "place": place, "ddl": shown})
     elif not found:
         typer.echo(f"no DDL events of {table or settings.pipeline} in {place}")
     else:
-        show_table(None, _EVENT_COLUMNS, map(_row, found), folded=("statement",))
+        rows = [
+            (row["table"], commit_time(row["commit_ts"]), row["kind"], place_of(row), row["query"])
+            for row in found
+        ]
+        show_table(None, ("table", "committed", "kind", "where", "statement"), rows, folded=("statement",))
 
 
-def _events(config: Config, chosen: Chosen) -> list[dict[str, Any]]:
+def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:
     from tidesink.sinks.kafka.letter_store import moment
     from tidesink.sinks.state.progress import load_ddl
 
-    tables = tables_worked_on(config)
     if not tables:
         return []
     with worked_with(config) as store:
         found = load_ddl(store, config.pipeline, tables)
-    return [
-        {**event._asdict(), "pipeline": config.pipeline, "time": moment(event.time)}
-        for event in found
-        if chosen.fits(event, kind=event.kind)
-    ]
-
-
-def _row(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["table"], commit_time(row["commit_ts"]), row["kind"], place_of(row), row["query"]
+    return [{**event._asdict(), "pipeline": config.pipeline, "time": moment(event.time)} for event in found]
 
 
 ddl_app.command("list")(guarded(list_events))
@@ -357,7 +334,7 @@ TopicId = Annotated[
 Limit = Annotated[int, typer.Option("--max", min=1, help="Show at most this many records.")]
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>.+)\[(?P<inner>\d+)\]|(?P<partition>\d+))@(?P<offset>\d+)")
-_DUMPED: Final = 512
+_DUMPED: Final = 256
 
 
 def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> None:
@@ -374,19 +351,22 @@ def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> Non
         )
 
 
-def chosen_record(pipeline: str, table: str, place: str, topic_id: str | None = None) -> Chosen:
-    """The one record at a place.
+def chosen_records(
+    pipeline: str, table: str | None, place: str | None = None, topic_id: str | None = None
+) -> Chosen:
+    """The records of a table, or of all; with ``place`` the one record there.
 
     Raises:
         ConfigError: the text is not a place.
     """
     from tidesink.sinks.kafka.letter_store import Chosen
 
+    if place is None:
+        return Chosen(pipeline, table, topic_id=topic_id)
     found = _PLACE.fullmatch(place)
     if found is None:
         raise ConfigError(f"{place!r} is not a place: give PARTITION@OFFSET, such as 0@17, or topic[0]@17")
-    partition = int(found["inner"] or found["partition"] or 0)
-    offset = int(found["offset"])
+    partition, offset = int(found["inner"] or found["partition"] or 0), int(found["offset"])
     return Chosen(pipeline, table, found["topic"], topic_id, partition=partition, offset=offset)
 
 
@@ -443,19 +423,15 @@ def place_of(row: Mapping[str, Any]) -> str:
     return f"{row['topic']}[{row['partition']}]@{row['offset']}"
 
 
-def group_json(group: RecordGroup, *, kind: str, known: Iterable[TableId]) -> dict[str, Any]:
-    """Stored records of one table, partition and kind as JSON; ``known`` are the pipeline's tables."""
+def group_json(group: RecordGroup, known: Iterable[TableId]) -> dict[str, Any]:
+    """Letters of one table, partition and error as JSON; ``known`` are the pipeline's tables."""
+    shown = asdict(group)
+    times = {name: moment_json(shown[name]) for name in ("first_time", "last_time")}
     return {
         "table": named_table(group.table, known)._asdict(),
-        kind: group.kind,
-        "topic": group.topic,
-        "topic_id": group.topic_id,
-        "partition": group.partition,
-        "count": group.count,
-        "first_offset": group.first_offset,
-        "last_offset": group.last_offset,
-        "first_time": moment_json(group.first_time),
-        "last_time": moment_json(group.last_time),
+        "error": shown.pop("kind"),
+        **{name: value for name, value in shown.items() if name != "table"},
+        **times,
     }
 
 
@@ -472,16 +448,10 @@ def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
     if data is None:
         yield f"{name}: null"
         return
-    text = _text(data)
     yield f"{name}: {len(data)} bytes"
-    if text is not None:
-        yield f"  {text}"
-        return
-    for at in range(0, min(len(data), _DUMPED), 16):
-        part = data[at : at + 16]
-        plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
-        yield f"  {at:06x}  {part.hex(' '):<47}  {plain}"
-    if len(data) > _DUMPED:
+    if data:
+        yield f"  {_text(data) or data[:_DUMPED].hex(' ')}"
+    if _text(data) is None and len(data) > _DUMPED:
         yield f"  … {len(data) - _DUMPED} bytes more: -o json has them all"
 
 
