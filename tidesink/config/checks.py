@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 from tidesink.codecs.open import CODECS, without_effect
-from tidesink.config.fields import CHANGE_RULES, ChangeKind, Problem, SchemaChanges, TableMode
+from tidesink.config.fields import ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import (
     Config,
     Route,
@@ -629,7 +629,7 @@ def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False
     """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
     passing = logs or "rows" not in config.target.features
     reported = CODECS[config.source.protocol].tells_ddl and not passing
-    kinds = [kind for kind in CHANGE_RULES if reported or kind not in REPORTED_KINDS]
+    kinds = [kind for kind in get_args(ChangeKind) if reported or kind not in REPORTED_KINDS]
     return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)
 
 

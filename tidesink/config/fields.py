@@ -481,25 +481,12 @@ ChangeKind = Literal["add", "widen", "drop", "rename", "narrow", "nullability", 
 ChangePolicy = Literal["apply", "ignore", "pause"]
 
 
-class ChangeRule(NamedTuple):
-    """What a kind of change is, which policies it may have, and which is the default."""
-
-    default: ChangePolicy
-    allowed: tuple[ChangePolicy, ...]
-    means: str
-
-
-# The kinds with one policy are no settings: there is nothing to choose.
-CHANGE_RULES: Final[Mapping[ChangeKind, ChangeRule]] = MappingProxyType(
+# What is done about the kinds of changes that leave no choice.
+_FIXED: Final[Mapping[str, ChangePolicy]] = MappingProxyType(
     {
-        "add": ChangeRule("apply", ("apply", "ignore", "pause"), "a column that the target lacks"),
-        "widen": ChangeRule("apply", ("apply", "pause"), "a type that holds the target's and more"),
-        "drop": ChangeRule("ignore", ("ignore", "apply", "pause"), "a column that the source has no more"),
-        "rename": ChangeRule("pause", ("pause", "apply", "ignore"), "a column under another name"),
-        "narrow": ChangeRule("ignore", ("ignore", "pause"), "a type that holds less than the target's"),
-        "nullability": ChangeRule("ignore", ("ignore",), "columns beside the key take NULL at every target"),
-        "type": ChangeRule("pause", ("pause",), "a type that cannot be one with the target's"),
-        "key": ChangeRule("pause", ("pause",), "other key columns, under which no row would be found"),
+        "nullability": "ignore",  # columns beside the key take NULL at every target
+        "type": "pause",  # a type that cannot be one with the target's
+        "key": "pause",  # other key columns, under which no row would be found
     }
 )
 
@@ -525,8 +512,14 @@ class SchemaChanges(Model):
 
     def policy(self, kind: ChangeKind) -> ChangePolicy:
         """The policy of a kind; the only one there is where it is no setting."""
-        found: ChangePolicy = getattr(self, kind, CHANGE_RULES[kind].default)
+        found: ChangePolicy = getattr(self, kind, None) or _FIXED[kind]
         return found
+
+
+def allowed_policies(kind: ChangeKind) -> tuple[ChangePolicy, ...]:
+    """The policies that a kind of change may have, the default first."""
+    setting = SchemaChanges.model_fields.get(kind)
+    return (_FIXED[kind],) if setting is None else get_args(setting.annotation)
 
 
 def merged_changes(defaults: SchemaChanges, own: Iterable[SchemaChanges | None]) -> SchemaChanges:
