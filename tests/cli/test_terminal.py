@@ -127,6 +127,7 @@ def test_a_name_wider_than_the_terminal_stays_whole() -> None:
 def log() -> Iterator[None]:
     """The log's settings as they were."""
     before = structlog.get_config()
+    failures.set_debug(False)  # a test before may have asked for it
     yield
     structlog.configure(**before)
     failures.set_debug(False)

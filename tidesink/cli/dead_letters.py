@@ -24,6 +24,7 @@ from tidesink.cli.status import (
     known_table,
     named_table,
     seconds_since_turn,
+    shown_moment,
     tables_worked_on,
     worked_with,
 )
@@ -398,11 +399,6 @@ def not_stored(chosen: Chosen, store: str) -> NotKeptError:
         f"pipeline {chosen.pipeline} stores no dead letter of table {chosen.table} at {place} in {store}: "
         "tidesink dlq list lists those it has"
     )
-
-
-def shown_moment(moment: datetime | None) -> str:
-    """A moment for people, UTC."""
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if moment else ""
 
 
 def moment_json(moment: datetime | None) -> str | None:

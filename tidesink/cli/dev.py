@@ -153,6 +153,8 @@ def workload(
     )
 
 
+@app.command()
+@guarded
 def demo(
     events: Annotated[int, typer.Option(min=1, help="About how many row events to write.")] = 20_000,
     protocol: Annotated[Protocol, typer.Option(help="The codec to show.")] = Protocol.FLAT_AVRO,
@@ -190,6 +192,8 @@ def demo(
         raise typer.Exit(terminal.FAILED)
 
 
+@app.command()
+@guarded
 def jars(output: Output = OutputFormat.TEXT) -> None:
     """Fetch the connector jars of Spark and of every target, so that a worker starts without a network.
 

@@ -149,8 +149,6 @@ for _name, _command in _COMMANDS:
     app.command(_name)(terminal.guarded(_command))
 app.command("decode", cls=CodecCommand)(terminal.guarded(codec.decode))
 app.command("encode", cls=CodecCommand)(terminal.guarded(codec.encode))
-dev.app.command("demo")(terminal.guarded(dev.demo))
-dev.app.command("jars")(terminal.guarded(dev.jars))
 app.add_typer(dead_letters.app, name="dlq")
 app.add_typer(dead_letters.ddl_app, name="ddl")
 app.add_typer(registry.app, name="registry")

@@ -30,7 +30,6 @@ from urllib.parse import SplitResult, quote, quote_plus, unquote, urlsplit, urlu
 import requests
 from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
-from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
 from tidesink.errors import (
     ConfigError,
@@ -522,19 +521,16 @@ class Transport:
         Raises :class:`RegistryUnavailableError` when every address failed until the policy gave up, and
         :class:`RegistryError` for a certificate that is not trusted.
         """
-        started = time.monotonic()
-        retrying = Retrying(
-            retry=retry_if_exception_type(_PassingFault),
-            wait=self._wait,
-            stop=self._gives_up,
-            sleep=self.sleep,
-            reraise=True,
-        )
-        try:
-            return retrying(self._try_each, method, path, body)
-        except _PassingFault as fault:
-            attempts = retrying.statistics.get("attempt_number", 1)
-            raise self._unavailable(fault, attempts, time.monotonic() - started) from fault.__cause__
+        started, attempt = time.monotonic(), 0
+        while True:
+            attempt += 1
+            try:
+                return self._try_each(method, path, body)
+            except _PassingFault as fault:
+                seconds, asked = time.monotonic() - started, fault.retry_after()
+                if attempt >= self.retry.attempts or seconds + (asked or 0.0) > self.retry.total_seconds:
+                    raise self._unavailable(fault, attempt, seconds) from fault.__cause__
+            self.sleep(self._pause(attempt) if asked is None else asked)
 
     def _try_each(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
         failures: list[_Failure] = []
@@ -600,18 +596,9 @@ class Transport:
             return f"no answer within {self.timeouts.read:g} s"
         return _os_reason(chain) or type(error).__name__
 
-    def _wait(self, state: RetryCallState) -> float:
-        asked = _fault(state).retry_after()
-        if asked is not None:
-            return asked
-        ceiling = self.retry.base_seconds * 2 ** (state.attempt_number - 1)
+    def _pause(self, attempt: int) -> float:
+        ceiling = self.retry.base_seconds * 2 ** (attempt - 1)
         return random.uniform(0, min(ceiling, self.retry.longest_wait_seconds))  # noqa: S311  # jitter
-
-    def _gives_up(self, state: RetryCallState) -> bool:
-        if state.attempt_number >= self.retry.attempts:
-            return True
-        wait = _fault(state).retry_after() or 0.0
-        return (state.seconds_since_start or 0.0) + wait > self.retry.total_seconds
 
     def _unavailable(self, fault: _PassingFault, attempts: int, seconds: float) -> RegistryUnavailableError:
         reasons = "; ".join(f"{failure.url}: {failure.reason}" for failure in fault.failures)
@@ -622,12 +609,6 @@ class Transport:
             f"the schema registry gave no usable answer in {tries} over {seconds:.1f} s ({reasons}){asked}: "
             "is it running, and is the URL right?"
         )
-
-
-def _fault(state: RetryCallState) -> _PassingFault:
-    error = state.outcome.exception() if state.outcome else None
-    assert isinstance(error, _PassingFault)  # noqa: S101  # the only error that is retried
-    return error
 
 
 def _answer(response: requests.Response, endpoint: Endpoint) -> Answer:
