@@ -52,6 +52,23 @@ if TYPE_CHECKING:
     from tidesink.sinks.worker.replay import ReplayReport
 
 
+TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The source table, schema.table.")]
+AnyTable = Annotated[
+    str | None, typer.Argument(metavar="[TABLE]", help="The source table, schema.table; all if not given.")
+]
+PlaceArgument = Annotated[
+    str, typer.Argument(metavar="PLACE", help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET.")
+]
+TopicId = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="Kafka's id of the topic, if it was made again under its name: list -o json has it.",
+    ),
+]
+Limit = Annotated[int, typer.Option("--max", min=1, help="Show at most this many records.")]
+
+
 app = typer.Typer(
     help="Dead letters: records that could not be decoded.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -59,6 +76,8 @@ app = typer.Typer(
 _COLUMNS: Final = ("table", "error", "count", "first", "last", "where")
 
 
+@app.command("list")
+@guarded
 def list_letters(
     table: AnyTable = None, config: ConfigOption = None, output: Output = OutputFormat.TEXT
 ) -> None:
@@ -79,6 +98,8 @@ def list_letters(
         show_table(None, _COLUMNS, map(group_row, groups))
 
 
+@app.command()
+@guarded
 def show(
     table: TableArgument,
     place: PlaceArgument,
@@ -107,6 +128,8 @@ def show(
             console().print(f"  {text}")
 
 
+@app.command()
+@guarded
 def drop(
     table: AnyTable = None,
     place: Annotated[
@@ -149,6 +172,8 @@ def drop(
         typer.echo(f"{dropped} dead letters dropped")
 
 
+@app.command()
+@guarded
 def replay(
     table: TableArgument,
     place: Annotated[
@@ -270,10 +295,6 @@ def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
         return [error_json(error, message)]
 
 
-for _name, _command in (("list", list_letters), ("show", show), ("drop", drop), ("replay", replay)):
-    app.command(_name)(guarded(_command))
-
-
 ddl_app = typer.Typer(
     help="DDL events: the changes of tables in the topics.",
     no_args_is_help=True,
@@ -281,6 +302,8 @@ ddl_app = typer.Typer(
 )
 
 
+@ddl_app.command("list")
+@guarded
 def list_events(
     table: AnyTable = None,
     config: ConfigOption = None,
@@ -314,25 +337,6 @@ def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:
         found = load_ddl(store, config.pipeline, tables)
     return [{**event._asdict(), "pipeline": config.pipeline, "time": moment(event.time)} for event in found]
 
-
-ddl_app.command("list")(guarded(list_events))
-
-
-TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The source table, schema.table.")]
-AnyTable = Annotated[
-    str | None, typer.Argument(metavar="[TABLE]", help="The source table, schema.table; all if not given.")
-]
-PlaceArgument = Annotated[
-    str, typer.Argument(metavar="PLACE", help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET.")
-]
-TopicId = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ID",
-        help="Kafka's id of the topic, if it was made again under its name: list -o json has it.",
-    ),
-]
-Limit = Annotated[int, typer.Option("--max", min=1, help="Show at most this many records.")]
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>.+)\[(?P<inner>\d+)\]|(?P<partition>\d+))@(?P<offset>\d+)")
 _DUMPED: Final = 256

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -44,6 +44,12 @@ from tidesink.schema_registry.compatibility import (
     parse_avro,
     schema_fields,
     verdict,
+)
+
+app = typer.Typer(
+    help="The schema registry: list, show, export, check before a DDL runs, register.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Patterns = Annotated[
@@ -179,6 +185,8 @@ def read_catalog(registry: SchemaRegistry, subjects: Iterable[str]) -> list[Subj
     return found
 
 
+@app.command("list")
+@guarded
 @with_registry
 def list_subjects(*, place: Place, subjects: Patterns = None, output: Output = OutputFormat.TEXT) -> None:
     """List the subjects with their versions, ids and level."""
@@ -211,6 +219,8 @@ def _entry_row(entry: SubjectEntry) -> tuple[str, str, str, str]:
     return entry.subject, versions, ids, entry.level
 
 
+@app.command()
+@guarded
 @with_registry
 def export(*, place: Place, subjects: Patterns = None) -> None:
     """Write every version of the subjects to stdout, a line of JSON each: the same bytes each time.
@@ -235,6 +245,8 @@ def export(*, place: Place, subjects: Patterns = None) -> None:
 _ID: Final = "id:"
 
 
+@app.command()
+@guarded
 @with_registry
 def show(
     *,
@@ -342,6 +354,8 @@ class Request(NamedTuple):
         raise ConfigError("which tables? Give --table-definition FILE or --config FILE")
 
 
+@app.command(cls=CodecCommand)
+@guarded
 @with_codec_options
 @with_registry
 def check(
@@ -399,6 +413,8 @@ def _checked_against(place: Place, request: Request, level: CompatibilityLevel |
     yield Opened(registry, False, config)
 
 
+@app.command(cls=CodecCommand)
+@guarded
 @with_codec_options
 @with_registry
 def register(
@@ -675,20 +691,3 @@ def _verdict(change: FieldChange) -> str:
     if change.problem:
         return f"REFUSED: {change.problem}"
     return f"ok; {change.note}" if change.note else "ok"
-
-
-app = typer.Typer(
-    help="The schema registry: list, show, export, check before a DDL runs, register.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-_COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
-    "list": list_subjects,
-    "show": show,
-    "export": export,
-}
-_CODEC_COMMANDS: Final[Mapping[str, Callable[..., None]]] = {"check": check, "register": register}
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(guarded(_command))
-for _name, _command in _CODEC_COMMANDS.items():
-    app.command(_name, cls=CodecCommand)(guarded(_command))
