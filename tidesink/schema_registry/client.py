@@ -22,7 +22,6 @@ from uuid import UUID
 
 from tidesink.errors import ConfigError, RegistryError, SchemaNotFoundError
 from tidesink.schema_registry import compatibility
-from tidesink.schema_registry import compatibility as refusals
 from tidesink.schema_registry.base import (
     COMPATIBILITY_LEVELS,
     CompatibilityLevel,
@@ -69,7 +68,7 @@ class MemorySchemaRegistry:
         """The text first registered under an id; raises SchemaNotFoundError."""
         with self._lock:
             if schema_id not in self._texts:
-                raise refusals.unknown_id(schema_id, self.url)
+                raise compatibility.unknown_id(schema_id, self.url)
             return self._texts[schema_id]
 
     def latest(self, subject: str) -> RegisteredSchema:
@@ -95,7 +94,7 @@ class MemorySchemaRegistry:
             for item in self._history(subject):
                 if item.version == version:
                     return item
-        raise refusals.unknown_version(subject, version, self.url)
+        raise compatibility.unknown_version(subject, version, self.url)
 
     def subjects(self) -> list[str]:
         """Every subject, sorted."""
@@ -122,7 +121,7 @@ class MemorySchemaRegistry:
             found = self._against(subject, schema_text)
             if found:
                 level = self.compatibility_level(subject)
-                raise refusals.incompatible(subject, level=level, found=found, said="", url=self.url)
+                raise compatibility.incompatible(subject, level=level, found=found, said="", url=self.url)
             return self._add(subject, schema_text)
 
     def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
@@ -146,7 +145,7 @@ class MemorySchemaRegistry:
 
     def _history(self, subject: str) -> list[RegisteredSchema]:
         if subject not in self._subjects:
-            raise refusals.unknown_subject(subject, self.url)
+            raise compatibility.unknown_subject(subject, self.url)
         return self._subjects[subject]
 
     def _against(self, subject: str, schema_text: str) -> tuple[Incompatibility, ...]:
