@@ -317,9 +317,9 @@ class SignIn(Model):
     """How to sign in: ``username`` and ``password``, or a bearer ``token``."""
 
     username: str | None = Field(default=None, min_length=1)
-    """User name of basic authentication (Confluent Cloud: the API key)."""
+    """User name of basic authentication."""
     password: SecretStr | None = None
-    """Its password (Confluent Cloud: the API secret)."""
+    """Its password."""
     token: SecretStr | None = None
     """A bearer token, in place of user name and password."""
 
@@ -338,7 +338,7 @@ class SignIn(Model):
             raise RefusedSettingError("incomplete", f"give username and password{oauth}")
         return self
 
-    def signing(self, timeout: float = 10.0) -> Auth:  # noqa: ARG002  # of a request for a token
+    def signing(self, timeout: float = 10.0) -> Auth:  # noqa: ARG002  # RegistryAuth needs it
         """How requests are signed. ``timeout``: of a request for a token, in seconds."""
         if self.token is not None:
             return BearerAuth(self.token.get_secret_value())
@@ -346,7 +346,8 @@ class SignIn(Model):
 
 
 class RegistryAuth(SignIn):
-    """How to sign in to the registry: ``username`` and ``password``, a bearer ``token``, or ``oauth``."""
+    """How to sign in to the registry: ``username`` and ``password`` (Confluent Cloud: API key and secret), a
+    bearer ``token``, or ``oauth``."""
 
     oauth: RegistryOAuth | None = None
     """OAuth 2.0 client credentials, in place of both."""
