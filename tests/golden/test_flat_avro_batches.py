@@ -14,7 +14,7 @@ from tests.vectors import vectors_dir
 from tidesink.codecs.batch import ValueOptions, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.events import DdlEvent
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.typemap.render import ZeroDate
 
 

@@ -29,7 +29,7 @@ from tidesink.codecs.row_checksum import (
 )
 from tidesink.errors import ChecksumError
 from tidesink.events import ChangeEvent, Op
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 Found = list[tuple[VectorFolder, Record]]
 # New-architecture TiCDC sums in table order, which the topic does not tell; here it is not the order of ids.

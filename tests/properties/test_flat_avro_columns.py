@@ -26,7 +26,7 @@ from tidesink.events import (
     TableSchema,
     WatermarkEvent,
 )
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.render import ZeroDate
 

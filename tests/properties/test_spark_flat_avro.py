@@ -21,7 +21,7 @@ from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.reduce import reduce
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.typemap.parse import target_reader

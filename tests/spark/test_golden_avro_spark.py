@@ -29,7 +29,7 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Column, TableId
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan

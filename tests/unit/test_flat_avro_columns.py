@@ -29,7 +29,7 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.flat_avro.decode import BIT_WIDTH
 from tidesink.errors import SchemaNotFoundError
 from tidesink.events import Message, Op, SchemaIds, TableId, WatermarkEvent
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.typemap.render import ZeroDate
 
 SMALL = table("create table t (id int primary key, day date, b bit(9))")

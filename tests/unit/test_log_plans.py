@@ -11,7 +11,7 @@ from tidesink.cli.table_plans import flat_avro_warnings
 from tidesink.codecs.flat_avro.record import parse_record
 from tidesink.config import TableConfig
 from tidesink.events import TableId
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.targets.modes import HistoryNames, history_shape, kept_shape, log_shape
 
 

@@ -32,7 +32,7 @@ from tidesink.events import (
     TableId,
     TableSchema,
 )
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BatchSummary, Place
 from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas, TableDecoder
 from tidesink.sinks.batch.records import EventRules

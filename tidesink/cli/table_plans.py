@@ -15,9 +15,8 @@ from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec
 from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
-from tidesink.config.checks import idle_patterns
-from tidesink.config.models import topic_tables
-from tidesink.config.table_checks import check_merged, shown_policies
+from tidesink.config.checks import check_merged, shown_policies
+from tidesink.config.models import idle_patterns, topic_tables
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema

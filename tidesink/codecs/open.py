@@ -17,8 +17,7 @@ from tidesink.errors import ConfigError
 if TYPE_CHECKING:
     from tidesink.codecs.canal_json.schema import Keys
     from tidesink.ddl.catalog import TableDefinitions
-    from tidesink.schema_registry.base import SchemaRegistry
-    from tidesink.schema_registry.glue import SchemaSource
+    from tidesink.schema_registry.base import SchemaRegistry, SchemaSource
 
 
 @dataclass(frozen=True)

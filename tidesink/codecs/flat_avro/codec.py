@@ -54,8 +54,7 @@ from tidesink.events import (
     TableId,
     TableSchema,
 )
-from tidesink.schema_registry.base import SchemaRegistry
-from tidesink.schema_registry.glue import SchemaSource
+from tidesink.schema_registry.base import SchemaRegistry, SchemaSource
 from tidesink.schema_registry.naming import SubjectPart, subject
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from tidesink.errors import (
     shown,
 )
 from tidesink.events import DdlEvent, Message, Position, TableId, WatermarkEvent
-from tidesink.schema_registry.glue import SchemaSource
+from tidesink.schema_registry.base import SchemaSource
 
 _DDL: Final = 1
 _WATERMARK: Final = 2
@@ -233,8 +233,7 @@ class GlueFrames:
 def _refusal(uuid: UUID) -> str:
     return (
         f"the message has an AWS Glue schema registry header (schema version {uuid}) and no source of Glue "
-        'schemas is given: give --schemas FILE with lines {"id": "<uuid>", "schema": …}, or install '
-        "tidesink[glue] and give --glue-region"
+        'schemas is given: give --schemas FILE with lines {"id": "<uuid>", "schema": …}'
     )
 
 

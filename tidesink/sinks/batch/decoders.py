@@ -20,7 +20,7 @@ from tidesink.codecs.base import HEADER_SIZE
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError, UnnamedRowError
 from tidesink.events import ChangeEvent, Event, Message, Op, TableId
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.filtering import RowFilterRule
 from tidesink.sinks.batch.records import NO_RULES, EventRules, Flags, RecordDecoder, Unplanned
 from tidesink.sinks.batch.target_rows import OutputRows, TargetRows

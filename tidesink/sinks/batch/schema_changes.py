@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
-from tidesink.config.fields import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
+from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
@@ -136,7 +136,7 @@ class Policies:
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
         """A change that waits, with what it may be accepted as."""
-        ways = [policy for policy in CHANGE_RULES[change.kind].allowed if policy != "pause"]
+        ways = [policy for policy in allowed_policies(change.kind) if policy != "pause"]
         if reason or change.kind in ALL_FEATURES - self.capabilities.features:
             ways = [policy for policy in ways if policy != "apply"]
         return Pending(change, tuple(ways), reason)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import structlog
 
 from tidesink.config import Config
-from tidesink.config.checks import idle_patterns
+from tidesink.config.models import idle_patterns
 from tidesink.errors import SourceError
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.context import (

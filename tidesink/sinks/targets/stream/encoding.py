@@ -21,7 +21,7 @@ from tidesink.errors import (
 )
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableSchema, Value
 from tidesink.schema_registry.base import SchemaRegistry
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.targets.base import Limit, PreflightChecks, PreflightResult
 from tidesink.sinks.targets.stream.table import MessageRow, MessageRows, check_shape
 from tidesink.typemap.render import type_words

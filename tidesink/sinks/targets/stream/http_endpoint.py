@@ -21,8 +21,16 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type
 from tidesink.config.targets import HttpSettings
 from tidesink.errors import ConfigError, EncodeError, TargetError, TransientTargetError
 from tidesink.events import ColumnType, Row, TableId
-from tidesink.schema_registry.auth import Auth, NoAuth, TlsOptions, hide, safe_url
-from tidesink.schema_registry.transport import Signature, causes_of, retry_after_of
+from tidesink.schema_registry.transport import (
+    Auth,
+    NoAuth,
+    Signature,
+    TlsOptions,
+    causes_of,
+    hide,
+    retry_after_of,
+    safe_url,
+)
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import HttpPreflight
