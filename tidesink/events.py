@@ -111,8 +111,9 @@ class EarlierType(NamedTuple):
 class Column:
     """A column of a table at the source.
 
-    ``default`` is the default's text as TiDB holds it now (None: no default, or NULL). Where it was
-    changed since the column was added (``redefaulted``), ``origin_default`` is the first one.
+    ``default`` is the default's text as TiDB holds it now (None: no default, or NULL). Where rows from
+    before the column have another value (``redefaulted``), that is ``origin_default``: the default was
+    changed since, or the column was added NOT NULL without one.
     ``handle`` marks the handle key (primary key, or the not-null unique key TiCDC chose).
     ``earlier`` are the types before this one, oldest first, as far as rows of them read differently.
     """

@@ -7,7 +7,7 @@ stored columns with the fewest columns, the oldest among equals.
 Column definitions become a Column with the default and the type text that TiDB would show. Rules from TiDB
 (2026-06-25), as its own encoders showed them: display widths, ``decimal`` is ``decimal(10,0)``, ``CHARACTER
 SET binary`` turns text into binary, a NOT NULL YEAR without default has ``0000``, a column added NOT NULL
-has its type's zero for existing rows.
+without a default has none, and its type's zero in existing rows.
 
 A producer that restarts sends statements again: what an ALTER TABLE already did is left unchanged.
 """
@@ -84,11 +84,11 @@ def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefiniti
     return ColumnDefinition(column, options.primary, options.unique, options.place, options.after)
 
 
-def with_origin_default(column: Column) -> Column:
+def _with_origin_default(column: Column) -> Column:
     """The column as ADD COLUMN leaves it: NOT NULL without a default gives old rows the type's zero."""
     if column.nullable or column.virtual or column.default is not None:
         return column
-    return replace(column, default=zero_text(column.type))
+    return replace(column, origin_default=zero_text(column.type), redefaulted=True)
 
 
 def _default(options: _Options, column_type: ColumnType, nullable: bool) -> str | None:
@@ -448,7 +448,7 @@ def _add_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
     found = read_column(sql, charset=definition.charset)
     if any(c.name.casefold() == found.column.name.casefold() for c in definition.columns):
         return definition
-    found = replace(found, column=with_origin_default(found.column))
+    found = replace(found, column=_with_origin_default(found.column))
     return append_column(definition, found, at=_place(definition, found))
 
 
