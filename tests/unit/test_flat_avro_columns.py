@@ -26,7 +26,7 @@ from tidesink.codecs.avro_columns import CHUNK_RECORDS
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
-from tidesink.codecs.flat_avro.decode import BIT_WIDTH
+from tidesink.codecs.flat_avro.payloads import BIT_WIDTH
 from tidesink.errors import SchemaNotFoundError
 from tidesink.events import Message, Op, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.memory import MemorySchemaRegistry

@@ -13,7 +13,7 @@ from tidesink.cli.sources import Start, read_topic, topic_names
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec
-from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
+from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
 from tidesink.config.checks import idle_patterns
 from tidesink.config.models import topic_tables

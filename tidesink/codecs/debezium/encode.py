@@ -36,7 +36,7 @@ from tidesink.codecs.debezium.encode_values import (
     wire_value,
 )
 from tidesink.codecs.debezium.formats import bare_schema
-from tidesink.codecs.flat_avro.record import to_wire
+from tidesink.codecs.flat_avro.payloads import to_wire
 from tidesink.errors import EncodeError
 from tidesink.events import (
     ChangeEvent,

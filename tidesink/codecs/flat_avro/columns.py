@@ -2,7 +2,7 @@
 
 Records are grouped by topic and by the five bytes of both Confluent headers. Each group has one pair of
 schemas, so one plan of the row codec holds for it: table, columns and types are the plan's. Watermarks and
-delete markers (value 02 or 03 and eight bytes, ``flat_avro.framing``) are read here too. DDL, AWS Glue's
+delete markers (value 02 or 03 and eight bytes, ``flat_avro.codec``) are read here too. DDL, AWS Glue's
 frames, rows with a checksum that is asked for, and whatever is not proven are left to the row codec.
 """
 
@@ -32,9 +32,8 @@ from tidesink.codecs.batch import (
     op_array,
     op_code,
 )
-from tidesink.codecs.flat_avro.decode import DecodePlan
-from tidesink.codecs.flat_avro.record import EXTENSION, AvroColumn, WriterRecord
-from tidesink.codecs.flat_avro.schema import BEFORE, COMMIT_TS, OP
+from tidesink.codecs.flat_avro.payloads import DecodePlan
+from tidesink.codecs.flat_avro.schema import BEFORE, COMMIT_TS, EXTENSION, OP, AvroColumn, WriterRecord
 from tidesink.errors import DecodeError, RegistryError
 from tidesink.events import Column, ColumnType, Message, Op, Position, WatermarkEvent
 from tidesink.typemap.arrow import ColumnResult, from_text, from_value
@@ -471,7 +470,7 @@ def _from_wire(
 ) -> tuple[pa.Array, Mask | None, Callable[..., ColumnResult]]:
     """The column's values in ``tidesink.events``'s form, which are not proven, and what types them.
 
-    The twin of ``flat_avro_values.from_wire``; decimals in bytes were read by the Avro decoder.
+    The twin of ``payloads.from_wire``; decimals in bytes were read by the Avro decoder.
     """
     reader = row_of(column.type).reader
     if column.avro == "string":
