@@ -12,9 +12,9 @@ import pyarrow as pa
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import arrow_type, from_text
-from tidesink.typemap.parse import target_reader, text_reader
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.table import OTHER_TYPES, TYPES
+from tidesink.typemap.values import target_reader, text_reader
 
 POLICIES: Final[tuple[ZeroDate, ...]] = ("null", "error", "text")
 _DIGITS: Final = (

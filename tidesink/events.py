@@ -9,7 +9,7 @@ DECIMAL                                ``decimal.Decimal`` with the column's sca
 text, JSON, VECTOR                     ``str``
 ENUM, SET                              ``str`` labels, or ``int`` where the wire has no labels
 DATE, TIME, DATETIME, TIMESTAMP        ``str``, MySQL's text, since 0000-00-00 and 838:59:59 are
-                                       values; ``typemap.parse`` turns them into dates and times
+                                       values; ``typemap.values`` turns them into dates and times
 binary                                 ``bytes``
 =====================================  ==========================================================
 """

@@ -11,7 +11,7 @@ import pytest
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import from_text
-from tidesink.typemap.parse import target_reader, text_reader
+from tidesink.typemap.values import target_reader, text_reader
 
 if TYPE_CHECKING:
     from tidesink.typemap.render import ZeroDate

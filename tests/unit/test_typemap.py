@@ -12,25 +12,27 @@ from hypothesis import strategies as st
 
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ColumnType
-from tidesink.typemap.mysql_types import parse_members, parse_sql_type, render_members
-from tidesink.typemap.parse import (
-    DECIMAL_CONTEXT,
-    integer_bounds,
-    shortest_float32,
-    text_reader,
-    wire_unsigned,
-)
+from tidesink.typemap.mysql_types import parse_members, parse_sql_type
 from tidesink.typemap.render import (
     avro_type,
     escape_allowed,
     mysql_type_text,
     mysql_type_word,
+    render_members,
     spark_type,
     split_allowed,
     sql_type_code,
 )
 from tidesink.typemap.table import TYPES, row_named, row_of_avro
-from tidesink.typemap.wire_text import plain_float, text_writer
+from tidesink.typemap.values import (
+    DECIMAL_CONTEXT,
+    integer_bounds,
+    plain_float,
+    shortest_float32,
+    text_reader,
+    text_writer,
+    wire_unsigned,
+)
 
 
 @pytest.mark.parametrize("row", TYPES, ids=lambda row: row.name)

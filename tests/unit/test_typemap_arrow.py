@@ -16,8 +16,8 @@ from tests.arrow_columns import COLUMN_TYPES, POLICIES, assert_reads_as_scalar, 
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import arrow_type, from_python, from_text, from_value
-from tidesink.typemap.parse import keeps_text
 from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.values import keeps_text
 
 UTC = timezone.utc
 BERLIN = ZoneInfo("Europe/Berlin")

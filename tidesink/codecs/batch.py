@@ -1,7 +1,7 @@
 """A batch of Kafka records as Arrow tables: what ``decode_batch`` gives, and how it is put together.
 
 A codec's columnar step decodes many records at once. It proves a value or leaves the record: what it
-cannot prove goes through the row path (``Codec.decode``, then ``typemap.parse`` value by value), which
+cannot prove goes through the row path (``Codec.decode``, then ``typemap.values`` value by value), which
 alone names faults. ``decode_in_columns`` runs both and puts their rows in the order of the input. The
 result is the same as if every record had gone through the row path.
 """

@@ -23,7 +23,7 @@ from tidesink.codecs.base import Producer
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ChangeEvent, Column, Row, TableId, TableSchema, Value
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.typemap.wire_text import text_writer
+from tidesink.typemap.values import text_writer
 
 _QUOTED: Final = {
     "/": re.compile(r"/((?:\\.|[^/])+)/"),

@@ -18,9 +18,8 @@ from zoneinfo import ZoneInfo
 from tidesink.errors import ConfigError, RowUnavailableError, SourceUnavailableError
 from tidesink.events import ColumnType, TableId, Value
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.parse import text_reader
 from tidesink.typemap.table import row_of
-from tidesink.typemap.wire_text import text_writer
+from tidesink.typemap.values import text_reader, text_writer
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine

@@ -1,8 +1,8 @@
-"""Columns of wire values to Arrow: what ``typemap.parse`` does for one value, for an array of them.
+"""Columns of wire values to Arrow: what ``typemap.values`` does for one value, for an array of them.
 
 ``arrow_type`` names a column's Arrow type. ``from_text`` reads canal-json's texts, ``from_value`` the
 values of a ``ChangeEvent`` as an Arrow array, ``from_python`` the same values as Python objects, one by
-one with ``parse.target_reader``. The scalar readers are the reference: an array's usual values are
+one with ``values.target_reader``. The scalar readers are the reference: an array's usual values are
 converted all at once (``arrow_text``), each distinct other value goes through the scalar reader, and a
 value that this reader refuses is reported as not proven.
 """
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from tidesink.errors import ValueOutOfRangeError, shown
 from tidesink.events import ColumnType, Value
 from tidesink.typemap.arrow_text import Convert, converter, is_shaped
-from tidesink.typemap.parse import TargetValue, target_reader, text_reader
 from tidesink.typemap.render import ZeroDate, spark_type, type_words
 from tidesink.typemap.table import SPARK_MAX_PRECISION
+from tidesink.typemap.values import TargetValue, target_reader, text_reader
 
 Mask = NDArray[np.bool_]
 Read = Callable[[Any], TargetValue]

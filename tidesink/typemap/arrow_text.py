@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidesink.events import ColumnType
-from tidesink.typemap.parse import (
+from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.values import (
     DATETIME,
     INSTANT,
     LOCAL_DATE,
@@ -35,7 +36,6 @@ from tidesink.typemap.parse import (
     integer_bounds,
     padded_decimal,
 )
-from tidesink.typemap.table import Reader, row_of
 
 Mask = NDArray[np.bool_]
 # The values, null where the text is null or left to the scalar reader; and which rows are left, if any.

@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 
 from tidesink.errors import ConfigError, shown
 from tidesink.events import ColumnType
+from tidesink.typemap.render import render_members
 from tidesink.typemap.table import TypeRow, find_row, row_named, row_of
 
 TokenKind = Literal["word", "quoted", "string", "number", "bits", "hex", "sign"]
@@ -317,11 +318,6 @@ def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnTyp
 def parse_members(arguments: str) -> tuple[str, ...]:
     """The members of an ENUM or SET argument list, unquoted."""
     return tuple(member.replace("''", "'") for member in _MEMBER.findall(arguments))
-
-
-def render_members(members: Sequence[str]) -> str:
-    """The argument list of an ENUM or SET."""
-    return ",".join("'" + member.replace("'", "''") + "'" for member in members)
 
 
 def shown_type(

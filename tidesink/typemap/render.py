@@ -5,13 +5,12 @@ Iceberg tables are made through Spark, so Iceberg's type names are those of Spar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
 from tidesink.events import ColumnType
-from tidesink.typemap.mysql_types import render_members
 from tidesink.typemap.table import SPARK_MAX_PRECISION, TypeRow, find_row, row_of
 
 DecimalMode = Literal["precise", "string"]
@@ -168,6 +167,11 @@ _SIZED = frozenset({"char", "varchar", "binary", "varbinary"})
 
 def _needs_no_arguments(row: TypeRow) -> bool:
     return row.display_width is None and row.parameter is None and row.name not in (*_SIZED, "decimal")
+
+
+def render_members(members: Sequence[str]) -> str:
+    """The argument list of an ENUM or SET."""
+    return ",".join("'" + member.replace("'", "''") + "'" for member in members)
 
 
 def sql_type_code(column_type: ColumnType, value: object) -> int:

@@ -18,7 +18,7 @@ from tidesink.errors import EncodeError
 from tidesink.events import ChangeEvent, Column, DdlEvent, Op, Row, TableSchema, Value, WatermarkEvent
 from tidesink.typemap.render import mysql_type_text, mysql_type_word, sql_type_code
 from tidesink.typemap.table import row_of
-from tidesink.typemap.wire_text import TextWriter, text_writer
+from tidesink.typemap.values import TextWriter, text_writer
 
 # Bytes TiCDC counts for a record around its value.
 RECORD_OVERHEAD = 36

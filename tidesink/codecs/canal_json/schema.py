@@ -20,8 +20,8 @@ from tidesink.ddl.history import NEVER, row_moment
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader
 from tidesink.typemap.table import row_of
+from tidesink.typemap.values import TextReader, integer_bounds, keeps_text, text_reader
 
 RawRow = dict[str, object]
 Keys = Mapping[TableId, Sequence[str]]

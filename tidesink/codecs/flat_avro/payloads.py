@@ -43,8 +43,8 @@ from tidesink.events import (
     Value,
     physical_ms,
 )
-from tidesink.typemap.parse import DECIMAL_CONTEXT, fit_decimal, text_reader, wire_unsigned
 from tidesink.typemap.table import row_of
+from tidesink.typemap.values import DECIMAL_CONTEXT, fit_decimal, text_reader, wire_unsigned
 
 FromWire = Callable[[Any], Value]
 ToWire = Callable[[Any], Any]

@@ -27,7 +27,7 @@ from tidesink.sinks.targets.stream.table import MessageRow, MessageRows, check_s
 from tidesink.typemap.render import type_words
 from tidesink.typemap.table import TYPES, row_of
 from tidesink.typemap.target_schema import NO_FLAT_AVRO, ShapeColumn, TableShape, is_row_keyed
-from tidesink.typemap.wire_text import json_type
+from tidesink.typemap.values import json_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
