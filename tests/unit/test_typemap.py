@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ColumnType
 from tidesink.typemap.mysql_types import parse_members, parse_sql_type
-from tidesink.typemap.render import (
+from tidesink.typemap.table import (
+    TYPES,
     avro_type,
     escape_allowed,
     mysql_type_text,
     mysql_type_word,
     render_members,
+    row_named,
+    row_of_avro,
     spark_type,
     split_allowed,
     sql_type_code,
 )
-from tidesink.typemap.table import TYPES, row_named, row_of_avro
 from tidesink.typemap.values import (
     DECIMAL_CONTEXT,
     integer_bounds,

@@ -11,7 +11,7 @@ import pytest
 
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.values import is_calendar_date, target_reader
 
 UTC = timezone.utc

@@ -32,8 +32,7 @@ from tidesink.sinks.targets.sql.location import place_in
 from tidesink.sinks.targets.sql.target import view_name
 from tidesink.sinks.worker.preflight import column_type, preflight_of
 from tidesink.typemap.projection import check_renames, laid_out
-from tidesink.typemap.render import CALENDAR_READERS, type_words
-from tidesink.typemap.table import row_of
+from tidesink.typemap.table import CALENDAR_READERS, row_of, type_words
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     UNREPORTED_KEY,

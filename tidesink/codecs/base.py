@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Prot
 from tidesink.codecs.compression import LARGEST, Compression
 from tidesink.errors import FramingError, SchemaMismatchError
 from tidesink.events import Event, Message, TableId
-from tidesink.typemap.render import DecimalMode, UnsignedMode, ZeroDate
+from tidesink.typemap.table import DecimalMode, UnsignedMode, ZeroDate
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -39,7 +39,7 @@ from tidesink.events import (
     WatermarkEvent,
 )
 from tidesink.typemap.arrow import PythonResult, arrow_type, from_python
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 ControlEvent = DdlEvent | WatermarkEvent | MessageEvent
 Decode = Callable[[Message], tuple[Event, ...]]

@@ -44,7 +44,7 @@ from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.client import open_registry
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.schema_registry.transport import Timeouts
-from tidesink.typemap.render import DecimalMode, UnsignedMode
+from tidesink.typemap.table import DecimalMode, UnsignedMode
 
 
 def _place(value: Any, info: ValidationInfo) -> Any:

@@ -48,7 +48,7 @@ from tidesink.errors import ConfigError
 from tidesink.kafka_client import ClientSettings
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.typemap.render import DecimalMode, UnsignedMode
+from tidesink.typemap.table import DecimalMode, UnsignedMode
 
 TargetFeature = Literal[
     "rows", "soft-deletes", "source-order", "append", "history", "shards", "drop", "rename"

@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from tidesink.ddl.statements import TableDefinition
 from tidesink.events import Column, ColumnType, EarlierType, TableId
-from tidesink.typemap.render import spark_type
-from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.table import Reader, row_of, spark_type
 from tidesink.typemap.target_schema import wider_ddl
 
 Key = tuple[str, str]

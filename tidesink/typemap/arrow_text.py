@@ -51,9 +51,6 @@ _MOST_DIGITS: Final = 100
 _FLOAT_DIGITS: Final = 300
 # Bytes looked at together: they and what is made of them stay in the processor's cache.
 _BLOCK: Final = 1 << 16
-_SHAPED: Final = frozenset(
-    {"date", "datetime", "timestamp", "local_date", "local_datetime", "instant", "time"}
-)
 
 _DAY: Final = (
     r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-"
@@ -106,11 +103,6 @@ def _offsets(texts: pa.Array) -> NDArray[np.int32]:
 def _valid(texts: pa.Array) -> Mask:
     found: Mask = texts.is_valid().to_numpy(zero_copy_only=False)
     return found
-
-
-def is_shaped(column_type: ColumnType) -> bool:
-    """Whether values of the type are text whose shape is checked: dates and times."""
-    return row_of(column_type).reader in _SHAPED
 
 
 def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -> Convert | None:

@@ -24,8 +24,7 @@ from typing import Literal, NamedTuple
 
 from tidesink.errors import ConfigError, shown
 from tidesink.events import ColumnType
-from tidesink.typemap.render import render_members
-from tidesink.typemap.table import TypeRow, find_row, row_named, row_of
+from tidesink.typemap.table import NUMBER_READERS, TypeRow, find_row, render_members, row_named, row_of
 
 TokenKind = Literal["word", "quoted", "string", "number", "bits", "hex", "sign"]
 
@@ -443,7 +442,7 @@ def _bytes(literal: Token) -> bytes:
 def _from_bytes(raw: bytes, reader: str) -> str:
     if reader in ("bit", "binary"):
         return raw.decode("latin-1")
-    if reader in ("integer", "unsigned64", "float32", "float64", "decimal"):
+    if reader in NUMBER_READERS:
         if len(raw) > _MOST_NUMBER:
             raise ConfigError(f"SQL: a number of {len(raw)} bytes is no default of a column")
         return str(int.from_bytes(raw, "big"))
@@ -451,7 +450,7 @@ def _from_bytes(raw: bytes, reader: str) -> str:
 
 
 def _plain_number(text: str, reader: str) -> str:
-    if "e" not in text.lower() or reader not in ("float32", "float64", "decimal", "integer", "unsigned64"):
+    if "e" not in text.lower() or reader not in NUMBER_READERS:
         return text
     try:
         number = Decimal(text)
@@ -533,10 +532,6 @@ def zero_text(column_type: ColumnType) -> str | None:
     return zero if column_type.name != "year" else "0000"
 
 
-# Readers of numbers, whose defaults are digits.
-_NUMBER_KINDS = frozenset({"integer", "unsigned64", "float32", "float64", "decimal"})
-
-
 def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None:
     """A default's text of one type as the text of another: where bytes are held, and where numbers.
 
@@ -545,10 +540,10 @@ def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None
     old, new = row_of(was).reader, row_of(now).reader
     if text is None or old == new:
         return text
-    if old == "bit" and new in _NUMBER_KINDS:
+    if old == "bit" and new in NUMBER_READERS:
         return str(int.from_bytes(text.encode("latin-1", "replace"), "big"))
     if (
-        old in _NUMBER_KINDS
+        old in NUMBER_READERS
         and new == "bit"
         and text.isascii()
         and text.isdigit()
@@ -560,6 +555,6 @@ def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None
         return text.encode("latin-1", "replace").decode("utf-8", "replace")
     if old == "text" and new == "binary":
         return text.encode().decode("latin-1")
-    if old == "enum" and new in _NUMBER_KINDS and was.members is not None and text in was.members:
+    if old == "enum" and new in NUMBER_READERS and was.members is not None and text in was.members:
         return str(1 + was.members.index(text))
     return text

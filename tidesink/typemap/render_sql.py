@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from tidesink.events import ColumnType
-from tidesink.typemap.render import CALENDAR_READERS
-from tidesink.typemap.table import SPARK_MAX_PRECISION, TypeRow, row_of
+from tidesink.typemap.table import CALENDAR_READERS, SPARK_MAX_PRECISION, TypeRow, row_of
 from tidesink.typemap.target_schema import ShapeColumn
 
 Database = Literal["postgres", "mysql"]

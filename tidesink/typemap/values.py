@@ -27,13 +27,11 @@ from dataclasses import replace
 from datetime import date, datetime, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final
 
 from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
 from tidesink.events import ColumnType, Value
-from tidesink.typemap.render import ZeroDate, spark_type
-from tidesink.typemap.table import Reader, TypeRow, row_of
+from tidesink.typemap.table import SHAPED_READERS, Reader, TypeRow, ZeroDate, row_of, spark_type
 
 DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
 # Other databases' calendars have more: years of any length, years before 1, infinity, nanoseconds.
@@ -288,17 +286,13 @@ def _read_boolean(column_type: ColumnType, _row: TypeRow) -> Callable[[str], boo
     return read
 
 
-def _as_is(text: str) -> str:
-    return text
-
-
 _TEXT_READERS: dict[Reader, Callable[[ColumnType, TypeRow], TextReader]] = {
     "integer": _read_integer,
     "unsigned64": _read_integer,
     "float32": _float32,
     "float64": _float64,
     "decimal": _read_decimal,
-    "text": lambda _type, _row: _as_is,
+    "text": lambda _type, _row: lambda text: text,
     "binary": _read_binary,
     "bit": _bit,
     "enum": _read_enum,
@@ -392,7 +386,7 @@ def target_reader(
     reader = row_of(column_type).reader
     ddl = spark_type(column_type, zero_date=zero_date).ddl
     if ddl == "string":
-        return partial(_checked_text, text_reader(column_type)) if reader in _SHAPED_READERS else _to_text
+        return partial(_checked_text, text_reader(column_type)) if reader in SHAPED_READERS else _to_text
     if reader in _CALENDAR:
         return _calendar_reader(_CALENDAR[reader], column_type, zero_date)
     if reader == "timestamp":
@@ -407,7 +401,6 @@ _CALENDAR: dict[Reader, Callable[[str], TargetValue]] = {
     "local_datetime": in_microseconds(to_datetime),
     "instant": in_microseconds(to_instant),
 }
-_SHAPED_READERS = frozenset({*_CALENDAR, "timestamp", "time"})
 
 
 def _checked_text(check: TextReader, value: Value) -> TargetValue:
@@ -432,30 +425,37 @@ def text_writer(column_type: ColumnType) -> TextWriter:
 
     The writer raises EncodeError for what is no value of the type. Decimals may be given as text.
     """
-    return _WRITERS[row_of(column_type).reader](column_type)
+    return _WRITERS.get(row_of(column_type).reader, _write_text)(column_type)
 
 
 def _unwritable(value: object, column_type: ColumnType) -> EncodeError:
     return EncodeError(f"{type(value).__name__} {shown(value)} is no {column_type.sql or column_type.name}")
 
 
-def _checked(read: TextReader, column_type: ColumnType, text: str, value: object) -> str:
-    try:
-        read(text)
-    except ValueOutOfRangeError as error:
-        raise _unwritable(value, column_type) from error
-    return text
-
-
-def _write_integer(column_type: ColumnType) -> TextWriter:
-    read = text_reader(column_type)
+def _typed(
+    kind: type, to_text: Callable[[Any], str], column_type: ColumnType, *, checked: bool = False
+) -> TextWriter:
+    """Writes values of one Python type; ``checked``: what the type's own reader refuses is none of it."""
+    read = text_reader(column_type) if checked else None
 
     def write(value: Value) -> str:
-        if not isinstance(value, int):
+        if not isinstance(value, kind):
             raise _unwritable(value, column_type)
-        return _checked(read, column_type, str(int(value)), value)
+        text = to_text(value)
+        try:
+            if read is not None:
+                read(text)
+        except ValueOutOfRangeError as error:
+            raise _unwritable(value, column_type) from error
+        return text
 
     return write
+
+
+_write_integer = partial(_typed, int, lambda value: str(int(value)), checked=True)
+_write_text = partial(_typed, str, lambda value: value, checked=True)
+_write_binary = partial(_typed, bytes, lambda value: value.decode("latin-1"))
+_write_boolean = partial(_typed, bool, lambda value: "1" if value else "0")
 
 
 def plain_float(value: float) -> str:
@@ -494,15 +494,6 @@ def _write_decimal(column_type: ColumnType) -> TextWriter:
     return write
 
 
-def _write_binary(column_type: ColumnType) -> TextWriter:
-    def write(value: Value) -> str:
-        if not isinstance(value, bytes):
-            raise _unwritable(value, column_type)
-        return value.decode("latin-1")
-
-    return write
-
-
 def _write_enum(column_type: ColumnType) -> TextWriter:
     members, number = column_type.members, _write_integer(column_type)
     # An empty text that is no member is MySQL's error value, index 0; of equal members the first counts.
@@ -534,10 +525,8 @@ def _write_set(column_type: ColumnType) -> TextWriter:
     def write(value: Value) -> str:
         if isinstance(value, int):
             return str(value) if members is None else number(value)
-        if not isinstance(value, str) or members is None:
-            raise _no_label(value, column_type)
-        chosen = value.split(",") if value else []
-        if any(label not in bits for label in chosen):
+        chosen = value.split(",") if isinstance(value, str) and value else []
+        if not isinstance(value, str) or members is None or not bits.keys() >= {*chosen}:
             raise _no_label(value, column_type)
         mask = 0
         for label in chosen:
@@ -547,60 +536,23 @@ def _write_set(column_type: ColumnType) -> TextWriter:
     return write
 
 
-def _write_text(column_type: ColumnType) -> TextWriter:
-    read = text_reader(column_type)
-
-    def write(value: Value) -> str:
-        if not isinstance(value, str):
-            raise _unwritable(value, column_type)
-        return _checked(read, column_type, value, value)
-
-    return write
-
-
-def _write_boolean(column_type: ColumnType) -> TextWriter:
-    def write(value: Value) -> str:
-        if not isinstance(value, bool):
-            raise _unwritable(value, column_type)
-        return "1" if value else "0"
-
-    return write
-
-
 _WRITERS: dict[Reader, Callable[[ColumnType], TextWriter]] = {
-    "integer": _write_integer,
-    "unsigned64": _write_integer,
-    "float32": _write_float,
-    "float64": _write_float,
+    **dict.fromkeys(("integer", "unsigned64", "bit"), _write_integer),
+    **dict.fromkeys(("float32", "float64"), _write_float),
     "decimal": _write_decimal,
-    "text": _write_text,
     "binary": _write_binary,
-    "bit": _write_integer,
     "enum": _write_enum,
     "set": _write_set,
-    "date": _write_text,
-    "datetime": _write_text,
-    "timestamp": _write_text,
-    "time": _write_text,
     "boolean": _write_boolean,
-    "local_date": _write_text,
-    "local_datetime": _write_text,
-    "instant": _write_text,
 }
 
 
 # How a value is read -> what it is in JSON; the others are texts.
-_TYPES: Final[Mapping[Reader, str]] = MappingProxyType(
-    {
-        "integer": "number",
-        "unsigned64": "number",
-        "bit": "number",
-        "float32": "number",
-        "float64": "number",
-        "boolean": "boolean",
-        "binary": '{"base64": string}',
-    }
-)
+_TYPES: Final[Mapping[Reader, str]] = {
+    **dict.fromkeys(("integer", "unsigned64", "bit", "float32", "float64"), "number"),
+    "boolean": "boolean",
+    "binary": '{"base64": string}',
+}
 
 
 def json_type(column_type: ColumnType) -> str:

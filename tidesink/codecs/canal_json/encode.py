@@ -16,8 +16,7 @@ from tidesink.codecs.compression import compressed
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import EncodeError
 from tidesink.events import ChangeEvent, Column, DdlEvent, Op, Row, TableSchema, Value, WatermarkEvent
-from tidesink.typemap.render import mysql_type_text, mysql_type_word, sql_type_code
-from tidesink.typemap.table import row_of
+from tidesink.typemap.table import mysql_type_text, mysql_type_word, row_of, sql_type_code
 from tidesink.typemap.values import TextWriter, text_writer
 
 # Bytes TiCDC counts for a record around its value.

@@ -27,8 +27,7 @@ from tidesink.codecs.debezium.values import placeholders
 from tidesink.errors import DecodeError
 from tidesink.events import Column
 from tidesink.typemap.arrow import arrow_type, from_python
-from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.table import row_of, semantic_type
+from tidesink.typemap.table import ZeroDate, row_of, semantic_type
 from tidesink.typemap.values import integer_bounds
 
 Mask = npt.NDArray[np.bool_]

@@ -32,8 +32,7 @@ from tidesink.codecs.row_checksum import summed_order
 from tidesink.errors import EncodeError, SchemaMismatchError, shown
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.schema_registry.naming import sanitize_name, sanitize_namespace
-from tidesink.typemap.render import avro_type, split_allowed
-from tidesink.typemap.table import EXTENSION_FIELDS, Reader, row_of, row_of_avro
+from tidesink.typemap.table import EXTENSION_FIELDS, Reader, avro_type, row_of, row_of_avro, split_allowed
 from tidesink.typemap.values import shortest_float32, wire_unsigned
 
 AvroJson = dict[str, Any]

@@ -28,7 +28,7 @@ from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, Ta
 from tidesink.sinks.batch.decoders import DecodePlan, TableDecoder
 from tidesink.sinks.batch.records import Flags
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     ROW_KEY_COLUMNS,
     ShapeColumn,

@@ -39,7 +39,7 @@ from tidesink.sinks.batch.decoders import (
 )
 from tidesink.sinks.batch.records import Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
 
 

@@ -24,7 +24,7 @@ from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 from tidesink.sinks.schema_sources.open import PlannedDecoding
-from tidesink.typemap.render import ZeroDate, spark_type
+from tidesink.typemap.table import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     UNREPORTED_KEY,
