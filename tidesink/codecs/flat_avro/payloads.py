@@ -227,7 +227,8 @@ def _float(value: float) -> float:
 _PLAIN_WRITERS: Final[dict[str, ToWire]] = {"int": _int, "long": _long}
 
 
-_OPS: Final[Mapping[object, Op]] = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}
+# The values of ``_tidb_op``; an empty one says nothing.
+OPS: Final[Mapping[object, Op]] = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}
 # What fastavro raises for bytes that end early or are no value of their type.
 PAYLOAD_ERRORS: Final = (EOFError, IndexError, ValueError, OverflowError, TypeError, MemoryError)
 _NEW: Final = tuple.__new__
@@ -367,7 +368,7 @@ class DecodePlan:
 
 def _images(op: object, before: Row | None, row: Row) -> tuple[Op, Row | None, Row | None]:
     """What happened, the old row and the new one: a delete's record repeats the old row outside."""
-    found = _OPS.get(op)
+    found = OPS.get(op)
     if found is None:
         raise SchemaMismatchError(f"{OP} is {shown(op, 40)}: none of c, u and d")
     if found is Op.DELETE:
