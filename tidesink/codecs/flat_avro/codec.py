@@ -131,8 +131,7 @@ class FlatAvroCodec(BatchDecoder):
             DecodeError: this record cannot be decoded; context has topic, partition and offset.
             RegistryError: the writer's schema cannot be had.
         """
-        key, value = message.key, message.value
-        plan = self._plans.get((message.topic, key and key[:HEADER_SIZE], value and value[:HEADER_SIZE]))
+        plan = self._plans.get(_heads(message))
         try:
             if plan is None:
                 if is_glue_framed(message):
@@ -145,7 +144,8 @@ class FlatAvroCodec(BatchDecoder):
                 plan = self._plan(message)
             return (plan.read(message) if plan.sums is None else self._summed(message, plan.sums, plan),)
         except (DecodeError, RegistryError) as error:
-            raise _placed(error, message) from error
+            error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
+            raise
 
     def columnar(self, options: ValueOptions) -> Columnar:
         """The columnar step, for ``codecs.batch.decode_in_columns``."""
@@ -247,8 +247,7 @@ class FlatAvroCodec(BatchDecoder):
         return RowSums(record.table_schema(record.table, ()).columns, self._options.time_zone)
 
     def _plan_of(self, message: Message) -> DecodePlan:
-        heads = (message.key and message.key[:HEADER_SIZE], message.value and message.value[:HEADER_SIZE])
-        return self._plans.get((message.topic, *heads)) or self._plan(message)
+        return self._plans.get(_heads(message)) or self._plan(message)
 
     def _plan(self, message: Message) -> DecodePlan:
         key = None if message.key is None else schema_id_of(message.key, "key")
@@ -264,8 +263,7 @@ class FlatAvroCodec(BatchDecoder):
         schema = record.table_schema(table, keys)
         ids, sums = SchemaIds(key, value), self._sums(value_reader)
         plan = DecodePlan(key_reader, value_reader, table, schema, ids, sums)
-        heads = (message.key and message.key[:HEADER_SIZE], message.value and message.value[:HEADER_SIZE])
-        self._plans[message.topic, heads[0], heads[1]] = plan
+        self._plans[_heads(message)] = plan
         return plan
 
     def _reader(self, part: str, schema_id: int | None) -> RecordReader | None:
@@ -320,10 +318,8 @@ class FlatAvroCodec(BatchDecoder):
         record = parse_record(text)
         schema_id = self._registry.register(subject(topic, part), text)
         full_width = self._options.producer == "new"
-        writer = RecordWriter.of(schema_id, record, columns=built.columns, full_width_bit=full_width)
-        return (
-            replace(writer, sums=RowSums(built.summed, self._options.time_zone)) if built.summed else writer
-        )
+        sums = RowSums(built.summed, self._options.time_zone) if built.summed else None
+        return RecordWriter(schema_id, record, built.columns, full_width_bit=full_width, sums=sums)
 
     def _id_writer(self, schema_id: int, wide: bool) -> RecordWriter:
         writer = self._id_writers.get((schema_id, wide))
@@ -331,9 +327,15 @@ class FlatAvroCodec(BatchDecoder):
             record = self._record(schema_id)
             columns = tuple(_without_labels(one) for one in record.table_schema(record.table, ()).columns)
             full_width = wide or record.before is not None
-            writer = RecordWriter.of(schema_id, record, columns=columns, full_width_bit=full_width)
+            writer = RecordWriter(schema_id, record, columns, full_width_bit=full_width)
             self._id_writers[schema_id, wide] = writer
         return writer
+
+
+def _heads(message: Message) -> tuple[str, bytes | None, bytes | None]:
+    """What all records of one plan have in common."""
+    key, value = message.key, message.value
+    return message.topic, key and key[:HEADER_SIZE], value and value[:HEADER_SIZE]
 
 
 def _without_labels(column: Column) -> Column:
@@ -343,10 +345,6 @@ def _without_labels(column: Column) -> Column:
 
 def _key(writer: RecordWriter | None, event: ChangeEvent) -> bytes | None:
     return None if writer is None else writer.write_row(key_row(event, writer.rows.names))
-
-
-def _placed(error: TidesinkError, message: Message) -> TidesinkError:
-    return error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
 
 
 _DDL: Final = 1

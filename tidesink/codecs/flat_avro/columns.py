@@ -216,7 +216,8 @@ def _group_decoder(plan: DecodePlan, options: ValueOptions) -> _GroupDecoder | N
         return None
     types = RowTypes(plan.schema, None if plan.key is None else plan.key.record.column_names, options)
     columns = {one.name: (one.type, types.zero_date_of(one)) for one in plan.schema.columns}
-    key, value = (one and _Part.of(one.record, columns, options) for one in (plan.key, plan.value))
+    readers = (plan.key, plan.value)
+    key, value = (None if one is None else _Part.of(one.record, columns, options) for one in readers)
     if (plan.key and not key) or (plan.value and not value):
         return None
     return _GroupDecoder(plan, types, key, value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from io import BytesIO
 from typing import Any, Final
@@ -246,23 +246,15 @@ def _repairs(columns: tuple[AvroColumn, ...] | None) -> _Repairs:
     return tuple((name, repair) for name, repair in found if repair is not None)
 
 
-@dataclass(frozen=True)
 class RecordReader:
     """Reads the payloads of one writer's schema; ``part`` is ``key`` or ``value``."""
 
-    part: str
-    record: WriterRecord
-    repairs: _Repairs = field(init=False)
-    before_repairs: _Repairs = field(init=False)
-    bare: Any = field(init=False)
-    bits: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bare", self.record.bare)
-        object.__setattr__(self, "repairs", _repairs(self.record.columns))
-        object.__setattr__(self, "before_repairs", _repairs(self.record.before))
-        bits = (c.name for c in self.record.columns if row_of(c.type).reader == "bit")
-        object.__setattr__(self, "bits", tuple(bits))
+    def __init__(self, part: str, record: WriterRecord) -> None:
+        self.part, self.record = part, record
+        self._bare = record.bare
+        self._repairs = _repairs(record.columns)
+        self._before_repairs = _repairs(record.before)
+        self._bits = tuple(c.name for c in record.columns if row_of(c.type).reader == "bit")
 
     def read(self, data: bytes) -> dict[str, Any]:
         """Every field of one record, columns typed; ``_ticdc_before`` stays a record inside.
@@ -276,7 +268,7 @@ class RecordReader:
         stream = BytesIO(data)
         stream.seek(HEADER_SIZE)
         try:
-            row: Any = schemaless_reader(stream, self.bare, None)
+            row: Any = schemaless_reader(stream, self._bare, None)
         except PAYLOAD_ERRORS as error:
             raise self._unreadable(error, len(data)) from error
         if stream.tell() != len(data):
@@ -284,12 +276,12 @@ class RecordReader:
                 f"the {self.part} goes on for {len(data) - stream.tell()} bytes after its record ends: "
                 "it was written with another schema than its id says"
             )
-        if self.bits and any(row[name] and row[name][0] == 0 < len(row[name]) - 1 for name in self.bits):
+        if self._bits and any(row[name] and row[name][0] == 0 < len(row[name]) - 1 for name in self._bits):
             row[_BIT_WIDTH_MEMBER] = FULL
-        if self.repairs:
-            _repair(row, self.repairs)
-        if self.before_repairs and row[BEFORE] is not None:
-            _repair(row[BEFORE], self.before_repairs)
+        if self._repairs:
+            _repair(row, self._repairs)
+        if self._before_repairs and row[BEFORE] is not None:
+            _repair(row[BEFORE], self._before_repairs)
         return row  # type: ignore[no-any-return]
 
     def _unreadable(self, error: BaseException, size: int) -> SchemaMismatchError:
@@ -333,47 +325,31 @@ class DecodePlan:
             ValueOutOfRangeError: a value that its column cannot hold.
         """
         key = None if self.key is None else self.key.read(message.key)  # type: ignore[arg-type]
-        extension: dict[str, object] | None = None
-        if key is not None and _BIT_WIDTH_MEMBER in key:
-            extension = {BIT_WIDTH: key.pop(_BIT_WIDTH_MEMBER)}
-        if self.value is None:
-            return self._event(message, (Op.DELETE, key, None), key, extension)
-        row = self.value.read(message.value)  # type: ignore[arg-type]
-        if _BIT_WIDTH_MEMBER in row:
-            extension = {BIT_WIDTH: row.pop(_BIT_WIDTH_MEMBER)}
-        record = self.value.record
-        before = row.pop(BEFORE) if record.before else None
-        if not record.extension:
-            return self._event(message, (Op.UPSERT, before, row), key, extension)
-        extension = {**row.pop(EXTENSION), **(extension or {})} if extension else row.pop(EXTENSION)
-        return self._event(message, _images((extension or {}).get(OP, ""), before, row), key, extension)
-
-    def _event(
-        self,
-        message: Message,
-        images: tuple[Op, Row | None, Row | None],
-        key: Row | None,
-        extension: dict[str, object] | None,
-    ) -> ChangeEvent:
-        op, before, after = images
-        commit_ts: Any = extension.get(COMMIT_TS) if extension else None
+        row = None if self.value is None else self.value.read(message.value)  # type: ignore[arg-type]
+        extension: dict[str, object] = {}
+        op, before, after = Op.DELETE, key, None
+        if self.value is not None and row is not None:
+            record = self.value.record
+            before, after = row.pop(BEFORE) if record.before else None, row
+            if record.extension:
+                extension = row.pop(EXTENSION)
+            op = OPS.get(extension.get(OP, ""))  # type: ignore[assignment]
+            if op is None:
+                raise SchemaMismatchError(f"{OP} is {shown(extension[OP], 40)}: none of c, u and d")
+            if op is Op.DELETE:
+                # Its record repeats the old row outside.
+                before, after = row if before is None else before, None
+        for part in (key, row):
+            if part is not None and _BIT_WIDTH_MEMBER in part:
+                extension[BIT_WIDTH] = part.pop(_BIT_WIDTH_MEMBER)
+        commit_ts: Any = extension.get(COMMIT_TS)
         source = None if commit_ts is None else (commit_ts,)
         # A named tuple's own constructor costs twice as much, and this runs once a row.
         position = _NEW(Position, (message.topic, message.partition, message.offset, 0, source))
+        ids, more = self.schema_id, extension or None
         return _NEW(
-            ChangeEvent,
-            (op, self.table, key, before, after, commit_ts, position, self.schema, self.schema_id, extension),
+            ChangeEvent, (op, self.table, key, before, after, commit_ts, position, self.schema, ids, more)
         )
-
-
-def _images(op: object, before: Row | None, row: Row) -> tuple[Op, Row | None, Row | None]:
-    """What happened, the old row and the new one: a delete's record repeats the old row outside."""
-    found = OPS.get(op)
-    if found is None:
-        raise SchemaMismatchError(f"{OP} is {shown(op, 40)}: none of c, u and d")
-    if found is Op.DELETE:
-        return found, row if before is None else before, None
-    return found, before, row
 
 
 _LETTERS: Final[Mapping[Op, str]] = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
@@ -382,31 +358,27 @@ _TOO_LARGE: Final = "does not fit a signed 64-bit number, which the field is: a 
 _WRITE_ERRORS: Final = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
 
 
-@dataclass(frozen=True)
 class RowWriter:
     """Turns rows under the table's column names into what fastavro writes.
 
     ``names`` pairs each Avro field with the row's column; virtual columns have none and are null.
     """
 
-    names: tuple[tuple[str, str], ...]
-    virtual: tuple[str, ...]
-    required: tuple[tuple[str, str], ...]
-    repairs: tuple[tuple[str, ToWire], ...]
-
-    @classmethod
-    def of(
-        cls, fields: Iterable[AvroColumn], columns: Iterable[Column], *, full_width_bit: bool
-    ) -> RowWriter:
-        """The writer of one record's columns; ``columns`` stand in the order of ``fields``."""
+    def __init__(
+        self, fields: Iterable[AvroColumn], columns: Iterable[Column], *, full_width_bit: bool
+    ) -> None:
+        """``columns`` stand in the order of ``fields``."""
         pairs = list(zip(fields, columns, strict=True))
-        writers = [(avro.name, _writer(avro, column, full_width_bit)) for avro, column in pairs]
-        return cls(
-            names=tuple((avro.name, column.name) for avro, column in pairs if not column.virtual),
-            virtual=tuple(avro.name for avro, column in pairs if column.virtual),
-            required=tuple((avro.name, column.name) for avro, column in pairs if avro.null_first is None),
-            repairs=tuple((name, write) for name, write in writers if write is not None),
-        )
+        self.names = tuple((avro.name, column.name) for avro, column in pairs if not column.virtual)
+        self._virtual = tuple(avro.name for avro, column in pairs if column.virtual)
+        self._required = tuple((avro.name, column.name) for avro, column in pairs if avro.null_first is None)
+        # By the table's own type: an Avro schema has no scale for decimals as text, and blurs labels.
+        nullable = [(a, c, a.null_first is not None) for a, c in pairs]
+        steps = [
+            (a.name, to_wire(c.type, a.avro, nullable=null, full_width_bit=full_width_bit))
+            for a, c, null in nullable
+        ]
+        self._repairs = tuple((name, write) for name, write in steps if write is not None)
 
     def wire_row(self, row: Row) -> dict[str, Any]:
         """The row under Avro names, each value as its Avro primitive.
@@ -420,11 +392,11 @@ class RowWriter:
             raise EncodeError(
                 "the row lacks this column: flat-avro writes whole rows", column=str(error.args[0])
             ) from error
-        found.update(dict.fromkeys(self.virtual))
+        found.update(dict.fromkeys(self._virtual))
         self._check_required(found)
         name = ""
         try:
-            for name, write in self.repairs:
+            for name, write in self._repairs:
                 value = found[name]
                 if value is not None:
                     found[name] = write(value)
@@ -433,44 +405,34 @@ class RowWriter:
         return found
 
     def _check_required(self, found: Mapping[str, Any]) -> None:
-        for avro, column in self.required:
+        for avro, column in self._required:
             if found[avro] is None:
                 why = (
-                    "a NOT NULL virtual column, which new TiCDC cannot write" if avro in self.virtual else ""
+                    "a NOT NULL virtual column, which new TiCDC cannot write" if avro in self._virtual else ""
                 )
                 raise EncodeError(why or "the column is NOT NULL and the value is NULL", column=column)
 
 
-def _writer(avro: AvroColumn, column: Column, full_width_bit: bool) -> ToWire | None:
-    # The table's own type: an Avro schema has no scale for decimals in string mode, and blurs labels.
-    nullable = avro.null_first is not None
-    return to_wire(column.type, avro.avro, nullable=nullable, full_width_bit=full_width_bit)
-
-
-@dataclass(frozen=True)
 class RecordWriter:
-    """Writes the payloads of one registered schema, its id in front."""
+    """Writes the payloads of one registered schema, whose fields stand for these columns of the table.
 
-    schema_id: int
-    record: WriterRecord
-    rows: RowWriter
-    before: RowWriter | None = None
-    sums: RowSums | None = None  # computes a row's checksum, where it is not given
-    head: bytes = field(init=False)
+    ``sums`` computes the checksum of a row that comes without.
+    """
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "head", header(self.schema_id))
-
-    @classmethod
-    def of(
-        cls, schema_id: int, record: WriterRecord, *, columns: tuple[Column, ...], full_width_bit: bool
-    ) -> RecordWriter:
-        """The writer of a schema whose fields stand for these columns of the table."""
-        rows = RowWriter.of(record.columns, columns, full_width_bit=full_width_bit)
-        before = None
+    def __init__(
+        self,
+        schema_id: int,
+        record: WriterRecord,
+        columns: tuple[Column, ...],
+        *,
+        full_width_bit: bool,
+        sums: RowSums | None = None,
+    ) -> None:
+        self.rows = RowWriter(record.columns, columns, full_width_bit=full_width_bit)
+        self._before: RowWriter | None = None
         if record.before is not None:
-            before = RowWriter.of(record.before, columns, full_width_bit=full_width_bit)
-        return cls(schema_id, record, rows, before)
+            self._before = RowWriter(record.before, columns, full_width_bit=full_width_bit)
+        self._record, self._sums, self._head = record, sums, header(schema_id)
 
     def write_row(self, row: Row) -> bytes:
         """A key's bytes.
@@ -486,35 +448,31 @@ class RecordWriter:
         Raises:
             EncodeError: the event does not fit the schema; context has the column.
         """
-        if event.op is Op.DELETE and OP not in self.record.extension:
-            raise EncodeError(f"schema {self.schema_id} has no {OP}: a delete cannot be written with it")
+        if event.op is Op.DELETE and OP not in self._record.extension:
+            raise EncodeError(f"the schema has no {OP}: a delete cannot be written with it")
         datum = self.rows.wire_row(_row_of(event))
-        if self.before is not None:
-            datum[BEFORE] = self._before(event)
-        if self.record.extension:
+        if self._before is not None:
+            # The name beside the record spares fastavro the search through the union.
+            old = None if event.before is None else self._before.wire_row(event.before)
+            datum[BEFORE] = None if old is None else (self._record.before_name, old)
+        if self._record.extension:
             given = self._with_checksum(event)
-            datum[EXTENSION] = {name: _extension_value(name, given) for name in self.record.extension}
+            datum[EXTENSION] = {name: _extension_value(name, given) for name in self._record.extension}
         return self._write(datum)
 
     def _with_checksum(self, event: ChangeEvent) -> ChangeEvent:
         """The event with its row's checksum, where the producer would have one and the event has none."""
         extension = event.extension or {}
-        if self.sums is None or CHECKSUM in extension:
+        if self._sums is None or CHECKSUM in extension:
             return event
-        found = str(self.sums.sum(_row_of(event)))
+        found = str(self._sums.sum(_row_of(event)))
         return event._replace(extension={VERSION: CURRENT_VERSION, **extension, CHECKSUM: found})
-
-    def _before(self, event: ChangeEvent) -> object:
-        if event.before is None or self.before is None:
-            return None
-        # The name beside the record spares fastavro the search through the union.
-        return (self.record.before_name, self.before.wire_row(event.before))
 
     def _write(self, datum: dict[str, Any]) -> bytes:
         stream = BytesIO()
-        stream.write(self.head)
+        stream.write(self._head)
         try:
-            schemaless_writer(stream, self.record.bare, datum)
+            schemaless_writer(stream, self._record.bare, datum)
         except _WRITE_ERRORS as error:
             raise self._refused(datum, error) from error
         return stream.getvalue()
@@ -534,7 +492,7 @@ class RecordWriter:
 
     def _fields(self, datum: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
         """Each field as the schema has it, and its value: the extension's stand in a record of ours."""
-        for one in self.record.bare["fields"]:
+        for one in self._record.bare["fields"]:
             if one["name"] == EXTENSION:
                 yield from ((inner, datum[EXTENSION][inner["name"]]) for inner in one["type"]["fields"])
             else:
