@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
-from tidesink.codecs.base import BatchDecoder, ByIdentity, CodecOptions, EncodedRecord, kept
+from tidesink.codecs.base import ByIdentity, Codec, CodecOptions, EncodedRecord, kept
 from tidesink.codecs.canal_json.encode import CanalJsonWriter, RowWriter, merged_names
 from tidesink.codecs.canal_json.schema import Keys, RowShape, RowShapes, read_row
 from tidesink.codecs.large_messages import LargeMessages, is_cut_down
@@ -66,7 +66,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class CanalJsonCodec(BatchDecoder):
+class CanalJsonCodec(Codec):
     """Decodes and encodes canal-json.
 
     ``definitions`` grows by the DDL events that pass, in either direction. ``keys`` names the key of

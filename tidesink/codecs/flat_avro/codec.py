@@ -28,8 +28,8 @@ from uuid import UUID
 from tidesink.codecs.base import (
     GLUE_SIZE,
     HEADER_SIZE,
-    BatchDecoder,
     ByIdentity,
+    Codec,
     CodecOptions,
     EncodedRecord,
     TableOfTopic,
@@ -95,7 +95,7 @@ _MOST_WRITERS: Final = 4096
 _log = logging.getLogger(__name__)
 
 
-class FlatAvroCodec(BatchDecoder):
+class FlatAvroCodec(Codec):
     """Decodes and encodes flat-avro; one instance may be shared by threads.
 
     ``table_of_topic`` says which table a topic carries; without it, or where it gives None, the table has
@@ -104,7 +104,7 @@ class FlatAvroCodec(BatchDecoder):
     their checksum says are logged by the logger of this module's name.
     """
 
-    name: Final = "flat-avro"
+    name = "flat-avro"
 
     def __init__(
         self,
