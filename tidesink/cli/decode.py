@@ -24,7 +24,7 @@ from tidesink.cli.sources import Setting
 from tidesink.cli.status import commit_time
 from tidesink.cli.terminal import Output, OutputFormat, console, warn
 from tidesink.codecs.base import Codec
-from tidesink.codecs.canal_json.codec import CanalJsonSchema
+from tidesink.codecs.canal_json.envelope import CanalJsonSchema
 from tidesink.codecs.compression import compression_of
 from tidesink.errors import ConfigError, DecodeError, RegistryError, SchemaNotFoundError
 from tidesink.events import ChangeEvent, Event, Message

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 import structlog
 
-from tidesink.codecs.canal_json.topic import census, marked_ddl
+from tidesink.codecs.canal_json.envelope import census, marked_ddl
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ddl_moment
 from tidesink.ddl.unapplied import altered_tables, moved_tables, unapplied

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
+from tidesink.codecs.canal_json.envelope import Shared, SharedTopic
 from tidesink.codecs.canal_json.schema import DefinedShapes
-from tidesink.codecs.canal_json.topic import Shared, SharedTopic
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same

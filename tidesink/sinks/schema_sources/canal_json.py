@@ -11,8 +11,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from tidesink.codecs.canal_json.envelope import RowForms, RowWords, SharedTopic, newest_forms
 from tidesink.codecs.canal_json.schema import RowShapes
-from tidesink.codecs.canal_json.topic import RowForms, RowWords, SharedTopic, newest_forms
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import ConfigError

@@ -1,8 +1,12 @@
-"""What a canal-json topic's records say of its tables, without decoding their rows.
+"""canal-json's messages as JSON: the objects of a record, their schema, and the tables they name.
 
-TiCDC's messages (tiflow c7b2588, ticdc b813e76) begin with ``id``, ``database`` and ``table``, so that most
-records are distinguished by their first bytes, and each distinct beginning is looked at once. A record that
-does not begin so is parsed. What names no table, or cannot be read, may be anybody's.
+``CanalJsonSchema`` says whether a producer conforms to the published JSON Schema of the envelope: TiCDC
+classic, its new architecture, and Alibaba's Canal (its FlatMessage).
+
+What a topic says of its tables is found without decoding rows. TiCDC's messages (tiflow c7b2588, ticdc
+b813e76) begin with ``id``, ``database`` and ``table``, so that most records are distinguished by their first
+bytes, and each distinct beginning is looked at once. A record that does not begin so is parsed. What names
+no table, or cannot be read, may be anybody's.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +25,18 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression, compression_of, decompressed
-from tidesink.errors import FramingError
-from tidesink.events import TableId
+from tidesink.codecs.large_messages import LargeMessages
+from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, shown
+from tidesink.events import Message, TableId
 
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
+
+
+Parsed = dict[str, Any]
 Flags = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.int64]
 
@@ -265,3 +278,134 @@ def _table_of(parsed: Any) -> TableId | None:
 def _is_row(parsed: Any) -> bool:
     """Whether a message is of a row, and not of a DDL event or a watermark."""
     return isinstance(parsed, dict) and parsed.get("isDdl") is False and parsed.get("type") != _WATERMARK
+
+
+# The objects of a record, and their schema
+
+
+def objects(value: bytes | None, large: LargeMessages) -> list[Parsed]:
+    """The JSON objects of one record's value, compressed or not, as they were sent.
+
+    Raises:
+        DecodeError: no value, a damaged one, or no JSON object.
+    """
+    if not value:
+        raise FramingError("the record has no value: canal-json never writes one without")
+    try:
+        return [_object(orjson.loads(value))]
+    except orjson.JSONDecodeError:
+        plain = large.plain(value)
+    return _each_line(value if plain is None else plain)
+
+
+def _each_line(value: bytes) -> list[Parsed]:
+    try:
+        return [_object(orjson.loads(value))]
+    except orjson.JSONDecodeError as error:
+        # Inside JSON text a newline is always escaped, so each bare one ends an object.
+        lines = [line for line in value.split(b"\n") if line.strip()]
+        try:
+            if len(lines) > 1:
+                return [_object(orjson.loads(line)) for line in lines]
+        except orjson.JSONDecodeError:
+            pass
+        raise FramingError(f"the value is no JSON: {error}; is the topic's protocol canal-json?") from None
+
+
+def _object(parsed: object) -> Parsed:
+    if not isinstance(parsed, dict):
+        raise SchemaMismatchError(f"expected a JSON object, not {type(parsed).__name__}")
+    return parsed
+
+
+_FILE: Final = "canal-json.schema.json"
+_PLAIN_NAME: Final = re.compile(r"\w+")
+
+
+def canal_json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of one canal-json object."""
+    text = (files("tidesink.codecs") / "schemas" / _FILE).read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+class CanalJsonSchema:
+    """Checks messages against the schema; compressed ones are opened, claim-check files are not fetched."""
+
+    def __init__(self, options: CodecOptions | None = None) -> None:
+        self._large = LargeMessages(options or CodecOptions())
+
+    def check(self, message: Message) -> None:
+        """Nothing where the message has the form of canal-json.
+
+        Raises:
+            SchemaMismatchError: it has not; the reason has the JSON path of the first wrong member.
+            FramingError: no JSON at all; context has topic, partition, offset.
+        """
+        try:
+            for parsed in objects(message.value, self._large):
+                self._check(parsed)
+        except DecodeError as error:
+            error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
+            raise
+
+    def _check(self, parsed: dict[str, Any]) -> None:
+        from jsonschema.exceptions import best_match
+
+        worst = best_match(self._validator.iter_errors(parsed))
+        if worst is not None:
+            raise SchemaMismatchError(f"{_path(worst)}: {_reason(worst)}, by {_FILE}")
+
+    @cached_property
+    def _validator(self) -> Draft202012Validator:
+        from jsonschema import Draft202012Validator
+
+        return Draft202012Validator(canal_json_schema())
+
+
+def _path(error: ValidationError) -> str:
+    """``$.data[0].id``; a name with other characters stands in quotes."""
+    path = "$"
+    for part in error.absolute_path:
+        plain = f".{part}" if _PLAIN_NAME.fullmatch(str(part)) else f"[{shown(part)}]"
+        path += f"[{part}]" if isinstance(part, int) else plain
+    return path
+
+
+def _reason(error: ValidationError) -> str:
+    """What is wrong in our words: jsonschema's own quote the whole value, which may be a row."""
+    keyword = str(error.validator)
+    wanted: Any = error.validator_value
+    value: Any = error.instance
+    if keyword == "required":
+        return f"{', '.join(repr(name) for name in wanted if name not in value)} is missing"
+    if keyword == "additionalProperties" and isinstance(value, dict):
+        known = canal_json_schema()["$defs"]["extension"]["properties"]  # the only closed object
+        unknown = sorted(value.keys() - known.keys())
+        return f"{', '.join(map(shown, unknown))} is unknown there"
+    words = _WORDS.get(keyword, f"breaks the rule {keyword}")
+    what = f"the {_KINDS[type(value)]} there" if isinstance(value, dict | list) else _json_text(value)
+    return f"{what} {words.format(wanted=_listed(wanted))}"
+
+
+def _json_text(value: Any) -> str:
+    return shown(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _listed(wanted: Any) -> str:
+    if isinstance(wanted, list):
+        return " or ".join(map(str, wanted))
+    return wanted if isinstance(wanted, str) else json.dumps(wanted)
+
+
+_KINDS: Final[dict[type, str]] = {dict: "object", list: "array"}
+_WORDS: Final = {
+    "type": "is not of the type {wanted}",
+    "enum": "is not one of {wanted}",
+    "const": "must be {wanted}",
+    "minLength": "is empty",
+    "minItems": "is empty",
+    "minimum": "is below {wanted}",
+    "maximum": "is above {wanted}",
+    "uniqueItems": "names a column twice",
+}
