@@ -228,6 +228,16 @@ class SqlReader:
                 return inside
             inside.append(token)
 
+    def rest(self) -> list[Token]:
+        """All tokens that are left; they are taken."""
+        rest = [*self._tokens[self._at :]]
+        self._at = len(self._tokens)
+        return rest
+
+    def parts(self) -> list[SqlReader]:
+        """What is left, between its commas."""
+        return [SqlReader(part) for part in split_by_comma(self.rest()) if part]
+
     def skip_item(self) -> None:
         """Takes one token, or a whole parenthesised group."""
         if self.sees("("):
