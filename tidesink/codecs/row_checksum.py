@@ -200,15 +200,6 @@ CORRUPTED_REASON: Final = (
 )
 
 
-def checksum_of(columns: Sequence[Column], row: Row, *, time_zone: str = "UTC") -> int:
-    """The sum of a row over ``columns`` in this order; of an hour that comes twice, the first is meant.
-
-    Raises:
-        EncodeError: a value is none of its column's type.
-    """
-    return RowSums(columns, time_zone).sum(row)
-
-
 def summed_order(columns: Iterable[Column], options: CodecOptions) -> tuple[Column, ...]:
     """The columns in the order the producer sums them, of the columns in table order."""
     if options.producer == "new":
