@@ -7,7 +7,6 @@ import pytest
 from tests.decoded_batches import as_records
 from tidesink.codecs.canal_json.envelope import (
     RowForms,
-    SharedTopic,
     TableNames,
     census,
     marked_ddl,
@@ -54,15 +53,13 @@ def test_records_are_told_apart() -> None:
     ]
     assert named[len(NAMED) :] == ['a"b', "é" * 64]
     assert tuple(at for at, one in enumerate(found.strangers.tolist()) if one) == STRANGERS
-    shared = SharedTopic(T, frozenset({T, U})).shared(records)
-    assert shared.own.tolist() == [name in (None, "t") for name in named]
-    assert shared.strangers == len(STRANGERS)
+    assert found.own(T).tolist() == [name in (None, "t") for name in named]
 
 
 def test_a_damaged_record_that_names_a_known_table_is_its_alone() -> None:
     records = as_records([Message("cdc", 0, 0, None, RECORD.format("u").encode()[:-1])])
     known = frozenset({T, TableId("s", "u")})
-    assert [SharedTopic(one, known).shared(records).own.tolist() for one in sorted(known)] == [
+    assert [TableNames(known).of(records).own(one).tolist() for one in sorted(known)] == [
         [False],
         [True],
     ]

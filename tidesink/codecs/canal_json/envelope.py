@@ -62,6 +62,10 @@ class NamedRecords(NamedTuple):
     codes: Codes
     strangers: Flags
 
+    def own(self, table: TableId) -> Flags:
+        """The records that are a table's: what names none is everybody's."""
+        return np.array([*(one == table for one in self.tables), True], np.bool_)[self.codes]
+
 
 @dataclass(frozen=True)
 class TableNames:
@@ -108,38 +112,6 @@ class TableNames:
             return decompressed(value, most=self.opens_up_to) or value
         except FramingError:
             return b""
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-
-class Shared(NamedTuple):
-    """Which records are a table's, and how many are rows of tables that nobody knows."""
-
-    own: Flags
-    strangers: int
-
-
-@dataclass(frozen=True)
-class SharedTopic:
-    """Tells the records of ``table`` from those of others; ``known`` and ``opens_up_to``: as ``TableNames``.
-
-    What names no table is everybody's.
-    """
-
-    table: TableId
-    known: frozenset[TableId]
-    opens_up_to: int | None = None
-
-    def shared(self, records: pa.RecordBatch) -> Shared:
-        """What is the table's among Kafka records."""
-        found = self._names.of(records)
-        own = np.array([*(table == self.table for table in found.tables), True], np.bool_)
-        return Shared(own[found.codes], int(found.strangers.sum()))
-
-    @cached_property
-    def _names(self) -> TableNames:
-        return TableNames(self.known | {self.table}, self.opens_up_to)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -199,11 +171,11 @@ class RowForms:
 
     def __call__(self, records: Iterator[pa.RecordBatch]) -> list[RowWords]:
         """One for each form among the records."""
-        names = SharedTopic(self.table, frozenset())
+        names = TableNames(frozenset({self.table}))
         rows = (
             (offset, _parsed(value))
             for batch in records
-            for offset, value in _valued(batch.filter(pa.array(names.shared(batch).own)))
+            for offset, value in _valued(batch.filter(pa.array(names.of(batch).own(self.table))))
         )
         return newest_forms(filter(None, (_row_words(offset, parsed) for offset, parsed in rows)))
 

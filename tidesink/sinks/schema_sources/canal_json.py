@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tidesink.codecs.canal_json.envelope import RowForms, RowWords, SharedTopic, newest_forms
+from tidesink.codecs.canal_json.envelope import RowForms, RowWords, TableNames, newest_forms
 from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
@@ -181,7 +181,7 @@ class CanalJsonDecoding(PlannedDecoding):
         plan, known = super().columns(), frozenset((self._table, *self._tables.known()))
         if self._shared is None or self._shared[0] is not plan or self._shared[1] != known:
             assert isinstance(plan.decoder, CanalJsonDecoder)  # noqa: S101  (``canal_json_plan`` makes it)
-            topic = SharedTopic(self._table, known, self._context.config.source.opens_up_to)
+            topic = TableNames(known, self._context.config.source.opens_up_to)
             self._shared = plan, known, replace(plan, decoder=replace(plan.decoder, topic=topic))
         return self._shared[2]
 
