@@ -113,27 +113,26 @@ def of_spark(ddl: str, database: Database) -> str:
     return OF_SPARK[database][ddl]
 
 
-def row_type(row: TypeRow, database: Database) -> str:
-    """A row's type in a database, ``(p,s)`` for precision and scale."""
+def row_type(row: TypeRow, database: Database, spark: str | None = None) -> str:
+    """A row's type in a database, ``(p,s)`` for precision and scale.
+
+    ``spark``: the Spark type of the column, which may have become wider than the row's own.
+    """
     named = row.postgres if database == "postgres" else row.mysql
-    return named or of_spark(row.spark.format(p="p", s="s"), database)
+    if named and spark in (None, row.spark):
+        return named
+    return of_spark(spark or row.spark.format(p="p", s="s"), database)
 
 
 def _of_value(column: ShapeColumn, database: Database) -> str:
     row = row_of(column.type)
     if column.spark != "string":
-        return _named(row, column.spark, database)
+        return row_type(row, database, column.spark)
     if row.reader == "decimal":
         return _wide_decimal(column.type, database)
     if row.reader in CALENDAR_READERS:  # as text: dates no calendar has, or nanoseconds
         return OF_SPARK[database]["string"]
     return row_type(row, database)
-
-
-def _named(row: TypeRow, spark: str, database: Database) -> str:
-    """The row's own type where the column is of the row's Spark type; it may have become wider."""
-    named = row.postgres if database == "postgres" else row.mysql
-    return named if named and row.spark == spark else of_spark(spark, database)
 
 
 def _wide_decimal(column_type: ColumnType, database: Database) -> str:
