@@ -532,7 +532,11 @@ class GlueFrames:
         if known is not None:
             return known
         if self._source is None:
-            raise FramingError(_refusal(uuid))
+            raise FramingError(
+                f"the message has an AWS Glue schema registry header (schema version {uuid}) and no source of "
+                'Glue schemas is given: give --schemas FILE with lines {"id": "<uuid>", "schema": …}, or '
+                "install tidesink[glue] and give --glue-region"
+            )
         try:
             record = parse_record(self._source.schema_by_uuid(uuid))
         except DecodeError as error:
@@ -541,14 +545,6 @@ class GlueFrames:
             schema_id = self._ids.get(uuid, _FIRST_ID + len(self._ids))
             self._records[schema_id] = record
             return self._ids.setdefault(uuid, schema_id)
-
-
-def _refusal(uuid: UUID) -> str:
-    return (
-        f"the message has an AWS Glue schema registry header (schema version {uuid}) and no source of Glue "
-        'schemas is given: give --schemas FILE with lines {"id": "<uuid>", "schema": …}, or install '
-        "tidesink[glue] and give --glue-region"
-    )
 
 
 def _inflated(payload: bytes, part: str) -> bytes:

@@ -19,7 +19,7 @@ import binascii
 import json
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -348,23 +348,45 @@ def parse_record(text: str) -> WriterRecord:
     except (ValueError, RecursionError) as error:
         raise SchemaMismatchError(f"the writer's schema is no JSON: {error!s:.200}") from error
     fields = _fields(schema)
+    extension = [field for field in fields if _is_extension(field)]
     before = next((field for field in fields if field["name"] == BEFORE and _is_before(field)), None)
-    columns = [field for field in fields if field is not before and not _is_extension(field)]
-    before_record = before["type"][1] if before else None
+    columns = tuple(_avro_column(one) for one in fields if one is not before and not _is_extension(one))
+    bare = {column.name: column.bare for column in columns}
+    old, name = None, None
+    if before is not None:
+        inner = {"namespace": schema.get("namespace", ""), **before["type"][1]}
+        old, name = tuple(map(_avro_column, _fields(inner))), _full_name(inner)
+        bare[BEFORE] = ["null", _bare_record(inner, {column.name: column.bare for column in old})]
+    head = [field["name"] for field in fields[: len(fields) - len(extension)]]
+    if bare.keys() != {*head}:
+        misplaced = next(one for one in head if one not in bare)
+        raise SchemaMismatchError("an extension field stands before a column", column=misplaced)
+    in_order = {one: bare[one] for one in head}
+    if extension:
+        types = {str(field["name"]): field["type"] for field in extension}
+        in_order[EXTENSION] = _bare_record({"name": EXTENSION}, types)
     return WriterRecord(
         name=str(schema["name"]),
         namespace=str(schema.get("namespace", "")),
-        columns=tuple(map(_avro_column, columns)),
-        before=tuple(map(_avro_column, _fields(before_record))) if before_record else None,
-        before_name=_full_name(before_record, schema) if before_record else None,
-        extension=tuple(str(field["name"]) for field in fields if _is_extension(field)),
-        bare=_parsed(_bare_record(schema, fields)),
+        columns=columns,
+        before=old,
+        before_name=name,
+        extension=tuple(str(field["name"]) for field in extension),
+        bare=_parsed(_bare_record(schema, in_order)),
     )
 
 
-def _full_name(record: dict[str, Any], outer: dict[str, Any]) -> str:
-    namespace = record.get("namespace", outer.get("namespace", ""))
-    return f"{namespace}.{record['name']}" if namespace else str(record["name"])
+def _full_name(record: Mapping[str, Any]) -> str:
+    return f"{record['namespace']}.{record['name']}" if record["namespace"] else str(record["name"])
+
+
+def _bare_record(schema: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        "type": "record",
+        "name": str(schema["name"]),
+        "namespace": str(schema.get("namespace", "")),
+        "fields": [{"name": name, "type": bare} for name, bare in fields.items()],
+    }
 
 
 def _fields(schema: object) -> list[dict[str, Any]]:
@@ -400,27 +422,19 @@ def _is_before(field: dict[str, Any]) -> bool:
 
 
 def _avro_column(field: dict[str, Any]) -> AvroColumn:
-    try:
-        return _read_column(field)
-    except SchemaMismatchError as error:
-        raise error.with_context(column=field["name"]) from error
-
-
-def _read_column(field: dict[str, Any]) -> AvroColumn:
     branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
     typed = [branch for branch in branches if branch != "null"]
     if len(typed) != 1 or len(branches) > 2:
-        raise SchemaMismatchError(f"the field's type {shown(field['type'], 120)} is no column of flat-avro")
-    (avro,) = typed
-    column_type, primitive, reader = _read_type(avro)
+        raise SchemaMismatchError(
+            f"the field's type {shown(field['type'], 120)} is no column of flat-avro", column=field["name"]
+        )
+    try:
+        column_type, primitive, reader = _read_type(typed[0])
+        default = to_text(field.get("default"), reader, primitive)
+    except SchemaMismatchError as error:
+        raise error.with_context(column=field["name"]) from error
     null_first = None if len(branches) == 1 else branches[0] == "null"
-    return AvroColumn(
-        name=field["name"],
-        avro=primitive,
-        type=column_type,
-        null_first=null_first,
-        default=to_text(field.get("default"), reader, primitive),
-    )
+    return AvroColumn(field["name"], primitive, column_type, null_first, default)
 
 
 def _read_type(avro: object) -> tuple[ColumnType, str, Any]:
@@ -456,33 +470,6 @@ def _number(value: object) -> int | None:
     if isinstance(value, int) and 0 <= value < 10000:
         return value
     raise SchemaMismatchError(f"{shown(value, 40)} is no length, precision or scale")
-
-
-def _bare_record(schema: dict[str, Any], fields: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "type": "record",
-        "name": str(schema["name"]),
-        "namespace": str(schema.get("namespace", "")),
-        "fields": list(_bare_fields(schema, fields)),
-    }
-
-
-def _bare_fields(schema: dict[str, Any], fields: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    extension = [{"name": field["name"], "type": field["type"]} for field in fields if _is_extension(field)]
-    head = fields[: len(fields) - len(extension)]
-    for field in head:
-        bare: object = field["type"]
-        if _is_extension(field):
-            raise SchemaMismatchError("an extension field stands before a column", column=field["name"])
-        if field["name"] == BEFORE and _is_before(field):
-            inner = field["type"][1]
-            named = {"namespace": schema.get("namespace", ""), **inner}
-            bare = ["null", _bare_record(named, _fields(inner))]
-        else:
-            bare = _avro_column(field).bare
-        yield {"name": field["name"], "type": bare}
-    if extension:
-        yield {"name": EXTENSION, "type": {"type": "record", "name": EXTENSION, "fields": extension}}
 
 
 def _parsed(bare: dict[str, Any]) -> Any:
