@@ -533,8 +533,8 @@ class GlueFrames:
             return known
         if self._source is None:
             raise FramingError(
-                f"the message has an AWS Glue schema registry header (schema version {uuid}) and no source of "
-                'Glue schemas is given: give --schemas FILE with lines {"id": "<uuid>", "schema": …}, or '
+                f"the message has an AWS Glue schema registry header (schema version {uuid}) and no source "
+                'of Glue schemas is given: give --schemas FILE with lines {"id": "<uuid>", "schema": …}, or '
                 "install tidesink[glue] and give --glue-region"
             )
         try:
