@@ -348,10 +348,10 @@ def test_a_decimal_may_be_given_as_text() -> None:
     assert text_writer(parse_sql_type("decimal(5,2)"))("1.5") == "1.50"
 
 
-@given(st.text(alphabet="0123456789-+.eE _x٣", max_size=8))
-def test_integers_are_read_the_same_with_and_without_a_call(text: str) -> None:
+@given(st.text(alphabet="0123456789-+.eE _x٣", max_size=8), st.sampled_from(["smallint", "bit(3)"]))
+def test_integers_are_read_the_same_with_and_without_a_call(text: str, sql: str) -> None:
     """The fast way of a loop and the reader agree on what is an integer."""
-    column_type = parse_sql_type("smallint")
+    column_type = parse_sql_type(sql)
     low, high = integer_bounds(column_type) or (0, 0)
     if text.isdigit() and text.isascii() and len(text) < 20 and low <= int(text) <= high:
         assert text_reader(column_type)(text) == int(text)
@@ -359,5 +359,6 @@ def test_integers_are_read_the_same_with_and_without_a_call(text: str) -> None:
 
 def test_only_integers_have_bounds() -> None:
     assert integer_bounds(parse_sql_type("tinyint unsigned")) == (0, 255)
-    assert integer_bounds(parse_sql_type("bit(3)")) is None
+    assert integer_bounds(parse_sql_type("bit(3)")) == (0, 7)
+    assert integer_bounds(parse_sql_type("enum('a')")) is None
     assert integer_bounds(parse_sql_type("text")) is None

@@ -113,7 +113,7 @@ def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -
     if target == pa.string():
         pattern = _text_pattern(column_type)
         return None if pattern is None else partial(_matching, pattern=pattern)
-    bounds = _bounds(column_type)
+    bounds = integer_bounds(column_type)
     if bounds is not None:
         return _integers(*bounds, target)
     if reader == "decimal":
@@ -256,12 +256,6 @@ def _only(data: NDArray[np.uint8], extra: bytes) -> bool:
         if not allowed.all():
             return False
     return True
-
-
-def _bounds(column_type: ColumnType) -> tuple[int, int] | None:
-    if row_of(column_type).reader == "bit":
-        return 0, min(1 << (column_type.length or 64), 1 << 64) - 1
-    return integer_bounds(column_type)
 
 
 def _integers(low: int, high: int, target: pa.DataType) -> Convert:

@@ -23,7 +23,6 @@ import re
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import date, datetime, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
@@ -31,7 +30,7 @@ from typing import Any, Final
 
 from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
 from tidesink.events import ColumnType, Value
-from tidesink.typemap.table import SHAPED_READERS, Reader, TypeRow, ZeroDate, row_of, spark_type
+from tidesink.typemap.table import SHAPED_READERS, Reader, ZeroDate, row_of, spark_type
 
 DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
 # Other databases' calendars have more: years of any length, years before 1, infinity, nanoseconds.
@@ -108,6 +107,7 @@ TargetValue = Value | date | datetime
 DECIMAL_CONTEXT = Context(prec=100, Emax=999999, Emin=-999999)
 
 # A signed 64-bit number has 19 digits, an unsigned one 20, and BIT and SET no more.
+_UNSIGNED = (0, 2**64 - 1)
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 DECIMAL = re.compile(r"-?[0-9]{1,65}(\.[0-9]{1,30})?", re.ASCII)
 # DOUBLE is written without an exponent, in up to 309 digits before or some 340 after the point.
@@ -128,8 +128,8 @@ def _refused(text: object, column_type: ColumnType) -> ValueOutOfRangeError:
     return ValueOutOfRangeError(f"{shown(text)} is no {column_type.sql or column_type.name}")
 
 
-def _read_integer(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]:
-    low, high = _bounds(row)
+def _read_integer(column_type: ColumnType, bounds: tuple[int, int] | None = None) -> Callable[[str], int]:
+    low, high = bounds or integer_bounds(column_type) or _UNSIGNED
 
     def read(text: str) -> int:
         # isdigit alone would take other scripts' digits; int alone would take spaces and underscores.
@@ -142,25 +142,21 @@ def _read_integer(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]
     return read
 
 
-def _bounds(row: TypeRow) -> tuple[int, int]:
-    return row.minimum or 0, row.maximum if row.maximum is not None else 2**64 - 1
-
-
 def integer_bounds(column_type: ColumnType) -> tuple[int, int] | None:
-    """The least and greatest value of an integer type; None for any other type.
+    """The least and greatest value of an integer type, BIT among them; None for any other type.
 
     Text of ASCII digits alone within these bounds is what ``text_reader`` takes, so that a loop over
     many columns can read it without a call.
     """
     row = row_of(column_type)
-    return _bounds(row) if row.reader in ("integer", "unsigned64") else None
+    if row.reader == "bit":
+        return 0, (1 << (column_type.length or 64)) - 1
+    if row.reader not in ("integer", "unsigned64"):
+        return None
+    return row.minimum or 0, row.maximum if row.maximum is not None else _UNSIGNED[1]
 
 
-def _bit(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]:
-    return _read_integer(column_type, replace(row, minimum=0, maximum=(1 << (column_type.length or 64)) - 1))
-
-
-def _float64(column_type: ColumnType, _row: TypeRow) -> Callable[[str], float]:
+def _float64(column_type: ColumnType) -> Callable[[str], float]:
     def read(text: str) -> float:
         if _FLOAT.fullmatch(text) is None or math.isinf(value := float(text)):
             raise _refused(text, column_type)
@@ -169,8 +165,8 @@ def _float64(column_type: ColumnType, _row: TypeRow) -> Callable[[str], float]:
     return read
 
 
-def _float32(column_type: ColumnType, row: TypeRow) -> Callable[[str], float]:
-    read_double = _float64(column_type, row)
+def _float32(column_type: ColumnType) -> Callable[[str], float]:
+    read_double = _float64(column_type)
     pack, unpack = _FLOAT32.pack, _FLOAT32.unpack
 
     def read(text: str) -> float:
@@ -182,7 +178,7 @@ def _float32(column_type: ColumnType, row: TypeRow) -> Callable[[str], float]:
     return read
 
 
-def _read_decimal(column_type: ColumnType, _row: TypeRow) -> Callable[[str], Decimal]:
+def _read_decimal(column_type: ColumnType) -> Callable[[str], Decimal]:
     padded = padded_decimal(column_type)
 
     def read(text: str) -> Decimal:
@@ -222,7 +218,7 @@ def fit_decimal(value: Decimal, column_type: ColumnType) -> Decimal:
     return fitted
 
 
-def _read_binary(column_type: ColumnType, _row: TypeRow) -> Callable[[str], bytes]:
+def _read_binary(column_type: ColumnType) -> Callable[[str], bytes]:
     def read(text: str) -> bytes:
         # canal-json writes each byte as U+0000 to U+00FF (TiCDC, tiflow c7b2588: ISO-8859-1).
         try:
@@ -233,10 +229,10 @@ def _read_binary(column_type: ColumnType, _row: TypeRow) -> Callable[[str], byte
     return read
 
 
-def _read_enum(column_type: ColumnType, row: TypeRow) -> TextReader:
+def _read_enum(column_type: ColumnType) -> TextReader:
     members = column_type.members
     if members is None:
-        return _read_integer(column_type, row)
+        return _read_integer(column_type)
     # Index 0 is MySQL's error value, the empty string.
     labels = {str(index): label for index, label in enumerate(("", *members))}
 
@@ -249,11 +245,11 @@ def _read_enum(column_type: ColumnType, row: TypeRow) -> TextReader:
     return read
 
 
-def _read_set(column_type: ColumnType, row: TypeRow) -> TextReader:
+def _read_set(column_type: ColumnType) -> TextReader:
     members = column_type.members
     if members is None:
-        return _read_integer(column_type, row)
-    read_mask = _read_integer(column_type, replace(row, minimum=0, maximum=(1 << len(members)) - 1))
+        return _read_integer(column_type)
+    read_mask = _read_integer(column_type, (0, (1 << len(members)) - 1))
 
     def read(text: str) -> str:
         mask = read_mask(text)
@@ -262,7 +258,7 @@ def _read_set(column_type: ColumnType, row: TypeRow) -> TextReader:
     return read
 
 
-def _shaped(pattern: re.Pattern[str], column_type: ColumnType, _row: TypeRow) -> Callable[[str], str]:
+def _shaped(pattern: re.Pattern[str], column_type: ColumnType) -> Callable[[str], str]:
     fullmatch = pattern.fullmatch
 
     def read(text: str) -> str:
@@ -276,7 +272,7 @@ def _shaped(pattern: re.Pattern[str], column_type: ColumnType, _row: TypeRow) ->
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "t": True, "f": False}
 
 
-def _read_boolean(column_type: ColumnType, _row: TypeRow) -> Callable[[str], bool]:
+def _read_boolean(column_type: ColumnType) -> Callable[[str], bool]:
     def read(text: str) -> bool:
         value = _BOOLEANS.get(text.lower())
         if value is None:
@@ -286,20 +282,17 @@ def _read_boolean(column_type: ColumnType, _row: TypeRow) -> Callable[[str], boo
     return read
 
 
-_TEXT_READERS: dict[Reader, Callable[[ColumnType, TypeRow], TextReader]] = {
-    "integer": _read_integer,
-    "unsigned64": _read_integer,
+_TEXT_READERS: dict[Reader, Callable[[ColumnType], TextReader]] = {
+    **dict.fromkeys(("integer", "unsigned64", "bit"), _read_integer),
     "float32": _float32,
     "float64": _float64,
     "decimal": _read_decimal,
-    "text": lambda _type, _row: lambda text: text,
+    "text": lambda _type: lambda text: text,
     "binary": _read_binary,
-    "bit": _bit,
     "enum": _read_enum,
     "set": _read_set,
+    **dict.fromkeys(("datetime", "timestamp"), partial(_shaped, DATETIME)),
     "date": partial(_shaped, DATE),
-    "datetime": partial(_shaped, DATETIME),
-    "timestamp": partial(_shaped, DATETIME),
     "time": partial(_shaped, TIME),
     "boolean": _read_boolean,
     "local_date": partial(_shaped, LOCAL_DATE),
@@ -313,8 +306,7 @@ def text_reader(column_type: ColumnType) -> TextReader:
 
     The reader raises ValueOutOfRangeError for text that is no value of the type.
     """
-    row = row_of(column_type)
-    return _TEXT_READERS[row.reader](column_type, row)
+    return _TEXT_READERS[row_of(column_type).reader](column_type)
 
 
 def keeps_text(column_type: ColumnType) -> bool:
