@@ -402,12 +402,21 @@ def _text(rows: _Rows, values: pa.Array, present: Mask | None) -> pa.Array:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        valid = np.fromiter((one is None or _is_utf8(one) for one in values.to_pylist()), bool, len(values))
+        valid = is_utf8(values)
         rows.reject(~valid)
         return pc.if_else(pa.array(valid), values, None).cast(pa.string())
 
 
-def _is_utf8(data: bytes) -> bool:
+def is_utf8(values: pa.Array) -> Mask:
+    """Which values of a binary array are valid UTF-8; a null is."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return np.fromiter((one is None or _decodes(one) for one in values.to_pylist()), bool, len(values))
+    return np.ones(len(values), np.bool_)
+
+
+def _decodes(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:

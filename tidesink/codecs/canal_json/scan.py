@@ -22,6 +22,8 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
+from tidesink.codecs.avro_columns import is_utf8
+
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -132,23 +134,6 @@ def _usable(values: pa.Array) -> Indices:
     if not values.null_count:
         return np.arange(len(values))
     return np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-
-
-def _is_utf8(body: pa.BinaryArray) -> Mask:
-    """Which values are valid UTF-8."""
-    try:
-        body.cast(pa.string())
-    except pa.ArrowInvalid:
-        return np.array([_decodes(one) for one in body.to_pylist()], np.bool_)
-    return np.ones(len(body), np.bool_)
-
-
-def _decodes(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _pieces(data: Bytes, bounds: npt.NDArray[np.int32]) -> pa.BinaryArray:
@@ -285,7 +270,7 @@ class _Bodies:
         content = np.frombuffer(_content(body), np.uint8)
         self.data: Bytes = np.concatenate([content, np.zeros(_PADDING, np.uint8)])
         self.starts = np.frombuffer(body.buffers()[1], np.int32, len(body) + 1).astype(np.int64)
-        self.proven = _is_utf8(body)
+        self.proven = is_utf8(body)
         self._slashes = np.flatnonzero(self.data == _BACKSLASH)
 
     def tokens(self) -> tuple[Tokens, pa.BinaryArray]:
