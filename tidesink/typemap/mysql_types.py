@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from tidesink.errors import ConfigError, shown
 from tidesink.events import ColumnType
@@ -107,12 +107,10 @@ def _next(sql: str, at: int, escapes: bool) -> tuple[Token | None, int]:
     if kind == "introducer":
         return None, found.end()
     if kind == "quoted":
-        return Token("quoted", text[1:-1].replace("``", "`")), found.end()
-    if kind in ("bits", "hex"):
-        return Token(
-            "bits" if kind == "bits" else "hex", re.sub(r"^0[bx]|^[bx]'|'$", "", text, flags=re.I)
-        ), found.end()
-    return Token("number" if kind == "number" else "word" if kind == "word" else "sign", text), found.end()
+        text = text[1:-1].replace("``", "`")
+    elif kind in ("bits", "hex"):
+        text = re.sub(r"^0[bx]|^[bx]'|'$", "", text, flags=re.I)
+    return Token(cast("TokenKind", kind), text), found.end()
 
 
 def _string(sql: str, at: int, escapes: bool) -> tuple[Token, int]:
@@ -264,6 +262,7 @@ _SHAPE = re.compile(
     r"\s*([a-z0-9_]+(?:\s+[a-z0-9_]+)*)(?:\s*\((.*)\)((?:\s*(?:unsigned|signed|zerofill))*))?\s*",
     re.I | re.S,
 )
+_ATTRIBUTES = frozenset({"unsigned", "signed", "zerofill"})
 _MEMBER = re.compile(r"'((?:[^']|'')*)'", re.S)
 _LENGTH_AND_SCALE = re.compile(r"\s*\d{1,9}\s*(?:,\s*\d{1,9}\s*)?", re.ASCII)
 _TEMPORAL = frozenset(
@@ -284,22 +283,12 @@ def parse_sql_type(text: str) -> ColumnType:
     found = _SHAPE.fullmatch(text)
     if found is None:
         raise ConfigError(f"{shown(text)} is no SQL type")
-    word, arguments, attributes = found[1].lower(), found[2], (found[3] or "").lower()
-    word, attributes = _split_attributes(word, attributes)
-    row = _row(word, "unsigned" in attributes or "zerofill" in attributes)
-    return _with_arguments(row, arguments, text.strip())
-
-
-def _split_attributes(word: str, attributes: str) -> tuple[str, str]:
-    words = [part for part in word.split() if part not in ("unsigned", "signed", "zerofill")]
-    return " ".join(words), attributes + " " + word
-
-
-def _row(word: str, unsigned: bool) -> TypeRow:
-    if word in ("bool", "boolean"):
-        return row_named("tinyint")
-    base = row_named(word)
-    return (find_row(base.name + " unsigned") or base) if unsigned else base
+    words, attributes = found[1].lower().split(), (found[3] or "").lower().split()
+    name = " ".join(word for word in words if word not in _ATTRIBUTES)
+    row = row_named("tinyint" if name in ("bool", "boolean") else name)
+    if not {"unsigned", "zerofill"}.isdisjoint([*words, *attributes]):
+        row = find_row(row.name + " unsigned") or row
+    return _with_arguments(row, found[2], text.strip())
 
 
 def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnType:
@@ -475,10 +464,16 @@ def _plain_number(text: str, reader: str) -> str:
 def _bit(literal: Token, column_type: ColumnType) -> str:
     if literal.kind == "string":
         return literal.text.encode().decode("latin-1")
-    width = ((column_type.length or 1) + 7) // 8
-    number = whole_number(literal)
-    size = max(width, (number.bit_length() + 7) // 8)
-    return number.to_bytes(size, "big")[-width:].decode("latin-1")
+    return _bit_text(whole_number(literal), column_type)[-_bit_width(column_type) :]
+
+
+def _bit_width(column_type: ColumnType) -> int:
+    return ((column_type.length or 1) + 7) // 8
+
+
+def _bit_text(number: int, column_type: ColumnType) -> str:
+    size = max(_bit_width(column_type), (number.bit_length() + 7) // 8)
+    return number.to_bytes(size, "big").decode("latin-1")
 
 
 def _padded(text: str, column_type: ColumnType) -> str:
@@ -559,8 +554,7 @@ def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None
         and text.isdigit()
         and len(text) <= _MOST_NUMBER
     ):
-        number, width = int(text), ((now.length or 1) + 7) // 8
-        return number.to_bytes(max(width, (number.bit_length() + 7) // 8), "big").decode("latin-1")
+        return _bit_text(int(text), now)
     if old == "binary" and new == "text":
         return text.encode("latin-1", "replace").decode("utf-8", "replace")
     if old == "text" and new == "binary":

@@ -209,13 +209,7 @@ class RowShapes:
             ):
                 return shape
         shape = self._build(_table(*table), names, _types(mysql_type), _names(pk_names), commit_ts=commit_ts)
-        return self._added(shape)
-
-    def _added(self, shape: RowShape) -> RowShape:
-        table = shape.table
-        known = self._shapes.setdefault(table, [])
-        known.insert(0, shape)
-        del known[_KEPT_SHAPES:]
+        self._shapes[shape.table] = [shape, *known][:_KEPT_SHAPES]
         return shape
 
     def _build(
@@ -234,14 +228,15 @@ class RowShapes:
         known = {c.name.casefold(): c for c in self._definitions.former(table)} | known
         columns = tuple(self._columns(names, mysql_type, pk_names, known, commit_ts=commit_ts))
         changes = sorted({was.until for c in known.values() for was in c.earlier})
+        bounds = [(c, integer_bounds(c.type)) for c in columns if not keeps_text(c.type)]
         return RowShape(
             table=table,
             names=names,
             mysql_type=mysql_type,
             pk_names=pk_names,
             schema=TableSchema(table, columns),
-            integers=tuple(_integers(columns)),
-            others=tuple((c.name, text_reader(c.type)) for c in columns if not _is_read_apart(c.type)),
+            integers=tuple((c.name, *both, text_reader(c.type)) for c, both in bounds if both is not None),
+            others=tuple((c.name, text_reader(c.type)) for c, both in bounds if both is None),
             texts=tuple(c.name for c in columns if keeps_text(c.type)),
             key=self._key(table, names, pk_names),
             wire_types=None if complete else mysql_type,
@@ -366,17 +361,6 @@ def _contradicts(word: str, column_type: ColumnType) -> bool:
         lists = column_type.members is not None and word.endswith(")")
         return not coded[reader] or (lists and not _lists(word, column_type))
     return coded["enum"] or coded["set"] or (reader == "text" and coded["binary"])
-
-
-def _integers(columns: Sequence[Column]) -> Iterator[IntegerColumn]:
-    for column in columns:
-        bounds = integer_bounds(column.type)
-        if bounds is not None:
-            yield column.name, *bounds, text_reader(column.type)
-
-
-def _is_read_apart(column_type: ColumnType) -> bool:
-    return keeps_text(column_type) or integer_bounds(column_type) is not None
 
 
 def _table(database: object, name: object) -> TableId:

@@ -88,7 +88,10 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
     Raises:
         EncodeError: two fields come to the same Avro name.
     """
-    columns = _ordered(_carried(schema.columns, options), options)
+    # Classic TiCDC leaves virtual columns out, the new architecture writes them as NULL.
+    columns = tuple(one for one in schema.columns if options.producer == "new" or not one.virtual)
+    if _has_checksum(options):
+        columns = tuple(sorted(columns, key=lambda column: column.column_id or 0))
     built = _record(table, columns, options)
     if includes_before(options):
         before = _record(table, columns, options, suffix="_before")
@@ -104,17 +107,6 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
 def includes_before(options: CodecOptions) -> bool:
     """Whether values carry the old row: an option that only the new architecture has."""
     return options.avro_include_before_value and options.producer == "new"
-
-
-def _carried(columns: Iterable[Column], options: CodecOptions) -> tuple[Column, ...]:
-    # Classic TiCDC leaves virtual columns out, the new architecture writes them as NULL.
-    return tuple(column for column in columns if options.producer == "new" or not column.virtual)
-
-
-def _ordered(columns: tuple[Column, ...], options: CodecOptions) -> tuple[Column, ...]:
-    if not _has_checksum(options):
-        return columns
-    return tuple(sorted(columns, key=lambda column: column.column_id or 0))
 
 
 def _has_checksum(options: CodecOptions) -> bool:
@@ -149,13 +141,11 @@ def _field(column: Column, options: CodecOptions) -> AvroJson:
     avro["connect.parameters"] = dict(sorted(parameters.items()))
     name = sanitize_name(column.name)
     default = to_json(column, str(avro["type"]))
-    if not column.nullable:
-        return {"name": name, "type": avro} if default is None else _defaulted(name, avro, default)
-    return _defaulted(name, ["null", avro] if default is None else [avro, "null"], default)
-
-
-def _defaulted(name: str, avro: object, default: object) -> AvroJson:
-    return {"default": default, "name": name, "type": avro}
+    kind: object = avro
+    if column.nullable:
+        kind = ["null", avro] if default is None else [avro, "null"]
+    field = {"name": name, "type": kind}
+    return field if default is None and not column.nullable else {"default": default, **field}
 
 
 def _check_unique(fields: Sequence[AvroJson], columns: Sequence[Column]) -> None:
