@@ -343,22 +343,27 @@ def _sources(commit_ts: pa.Array | None, count: int) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), numbers)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Makes one column's decoded values the target's."""
+# Makes a column's decoded values the target's, and marks the records that it does not prove.
+_Step = Callable[[pa.Array, Mask], ColumnResult]
 
-    column: AvroColumn
-    zero_date: ZeroDate
-    zone: tzinfo
 
-    def read(self, wire: pa.Array, left: Mask) -> ColumnResult:
-        """The values; the records that they do not prove are marked in ``left``."""
-        values, unproven, convert = _from_wire(self.column, wire)
-        found = convert(values, self.column.type, zero_date=self.zero_date, time_zone=self.zone)
-        for rows in (unproven, found.unproven):
-            if rows is not None:
-                left |= rows
+def _step(column: AvroColumn, zero_date: ZeroDate, zone: tzinfo) -> _Step:
+    """The twin of ``payloads.from_wire``; decimals in bytes were read by the Avro decoder."""
+    reader, is_text = row_of(column.type).reader, column.avro == "string"
+    convert = from_text if is_text and reader in ("decimal", "unsigned64") else from_value
+
+    def read(wire: pa.Array, left: Mask) -> ColumnResult:
+        if reader == "unsigned64" and not is_text:
+            wire = wire.view(pa.uint64())  # above 2^63-1 the long on the wire is negative
+        elif reader == "bit":
+            wire, unproven = _bits(wire, column.type)
+            left |= unproven
+        found = convert(wire, column.type, zero_date=zero_date, time_zone=zone)
+        if found.unproven is not None:
+            left |= found.unproven
         return found
+
+    return read
 
 
 @dataclass(frozen=True)
@@ -366,8 +371,8 @@ class _Part:
     """Decodes one half of a record, the key or the value; ``before`` are the steps of the row before."""
 
     decoder: AvroDecoder
-    row: Sequence[_Step]
-    before: Sequence[_Step] | None
+    row: Mapping[str, _Step]
+    before: Mapping[str, _Step] | None
 
     @classmethod
     def of(
@@ -385,7 +390,9 @@ class _Part:
             return None
         if not _is_ordinary(record):
             return None
-        row, before = ([_Step(one, columns[one.name][1], options.zone) for one in image] for image in both)
+        row, before = (
+            {one.name: _step(one, columns[one.name][1], options.zone) for one in image} for image in both
+        )
         decoder = AvroDecoder(_decimal_schema(record))
         return cls(decoder, row, before if record.before is not None else None)
 
@@ -403,8 +410,8 @@ class _Part:
         return _Half(_read(self.row, fields, left), before, extension)
 
 
-def _read(steps: Sequence[_Step], fields: Mapping[str, pa.Array], left: Mask) -> _Image:
-    found = {step.column.name: step.read(fields[step.column.name], left) for step in steps}
+def _read(steps: Mapping[str, _Step], fields: Mapping[str, pa.Array], left: Mask) -> _Image:
+    found = {name: step(fields[name], left) for name, step in steps.items()}
     zero_dates = {name: one.zero_dates for name, one in found.items() if one.zero_dates is not None}
     return _Image([one.values for one in found.values()], zero_dates)
 
@@ -413,25 +420,7 @@ def _members(record: pa.StructArray) -> dict[str, pa.Array]:
     return {one.name: record.field(index) for index, one in enumerate(record.type)}
 
 
-def _from_wire(
-    column: AvroColumn, values: pa.Array
-) -> tuple[pa.Array, Mask | None, Callable[..., ColumnResult]]:
-    """The column's values in ``tidesink.events``'s form, which are not proven, and what types them.
-
-    The twin of ``payloads.from_wire``; decimals in bytes were read by the Avro decoder.
-    """
-    reader = row_of(column.type).reader
-    if column.avro == "string":
-        return values, None, from_text if reader in ("decimal", "unsigned64") else from_value
-    if reader == "unsigned64":
-        # Above 2^63-1 the long on the wire is negative.
-        return values.view(pa.uint64()), None, from_value
-    if reader == "bit":
-        return *_bits(values, column.type), from_value
-    return values, None, from_value
-
-
-def _bits(values: pa.Array, column_type: ColumnType) -> tuple[pa.Array, Mask | None]:
+def _bits(values: pa.Array, column_type: ColumnType) -> tuple[pa.Array, Mask]:
     """BIT's big-endian bytes, shortest or full width, as numbers."""
     parts = RecordBytes.of(values)
     size = parts.end - parts.start

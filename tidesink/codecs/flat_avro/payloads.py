@@ -339,9 +339,10 @@ class DecodePlan:
             if op is Op.DELETE:
                 # Its record repeats the old row outside.
                 before, after = row if before is None else before, None
-        for part in (key, row):
-            if part is not None and _BIT_WIDTH_MEMBER in part:
-                extension[BIT_WIDTH] = part.pop(_BIT_WIDTH_MEMBER)
+        if key is not None and _BIT_WIDTH_MEMBER in key:
+            extension[BIT_WIDTH] = key.pop(_BIT_WIDTH_MEMBER)
+        if row is not None and _BIT_WIDTH_MEMBER in row:
+            extension[BIT_WIDTH] = row.pop(_BIT_WIDTH_MEMBER)
         commit_ts: Any = extension.get(COMMIT_TS)
         source = None if commit_ts is None else (commit_ts,)
         # A named tuple's own constructor costs twice as much, and this runs once a row.
