@@ -41,6 +41,7 @@ Mask = NDArray[np.bool_]
 # The values, null where the text is null or left to the scalar reader; and which rows are left, if any.
 Converted = tuple[pa.Array, "Mask | None"]
 Convert = Callable[[pa.Array], Converted]
+# Whether texts, of which there are some, have the usual shape.
 Look = Callable[["_View"], bool]
 
 _ZERO, _MINUS, _POINT, _SPACE, _COLON = b"0-. :"
@@ -218,8 +219,9 @@ def _cast_usual(
 
 
 def _cast_looked_at(texts: pa.Array, look: Look, cast: Convert) -> Converted | None:
+    view = _view(texts)
     try:
-        return cast(texts) if look(_view(texts)) else None
+        return cast(texts) if not len(view.starts) or look(view) else None
     except pa.ArrowInvalid:
         return None
 
@@ -271,8 +273,6 @@ def _integers(low: int, high: int, target: pa.DataType) -> Convert:
 
 
 def _is_integer(view: _View) -> bool:
-    if not len(view.starts):
-        return True
     lengths = view.ends - view.starts
     return bool(lengths.max() <= _INTEGER_DIGITS) and _only(view.data[view.starts[0] :], b"-")
 
@@ -294,8 +294,6 @@ def _is_padded(view: _View, scale: int) -> bool:
 
     That a minus stands in front alone and a point occurs once is left to the cast.
     """
-    if not len(view.starts):
-        return True
     lengths = view.ends - view.starts
     if lengths.max() > (scale + 1 if scale else 0) + 65 or lengths.min() < (scale + 2 if scale else 1):
         return False
@@ -311,8 +309,6 @@ def _is_padded(view: _View, scale: int) -> bool:
 
 def _is_float(view: _View) -> bool:
     """Digits, with a point neither first nor last; the cast refuses what has two, or a minus inside."""
-    if not len(view.starts):
-        return True
     lengths = view.ends - view.starts
     if lengths.max() > _FLOAT_DIGITS or lengths.min() < 1 or not _only(view.data[view.starts[0] :], b"-."):
         return False
@@ -339,13 +335,11 @@ _FLOATS: Final[dict[str, Convert]] = {"float32": _floats(pa.float32()), "float64
 
 
 def _is_day(view: _View) -> bool:
-    return not len(view.starts) or bool(((view.ends - view.starts) == 10).all())
+    return bool((view.ends - view.starts == 10).all())
 
 
 def _is_clock(view: _View, shortest: int = 19) -> bool:
     """Long enough to have seconds, with a space before the time: the cast checks the rest."""
-    if not len(view.starts):
-        return True
     if (view.ends - view.starts).min() < shortest:
         return False
     space, *colons = view.places(10, 13, 16)
@@ -354,9 +348,7 @@ def _is_clock(view: _View, shortest: int = 19) -> bool:
 
 def _is_instant(view: _View) -> bool:
     """A date and time with an offset of hours and minutes."""
-    if not _is_clock(view, 25):
-        return False
-    return not len(view.starts) or bool((view.data[view.ends - 3] == _COLON).all())
+    return _is_clock(view, 25) and bool((view.data[view.ends - 3] == _COLON).all())
 
 
 def _zero_dates(texts: pa.Array) -> Mask | None:
@@ -401,19 +393,26 @@ def _timestamps(zone: tzinfo) -> Convert:
     return partial(_cast_usual, look=_is_clock, pattern=f"{_DAY} {_CLOCK}", cast=cast, seldom=_zero_dates)
 
 
-_cast_local = partial(_in_range, target=pa.timestamp("us"), low=_FIRST_MICROS, high=(1 << 63) - 1)
-_cast_instant = partial(_in_range, target=pa.timestamp("us", "UTC"), low=_FIRST_INSIDE, high=_END_INSIDE)
+_calendar: Final = partial(_cast_usual, seldom=_zero_dates)
+_day: Final = partial(_calendar, look=_is_day, pattern=_DAY, cast=_cast_day)
 _local: Final = partial(
-    _cast_usual, look=_is_clock, pattern=f"{_DAY} {_CLOCK}", cast=_cast_local, seldom=_zero_dates
+    _calendar,
+    look=_is_clock,
+    pattern=f"{_DAY} {_CLOCK}",
+    cast=partial(_in_range, target=pa.timestamp("us"), low=_FIRST_MICROS, high=(1 << 63) - 1),
+)
+_instant: Final = partial(
+    _cast_usual,
+    look=_is_instant,
+    pattern=f"{_DAY} {_CLOCK}{_OFFSET}",
+    cast=partial(_in_range, target=pa.timestamp("us", "UTC"), low=_FIRST_INSIDE, high=_END_INSIDE),
 )
 _CALENDAR: Final[dict[Reader, Convert]] = {
-    "date": partial(_cast_usual, look=_is_day, pattern=_DAY, cast=_cast_day, seldom=_zero_dates),
-    "local_date": partial(_cast_usual, look=_is_day, pattern=_DAY, cast=_cast_day, seldom=_zero_dates),
+    "date": _day,
+    "local_date": _day,
     "datetime": _local,
     "local_datetime": _local,
-    "instant": partial(
-        _cast_usual, look=_is_instant, pattern=f"{_DAY} {_CLOCK}{_OFFSET}", cast=_cast_instant
-    ),
+    "instant": _instant,
 }
 
 
