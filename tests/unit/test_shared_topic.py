@@ -10,7 +10,7 @@ import pytest
 
 from tests.decoded_batches import as_records
 from tests.unit.canal_messages import row_bytes
-from tidesink.codecs.canal_json.envelope import TableNames
+from tidesink.codecs.canal_json.scan import TableNames
 from tidesink.codecs.compression import compressed
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.decoded_batches import as_records
-from tidesink.codecs.canal_json.envelope import (
+from tidesink.codecs.canal_json.scan import (
     RowForms,
     TableNames,
     census,

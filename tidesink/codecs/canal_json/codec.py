@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, cast
 import orjson
 
 from tidesink.codecs.base import ByIdentity, Codec, CodecOptions, EncodedRecord, kept
-from tidesink.codecs.canal_json.envelope import Parsed, objects
+from tidesink.codecs.canal_json.envelope import OPS, Parsed, control_event, objects, timestamp
 from tidesink.codecs.canal_json.schema import Keys, RowShape, RowShapes, read_row
 from tidesink.codecs.compression import compressed
 from tidesink.codecs.large_messages import LargeMessages, is_cut_down
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ddl_moment, row_moment
-from tidesink.errors import ConfigError, DecodeError, EncodeError, SchemaMismatchError, shown
+from tidesink.errors import ConfigError, DecodeError, EncodeError, SchemaMismatchError
 from tidesink.events import (
     ChangeEvent,
     DdlEvent,
@@ -44,7 +44,6 @@ from tidesink.events import (
     Op,
     Position,
     Row,
-    TableId,
     TableSchema,
     Value,
     WatermarkEvent,
@@ -108,7 +107,7 @@ class CanalJsonCodec(Codec):
         try:
             try:
                 parsed: Parsed = orjson.loads(message.value)  # type: ignore[arg-type]  # None is refused
-                op, extension = _OPS[parsed["type"]], parsed.get("_tidb")
+                op, extension = OPS[parsed["type"]], parsed.get("_tidb")
                 # One row, of which nothing is elsewhere: nearly all messages.
                 usual = parsed["isDdl"] is False and len(parsed["data"]) == 1
                 if usual and (extension is None or len(extension) == 1):
@@ -124,11 +123,11 @@ class CanalJsonCodec(Codec):
         found: list[Event] = []
         for parsed in objects(message.value, self._large):
             if _is_row(parsed):
-                op, whole = _OPS[parsed["type"]], self._whole(parsed)
+                op, whole = OPS[parsed["type"]], self._whole(parsed)
                 for at, one in enumerate(_each_alone(whole, op), len(found)):
                     found.append(self._row(one, op, message, at))
                 continue
-            event = _control(parsed, parsed.get("type"), message, len(found))
+            event = control_event(parsed, parsed.get("type"), message, len(found))
             if isinstance(event, DdlEvent) and self._learns:
                 self._learn(event)
             found.append(event)
@@ -248,10 +247,8 @@ class CanalJsonCodec(Codec):
         ).schema
 
 
-_OPS = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 # Members of an enum are looked up again each time, which is felt a row.
 _UPDATE, _DELETE = Op.UPDATE, Op.DELETE
-_WATERMARK = "TIDB_WATERMARK"
 
 # Named tuples made from a whole tuple: half the time of their constructors, which is felt a row.
 _event = cast("Callable[[tuple[object, ...]], ChangeEvent]", partial(tuple.__new__, ChangeEvent))
@@ -275,7 +272,7 @@ def _each_alone(parsed: Parsed, op: Op) -> Iterator[Parsed]:
 
 def _is_row(parsed: Parsed) -> bool:
     kind = parsed.get("type")
-    return type(kind) is str and kind in _OPS and parsed.get("isDdl") is not True
+    return type(kind) is str and kind in OPS and parsed.get("isDdl") is not True
 
 
 def _old_rows(parsed: Parsed, rows: list[object]) -> list[object]:
@@ -302,15 +299,7 @@ def _commit_ts(extension: object) -> int | None:
     value = extension.get("commitTs")
     if type(value) is int and value >= 0:  # asked for each row
         return value
-    return _timestamp(extension, "commitTs")
-
-
-def _timestamp(extension: Mapping[str, object], member: str) -> int | None:
-    value = extension.get(member)
-    # orjson reads integers beyond 64 bits as floats, which are refused here with everything else.
-    if value is not None and (type(value) is not int or value < 0):
-        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}")
-    return value
+    return timestamp(extension, "commitTs")
 
 
 def _extension(
@@ -335,47 +324,6 @@ def _extension(
         rest = {name: value for name, value in members.items() if name != "commitTs"}
         extension["_tidb"] = kept(rest, "_tidb")
     return extension or None
-
-
-def _control(parsed: Parsed, kind: object, message: Message, index: int) -> Event:
-    if type(kind) is not str:
-        raise SchemaMismatchError("the message has no 'type'")
-    extension = parsed.get("_tidb")
-    if extension is not None and type(extension) is not dict:
-        raise SchemaMismatchError("'_tidb' must be an object")
-    if kind == _WATERMARK:
-        return _watermark(extension or {}, message, index)
-    if parsed.get("isDdl") is not True or kind in _OPS:
-        raise SchemaMismatchError(
-            f"unknown message (type {shown(kind, 40)}, isDdl {shown(parsed.get('isDdl'), 40)}): "
-            f"expected INSERT, UPDATE, DELETE, {_WATERMARK}, or a DDL"
-        )
-    return _ddl(parsed, kind, message, index)
-
-
-def _watermark(extension: Mapping[str, object], message: Message, index: int) -> WatermarkEvent:
-    watermark = _timestamp(extension, "watermarkTs")
-    if watermark is None:
-        raise SchemaMismatchError("a watermark without '_tidb.watermarkTs'")
-    position = Position(message.topic, message.partition, message.offset, index, (watermark,))
-    return WatermarkEvent(watermark, position)
-
-
-def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:
-    database, name, query = (_text(parsed, member) for member in ("database", "table", "sql"))
-    commit_ts = _timestamp(parsed.get("_tidb") or {}, "commitTs")
-    source = None if commit_ts is None else (commit_ts,)
-    position = Position(message.topic, message.partition, message.offset, index, source)
-    es = kept(parsed.get("es"), "es")
-    extension = {"es": es} if commit_ts is None and es is not None else None
-    return DdlEvent(TableId(database, name), query, kind, commit_ts, position, extension)
-
-
-def _text(parsed: Parsed, member: str) -> str:
-    value = parsed.get(member)
-    if type(value) is not str:
-        raise SchemaMismatchError(f"a DDL message needs {member!r} as text")
-    return value
 
 
 def row_key_of(event: ChangeEvent) -> RowKey:

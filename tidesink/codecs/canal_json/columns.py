@@ -32,6 +32,7 @@ from tidesink.codecs.batch import (
     op_code,
     source_lists,
 )
+from tidesink.codecs.canal_json.envelope import OPS
 from tidesink.codecs.canal_json.scan import Indices, Mask, Scan, Tokens, ends, odd_starts, scan
 from tidesink.codecs.canal_json.schema import RowShape, RowShapes
 from tidesink.codecs.compression import compression_of
@@ -43,7 +44,6 @@ from tidesink.typemap.arrow import from_text
 
 T = TypeVar("T")
 
-_OPS: Final = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 _UPDATE, _DELETE = op_code(Op.UPDATE), op_code(Op.DELETE)
 # So many records are scanned at once: their bytes fit a processor's cache. Fewer cost more each.
 _CHUNK_RECORDS: Final = 16_384
@@ -101,7 +101,7 @@ def read_head(frame: bytes) -> _Head | None:
     except orjson.JSONDecodeError:
         return None
     kind = parsed.get("type")
-    op = _OPS.get(kind) if type(kind) is str else None
+    op = OPS.get(kind) if type(kind) is str else None
     if op is None or parsed.get("isDdl") is not False or _FIRST_OF_BODY & parsed.keys():
         return None
     get = parsed.get

@@ -1,35 +1,24 @@
-"""canal-json's messages as JSON: the objects of a record, their schema, and the tables they name.
+"""canal-json's messages as JSON: the objects of a record, its control events, and the envelope's schema.
 
 ``CanalJsonSchema`` says whether a producer conforms to the published JSON Schema of the envelope: TiCDC
 classic, its new architecture, and Alibaba's Canal (its FlatMessage).
-
-What a topic says of its tables is found without decoding rows. TiCDC's messages (tiflow c7b2588, ticdc
-b813e76) begin with ``id``, ``database`` and ``table``, so that most records are distinguished by their first
-bytes, and each distinct beginning is looked at once. A record that does not begin so is parsed. What names
-no table, or cannot be read, may be anybody's.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import orjson
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.compression import Compression, compression_of, decompressed
+from tidesink.codecs.base import CodecOptions, kept
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, shown
-from tidesink.events import Message, TableId
+from tidesink.events import DdlEvent, Event, Message, Op, Position, TableId, WatermarkEvent
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
@@ -37,222 +26,8 @@ if TYPE_CHECKING:
 
 
 Parsed = dict[str, Any]
-Flags = npt.NDArray[np.bool_]
-Codes = npt.NDArray[np.int64]
-
-_TEXT: Final = rb'"((?:[^"\\]|\\.)*)"'
-_HEAD: Final = re.compile(rb'\{"id":0,"database":' + _TEXT + rb',"table":' + _TEXT + rb",", re.DOTALL)
-# What is looked at of each record: names of usual length end before it, and what changes begins behind.
-_HEAD_BYTES: Final = 72
-_MOST_HEADS: Final = 10_000
+OPS: Final = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 _WATERMARK: Final = "TIDB_WATERMARK"
-_DDL_MARK: Final = '"isDdl":true'
-# Codes of records by their first bytes.
-_NO_TABLE: Final = -1
-_TO_PARSE: Final = -2
-
-
-class NamedRecords(NamedTuple):
-    """The table that each record names: ``codes`` are indices of ``tables``, -1 for what names none.
-
-    ``strangers``: which records are rows of tables that are not known.
-    """
-
-    tables: tuple[TableId, ...]
-    codes: Codes
-    strangers: Flags
-
-    def own(self, table: TableId) -> Flags:
-        """The records that are a table's: what names none is everybody's."""
-        return np.array([*(one == table for one in self.tables), True], np.bool_)[self.codes]
-
-
-@dataclass(frozen=True)
-class TableNames:
-    """Tells which table a record names. ``known``: the tables that are read at all.
-
-    ``opens_up_to``: values may be compressed, and stand for so many bytes at most; None: they are not.
-    """
-
-    known: frozenset[TableId]
-    opens_up_to: int | None = None
-
-    def of(self, records: pa.RecordBatch) -> NamedRecords:
-        """The tables that Kafka records name."""
-        values = records.column("value")
-        tables = dict(zip(sorted(self.known), range(len(self.known)), strict=True))
-        heads = pc.binary_slice(values, 0, _HEAD_BYTES).dictionary_encode()
-        named = (self._in_head(head) for head in heads.dictionary.to_pylist())
-        # Of a table that is not known the whole record has to be sound.
-        by_head = [_TO_PARSE if one is None else tables.get(one, _TO_PARSE) for one in named]
-        codes = np.array([*by_head, _NO_TABLE], np.int64)[_indices(heads)]
-        strangers = np.zeros(len(codes), np.bool_)
-        for at in np.flatnonzero(codes == _TO_PARSE).tolist():
-            parsed = _parsed(self._opened(values[at].as_py()))
-            table = _table_of(parsed)
-            codes[at] = _NO_TABLE if table is None else tables.setdefault(table, len(tables))
-            strangers[at] = table is not None and table not in self.known and _is_row(parsed)
-        return NamedRecords(tuple(tables), codes, strangers)
-
-    def _in_head(self, head: bytes) -> TableId | None:
-        if head not in self._heads:
-            if len(self._heads) >= _MOST_HEADS:
-                self._heads.clear()
-            self._heads[head] = _table_in(head)
-        return self._heads[head]
-
-    @cached_property
-    def _heads(self) -> dict[bytes, TableId | None]:
-        return {}
-
-    def _opened(self, value: bytes) -> bytes:
-        if self.opens_up_to is None or value.startswith(b"{"):
-            return value
-        try:
-            return decompressed(value, most=self.opens_up_to) or value
-        except FramingError:
-            return b""
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-
-# What is asked of the records of a range, whose values are not compressed any more
-
-
-class Census(NamedTuple):
-    """The tables with a row among some records, and how a value is compressed that is not opened."""
-
-    tables: frozenset[TableId]
-    compression: Compression
-
-
-def census(records: Iterator[pa.RecordBatch]) -> Census:
-    """The tables that rows name."""
-    found: set[TableId] = set()
-    compression: Compression = "none"
-    for batch in records:
-        values = batch.column("value")
-        heads = pc.binary_slice(values, 0, _HEAD_BYTES).dictionary_encode()
-        named = [_table_in(head) for head in heads.dictionary.to_pylist()]
-        for at, code in enumerate(_indices(heads).tolist()):
-            if code == len(named) or named[code] in found:
-                continue
-            value: bytes = values[at].as_py()
-            if compression == "none" and not value.startswith(b"{"):
-                compression = compression_of(value)
-            parsed = _parsed(value)
-            table = _table_of(parsed)
-            if table is not None and _is_row(parsed):
-                found.add(table)
-    return Census(frozenset(found), compression)
-
-
-def marked_ddl(records: Iterator[pa.RecordBatch]) -> list[bytes]:
-    """The values that may be DDL events, in their order; a row with these bytes in a value is among them."""
-    columns = (batch.column("value") for batch in records)
-    return [value for one in columns for value in one.filter(pc.match_substring(one, _DDL_MARK)).to_pylist()]
-
-
-class RowWords(NamedTuple):
-    """What a row says of itself: column names in order, their type words, the key's names; its offset."""
-
-    names: tuple[str, ...]
-    types: dict[str, str]
-    keys: list[str]
-    offset: int
-
-
-@dataclass(frozen=True)
-class RowForms:
-    """The forms of a table's rows: of each set of columns, in order, the words of the newest row."""
-
-    table: TableId
-
-    def __call__(self, records: Iterator[pa.RecordBatch]) -> list[RowWords]:
-        """One for each form among the records."""
-        names = TableNames(frozenset({self.table}))
-        rows = (
-            (offset, _parsed(value))
-            for batch in records
-            for offset, value in _valued(batch.filter(pa.array(names.of(batch).own(self.table))))
-        )
-        return newest_forms(filter(None, (_row_words(offset, parsed) for offset, parsed in rows)))
-
-
-def newest_forms(words: Iterator[RowWords]) -> list[RowWords]:
-    """Of each form the newest."""
-    found: dict[tuple[str, ...], RowWords] = {}
-    for one in words:
-        known = found.get(one.names)
-        if known is None or known.offset <= one.offset:
-            found[one.names] = one
-    return list(found.values())
-
-
-def _row_words(offset: int, parsed: Any) -> RowWords | None:
-    if not _is_row(parsed):
-        return None
-    data, types, keys = (parsed.get(name) for name in ("data", "mysqlType", "pkNames"))
-    first = data[0] if isinstance(data, list) and data else None
-    if not isinstance(first, dict):
-        return None
-    types = types if isinstance(types, dict) else {}
-    return RowWords(tuple(first), types, keys if isinstance(keys, list) else [], offset)
-
-
-def _valued(batch: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
-    pairs = zip(batch.column("offset").to_pylist(), batch.column("value").to_pylist(), strict=True)
-    return ((offset, value) for offset, value in pairs if value is not None)
-
-
-def _indices(heads: pa.DictionaryArray) -> Codes:
-    """The index of each record's head; of a record without a value the number of heads."""
-    found: Codes = heads.indices.fill_null(len(heads.dictionary)).to_numpy(zero_copy_only=False)
-    return found.astype(np.int64)
-
-
-def _table_in(head: bytes) -> TableId | None:
-    """The table that the first bytes of a record name; None where they do not say it in TiCDC's form."""
-    found = _HEAD.match(head)
-    if found is None:
-        return None
-    try:
-        schema, name = (json.loads(b'"' + part + b'"') for part in found.groups())
-    except ValueError:
-        return None
-    return TableId(schema, name) if name else None
-
-
-def _parsed(value: bytes) -> Any:
-    """The first object of a value; None where there is none."""
-    try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return _first_object(value)
-
-
-def _first_object(value: bytes) -> Any:
-    """Of several objects, each on a line, the first."""
-    try:
-        return orjson.loads(value.lstrip().split(b"\n", 1)[0])
-    except orjson.JSONDecodeError:
-        return None
-
-
-def _table_of(parsed: Any) -> TableId | None:
-    if not isinstance(parsed, dict):
-        return None
-    schema, name = parsed.get("database") or "", parsed.get("table")
-    return TableId(schema, name) if isinstance(schema, str) and isinstance(name, str) and name else None
-
-
-def _is_row(parsed: Any) -> bool:
-    """Whether a message is of a row, and not of a DDL event or a watermark."""
-    return isinstance(parsed, dict) and parsed.get("isDdl") is False and parsed.get("type") != _WATERMARK
-
-
-# The objects of a record, and their schema
 
 
 def objects(value: bytes | None, large: LargeMessages) -> list[Parsed]:
@@ -288,6 +63,65 @@ def _object(parsed: object) -> Parsed:
     if not isinstance(parsed, dict):
         raise SchemaMismatchError(f"expected a JSON object, not {type(parsed).__name__}")
     return parsed
+
+
+def control_event(parsed: Parsed, kind: object, message: Message, index: int) -> Event:
+    """The DDL event or watermark of a message of this ``type``; ``index`` counts the events of its record.
+
+    Raises:
+        SchemaMismatchError: it is neither.
+    """
+    if type(kind) is not str:
+        raise SchemaMismatchError("the message has no 'type'")
+    extension = parsed.get("_tidb")
+    if extension is not None and type(extension) is not dict:
+        raise SchemaMismatchError("'_tidb' must be an object")
+    if kind == _WATERMARK:
+        return _watermark(extension or {}, message, index)
+    if parsed.get("isDdl") is not True or kind in OPS:
+        raise SchemaMismatchError(
+            f"unknown message (type {shown(kind, 40)}, isDdl {shown(parsed.get('isDdl'), 40)}): "
+            f"expected INSERT, UPDATE, DELETE, {_WATERMARK}, or a DDL"
+        )
+    return _ddl(parsed, kind, message, index)
+
+
+def _watermark(extension: Mapping[str, object], message: Message, index: int) -> WatermarkEvent:
+    watermark = timestamp(extension, "watermarkTs")
+    if watermark is None:
+        raise SchemaMismatchError("a watermark without '_tidb.watermarkTs'")
+    position = Position(message.topic, message.partition, message.offset, index, (watermark,))
+    return WatermarkEvent(watermark, position)
+
+
+def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:
+    database, name, query = (_text(parsed, member) for member in ("database", "table", "sql"))
+    commit_ts = timestamp(parsed.get("_tidb") or {}, "commitTs")
+    source = None if commit_ts is None else (commit_ts,)
+    position = Position(message.topic, message.partition, message.offset, index, source)
+    es = kept(parsed.get("es"), "es")
+    extension = {"es": es} if commit_ts is None and es is not None else None
+    return DdlEvent(TableId(database, name), query, kind, commit_ts, position, extension)
+
+
+def _text(parsed: Parsed, member: str) -> str:
+    value = parsed.get(member)
+    if type(value) is not str:
+        raise SchemaMismatchError(f"a DDL message needs {member!r} as text")
+    return value
+
+
+def timestamp(extension: Mapping[str, object], member: str) -> int | None:
+    """A TSO among the members of ``_tidb``.
+
+    Raises:
+        SchemaMismatchError: it is no unsigned integer.
+    """
+    value = extension.get(member)
+    # orjson reads integers beyond 64 bits as floats, which are refused here with everything else.
+    if value is not None and (type(value) is not int or value < 0):
+        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}")
+    return value
 
 
 _FILE: Final = "canal-json.schema.json"

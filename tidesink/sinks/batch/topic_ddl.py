@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 import structlog
 
-from tidesink.codecs.canal_json.envelope import census, marked_ddl
+from tidesink.codecs.canal_json.scan import census, marked_ddl
 from tidesink.ddl.catalog import TableDefinitions, altered_tables, moved_tables, unapplied
 from tidesink.ddl.history import ddl_moment
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
-from tidesink.codecs.canal_json.envelope import NamedRecords, TableNames
+from tidesink.codecs.canal_json.scan import NamedRecords, TableNames
 from tidesink.codecs.canal_json.schema import DefinedShapes
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions

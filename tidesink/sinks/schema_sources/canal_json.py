@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tidesink.codecs.canal_json.envelope import RowForms, RowWords, TableNames, newest_forms
+from tidesink.codecs.canal_json.scan import RowForms, RowWords, TableNames, newest_forms
 from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
