@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import NEVER, row_moment
+from tidesink.ddl.history import NEVER, row_moment, table_key
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value
 from tidesink.typemap.mysql_types import parse_sql_type
@@ -135,7 +135,7 @@ class RowShapes:
 
     def __init__(self, definitions: TableDefinitions, keys: Keys | None) -> None:
         self._definitions = definitions
-        self._keys = {_folded(table): tuple(names) for table, names in (keys or {}).items()}
+        self._keys = {table_key(table): tuple(names) for table, names in (keys or {}).items()}
         self._shapes: dict[tuple[str, str], list[RowShape]] = {}
         self._recent: RowShape | None = None
         self._version = definitions.version
@@ -144,7 +144,7 @@ class RowShapes:
         """The columns that the configuration names a table's rows by; empty where it does not."""
         if type(database) is not str or type(name) is not str:
             return ()
-        return self._keys.get(_folded(TableId(database, name)), ())
+        return self._keys.get(table_key(TableId(database, name)), ())
 
     def moment(self, es: object) -> int:
         """When a row without a commit ts was committed, for ``find``; asks nothing where it matters not."""
@@ -264,7 +264,7 @@ class RowShapes:
             yield _column(name, word, defined, primary=name in pk_names, commit_ts=commit_ts)
 
     def _key(self, table: TableId, names: list[str], pk_names: list[str]) -> tuple[str, ...]:
-        wanted = self._keys.get(_folded(table))
+        wanted = self._keys.get(table_key(table))
         if wanted is None:
             return tuple(pk_names)
         spelt = {name.casefold(): name for name in names}
@@ -383,10 +383,6 @@ def _names(pk_names: object) -> list[str]:
     if not isinstance(pk_names, list) or not all(isinstance(name, str) for name in pk_names):
         raise SchemaMismatchError("'pkNames' must be a list of column names")
     return pk_names
-
-
-def _folded(table: TableId) -> tuple[str, str]:
-    return table.schema.casefold(), table.name.casefold()
 
 
 def _column(
