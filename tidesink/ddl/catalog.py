@@ -214,12 +214,8 @@ class TableDefinitions:
     def _set(self, definition: TableDefinition, parted: Iterable[str] = ()) -> None:
         """Take a definition on that a statement made, unless a newer one made what there is."""
         table, since = definition.table, self._since
-        if not self._history.is_repeat(table, since):
-            self._history.touch(table, since)
-            self._history.part(table, parted, since)
-            before = self._find(table)
-            self._history.rename(definition)
-            self._keep(self._history.timed(definition, before, since))
+        if self._history.note(table, parted, since):
+            self._keep(self._history.timed(definition, self._find(table), since))
 
     def _keep(self, definition: TableDefinition) -> None:
         self._tables[table_key(definition.table)] = definition
@@ -228,14 +224,12 @@ class TableDefinitions:
         self.version += 1
 
     def _remove(self, table: TableId) -> TableDefinition | None:
-        if self._history.is_repeat(table, self._since):
+        removed = self._tables.get(table_key(table))
+        if not self._history.note(table, removed.names if removed else (), self._since):
             return None
-        self._history.touch(table, self._since)
         self._schemas.clear()
         self.version += 1
-        removed = self._tables.pop(table_key(table), None)
-        self._history.part(table, removed.names if removed else (), self._since)
-        return removed
+        return self._tables.pop(table_key(table), None)
 
     def _create(self, sql: SqlReader, default_schema: str) -> list[TableId]:
         if not skip_create_table(sql):
