@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, Literal
 
 from tidesink.events import ColumnType
@@ -18,43 +17,41 @@ from tidesink.typemap.target_schema import ShapeColumn
 Database = Literal["postgres", "mysql"]
 
 # Spark type -> the type that holds the same values: Postgres's, and MySQL's and MariaDB's.
-OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = MappingProxyType(
-    {
-        "postgres": {
-            "boolean": "boolean",
-            "int": "integer",
-            "bigint": "bigint",
-            "float": "real",
-            "double": "double precision",
-            "string": "text",
-            "binary": "bytea",
-            "date": "date",
-            "timestamp_ntz": "timestamp without time zone",
-            "timestamp": "timestamp with time zone",
-        },
-        "mysql": {
-            "boolean": "tinyint(1)",
-            "int": "int",
-            "bigint": "bigint",
-            "float": "float",
-            "double": "double",
-            "string": "longtext",
-            "binary": "longblob",
-            "date": "date",
-            "timestamp_ntz": "datetime(6)",
-            "timestamp": "datetime(6)",
-        },
-    }
-)
-DECIMAL_WORD: Final[Mapping[Database, str]] = MappingProxyType({"postgres": "numeric", "mysql": "decimal"})
+OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = {
+    "postgres": {
+        "boolean": "boolean",
+        "int": "integer",
+        "bigint": "bigint",
+        "float": "real",
+        "double": "double precision",
+        "string": "text",
+        "binary": "bytea",
+        "date": "date",
+        "timestamp_ntz": "timestamp without time zone",
+        "timestamp": "timestamp with time zone",
+    },
+    "mysql": {
+        "boolean": "tinyint(1)",
+        "int": "int",
+        "bigint": "bigint",
+        "float": "float",
+        "double": "double",
+        "string": "longtext",
+        "binary": "longblob",
+        "date": "date",
+        "timestamp_ntz": "datetime(6)",
+        "timestamp": "datetime(6)",
+    },
+}
+DECIMAL_WORD: Final[Mapping[Database, str]] = {"postgres": "numeric", "mysql": "decimal"}
 # MySQL's DECIMAL; Postgres's numeric has room for any other.
 MYSQL_MAX_PRECISION: Final = 65
 MYSQL_MAX_SCALE: Final = 30
-_KEY_WORDS: Final = MappingProxyType({"longtext": "varchar", "longblob": "varbinary"})
+_KEY_WORDS: Final = {"longtext": "varchar", "longblob": "varbinary"}
 # Of utf8mb4, which the texts of keys have, and of Postgres's UTF8.
 _LONGEST_CHARACTER: Final = 4
 _NUMBER_BYTES: Final = 8
-_FIXED_BYTES: Final = MappingProxyType({"int": 4, "integer": 4, "date": 3, "boolean": 1, "tinyint(1)": 1})
+_FIXED_BYTES: Final = {"int": 4, "integer": 4, "date": 3, "boolean": 1, "tinyint(1)": 1}
 
 
 @dataclass(frozen=True)
@@ -159,23 +156,19 @@ def spark_of(found: str, database: Database) -> str:
     return _SPARK_OF[database].get(found, found)
 
 
-_TEXTS: Final[Mapping[Database, frozenset[str]]] = MappingProxyType(
-    {
-        "postgres": frozenset({"text", "json", "numeric", "character varying"}),
-        "mysql": frozenset({"longtext", "mediumtext", "text", "varchar", "json", "time"}),
-    }
-)
-_SPARK_OF: Final[Mapping[Database, Mapping[str, str]]] = MappingProxyType(
-    {
-        "postgres": {found: spark for spark, found in OF_SPARK["postgres"].items()},
-        "mysql": {
-            **{found: spark for spark, found in OF_SPARK["mysql"].items()},
-            "datetime(6)": "timestamp_ntz",
-            "timestamp(6)": "timestamp",
-            "bigint unsigned": "decimal(20,0)",
-        },
-    }
-)
+_TEXTS: Final[Mapping[Database, frozenset[str]]] = {
+    "postgres": frozenset({"text", "json", "numeric", "character varying"}),
+    "mysql": frozenset({"longtext", "mediumtext", "text", "varchar", "json", "time"}),
+}
+_SPARK_OF: Final[Mapping[Database, Mapping[str, str]]] = {
+    "postgres": {found: spark for spark, found in OF_SPARK["postgres"].items()},
+    "mysql": {
+        **{found: spark for spark, found in OF_SPARK["mysql"].items()},
+        "datetime(6)": "timestamp_ntz",
+        "timestamp(6)": "timestamp",
+        "bigint unsigned": "decimal(20,0)",
+    },
+}
 
 
 def _length(column_type: ColumnType) -> int | None:

@@ -15,9 +15,8 @@ Spark, so Iceberg's type names are those of Spark's types.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from tidesink.errors import ConfigError, shown
@@ -589,11 +588,9 @@ def sql_type_code(column_type: ColumnType, value: object) -> int:
 
 
 # Spark type -> Iceberg's; the others have Spark's word. A contract test holds it to Iceberg's own library.
-_OF_SPARK: Final[Mapping[str, str]] = MappingProxyType(
-    {"bigint": "long", "timestamp_ntz": "timestamp", "timestamp": "timestamptz"}
-)
+_ICEBERG: Final = {"bigint": "long", "timestamp_ntz": "timestamp", "timestamp": "timestamptz"}
 
 
 def iceberg_type(spark: str) -> str:
     """The Iceberg type of a Spark DDL type."""
-    return _OF_SPARK.get(spark, spark)
+    return _ICEBERG.get(spark, spark)

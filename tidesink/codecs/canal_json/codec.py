@@ -332,8 +332,7 @@ def row_key_of(event: ChangeEvent) -> RowKey:
     Raises:
         SchemaMismatchError: it carries none, or that of a table with a clustered key.
     """
-    members = (event.extension or {}).get("_tidb")
-    return parse_row_key(members.get("rowkey") if isinstance(members, Mapping) else None)
+    return parse_row_key(_tidb(event).get("rowkey"))
 
 
 def keyed_by_row(event: ChangeEvent) -> ChangeEvent:
@@ -591,14 +590,18 @@ def _only(texts: Mapping[str, str], names: Container[str]) -> dict[str, str]:
 
 def _as_decoded(event: ChangeEvent) -> str:
     """A delete that came with its handle key alone, and was not looked up, goes out as it came."""
-    members = (event.extension or {}).get("_tidb")
-    cut = event.op is Op.DELETE and isinstance(members, Mapping) and members.get("onlyHandleKey") is True
+    cut = event.op is Op.DELETE and _tidb(event).get("onlyHandleKey") is True
     return _ONLY_HANDLE_KEY if cut else ""
 
 
-def _row_key(event: ChangeEvent) -> str:
+def _tidb(event: ChangeEvent) -> Mapping[str, object]:
+    """The members of ``_tidb`` that decoding kept beside the event."""
     members = (event.extension or {}).get("_tidb")
-    key = members.get("rowkey") if isinstance(members, Mapping) else None
+    return members if isinstance(members, Mapping) else {}
+
+
+def _row_key(event: ChangeEvent) -> str:
+    key = _tidb(event).get("rowkey")
     if not isinstance(key, str):
         raise EncodeError("output-row-key needs extension._tidb.rowkey, and the event has none")
     return key
