@@ -148,7 +148,11 @@ _END = Token("sign", "")
 
 
 class SqlReader:
-    """Reads tokens one by one; ``skip``-named methods answer whether they took something."""
+    """Reads tokens one by one.
+
+    ``skip``-named methods answer whether they took something; others that take raise a ConfigError where
+    something else stands.
+    """
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
@@ -165,11 +169,7 @@ class SqlReader:
         return self._tokens[at] if at < len(self._tokens) else _END
 
     def take(self) -> Token:
-        """The next token.
-
-        Raises:
-            ConfigError: the statement ends here.
-        """
+        """The next token."""
         token = self.peek()
         if token is _END:
             raise ConfigError("the SQL statement ends too early")
@@ -195,20 +195,12 @@ class SqlReader:
         return True
 
     def need(self, *words: str) -> None:
-        """Takes these words.
-
-        Raises:
-            ConfigError: something else stands there.
-        """
+        """Takes these words."""
         if not self.skip(*words):
             raise ConfigError(f"SQL: expected {' '.join(words)} before {shown(self.peek().text)}")
 
     def name(self) -> str:
-        """An identifier: bare, back-quoted, or double-quoted as under ANSI_QUOTES.
-
-        Raises:
-            ConfigError: no identifier stands there.
-        """
+        """An identifier: bare, back-quoted, or double-quoted as under ANSI_QUOTES."""
         token = self.take()
         if token.kind not in ("word", "quoted", "string"):
             raise ConfigError(f"SQL: expected a name before {shown(token.text)}")
@@ -507,7 +499,11 @@ def _year(text: str) -> str:
     return str(number + (2000 if number <= _MAX_SHORT_YEAR else 1900)) if number or text == "00" else "0000"
 
 
+# By type, or else by reader; numbers have 0.
 _ZERO = {
+    "json": "null",
+    "vector": "[]",
+    "year": "0000",
     "text": "",
     "set": "",
     "date": "0000-00-00",
@@ -518,23 +514,16 @@ _ZERO = {
 }
 
 
-def zero_text(column_type: ColumnType) -> str | None:
+def zero_text(column_type: ColumnType) -> str:
     """What TiDB gives old rows of a column added NOT NULL without a default."""
-    row = row_of(column_type)
-    if column_type.name == "json":
-        return "null"
-    if column_type.name == "vector":
-        return "[]"
-    if row.reader == "binary":
+    reader = row_of(column_type).reader
+    if reader == "binary":
         return _padded("", column_type)
-    if row.reader == "enum":
+    if reader == "enum":
         return (column_type.members or ("",))[0]
-    zero = _ZERO.get(row.reader, "0")
-    if row.reader == "decimal" and column_type.scale:
-        return "0." + "0" * column_type.scale
-    if row.reader in ("datetime", "timestamp", "time") and column_type.fsp:
-        return f"{zero}.{'0' * column_type.fsp}"
-    return zero if column_type.name != "year" else "0000"
+    zero = _ZERO.get(column_type.name, _ZERO.get(reader, "0"))
+    digits = column_type.scale if reader == "decimal" else column_type.fsp
+    return f"{zero}.{'0' * digits}" if digits else zero
 
 
 def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None:
