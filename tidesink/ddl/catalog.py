@@ -377,6 +377,8 @@ def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
     return read_create_table(reader, default_schema).schema()
 
 
+# Postgres' CREATE TABLE
+
 # By sqlglot's name of the type.
 _TYPES: Final[Mapping[str, ColumnType]] = {
     **dict.fromkeys(("SMALLINT", "SMALLSERIAL"), ColumnType("smallint")),

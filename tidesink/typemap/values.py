@@ -409,6 +409,8 @@ def _to_text(value: Value) -> TargetValue:
     return str(value) if isinstance(value, int) else value
 
 
+# Writing
+
 TextWriter = Callable[[Value], str]
 
 

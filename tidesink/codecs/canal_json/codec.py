@@ -349,6 +349,8 @@ def keyed_by_row(event: ChangeEvent) -> ChangeEvent:
     return event._replace(key=key, before=before, after=after)
 
 
+# Writing
+
 # Bytes TiCDC counts for a record around its value.
 RECORD_OVERHEAD = 36
 _KEPT_OBJECTS = 64

@@ -347,6 +347,8 @@ def _key(writer: RecordWriter | None, event: ChangeEvent) -> bytes | None:
     return None if writer is None else writer.write_row(key_row(event, writer.rows.names))
 
 
+# Records that are no rows, and AWS Glue's frames
+
 _DDL: Final = 1
 _WATERMARK: Final = 2
 _DELETE_MARKER: Final = 3

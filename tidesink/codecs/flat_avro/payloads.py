@@ -46,6 +46,8 @@ from tidesink.events import (
 from tidesink.typemap.table import row_of
 from tidesink.typemap.values import DECIMAL_CONTEXT, fit_decimal, text_reader, wire_unsigned
 
+# Values
+
 FromWire = Callable[[Any], Value]
 ToWire = Callable[[Any], Any]
 
@@ -227,6 +229,8 @@ def _float(value: float) -> float:
 _PLAIN_WRITERS: Final[dict[str, ToWire]] = {"int": _int, "long": _long}
 
 
+# Reading
+
 # The values of ``_tidb_op``; an empty one says nothing.
 OPS: Final[Mapping[object, Op]] = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}
 # What fastavro raises for bytes that end early or are no value of their type.
@@ -352,6 +356,8 @@ class DecodePlan:
             ChangeEvent, (op, self.table, key, before, after, commit_ts, position, self.schema, ids, more)
         )
 
+
+# Writing
 
 _LETTERS: Final[Mapping[Op, str]] = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
 _NO_CHECKSUM: Final[Mapping[str, object]] = {CHECKSUM: "", CORRUPTED: False, VERSION: 0}
