@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import NEVER, row_moment, table_key
@@ -130,6 +130,14 @@ def _not_text(name: str, value: object) -> SchemaMismatchError:
     )
 
 
+class _Words(NamedTuple):
+    """What a row says of its columns: their names in order, their type words, and the key's names."""
+
+    names: list[str]
+    types: Mapping[str, str]
+    keys: list[str]
+
+
 class RowShapes:
     """The shapes met so far, found again without building anything."""
 
@@ -178,68 +186,49 @@ class RowShapes:
             and recent.since <= commit_ts < recent.until
         ):
             return recent
-        self._recent = found = self._other(
-            (database, name), names, mysql_type=mysql_type, pk_names=pk_names, commit_ts=commit_ts
-        )
-        return found
-
-    def _other(
-        self,
-        table: tuple[object, object],
-        names: list[str],
-        *,
-        mysql_type: object,
-        pk_names: object,
-        commit_ts: int,
-    ) -> RowShape:
-        """The shape of a row that is not of the most recent one."""
         if self._version != self._definitions.version:
             self._shapes.clear()
             self._version = self._definitions.version
+        self._recent = found = self._other((database, name), (names, mysql_type, pk_names), commit_ts)
+        return found
+
+    def _other(
+        self, table: tuple[object, object], words: tuple[list[str], object, object], commit_ts: int
+    ) -> RowShape:
+        """The shape of a row that is not of the most recent one."""
         try:
             known = self._shapes[table]  # type: ignore[index]  # any other key is just not there
         except (KeyError, TypeError):  # an unknown table, or a JSON list or object, which is no name
             known = []
         for shape in known:
-            if (
-                shape.mysql_type == mysql_type
-                and shape.names == names
-                and shape.pk_names == pk_names
-                and shape.since <= commit_ts < shape.until
-            ):
+            said = (shape.names, shape.mysql_type, shape.pk_names)
+            if said == words and shape.since <= commit_ts < shape.until:
                 return shape
-        shape = self._build(_table(*table), names, _types(mysql_type), _names(pk_names), commit_ts=commit_ts)
-        self._shapes[shape.table] = [shape, *known][:_KEPT_SHAPES]
+        named, (names, types, keys) = _table(*table), words
+        shape = self._build(named, _Words(names, _types(types), _names(keys)), commit_ts)
+        self._shapes[named] = [shape, *known][:_KEPT_SHAPES]
         return shape
 
-    def _build(
-        self,
-        table: TableId,
-        names: list[str],
-        mysql_type: Mapping[str, str],
-        pk_names: list[str],
-        *,
-        commit_ts: int,
-    ) -> RowShape:
+    def _build(self, table: TableId, words: _Words, commit_ts: int) -> RowShape:
         """A new shape: each column's type from where the module says."""
         known = self._defined(table)
-        complete = all(name.casefold() in known for name in names)
+        complete = all(name.casefold() in known for name in words.names)
         # A column that was dropped since, or whose table was.
         known = {c.name.casefold(): c for c in self._definitions.former(table)} | known
-        columns = tuple(self._columns(names, mysql_type, pk_names, known, commit_ts=commit_ts))
+        columns = tuple(self._columns(words, known, commit_ts))
         changes = sorted({was.until for c in known.values() for was in c.earlier})
         bounds = [(c, integer_bounds(c.type)) for c in columns if not keeps_text(c.type)]
         return RowShape(
             table=table,
-            names=names,
-            mysql_type=mysql_type,
-            pk_names=pk_names,
+            names=words.names,
+            mysql_type=words.types,
+            pk_names=words.keys,
             schema=TableSchema(table, columns),
             integers=tuple((c.name, *both, text_reader(c.type)) for c, both in bounds if both is not None),
             others=tuple((c.name, text_reader(c.type)) for c, both in bounds if both is None),
             texts=tuple(c.name for c in columns if keeps_text(c.type)),
-            key=self._key(table, names, pk_names),
-            wire_types=None if complete else mysql_type,
+            key=self._key(table, words),
+            wire_types=None if complete else words.types,
             since=max((at for at in changes if at <= commit_ts), default=0),
             until=min((at for at in changes if at > commit_ts), default=NEVER + 1),
         )
@@ -249,25 +238,17 @@ class RowShapes:
         definition = self._definitions.get(table)
         return {c.name.casefold(): c for c in definition.columns} if definition else {}
 
-    def _columns(
-        self,
-        names: list[str],
-        mysql_type: Mapping[str, str],
-        pk_names: list[str],
-        known: Mapping[str, Column],
-        *,
-        commit_ts: int,
-    ) -> Iterator[Column]:
+    def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         """The columns of a row; ``known``: those that are defined, by their names, folded."""
-        for name in names:
-            word, defined = mysql_type.get(name), known.get(name.casefold())
-            yield _column(name, word, defined, primary=name in pk_names, commit_ts=commit_ts)
+        for name in words.names:
+            word, defined = words.types.get(name), known.get(name.casefold())
+            yield _column(name, word, defined, primary=name in words.keys, commit_ts=commit_ts)
 
-    def _key(self, table: TableId, names: list[str], pk_names: list[str]) -> tuple[str, ...]:
+    def _key(self, table: TableId, words: _Words) -> tuple[str, ...]:
         wanted = self._keys.get(table_key(table))
         if wanted is None:
-            return tuple(pk_names)
-        spelt = {name.casefold(): name for name in names}
+            return tuple(words.keys)
+        spelt = {name.casefold(): name for name in words.names}
         return tuple(spelt.get(name.casefold(), name) for name in wanted)
 
 
@@ -283,35 +264,28 @@ class DefinedShapes(RowShapes):
         super().__init__(definitions, keys)
         self._own_keys = own_keys
 
-    def _columns(
-        self,
-        names: list[str],
-        mysql_type: Mapping[str, str],
-        pk_names: list[str],
-        known: Mapping[str, Column],
-        *,
-        commit_ts: int,
-    ) -> Iterator[Column]:
+    def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
+        names, types, keys = words
         folded = [name.casefold() for name in names]
         twice = next((name for at, name in enumerate(names) if name.casefold() in folded[:at]), None)
         if twice is not None:
             raise SchemaMismatchError("the row has the column twice", column=twice)
         if not known.keys() >= {*folded}:
-            yield from (Column(name, ColumnType("text", sql=mysql_type.get(name))) for name in names)
+            yield from (Column(name, ColumnType("text", sql=types.get(name))) for name in names)
             return
         for name in names:
-            word, defined = mysql_type.get(name) or "", known[name.casefold()]
+            word, defined = types.get(name) or "", known[name.casefold()]
             column_type = _in_force(defined, word, commit_ts)
             if _contradicts(word, column_type):
                 raise SchemaMismatchError(_OTHER_TYPE, column=name)
-            primary = name in pk_names
+            primary = name in keys
             yield replace(defined, name=name, type=column_type, primary_key=primary, earlier=())
 
-    def _key(self, table: TableId, names: list[str], pk_names: list[str]) -> tuple[str, ...]:
-        if not self._defined(table).keys() >= {name.casefold() for name in names}:
+    def _key(self, table: TableId, words: _Words) -> tuple[str, ...]:
+        if not self._defined(table).keys() >= {name.casefold() for name in words.names}:
             return ()
-        key = super()._key(table, names, pk_names)
-        named = {name.casefold() for name in pk_names}
+        key = super()._key(table, words)
+        named = {name.casefold() for name in words.keys}
         if self._own_keys and named and named != {name.casefold() for name in key}:
             raise SchemaMismatchError(
                 f"the row's pkNames are not the table's key ({', '.join(key)}): the source's key was "
