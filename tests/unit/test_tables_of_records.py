@@ -6,10 +6,10 @@ import pytest
 
 from tests.decoded_batches import as_records
 from tidesink.codecs.canal_json.scan import (
-    RowForms,
     TableNames,
     census,
     marked_ddl,
+    row_forms,
 )
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.events import Message, TableId
@@ -104,7 +104,7 @@ def test_the_newest_row_of_each_form_says_its_words() -> None:
         b"no JSON",
     )
     records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(values))
-    found = RowForms(T)(iter([records.slice(0, 2), records.slice(2)]))
+    found = row_forms(T, iter([records.slice(0, 2), records.slice(2)]))
     assert [(one.names, one.types, one.keys, one.offset) for one in found] == [
         (("a", "b"), {"a": "text", "b": "text"}, ["a"], 2),
         (("b", "a"), {"b": "int", "a": "int"}, ["b"], 3),

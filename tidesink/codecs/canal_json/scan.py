@@ -554,21 +554,15 @@ class RowWords(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True)
-class RowForms:
+def row_forms(table: TableId, records: Iterator[pa.RecordBatch]) -> list[RowWords]:
     """The forms of a table's rows: of each set of columns, in order, the words of the newest row."""
-
-    table: TableId
-
-    def __call__(self, records: Iterator[pa.RecordBatch]) -> list[RowWords]:
-        """One for each form among the records."""
-        names = TableNames(frozenset({self.table}))
-        rows = (
-            (offset, _parsed(value))
-            for batch in records
-            for offset, value in _valued(batch.filter(pa.array(names.of(batch).own(self.table))))
-        )
-        return newest_forms(filter(None, (_row_words(offset, parsed) for offset, parsed in rows)))
+    names = TableNames(frozenset({table}))
+    rows = (
+        _row_words(offset, _parsed(value))
+        for batch in records
+        for offset, value in _valued(batch.filter(pa.array(names.of(batch).own(table))))
+    )
+    return newest_forms(filter(None, rows))
 
 
 def newest_forms(words: Iterator[RowWords]) -> list[RowWords]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tidesink.codecs.canal_json.scan import RowForms, RowWords, TableNames, newest_forms
+from tidesink.codecs.canal_json.scan import RowWords, TableNames, newest_forms, row_forms
 from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
@@ -208,7 +209,7 @@ class CanalJsonDecoding(PlannedDecoding):
         """The forms of this table's rows in the ranges: one job, one row a form."""
         if not any(part.records for part in ranges):
             return
-        found = self._context.source.ask(self._session, ranges, RowForms(self._table))
+        found = self._context.source.ask(self._session, ranges, partial(row_forms, self._table))
         self._words += newest_forms(one for forms in found for one in forms)
         self._words.sort(key=lambda words: -len(words.names))
 
