@@ -23,8 +23,8 @@ from tidesink.codecs.row_checksum import (
     CHECKSUM,
     NO_CHECKSUM,
     VERSION,
+    RowSums,
     checksum_fault,
-    checksum_of,
     summed_order,
 )
 from tidesink.errors import ChecksumError
@@ -111,4 +111,4 @@ def _sums(event: Json) -> Iterator[tuple[str, int, list[int]]]:
             schema = schema_of(event)
             orders = [summed_order(schema.columns, CodecOptions(producer=one)) for one in ("classic", "new")]
             row = image(event, schema) or {}
-            yield event["event"], kept[name], [checksum_of(order, row) for order in orders]
+            yield event["event"], kept[name], [RowSums(order, "UTC").sum(row) for order in orders]

@@ -28,7 +28,7 @@ from tidesink.events import (
 )
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 _CLASSIC: Final = st.builds(
     CodecOptions,

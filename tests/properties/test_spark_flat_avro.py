@@ -24,7 +24,7 @@ from tidesink.reduce import reduce
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.typemap.parse import target_reader
+from tidesink.typemap.values import target_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

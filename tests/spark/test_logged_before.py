@@ -26,8 +26,8 @@ from tidesink.events import ChangeEvent, Op
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.targets.modes import OP
-from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.values import target_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

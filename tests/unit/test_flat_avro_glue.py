@@ -11,8 +11,7 @@ import pytest
 
 from tests.cli.samples import KEY, KEY_SCHEMA, VALUE, VALUE_SCHEMA, capture, run
 from tidesink.codecs import open_codec
-from tidesink.codecs.flat_avro.codec import FlatAvroCodec
-from tidesink.codecs.flat_avro.framing import MOST_BYTES
+from tidesink.codecs.flat_avro.codec import MOST_BYTES, FlatAvroCodec
 from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, SchemaNotFoundError
 from tidesink.events import ChangeEvent, Message, Op, SchemaIds, TableId
 from tidesink.schema_registry import MemorySchemaRegistry

@@ -47,7 +47,7 @@ from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.sinks.spark.payloads import unpack
 from tidesink.sinks.targets.modes import routed_shape
 from tidesink.typemap.projection import Layout, laid_out
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, merge_shape, shape_of
 
 TABLE = TableId("shop", "orders")

@@ -22,7 +22,7 @@ from tidesink.sinks.batch.schema_changes import (
 from tidesink.sinks.batch.topic_ddl import TopicTable, reported_by
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.typemap.projection import Layout
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 T = TableId("s", "t")
 

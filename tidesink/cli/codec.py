@@ -39,7 +39,8 @@ from tidesink.cli.sources import Setting, with_setting
 from tidesink.cli.status import commit_time
 from tidesink.cli.terminal import Output, OutputFormat, console, error_block, warn
 from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
-from tidesink.codecs.canal_json.codec import CanalJsonCodec, CanalJsonSchema
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.canal_json.envelope import CanalJsonSchema
 from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.codecs.compression import Compression, compression_of
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec

@@ -49,7 +49,7 @@ from tidesink.events import (
     WatermarkEvent,
 )
 from tidesink.typemap.table import row_of
-from tidesink.typemap.wire_text import json_value
+from tidesink.typemap.values import json_value
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _SCHEMA_LINES = (

@@ -30,7 +30,7 @@ from pydantic_core import ErrorDetails
 
 from tidesink.errors import ConfigError, nearest, one_of
 from tidesink.errors import shown as cut
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import MetadataKind, default_name
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")

@@ -53,7 +53,7 @@ from tidesink.events import SequenceBy, TableId
 from tidesink.schema_registry.base import SchemaReader
 from tidesink.schema_registry.naming import TopicRule, sanitize_name, subject
 from tidesink.typemap.projection import Layout, read_filter
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import MetadataKind, Shard, beside_log
 
 # A shard's name must fit into a key: this many characters of four bytes are a third of MySQL's longest.

@@ -61,7 +61,7 @@ from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.client import open_registry
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.schema_registry.transport import Auth, BasicAuth, BearerAuth, OAuthClient, Timeouts, TlsOptions
-from tidesink.typemap.render import DecimalMode, UnsignedMode
+from tidesink.typemap.table import DecimalMode, UnsignedMode
 
 KafkaProperties = dict[str, SecretStr]
 

@@ -52,7 +52,7 @@ from tidesink.config.source import (
 from tidesink.kafka_client import ClientSettings
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.schema_registry.transport import Auth, NoAuth, TlsOptions
-from tidesink.typemap.render import DecimalMode, UnsignedMode
+from tidesink.typemap.table import DecimalMode, UnsignedMode
 
 TargetFeature = Literal[
     "rows", "soft-deletes", "source-order", "append", "history", "shards", "drop", "rename"

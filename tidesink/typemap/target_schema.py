@@ -28,8 +28,7 @@ from typing import Final, Literal, NamedTuple
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema
 from tidesink.typemap.mysql_types import default_as
-from tidesink.typemap.render import SparkType, ZeroDate, spark_type
-from tidesink.typemap.table import SPARK_MAX_PRECISION, row_of
+from tidesink.typemap.table import SPARK_MAX_PRECISION, SparkType, ZeroDate, row_of, spark_type
 
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 # Digits before and after the point that hold every value of an integer type.

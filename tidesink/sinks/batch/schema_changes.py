@@ -16,7 +16,7 @@ from tidesink.sinks.state.progress import Progress, StateStore
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
 from tidesink.sinks.targets.modes import names_of
 from tidesink.typemap.projection import Layout
-from tidesink.typemap.render import spark_type
+from tidesink.typemap.table import spark_type
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, wider_ddl, without
 
 if TYPE_CHECKING:

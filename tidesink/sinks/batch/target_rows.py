@@ -19,9 +19,9 @@ from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import Op
 from tidesink.typemap.arrow import arrow_of_spark
-from tidesink.typemap.parse import TargetValue, target_reader, text_reader
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.values import TargetValue, target_reader, text_reader
 
 _TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 

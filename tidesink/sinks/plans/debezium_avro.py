@@ -38,7 +38,7 @@ from tidesink.sinks.batch.decoders import (
 from tidesink.sinks.batch.records import Flags, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
 
 Kind = Literal["envelope", "watermark", "message", "ddl"]

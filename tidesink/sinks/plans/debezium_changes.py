@@ -15,7 +15,7 @@ from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, decod
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
 from tidesink.events import ChangeEvent, Event, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import TableDecoder
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 if TYPE_CHECKING:
     from tidesink.codecs.debezium.codec import DebeziumCodec

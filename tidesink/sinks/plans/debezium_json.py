@@ -25,7 +25,7 @@ from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merge_shape, merged_in_order, shape_of
 
 _NO_OPTIONS: Final = CodecOptions()

@@ -18,7 +18,7 @@ from pyspark.sql import types as spark_types
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, RowTypes, ValueOptions
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
 from tidesink.codecs.debezium.values import column_of
-from tidesink.codecs.flat_avro.record import parse_record
+from tidesink.codecs.flat_avro.schema import parse_record
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.schema_registry.naming import subject

@@ -40,7 +40,7 @@ from tidesink.sinks.spark.change_rows import (
     registered_columns,
     spark_schema,
 )
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 _KAFKA: Final = "kafka."
 _SERVERS: Final = "bootstrap.servers"

@@ -77,7 +77,7 @@ class RowSequence(NamedTuple):
 class ReducedRow(NamedTuple):
     """One key of a reduced batch, for targets that take rows. ``after`` is None for a delete.
 
-    Values are what ``typemap.parse.target_reader`` gives: dates and timestamps, not their text. Of
+    Values are what ``typemap.values.target_reader`` gives: dates and timestamps, not their text. Of
     ``kept`` columns the target keeps what it has; ``after_delete``: what it has is of a row that was deleted.
     ``sequence`` is given where the batch is ``sequenced``, ``commit_ts`` where its mode is ``history``.
     """

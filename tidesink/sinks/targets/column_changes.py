@@ -17,9 +17,9 @@ from zoneinfo import ZoneInfo
 from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.targets.base import SchemaGap
-from tidesink.typemap.parse import TargetValue, target_reader, text_reader
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, key_change, wider_ddl
+from tidesink.typemap.values import TargetValue, target_reader, text_reader
 
 # The producer's word for every spelling of the current time: old rows got the moment of the DDL,
 # which no message carries.

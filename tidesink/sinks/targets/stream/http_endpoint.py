@@ -46,7 +46,7 @@ from tidesink.sinks.targets.stream.table import (
     run_tasks,
 )
 from tidesink.typemap.target_schema import TableShape
-from tidesink.typemap.wire_text import json_value
+from tidesink.typemap.values import json_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

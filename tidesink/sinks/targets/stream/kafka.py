@@ -38,7 +38,7 @@ from tidesink.sinks.targets.stream.table import (
     send_rows,
 )
 from tidesink.typemap.target_schema import TableShape
-from tidesink.typemap.wire_text import json_value
+from tidesink.typemap.values import json_value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
