@@ -28,7 +28,8 @@ from tidesink.sinks.batch.records import (
 from tidesink.sinks.batch.reduce import WARNING
 from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges
 from tidesink.sinks.batch.summaries import joined_summaries
-from tidesink.sinks.batch.tasks import POSITION, RangeTask, source_texts
+from tidesink.sinks.batch.target_rows import source_texts
+from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
 from tidesink.typemap.target_schema import ShapeColumn
@@ -80,13 +81,12 @@ def decode_here(plan: DecodePlan, messages: Sequence[Message] | pa.RecordBatch) 
 def _rows(found: DecodedRecords, plan: DecodePlan) -> Iterator[Values]:
     for table in found.tables:
         yield from _changes(table, plan)
-    nothing = _NOTHING | ({POSITION: None} if plan.positions else {})
     for one in found.others:
-        yield nothing | {name: getattr(one, member) for name, member in _OF_OTHERS.items()}
+        yield _NOTHING | {name: getattr(one, member) for name, member in _OF_OTHERS.items()}
     for silent in found.silent:
         for place in silent.to_pylist():
             at = {f"_{name}": value for name, value in place.items()}
-            yield nothing | at | {"_kind": MESSAGE, "_index": 0}
+            yield _NOTHING | at | {"_kind": MESSAGE, "_index": 0}
 
 
 _OF_OTHERS: Final = {
@@ -104,7 +104,9 @@ _OF_OTHERS: Final = {
     "_key": "key",
     "_value": "value",
 }
-_NOTHING: Final = dict.fromkeys((*_OF_OTHERS, "_zero_dates", "_wire_op", "_kept", "_change", "_before_kept"))
+_NOTHING: Final = dict.fromkeys(
+    (*_OF_OTHERS, "_zero_dates", "_wire_op", "_kept", "_change", "_before_kept", "_position")
+)
 _KINDS: Final = {Op.DELETE.value: DELETE, Op.TRUNCATE.value: TRUNCATE}
 
 
@@ -120,7 +122,7 @@ def _changes(table: ChangeTable, plan: DecodePlan) -> Iterator[Values]:
         "_zero_dates": rows.spelt(whole["zero_dates"].combine_chunks()),
         "_kept": rows.spelt(whole["unavailable"].combine_chunks()) if plan.keeps_values else pa.nulls(count),
         "_before_kept": pa.nulls(count) if before_kept is None else rows.spelt(before_kept),
-        **({POSITION: source_texts(whole["source"].combine_chunks())} if plan.positions else {}),
+        "_position": source_texts(whole["source"].combine_chunks()),
         **_flat("key", key),
         **_flat("old_key", old_key),
         **_flat("after", rows.row(table, whole["after"].combine_chunks())),

@@ -36,7 +36,7 @@ from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BatchSummary, Place
 from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas, TableDecoder
 from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.target_rows import DroppedById, OutputRows, TargetRows, default_value
+from tidesink.sinks.batch.target_rows import DroppedById, Metadata, OutputRows, TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
@@ -380,7 +380,7 @@ def test_rows_come_out_in_the_columns_that_the_target_has() -> None:
     layout = Layout(rename={"id": "Number"}, except_columns=("name",), metadata={"op": "what"})
     found = laid_out(layout, whole, own=())
     goal = Destination(TableId("lake", "all"), Shard("shard", "here"))
-    output = OutputRows(routed_shape(found.shape, goal), found.sources, op="what")
+    output = OutputRows(routed_shape(found.shape, goal), found.sources, Metadata(layout.metadata, TABLE))
     task = topic.task(TargetRows(whole))
     rows, payloads = run(replace(task, plan=task.plan.with_output(output)), topic.batches(2))
     written = {"shard": "here", "stock": 7}

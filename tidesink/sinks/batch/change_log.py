@@ -98,7 +98,8 @@ class _LoggedTable:
     @property
     def rows(self) -> LogRows:
         shape = log_shape(self._output.shape)
-        arrays = [self._own[one.name] if one.name in self._own else self._value(one) for one in shape.columns]
+        own = {**self._own, **self._metadata}
+        arrays = [own[one.name] if one.name in own else self._value(one) for one in shape.columns]
         after = pa.StructArray.from_arrays(arrays, fields=list(row_type(shape)))
         keys = [self._own[column.name] for column in shape.key_columns]
         key = pa.StructArray.from_arrays(keys, fields=list(key_type(shape)))
@@ -119,6 +120,10 @@ class _LoggedTable:
             UNAVAILABLE: self._unavailable(),
         }
 
+    @cached_property
+    def _metadata(self) -> dict[str, pa.Array]:
+        return self._output.metadata_columns(self._changes.rows.take(self._events), self._own[OP])
+
     def _row_numbers(self) -> pa.Array:
         """A record's rows in the order they took effect; an update takes both its event's places."""
         first = self._changes.rows["index"].to_numpy()[self._at] * IMAGES_AN_EVENT
@@ -130,7 +135,7 @@ class _LoggedTable:
         """Each row as it is known, in the target's columns."""
         after = self._changes.rows["after"].combine_chunks()
         found = self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
-        return self._output.row(found, self._ops.take(self._events))
+        return self._output.row(found, self._metadata)
 
     @cached_property
     def _image_key(self) -> pa.StructArray:

@@ -49,10 +49,9 @@ class DecodePlan:
     shape's. ``keeps_values``: a row may lack values that are to stay as stored. It does not change with a
     topic's records: a config that asks for what this forbids is refused at once. ``gone``: columns of
     ``shape``, in lower case, that the source is known not to have any more. ``logs``: every change is a row
-    of a log. ``positions``: rows say where a change stands at its source. ``rules``: what a batch asks of its
-    events besides. ``output``: the rows as the target has them; None: as they are. ``row_filter``: rows that
-    do not satisfy it are deletes. ``ignores_nulls``: a null leaves the stored value, as one that was not
-    sent.
+    of a log. ``rules``: what a batch asks of its events besides. ``output``: the rows as the target has them;
+    None: as they are. ``row_filter``: rows that do not satisfy it are deletes. ``ignores_nulls``: a null
+    leaves the stored value, as one that was not sent.
     """
 
     rows: TargetRows
@@ -60,7 +59,6 @@ class DecodePlan:
     keeps_values: bool = False
     gone: frozenset[str] = frozenset()
     logs: bool = False
-    positions: bool = False
     rules: EventRules = NO_RULES
     output: OutputRows | None = None
     row_filter: RowFilterRule | None = None
@@ -92,6 +90,14 @@ class DecodePlan:
     def with_rules(self, rules: EventRules) -> DecodePlan:
         """The plan, for a batch that asks more of its events."""
         return replace(self, rules=rules)
+
+    def for_batch(self, number: int, rules: EventRules, *, marks_deletes: bool) -> DecodePlan:
+        """The plan of one batch, by its number; ``marks_deletes``: deleted rows stay, and are marked."""
+        output = self.output
+        if output is not None and output.metadata is not None:
+            metadata = replace(output.metadata, batch=number, marks_deletes=marks_deletes)
+            output = replace(output, metadata=metadata)
+        return replace(self, rules=rules, output=output)
 
 
 class TableDecoder(ABC):

@@ -11,7 +11,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_source import Decoding, DecodingAround, SourceColumns
-from tidesink.sinks.batch.target_rows import OutputRows
+from tidesink.sinks.batch.target_rows import Metadata, OutputRows
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.sinks.targets.modes import routed_shape
@@ -75,11 +75,12 @@ class LaidOutDecoding(DecodingAround):
         if layout.ignore_nulls and inner.keeps_values:
             raise ConfigError(_TWO_MEANINGS, table=str(inner.shape.table))
         row_filter = layout.row_filter
+        metadata = Metadata(layout.metadata, inner.shape.table) if layout.metadata else None
         return replace(
             inner,
             keeps_values=inner.keeps_values or layout.ignore_nulls,
             gone=frozenset(new.lower() for new, old in laid.sources.items() if old.lower() in inner.gone),
-            output=OutputRows(laid.shape, laid.sources, op=layout.metadata.get("op")),
+            output=OutputRows(laid.shape, laid.sources, metadata),
             row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._session),
             ignores_nulls=layout.ignore_nulls,
         )

@@ -1,23 +1,19 @@
-"""What a table's config asks of Spark: its row filter, and the metadata columns of rows to write."""
+"""What a table's config asks of Spark: its row filter, and the rows and columns of a frame to write."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import BooleanType
 
 from tidesink.errors import ConfigError
 from tidesink.sinks.batch.filtering import FILTERED, RowFilterRule
 from tidesink.sinks.batch.schema_changes import SchemaDecision
-from tidesink.sinks.batch.tasks import POSITION
-from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT
-from tidesink.sinks.targets.modes import OP
+from tidesink.sinks.spark.payloads import ROW_KINDS
 from tidesink.typemap.projection import RowFilter
-from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, columns_ddl
+from tidesink.typemap.target_schema import TableShape, columns_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,41 +76,6 @@ def on_delete(settings: TableConfig, shape: TableShape) -> tuple[str, ...]:
     """The columns of ``shape`` that a delete of the table writes (``ReducedBatch.on_delete``)."""
     names = settings.metadata_columns.values() if settings.deletes == "soft" else ()
     return tuple(name for name in names if name.lower() in shape.by_name)
-
-
-def stamped(rows: DataFrame, shape: TableShape, settings: TableConfig, batch: int) -> DataFrame:
-    """The rows of a reduced frame with the metadata asked for; ``batch`` is the batch's number."""
-    names = settings.metadata_columns
-    if not names:
-        return rows
-    reported = {name: _value(kind, settings, batch) for kind, name in names.items() if kind != "position"}
-    if "position" in names:
-        reported[names["position"]] = _position(rows)
-    fields = (_field(column, reported).alias(column.name) for column in shape.columns)
-    upserts = F.col("_op") == UPSERT
-    written = upserts | (F.col("_op") == DELETE) if settings.deletes == "soft" else upserts
-    return rows.withColumn("after", F.when(written, F.struct(*fields)))
-
-
-def _field(column: ShapeColumn, reported: Mapping[str, Column]) -> Column:
-    if column.name in reported:
-        return reported[column.name].cast(column.spark)
-    return F.col("after").getField(column.name)
-
-
-def _position(rows: DataFrame) -> Column:
-    # TiCDC's place in TiDB's log is the commit_ts: frames of its own codecs have that alone.
-    return F.col(POSITION if POSITION in rows.columns else "_commit_ts")
-
-
-def _value(kind: MetadataKind, settings: TableConfig, batch: int) -> Column:
-    fixed = {"database": settings.table.schema, "table": settings.table.name, "batch": batch}
-    if kind in fixed:
-        return F.lit(fixed[kind])
-    if kind == "op":
-        said = F.col("after").getField(OP if settings.mode == "append" else settings.metadata_columns[kind])
-        return F.when(F.col("_op") == DELETE, F.lit(DELETE)).otherwise(said)
-    return F.col(f"_{kind}")
 
 
 def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
-from tidesink.events import Op
+from tidesink.events import SOURCE_SEPARATOR, Op, TableId
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.parse import TargetValue, target_reader, text_reader
 from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape
 
 _TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 
@@ -185,18 +185,59 @@ class TargetRows:
 
 
 @dataclass(frozen=True)
+class Metadata:
+    """The columns that say where a row's last change came from; ``names``: by kind.
+
+    ``source`` is the table at the source, ``batch`` the number of the batch. ``marks_deletes``: rows stay
+    when they are deleted, and their delete writes these columns.
+    """
+
+    names: Mapping[MetadataKind, str]
+    source: TableId
+    batch: int = 0
+    marks_deletes: bool = False
+
+    def columns(self, events: pa.Table, ops: pa.Array) -> dict[str, pa.Array]:
+        """The columns by name, one value for each event; ``ops`` are the words for what they were.
+
+        ``events`` has the columns of ``ChangeTable.rows`` that say where an event comes from.
+        """
+        fixed = {"database": self.source.schema, "table": self.source.name, "batch": self.batch}
+        found = {}
+        for kind, name in self.names.items():
+            if kind in fixed:
+                found[name] = pa.repeat(pa.scalar(fixed[kind]), events.num_rows)
+            elif kind == "op":
+                found[name] = ops
+            elif kind == "position":
+                found[name] = source_texts(events["source"].combine_chunks())
+            else:
+                found[name] = events[kind].combine_chunks()
+        return found
+
+
+def event_words(ops: pa.Array, deleted: pa.Array) -> pa.Array:
+    """What a row's last event was: ``insert`` or ``update`` where the wire tells, else ``upsert``."""
+    written = pc.if_else(pc.is_in(ops, _TOLD_OPS), ops, pa.scalar(Op.UPSERT.value))
+    return pc.if_else(deleted, pa.scalar(Op.DELETE.value), written)
+
+
+def source_texts(source: pa.Array) -> pa.Array:
+    """Positions at the source as text, as ``Position.source_text``."""
+    return pc.binary_join(source.cast(pa.list_(pa.string())), SOURCE_SEPARATOR)
+
+
+@dataclass(frozen=True)
 class OutputRows:
     """Puts a table's rows into the columns that its config asks for, under the target's names.
 
-    A row's metadata says ``insert`` or ``update`` where the wire tells, else ``upsert``.
-
-    ``sources``: by the target's names those of the table's own columns; None: each has its name. ``op``: the
-    metadata column that says what the event was. Other columns are the shard's, or are filled in later.
+    ``sources``: by the target's names those of the table's own columns; None: each has its name. Other
+    columns are the shard's, or metadata.
     """
 
     shape: TableShape
     sources: Mapping[str, str] | None = None
-    op: str | None = None
+    metadata: Metadata | None = None
 
     @property
     def value_names(self) -> tuple[str, ...]:
@@ -208,13 +249,24 @@ class OutputRows:
         """Keys in the target's columns."""
         if self._plain:
             return keys
-        return self._projected(keys, self.shape.key_columns)
+        return self._projected(keys, self.shape.key_columns, {})
 
-    def row(self, rows: pa.StructArray, ops: pa.Array) -> pa.StructArray:
-        """Rows in the target's columns; ``ops`` says what each row's event was."""
+    def row(self, rows: pa.StructArray, metadata: Mapping[str, pa.Array]) -> pa.StructArray:
+        """Rows in the target's columns; ``metadata`` has those of ``metadata_columns``.
+
+        Null where the row is, unless deletes are marked: then such a row has its metadata alone.
+        """
         if self._plain:
             return rows
-        return self._projected(rows, self.shape.columns, ops)
+        marked = self.metadata is not None and self.metadata.marks_deletes
+        return self._projected(rows, self.shape.columns, metadata, all_there=marked)
+
+    def metadata_columns(self, events: pa.Table, ops: pa.Array) -> dict[str, pa.Array]:
+        """As ``Metadata.columns``, in the shape's types; empty where the table has none."""
+        if self.metadata is None:
+            return {}
+        types = {column.name: arrow_of_spark(column.spark) for column in self.shape.columns}
+        return {name: one.cast(types[name]) for name, one in self.metadata.columns(events, ops).items()}
 
     @property
     def _plain(self) -> bool:
@@ -229,20 +281,25 @@ class OutputRows:
         return pa.array([names or None for names in found], lists.type)
 
     def _projected(
-        self, rows: pa.StructArray, columns: tuple[ShapeColumn, ...], ops: pa.Array | None = None
+        self,
+        rows: pa.StructArray,
+        columns: tuple[ShapeColumn, ...],
+        metadata: Mapping[str, pa.Array],
+        *,
+        all_there: bool = False,
     ) -> pa.StructArray:
-        arrays = [self._column(rows, column, ops) for column in columns]
-        return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
+        arrays = [self._column(rows, column, metadata) for column in columns]
+        mask = None if all_there else rows.is_null()
+        return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=mask)
 
-    def _column(self, rows: pa.StructArray, column: ShapeColumn, ops: pa.Array | None) -> pa.Array:
-        name = column.name if self.sources is None else self.sources.get(column.name)
+    def _column(
+        self, rows: pa.StructArray, column: ShapeColumn, metadata: Mapping[str, pa.Array]
+    ) -> pa.Array:
         if self.shape.shard is not None and column.name == self.shape.shard.column:
             return pa.repeat(pa.scalar(self.shape.shard.value), len(rows))
-        if name is not None:
-            return pc.struct_field(rows, [name])
-        if column.name == self.op:
-            return pc.if_else(pc.is_in(ops, _TOLD_OPS), ops, pa.scalar(Op.UPSERT.value))
-        return pa.nulls(len(rows), arrow_of_spark(column.spark))
+        if column.name in metadata:
+            return metadata[column.name]
+        return pc.struct_field(rows, [column.name if self.sources is None else self.sources[column.name]])
 
 
 def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:

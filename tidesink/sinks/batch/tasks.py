@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
-from tidesink.events import SOURCE_SEPARATOR
 from tidesink.sinks.batch.change_log import log_rows
 from tidesink.sinks.batch.counts import Place
 from tidesink.sinks.batch.decoders import DecodePlan
@@ -49,7 +48,7 @@ from tidesink.sinks.batch.reduce import (
     reduce_tables,
 )
 from tidesink.sinks.batch.summaries import range_summary, truncated
-from tidesink.sinks.batch.target_rows import TargetRows, key_type, row_type
+from tidesink.sinks.batch.target_rows import TargetRows, event_words, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, ipc_stream
@@ -58,8 +57,6 @@ from tidesink.sinks.targets.modes import INDEX
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
-# The column of a change's place in the source's log, where a plan is asked for it.
-POSITION: Final = "_position"
 # Makes rows of a range and its records; travels to the tasks by pickle.
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
@@ -120,7 +117,8 @@ class ReducedColumns:
     ================  ========  ========================================================================
     ``_op``           string    one of ``records.KINDS``: ``upsert``, ``delete``, ``bad``, ...
     ``key``           struct    the key, null for what is no row
-    ``after``         struct    the row to write, for ``upsert`` alone
+    ``after``         struct    the row to write, for ``upsert`` alone; of a delete that is marked its
+                                metadata columns, where the table has any
     ``_topic``        string    where the event that stays is from, as the next two say
     ``_partition``    int
     ``_offset``       bigint
@@ -136,7 +134,6 @@ class ReducedColumns:
                                 the row's
     ``_seq``          struct    in the source's order: the position of the event that stays, as
                                 ``targets.base.SEQUENCE_DDL`` says
-    ``_position``     string    of a plan with ``positions``: where the change stands in the source's log
     ================  ========  ========================================================================
 
     Keys are compared as exact values, text byte by byte, whatever collation the source has: a source that
@@ -146,7 +143,6 @@ class ReducedColumns:
     def __init__(self, plan: DecodePlan) -> None:
         self._keeps_values = plan.keeps_values and not plan.logs
         self._sequenced = plan.rules.sequenced
-        self._positions = plan.positions
         self._shape = plan.packed_shape
 
     @cached_property
@@ -166,7 +162,6 @@ class ReducedColumns:
                 ("_detail", _DETAIL),
                 *([("_kept", NAMES_TYPE), ("_after_delete", pa.bool_())] if self._keeps_values else []),
                 *([("_seq", _SEQUENCE)] if self._sequenced else []),
-                *([(POSITION, pa.string())] if self._positions else []),
             ]
         )
 
@@ -179,7 +174,6 @@ class ReducedColumns:
             f"_detail {_DETAIL_DDL}"
             + (", _kept array<string>, _after_delete boolean" if self._keeps_values else "")
             + (f", _seq {SEQUENCE_DDL}" if self._sequenced else "")
-            + (f", {POSITION} string" if self._positions else "")
         )
 
 
@@ -443,7 +437,6 @@ def _log_rows(table: ChangeTable, plan: DecodePlan, columns: ReducedColumns) -> 
         "_half": found.old,
         "_zero_dates": found.zero_dates,
         "_detail": _warnings(event),
-        **({POSITION: source_texts(event["source"].combine_chunks())} if plan.positions else {}),
     }
     return pa.table(rows, schema=columns.schema)
 
@@ -469,10 +462,11 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns
     rows, output = plan.rows, plan.target_rows
     deleted = table.rows["deleted"].combine_chunks()
     after = rows.row(table.source, table.rows["row"].combine_chunks())
+    words = event_words(table.rows["op"].combine_chunks().dictionary_decode(), deleted)
     found = {
         "_op": pc.if_else(deleted, pa.scalar(DELETE), pa.scalar(UPSERT)),
         "key": output.key(rows.key(table.rows["key"].combine_chunks())),
-        "after": output.row(after, table.rows["op"].combine_chunks().dictionary_decode()),
+        "after": output.row(after, output.metadata_columns(table.rows, words)),
         **_origin(table.rows),
         "_half": table.rows["half"],
         "_zero_dates": output.names(_zero_dates(table, rows, deleted)),
@@ -483,8 +477,6 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns
         found["_after_delete"] = table.rows["after_delete"].combine_chunks()
     if plan.rules.sequenced:
         found["_seq"] = _sequence(table.rows, deleted)
-    if plan.positions:
-        found[POSITION] = source_texts(table.rows["source"].combine_chunks())
     return pa.table(found, schema=columns.schema)
 
 
@@ -507,11 +499,6 @@ def _zero_dates(table: ReducedTable, rows: TargetRows, deleted: pa.Array) -> pa.
     """The names of columns made null, as the shape has them; of a delete none."""
     lists = table.rows["zero_dates"].combine_chunks()
     return rows.spelt(pc.if_else(deleted, pa.scalar(None, lists.type), lists))
-
-
-def source_texts(source: pa.Array) -> pa.Array:
-    """Positions at the source as text, as ``Position.source_text``."""
-    return pc.binary_join(source.cast(pa.list_(pa.string())), SOURCE_SEPARATOR)
 
 
 def _line(one: OtherRecord) -> dict[str, Any]:
