@@ -48,7 +48,7 @@ from tidesink.sinks.spark.payloads import unpack
 from tidesink.sinks.targets.modes import routed_shape
 from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, merge_shape, shape_of
+from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, Shard, TableShape, merge_shape, shape_of
 
 TABLE = TableId("shop", "orders")
 ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
@@ -391,6 +391,31 @@ def test_rows_come_out_in_the_columns_that_the_target_has() -> None:
     }
     assert {row["key"]["shard"] for row in rows} == {"here"}
     assert summary(payloads).key_range == (1, 3)
+
+
+KINDS: dict[MetadataKind, str] = {
+    kind: f"_{kind}"
+    for kind in ("op", "commit_ts", "position", "database", "table", "topic", "partition", "offset", "batch")
+}
+
+
+@pytest.mark.parametrize("marks_deletes", [True, False])
+def test_metadata_is_stamped_where_rows_are_made(*, marks_deletes: bool) -> None:
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": "a"})
+    topic.write(OLD, {"id": 2, "name": "b"}, Op.UPDATE)
+    topic.write(OLD, {"id": 1, "name": "a"}, Op.DELETE)
+    found = laid_out(Layout(metadata=KINDS), shape(OLD), own=())
+    task = topic.task(TargetRows(shape(OLD)))
+    plan = task.plan.with_output(OutputRows(found.shape, found.sources, Metadata(KINDS, TABLE)))
+    of_batch = plan.for_batch(7, plan.rules, marks_deletes=marks_deletes)
+    rows, _ = run(replace(task, plan=of_batch), topic.batches(2))
+    alike = {"_database": "shop", "_table": "orders", "_topic": "t", "_partition": 0, "_batch": 7}
+    deleted = {"id": None, "name": None, "_op": "delete", "_commit_ts": 2, "_position": "2", "_offset": 2}
+    assert {row["key"]["id"]: row["after"] for row in rows} == {
+        1: deleted | alike if marks_deletes else None,
+        2: {"id": 2, "name": "b", "_op": "update", "_commit_ts": 1, "_position": "1", "_offset": 1} | alike,
+    }
 
 
 def test_names_of_columns_are_the_targets_and_those_left_out_go() -> None:
