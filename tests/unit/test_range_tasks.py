@@ -36,7 +36,7 @@ from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BatchSummary, Place
 from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas, TableDecoder
 from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.target_rows import DroppedById, Metadata, OutputRows, TargetRows, default_value
+from tidesink.sinks.batch.target_rows import DroppedById, Metadata, OutputRows, TargetRows
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
@@ -333,17 +333,20 @@ def test_a_watermark_beyond_64_bits_is_counted() -> None:
         (ColumnType("int"), "int", "many", None),
         (ColumnType("bit", length=8), "bigint", "\x05", 5),
         (ColumnType("varbinary"), "binary", "\xff", b"\xff"),
+        (ColumnType("varbinary"), "binary", "\u1234", None),
         (ColumnType("enum", members=("a", "b")), "string", "b", "b"),
         (ColumnType("datetime"), "timestamp_ntz", "CURRENT_TIMESTAMP(3)", None),
         (ColumnType("date"), "date", "0000-00-00", None),
         (ColumnType("varchar"), "string", None, None),
     ],
 )
-def test_defaults_are_values_of_their_columns(
+def test_a_row_from_before_a_column_has_its_default(
     kind: ColumnType, spark_type: str, default: str | None, value: object
 ) -> None:
-    column = ShapeColumn("c", kind, spark_type, default=default)
-    assert default_value(column, shape(OLD)) == value
+    whole = replace(shape(OLD), columns=(ShapeColumn("c", kind, spark_type, default=default),))
+    changes = ChangeTable(TABLE, OLD, None, pa.table({}))
+    found = TargetRows(whole).row(changes, pa.array([{"id": 1}]))
+    assert found.to_pylist() == [{"c": value}]
 
 
 def test_hashes_that_came_in_two_partitions_are_found() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Protocol
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,9 +18,8 @@ from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import SOURCE_SEPARATOR, Op, TableId
 from tidesink.typemap.arrow import arrow_of_spark
-from tidesink.typemap.parse import TargetValue, target_reader, text_reader
-from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape
+from tidesink.typemap.parse import TargetValue
+from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, default_value
 
 _TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 
@@ -181,7 +179,7 @@ class TargetRows:
 
     @cached_property
     def _defaults(self) -> dict[str, TargetValue]:
-        return {column.name: default_value(column, self.shape) for column in self.shape.columns}
+        return {column.name: _default(column, self.shape) for column in self.shape.columns}
 
 
 @dataclass(frozen=True)
@@ -302,23 +300,10 @@ class OutputRows:
         return pc.struct_field(rows, [column.name if self.sources is None else self.sources[column.name]])
 
 
-def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
-    """What a row has in a column that its writer did not know yet: the column's default, or None.
-
-    ``CURRENT_TIMESTAMP`` gives None: what TiDB filled in at that moment is not on the wire.
-    """
-    text, reader = column.default, row_of(column.type).reader
-    if text is None or text.upper().startswith("CURRENT_TIMESTAMP"):
-        return None
-    if reader in ("bit", "binary"):
-        data = text.encode("latin-1", "replace")
-        return data if reader == "binary" else int.from_bytes(data, "big")
-    if reader in ("enum", "set"):
-        return text
-    zero_date = "error" if column.key else shape.zero_date
-    read = target_reader(column.type, time_zone=ZoneInfo(shape.time_zone), zero_date=zero_date)
+def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
+    """The value of a row whose writer did not know the column yet; NULL where nothing tells it."""
     try:
-        return read(text_reader(column.type)(text))
+        return default_value(column, shape)
     except ValueOutOfRangeError:
         return None
 
