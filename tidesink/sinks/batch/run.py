@@ -26,7 +26,6 @@ from tidesink.errors import (
     SchemaMismatchError,
     TransientTargetError,
 )
-from tidesink.reduce import mixed_message
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import (
     Account,
@@ -41,6 +40,7 @@ from tidesink.sinks.batch.counts import (
 from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
 from tidesink.sinks.batch.projection_frames import omitting, on_delete, rows_to_write
 from tidesink.sinks.batch.records import EventRules
+from tidesink.sinks.batch.reduce import mixed_message
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
     ChangesWaitError,
