@@ -31,7 +31,7 @@ from tests.spark.decoded import GivenEvents, messages_of, reduced_in_spark
 from tidesink.errors import AccountingError, TargetError
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.target_rows import Metadata, OutputRows, TargetRows
+from tidesink.sinks.batch.target_rows import Metadata, TargetRows
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.sinks.targets.iceberg.files import FilePlan, FileWriter
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState
@@ -279,15 +279,16 @@ def test_rows_with_metadata_are_files_and_columns_that_are_left_out_stay_out(ice
     schema = TableSchema(TABLE, (ID, NAME, AMOUNT))
     names: dict[MetadataKind, str] = {"op": "_op", "offset": "_offset", "batch": "_batch"}
     laid = laid_out(Layout(metadata=names), shape_of(schema), own=())
+    metadata = Metadata(names, TABLE)
+    rows = TargetRows(shape_of(schema), target=laid.shape, sources=laid.sources, metadata=metadata)
     given = without(laid.shape, ["amount"])
     table = iceberg.target.open_table(given, pipeline="shop")
     epoch = table.claim().epoch
     for number, value in ((1, "a"), (2, "b")):
         at = Position("t", 0, number)
-        row = {"id": 1, "name": value, "amount": 5}
-        event = ChangeEvent(Op.UPDATE, TABLE, {"id": 1}, None, row, None, at)
-        output = OutputRows(laid.shape, laid.sources, Metadata(names, TABLE))
-        plan = DecodePlan(TargetRows(shape_of(schema)), GivenEvents([event], schema), output=output)
+        values = {"id": 1, "name": value, "amount": 5}
+        event = ChangeEvent(Op.UPDATE, TABLE, {"id": 1}, None, values, None, at)
+        plan = DecodePlan(rows, GivenEvents([event], schema))
         plan = plan.for_batch(number, plan.rules, marks_deletes=False)
         found = reduced_in_spark(iceberg.spark, plan, messages_of([event]))
         batch = ReducedBatch(given, 1, 0, payloads=found.payloads)

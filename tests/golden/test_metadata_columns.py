@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tests.vectors import vectors_dir
 from tidesink.config import TableConfig
 from tidesink.events import ChangeEvent, Message, Op, TableId
 from tidesink.sinks.batch.records import NO_RULES
-from tidesink.sinks.batch.target_rows import Metadata, OutputRows
+from tidesink.sinks.batch.target_rows import Metadata
 from tidesink.sinks.targets.modes import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
 from tidesink.typemap.projection import laid_out
 
@@ -47,8 +48,9 @@ def written(capture: Capture, settings: TableConfig, messages: list[Message]) ->
     inner = plan_of(capture, settings.table, messages, keyless=logs)
     layout = settings.layout
     laid = laid_out(layout, inner.shape, own=())
-    output = OutputRows(laid.shape, laid.sources, Metadata(layout.metadata, inner.shape.table))
-    plan = inner.with_output(output).for_batch(7, NO_RULES, marks_deletes=settings.deletes == "soft")
+    metadata = Metadata(layout.metadata, inner.shape.table)
+    rows = replace(inner.rows, target=laid.shape, sources=laid.sources, metadata=metadata)
+    plan = replace(inner, rows=rows).for_batch(7, NO_RULES, marks_deletes=settings.deletes == "soft")
     return [row["after"] for row in reduced_here(plan, messages).to_apply]
 
 

@@ -35,8 +35,8 @@ from tidesink.events import (
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BatchSummary, Place
 from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas, TableDecoder
-from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.target_rows import DroppedById, Metadata, OutputRows, TargetRows
+from tidesink.sinks.batch.records import NO_RULES, EventRules
+from tidesink.sinks.batch.target_rows import DroppedById, Metadata, TargetRows
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
@@ -383,9 +383,9 @@ def test_rows_come_out_in_the_columns_that_the_target_has() -> None:
     layout = Layout(rename={"id": "Number"}, except_columns=("name",), metadata={"op": "what"})
     found = laid_out(layout, whole, own=())
     goal = Destination(TableId("lake", "all"), Shard("shard", "here"))
-    output = OutputRows(routed_shape(found.shape, goal), found.sources, Metadata(layout.metadata, TABLE))
-    task = topic.task(TargetRows(whole))
-    rows, payloads = run(replace(task, plan=task.plan.with_output(output)), topic.batches(2))
+    target, metadata = routed_shape(found.shape, goal), Metadata(layout.metadata, TABLE)
+    task = topic.task(TargetRows(whole, target=target, sources=found.sources, metadata=metadata))
+    rows, payloads = run(task, topic.batches(2))
     written = {"shard": "here", "stock": 7}
     assert {row["key"]["Number"]: (row["_op"], row["after"]) for row in rows} == {
         1: ("upsert", {"Number": 1, "what": "insert", **written}),
@@ -409,10 +409,10 @@ def test_metadata_is_stamped_where_rows_are_made(*, marks_deletes: bool) -> None
     topic.write(OLD, {"id": 2, "name": "b"}, Op.UPDATE)
     topic.write(OLD, {"id": 1, "name": "a"}, Op.DELETE)
     found = laid_out(Layout(metadata=KINDS), shape(OLD), own=())
-    task = topic.task(TargetRows(shape(OLD)))
-    plan = task.plan.with_output(OutputRows(found.shape, found.sources, Metadata(KINDS, TABLE)))
-    of_batch = plan.for_batch(7, plan.rules, marks_deletes=marks_deletes)
-    rows, _ = run(replace(task, plan=of_batch), topic.batches(2))
+    metadata = Metadata(KINDS, TABLE)
+    task = topic.task(TargetRows(shape(OLD), target=found.shape, sources=found.sources, metadata=metadata))
+    plan = task.plan.for_batch(7, NO_RULES, marks_deletes=marks_deletes)
+    rows, _ = run(replace(task, plan=plan), topic.batches(2))
     alike = {"_database": "shop", "_table": "orders", "_topic": "t", "_partition": 0, "_batch": 7}
     deleted = {"id": None, "name": None, "_op": "delete", "_commit_ts": 2, "_position": "2", "_offset": 2}
     assert {row["key"]["id"]: row["after"] for row in rows} == {
@@ -422,9 +422,11 @@ def test_metadata_is_stamped_where_rows_are_made(*, marks_deletes: bool) -> None
 
 
 def test_names_of_columns_are_the_targets_and_those_left_out_go() -> None:
-    output = OutputRows(shape(OLD), {"Number": "id", "called": "name"})
-    lists = pa.array([None, ["name", "gone"], ["gone"], []], pa.list_(pa.string()))
-    assert output.names(lists).to_pylist() == [None, ["called"], None, None]
+    found = laid_out(Layout(rename={"name": "called"}), shape(OLD), own=())
+    rows = TargetRows(shape(OLD), target=found.shape, sources=found.sources)
+    lists = pa.array([None, ["NAME", "gone"], ["gone"], []], pa.list_(pa.string()))
+    assert rows.names(lists).to_pylist() == [None, ["called"], None, None]
+    assert rows.source_names(lists).to_pylist() == [None, ["name"], None, None]
 
 
 # What a batch asks of its events

@@ -23,7 +23,7 @@ from tidesink.events import ChangeEvent, Event, Message, Op, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.filtering import RowFilterRule
 from tidesink.sinks.batch.records import NO_RULES, EventRules, Flags, RecordDecoder, Unplanned
-from tidesink.sinks.batch.target_rows import OutputRows, TargetRows
+from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.targets.modes import log_shape
 from tidesink.typemap.target_schema import TableShape
 
@@ -49,9 +49,8 @@ class DecodePlan:
     shape's. ``keeps_values``: a row may lack values that are to stay as stored. It does not change with a
     topic's records: a config that asks for what this forbids is refused at once. ``gone``: columns of
     ``shape``, in lower case, that the source is known not to have any more. ``logs``: every change is a row
-    of a log. ``rules``: what a batch asks of its events besides. ``output``: the rows as the target has them;
-    None: as they are. ``row_filter``: rows that do not satisfy it are deletes. ``ignores_nulls``: a null
-    leaves the stored value, as one that was not sent.
+    of a log. ``rules``: what a batch asks of its events besides. ``row_filter``: rows that do not satisfy it
+    are deletes. ``ignores_nulls``: a null leaves the stored value, as one that was not sent.
     """
 
     rows: TargetRows
@@ -60,32 +59,22 @@ class DecodePlan:
     gone: frozenset[str] = frozenset()
     logs: bool = False
     rules: EventRules = NO_RULES
-    output: OutputRows | None = None
     row_filter: RowFilterRule | None = None
     ignores_nulls: bool = False
 
     @property
     def shape(self) -> TableShape:
         """The table as the target has it, but for what its mode adds."""
-        return self.rows.shape if self.output is None else self.output.shape
+        return self.rows.target_shape
 
     @property
     def packed_shape(self) -> TableShape:
         """The shape of the rows that tasks give."""
         return log_shape(self.shape) if self.logs else self.shape
 
-    @property
-    def target_rows(self) -> OutputRows:
-        """What makes the target's rows."""
-        return self.output or OutputRows(self.shape)
-
     def with_rows_in(self, shape: TableShape) -> DecodePlan:
         """The plan, whose rows are put into another shape of the same columns."""
         return replace(self, rows=replace(self.rows, shape=shape))
-
-    def with_output(self, output: OutputRows) -> DecodePlan:
-        """The plan, whose tasks give rows as the target has them."""
-        return replace(self, output=output)
 
     def with_rules(self, rules: EventRules) -> DecodePlan:
         """The plan, for a batch that asks more of its events."""
@@ -93,11 +82,11 @@ class DecodePlan:
 
     def for_batch(self, number: int, rules: EventRules, *, marks_deletes: bool) -> DecodePlan:
         """The plan of one batch, by its number; ``marks_deletes``: deleted rows stay, and are marked."""
-        output = self.output
-        if output is not None and output.metadata is not None:
-            metadata = replace(output.metadata, batch=number, marks_deletes=marks_deletes)
-            output = replace(output, metadata=metadata)
-        return replace(self, rules=rules, output=output)
+        rows = self.rows
+        if rows.metadata is not None:
+            metadata = replace(rows.metadata, batch=number, marks_deletes=marks_deletes)
+            rows = replace(rows, metadata=metadata)
+        return replace(self, rows=rows, rules=rules)
 
 
 class TableDecoder(ABC):

@@ -10,8 +10,8 @@ from tidesink.config.models import Destination
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId
-from tidesink.sinks.batch.schema_source import Decoding, DecodingAround, SourceColumns
-from tidesink.sinks.batch.target_rows import Metadata, OutputRows
+from tidesink.sinks.batch.schema_source import Decoding, SourceColumns
+from tidesink.sinks.batch.target_rows import Metadata
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.sinks.targets.modes import routed_shape
@@ -45,24 +45,52 @@ class _Holders:
         return next(others, name).lower() == name.lower()
 
 
-class LaidOutDecoding(DecodingAround):
-    """One table's decoding with a layout over its plan."""
+def projected(
+    decoding: Decoding, table: TableId, layout: Layout, destination: Destination, session: SparkSession
+) -> Decoding:
+    """A table's decoding into what the target holds of it; the decoding itself where that is all of it."""
+    if layout.plain and destination == Destination(table):
+        return decoding
+    return ProjectedDecoding(decoding, layout, destination, session)
 
-    def __init__(self, decoding: Decoding, layout: Layout, session: SparkSession) -> None:
-        super().__init__(decoding)
+
+class ProjectedDecoding:
+    """One table's decoding, whose plan gives the rows that the target holds, under its names."""
+
+    def __init__(
+        self, decoding: Decoding, layout: Layout, destination: Destination, session: SparkSession
+    ) -> None:
+        self._decoding = decoding
         self._layout = layout
+        self._destination = destination
         self._session = session
+        self._plans: tuple[DecodePlan, DecodePlan] | None = None
 
-    def _plan_around(self, inner: DecodePlan) -> DecodePlan:
-        """The plan laid out.
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """As the decoding inside."""
+        return self._decoding.warnings
+
+    def prepare(self, found: TopicOffsets) -> None:
+        """As the decoding inside."""
+        self._decoding.prepare(found)
+
+    def columns(self) -> DecodePlan:
+        """The plan as it stands; the same one for as long as the decoding inside has the same.
 
         Raises:
             ConfigError: the layout does not fit the table's columns, Spark does not take its filter, or its
                 records have another sign for values that stay.
             SchemaRefusedError: the layout names a column that the source does not have any more, or leaves
-                one out under some of its names alone.
+                one out under some of its names alone; or the source has a column with the shard's name.
         """
-        from tidesink.sinks.batch.projection_frames import filter_rule
+        inner = self._decoding.columns()
+        if self._plans is None or self._plans[0] is not inner:
+            self._plans = inner, self._routed(inner if self._layout.plain else self._laid_out(inner))
+        return self._plans[1]
+
+    def _laid_out(self, inner: DecodePlan) -> DecodePlan:
+        from tidesink.sinks.batch.filtering import filter_rule
 
         layout, reported = self._layout, self._decoding.reported()
         past: list[str] = []
@@ -74,31 +102,52 @@ class LaidOutDecoding(DecodingAround):
         laid = laid_out(layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
         if layout.ignore_nulls and inner.keeps_values:
             raise ConfigError(_TWO_MEANINGS, table=str(inner.shape.table))
-        row_filter = layout.row_filter
         metadata = Metadata(layout.metadata, inner.shape.table) if layout.metadata else None
+        row_filter = layout.row_filter
         return replace(
             inner,
+            rows=replace(inner.rows, target=laid.shape, sources=laid.sources, metadata=metadata),
             keeps_values=inner.keeps_values or layout.ignore_nulls,
             gone=frozenset(new.lower() for new, old in laid.sources.items() if old.lower() in inner.gone),
-            output=OutputRows(laid.shape, laid.sources, metadata),
             row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._session),
             ignores_nulls=layout.ignore_nulls,
         )
+
+    def _routed(self, plan: DecodePlan) -> DecodePlan:
+        if self._destination == Destination(plan.shape.table):
+            return plan
+        return replace(plan, rows=replace(plan.rows, target=routed_shape(plan.shape, self._destination)))
+
+    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+        """As the decoding inside; raises SchemaRefusedError, too, as a new plan does."""
+        self._decoding.catch_up(ranges, found)
+        self._check_renames()
+
+    def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
+        """As ``catch_up``."""
+        self._decoding.read_as(renamed, held if self._layout.plain else dict(self._at_source(held)))
+        self._check_renames()
+
+    def meet_others(self, missed: Missed) -> None:
+        """As the decoding inside."""
+        self._decoding.meet_others(missed)
+
+    def learn(self, missed: Missed) -> bool:
+        """As ``catch_up``."""
+        changed = self._decoding.learn(missed)
+        self._check_renames()
+        return changed
+
+    def take_ddl(self, missed: Missed) -> bool:
+        """As ``catch_up``."""
+        changed = self._decoding.take_ddl(missed)
+        self._check_renames()
+        return changed
 
     def _check_renames(self) -> None:
         """As for a new plan: names may change hands, and the plan of the same columns stays."""
         if self._layout.except_columns and (reported := self._decoding.reported()) is not None:
             check_renames(self._layout, self._decoding.columns().shape, reported.renames)
-
-    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
-        """As the decoding inside; raises SchemaRefusedError, too, as a new plan does."""
-        super().catch_up(ranges, found)
-        self._check_renames()
-
-    def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """As ``catch_up``."""
-        super().read_as(renamed, dict(self._at_source(held)))
-        self._check_renames()
 
     def _at_source(self, held: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """Of the target's columns those that the source has no more, by their names there, folded."""
@@ -111,26 +160,17 @@ class LaidOutDecoding(DecodingAround):
             if found is not None and holders.own(name):
                 yield name.casefold(), found
 
-    def learn(self, missed: Missed) -> bool:
-        """As ``catch_up``."""
-        changed = super().learn(missed)
-        self._check_renames()
-        return changed
-
-    def take_ddl(self, missed: Missed) -> bool:
-        """As ``catch_up``."""
-        changed = super().take_ddl(missed)
-        self._check_renames()
-        return changed
-
     def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns that the target holds, by their names there.
 
-        A column that was renamed keeps the source's names beside them.
+        A column that was renamed keeps the source's names beside them. Nothing where several tables share
+        one: the next still has its column as it was.
         """
         reported = self._decoding.reported()
-        if reported is None:
+        if reported is None or self._destination.shard is not None:
             return None
+        if self._layout.plain:
+            return reported
         layout, holders = self._layout, self._holders(reported)
         own = holders.own
         excluded = {name.lower() for name in layout.except_columns}
@@ -158,25 +198,3 @@ class LaidOutDecoding(DecodingAround):
 
     def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
         return (replace(column, name=self._layout.target_name(column.name)) for column in columns)
-
-
-def routed(decoding: Decoding, table: TableId, destination: Destination) -> Decoding:
-    """The decoding itself where its table keeps its name, else one that gives it the target's."""
-    return decoding if destination == Destination(table) else RoutedDecoding(decoding, destination)
-
-
-class RoutedDecoding(DecodingAround):
-    """A decoding whose plan gives the target's table; all else is the source table's."""
-
-    def __init__(self, decoding: Decoding, destination: Destination) -> None:
-        super().__init__(decoding)
-        self._destination = destination
-
-    def _plan_around(self, inner: DecodePlan) -> DecodePlan:
-        """The plan, with the target's table."""
-        shape = routed_shape(inner.shape, self._destination)
-        return inner.with_output(replace(inner.target_rows, shape=shape))
-
-    def reported(self) -> SourceColumns | None:
-        """What DDL tells; nothing where several tables share one: the next still has its column as it was."""
-        return self._decoding.reported() if self._destination.shard is None else None

@@ -38,7 +38,6 @@ from tidesink.sinks.batch.counts import (
     filtered_of,
 )
 from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
-from tidesink.sinks.batch.projection_frames import omitting, on_delete, rows_to_write
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.reduce import mixed_message
 from tidesink.sinks.batch.schema_changes import (
@@ -57,7 +56,9 @@ from tidesink.sinks.batch.source import (
     KafkaRead,
     RangeFrame,
     RecordReader,
+    omitting,
     reduced_ranges,
+    rows_to_write,
     translated_read_errors,
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
@@ -403,12 +404,16 @@ class Batch:
             mode=self._settings.mode,
             history=self._history,
             since=summary.min_commit_ts,
-            on_delete=on_delete(self._settings, shape),
+            on_delete=self._on_delete(shape),
             lenient=self._settings.ignore_null_updates,
             payloads=payloads,
             checkpointed=self._checkpoints,
             on_staged=lambda: self._context.failpoints.reach("staged"),
         )
+
+    def _on_delete(self, shape: TableShape) -> tuple[str, ...]:
+        names = self._settings.metadata_columns.values() if self._settings.deletes == "soft" else ()
+        return tuple(name for name in names if name.lower() in shape.by_name)
 
     def _frame(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame:
         """The rows as the target gets them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -132,55 +131,3 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
     if found is None:
         raise ConfigError("the definition under tables is not this table's", table=str(table))
     return found
-
-
-class DecodingAround(ABC):
-    """A decoding whose plan is around another decoding's."""
-
-    def __init__(self, decoding: Decoding) -> None:
-        self._decoding = decoding
-        self._plans: tuple[DecodePlan, DecodePlan] | None = None
-
-    @abstractmethod
-    def _plan_around(self, inner: DecodePlan) -> DecodePlan:
-        """The plan around one of the decoding inside."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """As the decoding inside."""
-        return self._decoding.warnings
-
-    def prepare(self, found: TopicOffsets) -> None:
-        """As the decoding inside."""
-        self._decoding.prepare(found)
-
-    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
-        """As the decoding inside."""
-        self._decoding.catch_up(ranges, found)
-
-    def columns(self) -> DecodePlan:
-        """The plan as it stands; the same one for as long as the decoding inside has the same."""
-        inner = self._decoding.columns()
-        if self._plans is None or self._plans[0] is not inner:
-            self._plans = inner, self._plan_around(inner)
-        return self._plans[1]
-
-    def reported(self) -> SourceColumns | None:
-        """As the decoding inside."""
-        return self._decoding.reported()
-
-    def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """As the decoding inside."""
-        self._decoding.read_as(renamed, held)
-
-    def meet_others(self, missed: Missed) -> None:
-        """As the decoding inside."""
-        self._decoding.meet_others(missed)
-
-    def learn(self, missed: Missed) -> bool:
-        """As the decoding inside."""
-        return self._decoding.learn(missed)
-
-    def take_ddl(self, missed: Missed) -> bool:
-        """As the decoding inside."""
-        return self._decoding.take_ddl(missed)

@@ -48,7 +48,7 @@ from tidesink.sinks.batch.reduce import (
     reduce_tables,
 )
 from tidesink.sinks.batch.summaries import range_summary, truncated
-from tidesink.sinks.batch.target_rows import TargetRows, event_words, key_type, row_type
+from tidesink.sinks.batch.target_rows import event_words, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, ipc_stream
@@ -397,9 +397,8 @@ def _reduced(
 
 def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
     """The changes in the shape's columns, of which those that are null count as not sent."""
-    after = plan.rows.row(changes, changes.rows["after"].combine_chunks())
-    output = plan.target_rows
-    names = [(output.sources or {}).get(name, name) for name in output.value_names]
+    after = plan.rows.source_row(changes, changes.rows["after"].combine_chunks())
+    names = [*plan.rows.value_sources.values()]
     flags = np.zeros((len(after), len(names)), np.bool_)
     for at, name in enumerate(names):
         flags[:, at] = pc.struct_field(after, [name]).is_null().to_numpy(zero_copy_only=False)
@@ -427,7 +426,7 @@ def _logged(
 
 
 def _log_rows(table: ChangeTable, plan: DecodePlan, columns: ReducedColumns) -> pa.Table:
-    found = log_rows(table, plan.rows, plan.decoder, plan.target_rows, keeps_values=plan.keeps_values)
+    found = log_rows(table, plan.rows, plan.decoder, keeps_values=plan.keeps_values)
     event = table.rows.take(found.events)
     rows = {
         "_op": pa.repeat(pa.scalar(UPSERT), len(found.old)),
@@ -459,30 +458,25 @@ def _warnings(rows: pa.Table) -> pa.Array:
 
 def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns) -> pa.Table:
     """Rows to apply as the reduced frame has them, without any counts."""
-    rows, output = plan.rows, plan.target_rows
-    deleted = table.rows["deleted"].combine_chunks()
-    after = rows.row(table.source, table.rows["row"].combine_chunks())
+    rows, deleted = plan.rows, table.rows["deleted"].combine_chunks()
     words = event_words(table.rows["op"].combine_chunks().dictionary_decode(), deleted)
     found = {
         "_op": pc.if_else(deleted, pa.scalar(DELETE), pa.scalar(UPSERT)),
-        "key": output.key(rows.key(table.rows["key"].combine_chunks())),
-        "after": output.row(after, output.metadata_columns(table.rows, words)),
+        "key": rows.key(table.rows["key"].combine_chunks()),
+        "after": rows.row(
+            table.source, table.rows["row"].combine_chunks(), rows.metadata_columns(table.rows, words)
+        ),
         **_origin(table.rows),
         "_half": table.rows["half"],
-        "_zero_dates": output.names(_zero_dates(table, rows, deleted)),
+        "_zero_dates": rows.names(_zero_dates(table, deleted)),
         "_detail": _warnings(table.rows),
     }
     if plan.keeps_values:
-        found["_kept"] = output.names(_unavailable(table, rows))
+        found["_kept"] = rows.names(table.rows["unavailable"].combine_chunks())
         found["_after_delete"] = table.rows["after_delete"].combine_chunks()
     if plan.rules.sequenced:
         found["_seq"] = _sequence(table.rows, deleted)
     return pa.table(found, schema=columns.schema)
-
-
-def _unavailable(table: ReducedTable, rows: TargetRows) -> pa.Array:
-    """The names of columns whose stored value stays, as the shape has them."""
-    return rows.spelt(table.rows["unavailable"].combine_chunks())
 
 
 def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
@@ -495,10 +489,10 @@ def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
     return pa.StructArray.from_arrays(members, fields=list(_SEQUENCE))
 
 
-def _zero_dates(table: ReducedTable, rows: TargetRows, deleted: pa.Array) -> pa.Array:
-    """The names of columns made null, as the shape has them; of a delete none."""
+def _zero_dates(table: ReducedTable, deleted: pa.Array) -> pa.Array:
+    """The writer's names of columns made null; of a delete none."""
     lists = table.rows["zero_dates"].combine_chunks()
-    return rows.spelt(pc.if_else(deleted, pa.scalar(None, lists.type), lists))
+    return pc.if_else(deleted, pa.scalar(None, lists.type), lists)
 
 
 def _line(one: OtherRecord) -> dict[str, Any]:
