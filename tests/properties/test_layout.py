@@ -18,8 +18,8 @@ from tidesink.config.models import Destination
 from tidesink.errors import ConfigError, FilterError
 from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.projection import ProjectedDecoding
 from tidesink.sinks.batch.records import BAD
+from tidesink.sinks.batch.schema_source import ProjectedDecoding
 from tidesink.sinks.batch.source import RangeFrame, rows_to_apply
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.spark.payloads import DELETE, UPSERT

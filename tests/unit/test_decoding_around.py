@@ -9,7 +9,7 @@ import pytest
 from tests.unit.told_bed import Bed
 from tidesink.config.models import Destination
 from tidesink.events import TableId
-from tidesink.sinks.batch.projection import projected
+from tidesink.sinks.batch.schema_source import projected
 from tidesink.typemap.projection import Layout
 
 GOAL = TableId("all", "t")

@@ -11,7 +11,6 @@ from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.config.models import Destination
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.projection import ProjectedDecoding
 from tidesink.sinks.batch.schema_changes import (
     ChangesWaitError,
     Pending,
@@ -20,6 +19,7 @@ from tidesink.sinks.batch.schema_changes import (
     settle_names,
     source_columns_of,
 )
+from tidesink.sinks.batch.schema_source import ProjectedDecoding
 from tidesink.sinks.batch.topic_ddl import TopicTable, reported_by
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.typemap.projection import Layout

@@ -13,8 +13,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.projection import projected
-from tidesink.sinks.batch.schema_source import Decoding, Missed, SourceColumns
+from tidesink.sinks.batch.schema_source import Decoding, Missed, SourceColumns, projected
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 
 if TYPE_CHECKING:
