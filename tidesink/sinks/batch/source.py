@@ -208,7 +208,10 @@ def raise_first(heads: Sequence[Any]) -> None:
 
 
 def _unpacked(stored: DataFrame, task: RangeTask) -> DataFrame:
-    return stored.select("payload", "error").mapInArrow(unpack, task.columns.ddl)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(task.schema, prefer_timestamp_ntz=True)
+    return stored.select("payload", "error").mapInArrow(unpack, schema)
 
 
 def _summary(heads: Sequence[Any]) -> BatchSummary:
