@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,13 +16,14 @@ from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_
 from tidesink.events import ChangeEvent, Event, Message, Op, TableId, TableSchema
 from tidesink.sinks.batch.change_log import change_keys
 from tidesink.sinks.batch.counts import BatchSummary, joined_summaries
-from tidesink.sinks.batch.decoders import DecodePlan, TableDecoder
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.records import (
     MESSAGE,
     NO_RULES,
     TRUNCATE,
     DecodedRecords,
     EventRules,
+    TableDecoder,
     decoded_records,
 )
 from tidesink.sinks.batch.reduce import WARNING
@@ -207,7 +208,7 @@ class ReducedHere(NamedTuple):
 def reduced_here(plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES) -> ReducedHere:
     """What the very task that Spark runs makes of messages, in this process; each partition by itself."""
     pickle = CloudPickleSerializer()  # a task has its plan so
-    task = pickle.loads(pickle.dumps(RangeTask(_ranges(messages), plan.with_rules(rules))))
+    task = pickle.loads(pickle.dumps(RangeTask(_ranges(messages), replace(plan, rules=rules))))
     packed = pa.Table.from_batches(
         [one for wanted in task.ranges for one in task.packed(wanted, _part(messages, wanted))]
     )
@@ -223,7 +224,7 @@ def reduced_in_spark(
     spark: SparkSession, plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES
 ) -> RangeFrame:
     """The same by Spark, with what it does over several partitions and for a filter."""
-    task = RangeTask(_ranges(messages), plan.with_rules(rules))
+    task = RangeTask(_ranges(messages), replace(plan, rules=rules))
     return reduced_ranges(spark, task, KafkaSource(partial(_part, messages)))
 
 

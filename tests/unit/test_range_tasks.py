@@ -34,8 +34,8 @@ from tidesink.events import (
 )
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BatchSummary, Place
-from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas, TableDecoder
-from tidesink.sinks.batch.records import NO_RULES, EventRules
+from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas
+from tidesink.sinks.batch.records import NO_RULES, EventRules, TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedById, Metadata, TargetRows
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange

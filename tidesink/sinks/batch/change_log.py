@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.events import Op
-from tidesink.sinks.batch.records import RecordDecoder
+from tidesink.sinks.batch.records import TableDecoder
 from tidesink.sinks.batch.reduce import row_keys
 from tidesink.sinks.batch.target_rows import TargetRows, key_type, row_type
 from tidesink.sinks.targets.modes import (
@@ -57,7 +57,7 @@ class LogRows:
     zero_dates: pa.Array
 
 
-def log_rows(table: ChangeTable, rows: TargetRows, decoder: RecordDecoder, *, keeps_values: bool) -> LogRows:
+def log_rows(table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, keeps_values: bool) -> LogRows:
     """The changes of one table as rows of its log, in their order.
 
     ``keeps_values``: rows may lack values that the source did not send.
@@ -73,7 +73,7 @@ class _LoggedTable:
     """
 
     def __init__(
-        self, table: ChangeTable, rows: TargetRows, decoder: RecordDecoder, *, keeps_values: bool
+        self, table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, keeps_values: bool
     ) -> None:
         self._changes, self._rows, self._keeps_values = table, rows, keeps_values
         self._ops = table.rows["op"].combine_chunks().dictionary_decode()

@@ -79,7 +79,7 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         return replace(found, faults=tuple(_for_workers(one, records) for one in found.faults))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """As ``RecordDecoder``."""
+        """As ``TableDecoder``."""
         return super().decode_new_rows(self._usable(records), keys)
 
     def _is_control(self, records: pa.RecordBatch) -> Flags:

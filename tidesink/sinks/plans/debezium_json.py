@@ -186,13 +186,13 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return super().decode_batch(without_headers(records))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """As ``RecordDecoder``."""
+        """As ``TableDecoder``."""
         self._batch["timestamp"] = _timestamps(records)
         return super().decode_new_rows(without_headers(records), keys)
 
     @property
     def uses_timestamps(self) -> bool:
-        """As ``RecordDecoder``: which of two writers was first goes by them."""
+        """As ``TableDecoder``: which of two writers was first goes by them."""
         return True
 
     def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
