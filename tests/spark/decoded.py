@@ -15,7 +15,7 @@ from tests.sessions import raw_table
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.events import ChangeEvent, Event, Message, Op, TableId, TableSchema
 from tidesink.sinks.batch.change_log import change_keys
-from tidesink.sinks.batch.counts import BatchSummary, joined_summaries
+from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.records import (
     MESSAGE,
@@ -28,6 +28,7 @@ from tidesink.sinks.batch.records import (
 )
 from tidesink.sinks.batch.reduce import WARNING
 from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges
+from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.target_rows import source_texts
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange

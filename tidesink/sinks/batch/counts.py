@@ -7,30 +7,12 @@ that the law can fail.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import AccountingError
-from tidesink.events import Op
-from tidesink.sinks.batch.records import (
-    BAD,
-    DDL,
-    FILTERED_KINDS,
-    TRUNCATE,
-    UNPLANNED,
-    WATERMARK,
-    DecodedRecords,
-    OtherRecord,
-)
-from tidesink.sinks.batch.reduce import Reduction, unmatched_rows
 from tidesink.sinks.state.progress import Progress
-from tidesink.typemap.target_schema import TableShape
 
 # The members of a ``BatchSummary`` that are sums over its topic-partitions.
 SUMS: Final = (
@@ -49,8 +31,6 @@ SUMS: Final = (
     "omitted",
     "unmatched",
 )
-
-_DATES: Final = ("date", "timestamp", "timestamp_ntz")
 
 
 class Place(NamedTuple):
@@ -310,163 +290,3 @@ def least_watermark(progress: Progress, topic: str) -> int | None:
     marks = [part.watermark for part in at.partitions.values()] if at else []
     known = [mark for mark in marks if mark is not None]
     return min(known) if known and len(known) == len(marks) else None
-
-
-# The summary of a range, by the task that made it, and of all ranges
-
-
-def range_summary(
-    place: Place,
-    found: DecodedRecords,
-    truncates: Sequence[OtherRecord],
-    reduction: Reduction,
-    rows: Sequence[pa.Table],
-    shape: TableShape,
-) -> BatchSummary:
-    """What one range held; ``rows`` are those to apply, in the columns of the reduced frame.
-
-    ``truncates``: the events that empty the table, where they are no rows.
-    """
-    others = found.others
-    events = Counter(one.kind for one in (*others, *truncates))
-    silent = sum(batch.num_rows for batch in found.silent)
-    watermarks = [one.commit_ts for one in others if one.kind == WATERMARK]
-    moments = [_extreme(one, "max", "commit_ts") for one in _moments(found.tables, apart=truncates)]
-    messages = silent + sum(one.index == 0 for one in others)
-    messages += sum(_messages(one) for one in found.tables)
-    last = greatest(moments)
-    unplanned = [one for one in others if one.kind == UNPLANNED]
-    return BatchSummary(
-        messages=messages,
-        read=reduction.events + events.total() + silent,
-        upserts=reduction.upserts,
-        deletes=reduction.deletes,
-        split_halves=reduction.halves,
-        superseded=reduction.superseded,
-        filtered=silent + sum(events[kind] for kind in FILTERED_KINDS),
-        ddl=events[DDL],
-        watermarks=events[WATERMARK],
-        bad=events[BAD],
-        unplanned=events[UNPLANNED],
-        doubted=sum(len(one) for one in _doubted(rows)),
-        omitted=sum(_given(one, "_kept") for one in rows),
-        unmatched=sum(int(unmatched_rows(one).sum()) for one in found.tables),
-        max_commit_ts=last,
-        min_commit_ts=least([_extreme(one, "min", "_commit_ts") for one in rows]),
-        key_range=_key_range(rows, shape),
-        places={place: PlaceSummary(messages, _max_offset(found), last, greatest(watermarks))},
-        zero_dates=_zero_dates(rows, shape),
-        bad_records=_first(place, others),
-        doubts=_first_doubt(place, rows),
-        truncates=tuple(Truncate(place, one.offset) for one in truncates[:1]),
-        unplanned_key_ids=distinct(one.key_id for one in unplanned),
-        unplanned_value_ids=distinct(one.value_id for one in unplanned),
-        unplanned_columns=distinct(name for one in unplanned for name in one.fields or ()),
-    )
-
-
-def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
-    """The summary of a batch by those of its ranges, of which no two are of one topic-partition."""
-    zero_dates: Counter[str] = Counter()
-    for one in summaries:
-        zero_dates.update(one.zero_dates)
-    ranges = [one.key_range for one in summaries if one.key_range is not None]
-    lows, highs = ([one[at] for one in ranges] for at in (0, 1))
-    return BatchSummary(
-        **{name: sum(getattr(one, name) for one in summaries) for name in SUMS},
-        max_commit_ts=greatest([one.max_commit_ts for one in summaries]),
-        min_commit_ts=least([one.min_commit_ts for one in summaries]),
-        key_range=(min(lows), max(highs)) if ranges else None,  # type: ignore[type-var]
-        places={place: found for one in summaries for place, found in one.places.items()},
-        zero_dates=dict(zero_dates),
-        bad_records=tuple(bad for one in summaries for bad in one.bad_records),
-        doubts=tuple(doubt for one in summaries for doubt in one.doubts),
-        truncates=tuple(truncate for one in summaries for truncate in one.truncates),
-        unplanned_key_ids=distinct(i for one in summaries for i in one.unplanned_key_ids),
-        unplanned_value_ids=distinct(i for one in summaries for i in one.unplanned_value_ids),
-        unplanned_columns=distinct(i for one in summaries for i in one.unplanned_columns),
-    )
-
-
-def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
-    """The events that empty the table, in their order."""
-    names = ["topic", "partition", "offset", "index", "commit_ts"]
-    found = []
-    for one in tables:
-        empties = pc.equal(one.rows["op"].cast(pa.string()), Op.TRUNCATE.value)
-        if pc.any(empties).as_py():
-            rows = one.rows.select(names).filter(empties).to_pylist()
-            found += [OtherRecord(TRUNCATE, *row.values()) for row in rows]
-    return sorted(found, key=lambda one: (one.offset, one.index))
-
-
-def _moments(tables: Iterable[ChangeTable], *, apart: Sequence[OtherRecord]) -> Iterator[pa.Table]:
-    """The commit_ts of row changes: not of events that empty the table, where these are no rows."""
-    for one in tables:
-        found = one.rows.select(["op", "commit_ts"])
-        yield found.filter(pc.not_equal(found["op"].cast(pa.string()), Op.TRUNCATE.value)) if apart else found
-
-
-def _messages(changes: ChangeTable) -> int:
-    """The Kafka records that events come from; one with several events is counted with its first."""
-    return int(pc.sum(pc.equal(changes.rows["index"], 0)).as_py() or 0)
-
-
-def _extreme(rows: pa.Table, kind: str, name: str) -> Any:
-    return pc.min_max(rows[name])[kind].as_py()
-
-
-def _given(rows: pa.Table, name: str) -> int:
-    return len(rows) - rows[name].null_count if name in rows.schema.names else 0
-
-
-def _max_offset(found: DecodedRecords) -> int:
-    offsets = [_extreme(one.rows, "max", "offset") for one in found.tables]
-    offsets += [one.offset for one in found.others]
-    offsets += [pc.max(one.column("offset")).as_py() for one in found.silent]
-    return max(offsets, default=-1)
-
-
-def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, object] | None:
-    """The least and the greatest value of the first key column."""
-    first = shape.key_columns[0].name
-    keys = [pc.struct_field(one["key"].combine_chunks(), [first]) for one in rows if len(one)]
-    try:
-        found = [pc.min_max(one) for one in keys]
-    except pa.ArrowNotImplementedError:
-        return None
-    if not found:
-        return None
-    return min(one["min"].as_py() for one in found), max(one["max"].as_py() for one in found)
-
-
-def _zero_dates(rows: Sequence[pa.Table], shape: TableShape) -> Mapping[str, int]:
-    """Of rows to apply how many have a date made null, by column."""
-    if shape.zero_date != "null":
-        return {}
-    dates = {column.name for column in shape.columns if column.spark in _DATES}
-    counts: Counter[str] = Counter()
-    for one in rows:
-        counts.update(pc.list_flatten(one["_zero_dates"].combine_chunks()).to_pylist())
-    return {name: count for name, count in counts.items() if name in dates}
-
-
-def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Offset and warning of rows that are applied with one."""
-    for one in rows:
-        reasons = pc.struct_field(one["_detail"].combine_chunks(), ["reason"])
-        if reasons.null_count < len(reasons):
-            found = pa.table({"offset": one["_offset"], "reason": reasons})
-            yield found.filter(pc.and_(pc.is_valid(reasons), pc.invert(one["_half"].combine_chunks())))
-
-
-def _first_doubt(place: Place, rows: Iterable[pa.Table]) -> tuple[Doubt, ...]:
-    """The first row with a warning."""
-    found = [tuple(one.values()) for table in _doubted(rows) for one in table.to_pylist()]
-    return (Doubt(place, *min(found)),) if found else ()
-
-
-def _first(place: Place, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
-    """The first bad record."""
-    bad = min((one for one in others if one.kind == BAD), key=lambda one: one.offset, default=None)
-    return () if bad is None else (BadRecord(place, bad.offset, bad.error or "", bad.reason or ""),)

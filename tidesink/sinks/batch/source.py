@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.batch import messages
 from tidesink.events import Message
-from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place, joined_summaries
+from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
 from tidesink.sinks.batch.filtering import CHUNK
 from tidesink.sinks.batch.record_frames import (
     ANSWER_DDL,
@@ -29,6 +29,7 @@ from tidesink.sinks.batch.record_frames import (
     over_ranges,
     split_ranges,
 )
+from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange

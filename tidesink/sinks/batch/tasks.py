@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.sinks.batch.change_log import log_rows
-from tidesink.sinks.batch.counts import Place, range_summary, truncated
+from tidesink.sinks.batch.counts import Place
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.filtering import Verdicts, decoded_chunk, verdicts_of
 from tidesink.sinks.batch.records import (
@@ -46,6 +46,7 @@ from tidesink.sinks.batch.reduce import (
     name_lists,
     reduce_tables,
 )
+from tidesink.sinks.batch.summaries import range_summary, truncated
 from tidesink.sinks.batch.target_rows import event_words, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
