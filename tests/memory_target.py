@@ -42,10 +42,10 @@ from tidesink.sinks.targets.base import (
     check_order,
     check_versions,
 )
-from tidesink.sinks.targets.column_changes import Evolution, default_value, gap_of, plan_evolution
+from tidesink.sinks.targets.column_changes import Evolution, gap_of, plan_evolution
 from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.sharing import also_of, is_shared, names_of, new_columns, not_shared, taken
-from tidesink.typemap.target_schema import Shard, TableShape, key_change
+from tidesink.typemap.target_schema import Shard, TableShape, default_value, key_change
 
 
 class MemoryColumns(ABC):

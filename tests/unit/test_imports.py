@@ -16,7 +16,7 @@ PACKAGE: Final = Path(__file__).resolve().parents[2] / "tidesink"
 # From the ground up: a room imports its own floor and those below, nothing above.
 FLOORS: Final = (
     ("errors", "events"),
-    ("reduce", "kafka_client"),
+    ("kafka_client",),
     ("typemap",),
     ("ddl",),
     ("schema_registry",),

@@ -26,7 +26,6 @@ from tidesink.errors import (
     SchemaMismatchError,
     TransientTargetError,
 )
-from tidesink.reduce import mixed_message
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import (
     Account,
@@ -39,8 +38,8 @@ from tidesink.sinks.batch.counts import (
     filtered_of,
 )
 from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
-from tidesink.sinks.batch.projection_frames import omitting, on_delete, rows_to_write, stamped
 from tidesink.sinks.batch.records import EventRules
+from tidesink.sinks.batch.reduce import mixed_message
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
     ChangesWaitError,
@@ -57,7 +56,9 @@ from tidesink.sinks.batch.source import (
     KafkaRead,
     RangeFrame,
     RecordReader,
+    omitting,
     reduced_ranges,
+    rows_to_write,
     translated_read_errors,
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
@@ -250,7 +251,8 @@ class Batch:
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
         """The batch as tasks that decode and reduce in Arrow."""
-        decode_plan = self._decoding.columns().with_rules(self._rules())
+        number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
+        decode_plan = self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
         return RangeTask.of(plan.ranges, plan.found.topic_id, decode_plan)
 
     @property
@@ -340,7 +342,7 @@ class Batch:
             last_ddl = keep_ddl(context, reduction.frame, topic_id, progress) if summary.ddl else None
         context.failpoints.reach("committing")
         with self._step("committed"):
-            result = self._commit(self._reduced_batch(reduction, schema_decision, progress), progress)
+            result = self._commit(self._reduced_batch(reduction, schema_decision), progress)
         account = self._checked_account(reduction, result, rejected)
         context.failpoints.reach("accounted")
         return BatchOutcome(
@@ -383,19 +385,17 @@ class Batch:
             self._hold.table.drop_columns(schema_decision.drops)
         return self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
 
-    def _reduced_batch(
-        self, reduction: Reduction, schema_decision: SchemaDecision, progress: Progress
-    ) -> ReducedBatch:
+    def _reduced_batch(self, reduction: Reduction, schema_decision: SchemaDecision) -> ReducedBatch:
         shape, summary = schema_decision.given, reduction.summary
         first, capabilities = shape.key_columns[0].name, self._context.target.capabilities
-        payloads = self._payloads(reduction, schema_decision)
+        payloads = reduction.found.payloads
         return ReducedBatch(
             shape,
             upserts=summary.upserts,
             deletes=summary.deletes,
             frame=None
             if payloads is not None and capabilities.packed
-            else self._frame(reduction, schema_decision, progress),
+            else self._frame(reduction, schema_decision),
             key_range={first: summary.key_range} if summary.key_range else {},
             delete_mode=self._settings.deletes,
             keeps=summary.omitted > 0,
@@ -404,23 +404,21 @@ class Batch:
             mode=self._settings.mode,
             history=self._history,
             since=summary.min_commit_ts,
-            on_delete=on_delete(self._settings, shape),
+            on_delete=self._on_delete(shape),
             lenient=self._settings.ignore_null_updates,
             payloads=payloads,
             checkpointed=self._checkpoints,
             on_staged=lambda: self._context.failpoints.reach("staged"),
         )
 
-    def _frame(self, reduction: Reduction, schema_decision: SchemaDecision, progress: Progress) -> DataFrame:
+    def _on_delete(self, shape: TableShape) -> tuple[str, ...]:
+        names = self._settings.metadata_columns.values() if self._settings.deletes == "soft" else ()
+        return tuple(name for name in names if name.lower() in shape.by_name)
+
+    def _frame(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame:
         """The rows as the target gets them."""
         rows = rows_to_write(reduction.frame, reduction.summary.rows, self._settings)
-        given = omitting(rows, schema_decision)
-        return stamped(given, schema_decision.given, self._settings, progress.batch)
-
-    def _payloads(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame | None:
-        """The rows as the tasks packed them, where nothing is changed about them."""
-        omits = schema_decision.omitted and not self._context.target.capabilities.packed
-        return None if omits or self._settings.metadata_columns else reduction.found.payloads
+        return omitting(rows, schema_decision)
 
     def _shape(self) -> TableShape:
         return self._decoding.columns().packed_shape

@@ -34,11 +34,13 @@ from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import raised_task_errors
-from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
+from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidesink.config import TableConfig
+    from tidesink.sinks.batch.schema_changes import SchemaDecision
     from tidesink.sinks.batch.tasks import Fetch
 
 
@@ -124,6 +126,8 @@ _SHOWN_KEYS: Final = 3
 # Of events of one commit_ts a write stays, and of equal ones the first: as ``reduce_tables`` with versions.
 _FIRST_WRITE: Final = f"struct(_op = '{UPSERT}', -_partition, -_offset)"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
+# A log's rows are not shuffled: as many files as the topic has partitions would be many small ones.
+_ROWS_A_FILE: Final = 100_000
 
 
 class RangeFrame(NamedTuple):
@@ -205,7 +209,10 @@ def raise_first(heads: Sequence[Any]) -> None:
 
 
 def _unpacked(stored: DataFrame, task: RangeTask) -> DataFrame:
-    return stored.select("payload", "error").mapInArrow(unpack, task.columns.ddl)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(task.schema, prefer_timestamp_ntz=True)
+    return stored.select("payload", "error").mapInArrow(unpack, schema)
 
 
 def _summary(heads: Sequence[Any]) -> BatchSummary:
@@ -277,3 +284,30 @@ def _zero_dates(rows: DataFrame, of_ranges: Mapping[str, int]) -> dict[str, int]
         return {}
     found = rows.select(F.explode("_zero_dates").alias("name")).groupBy("name").count().collect()
     return {row["name"]: row["count"] for row in found if row["name"] in of_ranges}
+
+
+# What a target gets of a frame
+
+
+def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
+    """The rows of a reduced frame with the columns that the target gets."""
+    if not schema_decision.omitted:
+        return frame
+    after = F.col("after")
+    given = [after.getField(column.name).alias(column.name) for column in schema_decision.given.columns]
+    changed = {"after": F.when(after.isNotNull(), F.struct(*given))}
+    if "_kept" in frame.columns:
+        omitted = F.array(*(F.lit(name) for name in schema_decision.omitted))
+        changed["_kept"] = F.array_except("_kept", omitted)
+    return frame.withColumns(changed)
+
+
+def rows_to_write(reduced: DataFrame, rows: int, settings: TableConfig) -> DataFrame:
+    """The rows of a reduced frame that the target takes, in as few parts as are worth a file each."""
+    found = rows_to_apply(reduced)
+    return found.coalesce(1 + rows // _ROWS_A_FILE) if settings.mode == "append" else found
+
+
+def rows_to_apply(reduced: DataFrame) -> DataFrame:
+    """The rows of a reduced frame that a merge takes: upserts and deletes."""
+    return reduced.where(F.col("_op").isin(*ROW_KINDS))

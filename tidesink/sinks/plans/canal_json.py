@@ -25,8 +25,8 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import FramingError
 from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan, TableDecoder
-from tidesink.sinks.batch.records import Flags
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.records import Flags, TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
@@ -64,7 +64,7 @@ class CanalJsonDecoder(TableDecoder):
 
     @property
     def uses_timestamps(self) -> bool:
-        """As ``RecordDecoder``: DDL events are common, and each is kept with Kafka's time."""
+        """As ``TableDecoder``: DDL events are common, and each is kept with Kafka's time."""
         return True
 
     def usable(self, records: pa.RecordBatch) -> Flags | None:

@@ -32,12 +32,11 @@ from tidesink.sinks.batch.decoders import (
     KnownSchemas,
     RegisteredSchemas,
     SideSchemas,
-    TableDecoder,
     folded_keys,
     schema_id_of,
     under_glue,
 )
-from tidesink.sinks.batch.records import Unplanned
+from tidesink.sinks.batch.records import TableDecoder, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of

@@ -49,7 +49,7 @@ class Capabilities:
     ``rescales``: a decimal column can take more digits behind the point, and an integer one become decimal.
     ``nul_in_text``: a text can hold U+0000.
     ``rereads``: a batch's frame is read several times and must not come from Spark's cache. ``packed``: of a
-    batch with payloads the frame is not looked at, and of these the columns of the batch's shape alone.
+    batch with payloads the frame is not looked at.
     ``caveats``: what a kind of change needs that not every server or table has. ``tidesink plan`` says before
     the run what is not there (``sinks.preflight``).
     """
@@ -120,8 +120,9 @@ class ReducedBatch:
     ``on_delete``: under ``deletes: soft`` the columns that a delete writes too. Its ``after`` is then not
     null, and has these columns alone.
     ``payloads``: the same rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks take them as
-    they are; None where the frame is not what the tasks packed. Where they are given, a target that is
-    ``Capabilities.packed`` is given no frame.
+    they are; None where several ranges had events of one key. They may have columns beside those of the
+    shape, of which a target takes no note. Where they are given, a target that is ``Capabilities.packed`` is
+    given no frame.
     ``checkpointed``: the frame comes from blocks that Spark never makes again (``Capabilities.rereads``):
     each read of it has the same rows, or fails.
     ``on_staged`` is called when all that comes before the commit is done: rows are staged, messages were

@@ -404,7 +404,7 @@ class ReplayBatch(Batch):
         self._context.stop.check()
         self._context.store.record_progress(progress)
         self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
-        result = self._commit(self._reduced_batch(reduction, schema_decision, progress), progress)
+        result = self._commit(self._reduced_batch(reduction, schema_decision), progress)
         if result.applied + result.stale != reduction.summary.rows:
             raise AccountingError(
                 f"{reduction.summary.rows} rows were to be applied and the target counts {result.applied} "

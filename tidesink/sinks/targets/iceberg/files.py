@@ -284,7 +284,7 @@ def _run(frame: DataFrame, task: RowsTask | LocateTask | SmallBatchTask) -> list
 
 def _of_batch(batch: ReducedBatch) -> str | None:
     if batch.payloads is None:
-        return "the batch is not as the tasks packed it: metadata columns, or left-out columns"
+        return "several ranges had events of one key, which were reduced once more"
     reasons = {
         "the batch empties the table": batch.truncates,
         f"mode: {batch.mode}": batch.mode != "upsert",

@@ -222,15 +222,16 @@ class MessageRows:
         known: list[Any] = list(places) or [None] * count
         keys, afters = self._rows(batch.column("key")), self._rows(batch.column("after"))
         for at, op in enumerate(batch.column("_op").to_pylist()):
-            after, omitted = afters[at], tuple(kept[at] or ())
+            after, omitted = afters[at], tuple(name for name in kept[at] or () if name in self._readers)
             if after is not None and omitted:
                 after = {name: value for name, value in after.items() if name not in omitted}
             key = keys[at] or {}
             yield MessageRow(op, key, None if op == "delete" else after, commit_ts[at], omitted, known[at])
 
     def _rows(self, structs: pa.StructArray) -> list[dict[str, Value] | None]:
-        names = [structs.type.field(at).name for at in range(structs.type.num_fields)]
-        columns = [self._values(structs.field(at), name) for at, name in enumerate(names)]
+        # Payloads may have columns that the target is not given.
+        names = [member.name for member in structs.type if member.name in self._readers]
+        columns = [self._values(structs.field(name), name) for name in names]
         there = structs.is_valid().to_pylist()
         rows = zip(*columns, strict=True)
         return [
