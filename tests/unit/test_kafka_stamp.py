@@ -7,8 +7,7 @@ from dataclasses import replace
 from tests.contracts.targets_bed import progress
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.stream.kafka import Stamp
-from tidesink.sinks.targets.stream.ledger import LedgerEntry
-from tidesink.sinks.targets.stream.table import MessageRow
+from tidesink.sinks.targets.stream.table import LedgerEntry, MessageRow
 
 ENTRY = LedgerEntry("shop", ("id",), epoch=1, sent_epoch=500, follows=300)
 ROW = MessageRow("upsert", {"id": 1}, {"id": 1}, 5, (), ("shop_orders", 0, 7))

@@ -26,12 +26,13 @@ from tidesink.schema_registry.transport import Signature, causes_of, retry_after
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import HttpPreflight
-from tidesink.sinks.targets.stream.ledger import LedgerEntry, StoreLedger
 from tidesink.sinks.targets.stream.table import (
+    LedgerEntry,
     MessageRow,
     MessageRows,
     MessageTable,
     Sent,
+    StoreLedger,
     batch_frame,
     check_kept,
     check_shape,

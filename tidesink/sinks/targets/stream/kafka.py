@@ -27,14 +27,16 @@ from tidesink.sinks.targets.stream.encoding import (
     prepare,
     reads_of,
 )
-from tidesink.sinks.targets.stream.ledger import LedgerEntry, StoreLedger, now_ms
 from tidesink.sinks.targets.stream.table import (
+    LedgerEntry,
     MessageRow,
     MessageTable,
     Sent,
+    StoreLedger,
     batch_frame,
     check_kept,
     check_shape,
+    now_ms,
     send_rows,
 )
 from tidesink.typemap.target_schema import TableShape
