@@ -32,7 +32,6 @@ from tidesink.errors import (
     EncodeError,
     ProgressError,
     SchemaRefusedError,
-    StaleProgressError,
     TargetError,
     TidesinkError,
     TransientTargetError,
@@ -41,7 +40,15 @@ from tidesink.errors import (
 from tidesink.events import ColumnType, Row, TableId, Value
 from tidesink.sinks.spark.errors import SPARK_ERRORS, raised_task_errors
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
-from tidesink.sinks.state.progress import Progress, StateStore, as_document, check_follows, from_document
+from tidesink.sinks.state.progress import (
+    Hold,
+    Progress,
+    StateStore,
+    as_document,
+    check_held,
+    done_before,
+    from_document,
+)
 from tidesink.sinks.targets.base import (
     PLACE_COLUMNS,
     ApplyResult,
@@ -54,8 +61,9 @@ from tidesink.sinks.targets.base import (
     TargetTable,
 )
 from tidesink.sinks.targets.column_changes import gap_of, plan_evolution
+from tidesink.sinks.targets.sharing import Owner
 from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, key_change
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,6 +74,7 @@ _VERSION: Final = 1
 _LONGEST_PLACE: Final = 200
 _TRIES: Final = 8
 _CUT_DIGITS: Final = 16
+_APART: Final = "send it to a place of its own (target.topic, target.url or routes in the config)"
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,11 @@ class LedgerEntry:
     columns: Mapping[str, str] | None = None
     progress: Progress | None = None
     result: ApplyResult | None = None
+
+    @property
+    def hold(self) -> Hold:
+        """Both numbers: a store that was lost, or is an older one, counts the same epochs once more."""
+        return self.epoch, self.sent_epoch
 
     def as_document(self) -> dict[str, Any]:
         """The entry as a JSON-able mapping."""
@@ -122,10 +136,7 @@ class LedgerEntry:
         Raises:
             StaleProgressError: as ``check_follows`` says.
         """
-        if self.progress == progress and self.result is not None:
-            return self.result
-        check_follows(progress, self.progress)
-        return None
+        return done_before(progress, self.progress, self.result)
 
     def cut(self, progress: Progress) -> str:
         """Stands for where a batch begins and ends, in keys of idempotency.
@@ -142,6 +153,28 @@ class LedgerEntry:
             for name, topic in sorted(progress.topics.items())
         ]
         return hashlib.sha256(json.dumps([self.follows, ends]).encode()).hexdigest()[:_CUT_DIGITS]
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What tells one batch from all others; the epoch is no part of a key of idempotency.
+
+    A batch that is sent again after a restart is of another epoch, and its messages have the same keys. One
+    that was cut at other offsets has others, since its rows may be newer though they look the same, and so
+    has one whose number comes again since the store was lost (``LedgerEntry.follows``): what came between may
+    be older.
+    """
+
+    pipeline: str
+    table: TableId
+    epoch: int
+    batch: int
+    cut: str
+
+    @classmethod
+    def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
+        """The stamp of a batch that is sent on what the ledger's entry says."""
+        return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
 
 
 def _read(document: Any) -> LedgerEntry:
@@ -206,11 +239,9 @@ class StoreLedger:
     ) -> None:
         self._store = store
         self._name = ledger_name(place, table)
-        self._table = source or table
-        self._pipeline = pipeline
-        self._keys = keys
+        self._owner = Owner(pipeline, source or table, keys, f"the table at {':'.join(place)}", _APART)
         self._clock = clock
-        self._claimed: LedgerEntry | None = None
+        self._claimed: Hold | None = None
 
     def claim(self) -> Claim:
         """Take the next epoch, then say what is applied.
@@ -221,7 +252,7 @@ class StoreLedger:
             TransientTargetError: others kept claiming.
         """
         entry = self._changed(lambda entry: entry.claimed(self._clock()))
-        self._claimed = entry
+        self._claimed = entry.hold
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
@@ -241,14 +272,7 @@ class StoreLedger:
         Raises:
             StaleProgressError: the table is not held, or ``epoch`` is another one than is held.
         """
-        entry = self.entry()
-        self._check_held(entry)
-        if epoch is not None and epoch != entry.epoch:
-            raise StaleProgressError(
-                f"this worker holds epoch {entry.epoch}, and the batch is of epoch {epoch}",
-                table=str(self._table),
-            )
-        return entry
+        return self._mine(self.entry(), epoch)
 
     def write(self, progress: Progress, result: ApplyResult) -> None:
         """Write a batch down, all of which was acknowledged.
@@ -266,21 +290,9 @@ class StoreLedger:
         """Write down which columns rows may have; raises as ``write``."""
         self._changed(lambda entry: replace(self._mine(entry), columns=dict(columns)))
 
-    def _mine(self, entry: LedgerEntry) -> LedgerEntry:
-        self._check_held(entry)
+    def _mine(self, entry: LedgerEntry, batch: int | None = None) -> LedgerEntry:
+        check_held(entry.hold, self._claimed, table=self._owner.table, batch=batch)
         return entry
-
-    def _check_held(self, entry: LedgerEntry) -> None:
-        mine = self._claimed
-        if mine is None:
-            raise StaleProgressError("claim the table before writing to it", table=str(self._table))
-        # Both: a store that was lost or is an older one counts the same epochs once more.
-        if (entry.epoch, entry.sent_epoch) != (mine.epoch, mine.sent_epoch):
-            raise StaleProgressError(
-                f"another worker holds this table: the ledger is at epoch {entry.epoch} (sent as "
-                f"{entry.sent_epoch}), this worker holds epoch {mine.epoch} (sent as {mine.sent_epoch})",
-                table=str(self._table),
-            )
 
     def _changed(self, change: Callable[[LedgerEntry], LedgerEntry]) -> LedgerEntry:
         for _ in range(_TRIES):
@@ -288,29 +300,12 @@ class StoreLedger:
             new = change(self._checked(old))
             if self._store.swap_document(KIND, self._name, old=old, new=new.as_document()):
                 return new
-        raise TransientTargetError("others kept writing to the table's ledger", table=str(self._table))
+        raise TransientTargetError("others kept writing to the table's ledger", table=str(self._owner.table))
 
     def _checked(self, document: Any | None) -> LedgerEntry:
-        entry = LedgerEntry(self._pipeline, self._keys) if document is None else _read(document)
-        if entry.pipeline != self._pipeline:
-            raise StaleProgressError(
-                f"the table belongs to pipeline {entry.pipeline!r}: send it to a place of its own",
-                table=str(self._table),
-            )
-        if entry.progress and entry.progress.table != self._table:
-            raise StaleProgressError(
-                f"the rows of {entry.progress.table} were sent to this place under this name, and this is "
-                f"{self._table}: set routes in the config so that the two have different names",
-                table=str(self._table),
-            )
-        if {key.lower() for key in entry.keys} != {key.lower() for key in self._keys}:
-            raise SchemaRefusedError(
-                f"rows were sent under the key ({', '.join(entry.keys)}), and the key is "
-                f"({', '.join(self._keys)}) now: whoever keeps them could not find them. Send the table to a "
-                "place of its own, or set keys to columns both have",
-                table=str(self._table),
-                **key_change(entry.keys, self._keys),
-            )
+        entry = LedgerEntry(self._owner.pipeline, self._owner.keys) if document is None else _read(document)
+        self._owner.check_writer(entry.pipeline, entry.progress.table if entry.progress else None)
+        self._owner.check_keys(entry.keys)
         return entry
 
 
@@ -341,12 +336,14 @@ class MessageTable(TargetTable, ABC):
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Make ready for rows of ``shape``; what was sent stays as it is."""
-        result, columns = evolved(self._ledger.held(), shape, created=self._created)
+        present = dict(self._ledger.held().columns or {})
+        plan = plan_evolution(present, shape)
         self._prepare(shape)
-        if result.added or result.widened:
-            self._ledger.write_columns(columns)
-        self._created = False
-        return result
+        if plan.needed:
+            added = {column.name: column.spark for column in plan.added}
+            self._ledger.write_columns({**present, **plan.widened, **added})
+        created, self._created = self._created, False
+        return EvolveResult(created, tuple(column.name for column in plan.added), tuple(plan.widened))
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Send a batch, wait until all of it is acknowledged, and write its progress down."""
@@ -354,7 +351,7 @@ class MessageTable(TargetTable, ABC):
         done = entry.done(progress)
         if done is not None:
             return done
-        sent = Sent(0, 0) if batch.empty else self._send(batch, progress, entry)
+        sent = Sent(0, 0) if batch.empty else self._send(batch, Stamp.of(entry, progress))
         result = sent_result(*sent, f"{entry.sent_epoch}/{progress.batch}")
         batch.on_staged()
         self._ledger.write(progress, result)
@@ -364,8 +361,8 @@ class MessageTable(TargetTable, ABC):
         """What must be there before rows of a shape are sent."""
 
     @abstractmethod
-    def _send(self, batch: ReducedBatch, progress: Progress, entry: LedgerEntry) -> Sent:
-        """Send a batch that is not empty, on what the ledger's entry says; what was acknowledged."""
+    def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
+        """Send a batch that is not empty; what was acknowledged."""
 
 
 _NO_WORD: Final = (
@@ -431,19 +428,6 @@ def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: b
     text = (_AGAIN if tells else _NO_WORD).format(columns=", ".join(row["_kept"]), protocol=protocol)
     place = {name.removeprefix("_"): row[name] for name in places}
     raise ValueNotStoredError(text, **place, table=str(batch.shape.table))
-
-
-def evolved(entry: LedgerEntry, shape: TableShape, *, created: bool) -> tuple[EvolveResult, dict[str, str]]:
-    """What ``shape`` changes in the columns that were sent until now, and the columns with it.
-
-    Raises:
-        SchemaRefusedError: a column's new type cannot hold what was sent before.
-    """
-    present = dict(entry.columns or {})
-    plan = plan_evolution(present, shape)
-    columns = {**present, **plan.widened, **{column.name: column.spark for column in plan.added}}
-    added = tuple(column.name for column in plan.added)
-    return EvolveResult(created, added, tuple(plan.widened)), columns
 
 
 COMMIT_TS = "_commit_ts"
