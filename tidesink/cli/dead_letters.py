@@ -48,7 +48,7 @@ from tidesink.events import Message, TableId
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tidesink.sinks.kafka.letter_store import Chosen, RecordGroup
+    from tidesink.sinks.kafka.dead_letters import Chosen, RecordGroup
     from tidesink.sinks.worker.replay import ReplayReport
 
 
@@ -65,7 +65,7 @@ def list_letters(
 ) -> None:
     """Count the dead letters by table, error and partition, with the time and the place of the first and
     last of each."""
-    from tidesink.sinks.kafka.letter_store import Chosen, dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import Chosen, dead_letters_of
 
     settings = chosen_config(None, config)
     letters = dead_letters_of(settings)
@@ -131,7 +131,7 @@ def drop(
 
     If stdin is no terminal, nobody can be asked: without --yes nothing is dropped and the exit code is 2.
     """
-    from tidesink.sinks.kafka.letter_store import counted, dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     settings = chosen_config(None, config)
     chosen = _to_drop(settings, table, place, topic_id, everything=everything)
@@ -146,7 +146,7 @@ def drop(
     groups = letters.groups(chosen)
     if place is not None:
         check_one_topic(((group.topic, group.topic_id) for group in groups), place)
-    count = counted(groups)
+    count = sum(group.count for group in groups)
     dropped = letters.remove(chosen) if count and (yes or _confirmed(count, letters.place)) else 0
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "dropped": dropped})
@@ -169,7 +169,7 @@ def replay(
     If a newer change of the same row was applied, it wins. Letters that were applied or superseded are
     removed; the others stay, with today's reason. No worker may run. The exit code is 3 if letters stay.
     """
-    from tidesink.sinks.kafka.letter_store import Chosen
+    from tidesink.sinks.kafka.dead_letters import Chosen
     from tidesink.sinks.worker.replay import replay as replayed
 
     settings = chosen_config(None, config)
@@ -247,7 +247,7 @@ _LEFT: Final = (
 def _to_drop(
     config: Config, table: str | None, place: str | None, topic_id: str | None, *, everything: bool
 ) -> Chosen:
-    from tidesink.sinks.kafka.letter_store import Chosen
+    from tidesink.sinks.kafka.dead_letters import Chosen
 
     if (table is None) != everything:
         raise ConfigError("give either a table, as schema.table, or --all")
@@ -277,7 +277,7 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
         ConfigError: there are several.
         NotKeptError: there is none.
     """
-    from tidesink.sinks.kafka.letter_store import dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     letters = dead_letters_of(config)
     found = letters.rows(chosen, limit=2)
@@ -320,7 +320,7 @@ def list_events(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """List the DDL events, the oldest of each table first: when, what kind, and the statement."""
-    from tidesink.sinks.kafka.letter_store import Chosen
+    from tidesink.sinks.kafka.dead_letters import Chosen
 
     settings = chosen_config(None, config)
     found, place = _events(settings, Chosen(settings.pipeline, table))[:most], without_secrets(settings.state)
@@ -358,7 +358,7 @@ def show_event(
 
 
 def _events(config: Config, chosen: Chosen) -> list[dict[str, Any]]:
-    from tidesink.sinks.kafka.letter_store import moment
+    from tidesink.sinks.kafka.dead_letters import moment
     from tidesink.sinks.state.progress import load_ddl
 
     tables = tables_worked_on(config)
@@ -421,7 +421,7 @@ def chosen_record(pipeline: str, table: str, place: str, topic_id: str | None = 
     Raises:
         ConfigError: the text is not a place.
     """
-    from tidesink.sinks.kafka.letter_store import Chosen
+    from tidesink.sinks.kafka.dead_letters import Chosen
 
     found = _PLACE.fullmatch(place)
     if found is None:
