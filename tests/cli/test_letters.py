@@ -23,7 +23,7 @@ from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.observers import Heartbeat
-from tidesink.sinks.kafka.letter_store import RecordGroup
+from tidesink.sinks.kafka.dead_letters import RecordGroup
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import open_state_store
 

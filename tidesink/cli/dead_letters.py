@@ -48,7 +48,7 @@ from tidesink.events import Message, TableId
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tidesink.sinks.kafka.letter_store import Chosen, RecordGroup
+    from tidesink.sinks.kafka.dead_letters import Chosen, RecordGroup
     from tidesink.sinks.worker.replay import ReplayReport
 
 
@@ -83,7 +83,7 @@ def list_letters(
 ) -> None:
     """Count the dead letters by table, error and partition, with the time and the place of the first and
     last of each."""
-    from tidesink.sinks.kafka.letter_store import dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     settings = chosen_config(None, config)
     letters = dead_letters_of(settings)
@@ -150,7 +150,7 @@ def drop(
 
     If stdin is no terminal, nobody can be asked: without --yes nothing is dropped and the exit code is 2.
     """
-    from tidesink.sinks.kafka.letter_store import counted, dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     settings = chosen_config(None, config)
     if (table is None) != everything:
@@ -164,7 +164,7 @@ def drop(
     groups = letters.groups(chosen)
     if place is not None:
         check_one_topic(((group.topic, group.topic_id) for group in groups), place)
-    count = counted(groups)
+    count = sum(group.count for group in groups)
     dropped = letters.remove(chosen) if count and (yes or _confirmed(count, letters.place)) else 0
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "dropped": dropped})
@@ -274,7 +274,7 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
         ConfigError: there are several.
         NotKeptError: there is none.
     """
-    from tidesink.sinks.kafka.letter_store import dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     letters = dead_letters_of(config)
     found = letters.rows(chosen, limit=2)
@@ -328,7 +328,7 @@ def list_events(
 
 
 def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:
-    from tidesink.sinks.kafka.letter_store import moment
+    from tidesink.sinks.kafka.dead_letters import moment
     from tidesink.sinks.state.progress import load_ddl
 
     if not tables:
@@ -364,7 +364,7 @@ def chosen_records(
     Raises:
         ConfigError: the text is not a place.
     """
-    from tidesink.sinks.kafka.letter_store import Chosen
+    from tidesink.sinks.kafka.dead_letters import Chosen
 
     if place is None:
         return Chosen(pipeline, table, topic_id=topic_id)

@@ -340,7 +340,7 @@ def plan(
 
 def stored_records(config: Config) -> dict[str, str]:
     """Where dead letters and DDL events are stored, of the sorts there may be."""
-    from tidesink.sinks.kafka.letter_store import dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     found = {}
     if keeps_bad_records(config):
@@ -352,7 +352,7 @@ def stored_records(config: Config) -> dict[str, str]:
 
 def letters_refused(config: Config) -> str | None:
     """Why the topic of dead letters cannot be written to; None where it can, or none is needed."""
-    from tidesink.sinks.kafka.letter_store import check_topic, dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import check_topic, dead_letters_of
 
     if not keeps_bad_records(config):
         return None
@@ -532,7 +532,7 @@ def _state_store(config: Config) -> str:
 
 
 def _dead_letters(config: Config) -> str:
-    from tidesink.sinks.kafka.letter_store import check_topic, dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import check_topic, dead_letters_of
 
     topic = dead_letters_of(config).topic
     return f"{topic.place} {'is there' if check_topic(topic) else 'is made when the first letter comes'}"

@@ -35,8 +35,8 @@ from tidesink.sinks.batch.source import (
     translated_read_errors,
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
+from tidesink.sinks.kafka.dead_letters import Chosen, DeadLetters, Outcome
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.letter_store import Chosen, DeadLetters, Outcome
 from tidesink.sinks.kafka.offsets import (
     KafkaOffsets,
     OffsetRange,

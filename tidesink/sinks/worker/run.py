@@ -31,8 +31,8 @@ from tidesink.sinks.batch.context import (
 from tidesink.sinks.batch.observers import Heartbeat, Listener, Listeners, RunReport
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.dead_letters import dead_letters_of
 from tidesink.sinks.kafka.fetch import KafkaFetch
-from tidesink.sinks.kafka.letter_store import dead_letters_of
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.spark.session import (
     build_session,
