@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -51,13 +52,17 @@ pytestmark = pytest.mark.spark
 SHAPE = shape()
 
 
-def loaded(bed: Bed, target: DeltaTarget | None = None) -> DeltaTable:
-    """A claimed table with batches 1 and 2 applied, at versions 2 and 3."""
+def loaded(
+    bed: Bed,
+    target: DeltaTarget | None = None,
+    given: Callable[[ReducedBatch], ReducedBatch] = lambda batch: batch,
+) -> DeltaTable:
+    """A claimed table with batches 1 and 2 applied, as they are ``given``, at versions 2 and 3."""
     table = (target or bed.target).open_table(SHAPE, pipeline="shop")
     assert isinstance(table, DeltaTable)
     epoch = table.claim().epoch
-    table.apply(bed.batch(SHAPE, [row(1), row(2)]), progress(epoch, 1))
-    table.apply(bed.batch(SHAPE, [row(2, "b"), row(3)]), progress(epoch, 2))
+    table.apply(given(bed.batch(SHAPE, [row(1), row(2)])), progress(epoch, 1))
+    table.apply(given(bed.batch(SHAPE, [row(2, "b"), row(3)])), progress(epoch, 2))
     return table
 
 
@@ -406,7 +411,7 @@ def test_small_files_are_packed_and_progress_stays(delta: Bed) -> None:
 def test_a_compaction_that_signs_as_a_batch_is_none(delta: Bed, tmp_path: Path) -> None:
     assert delta.spark is not None
     automatic = {"spark.databricks.delta.autoCompact.enabled": "true"}
-    table = loaded(delta, DeltaTarget(delta.spark, str(tmp_path / "lake"), settings=automatic))
+    table = loaded(delta, DeltaTarget(delta.spark, str(tmp_path / "lake"), settings=automatic), merged)
     operations = {r["version"]: r for r in sql(delta, f"DESCRIBE HISTORY {table.location}")}
     signed = [r for r in operations.values() if r["operation"] == "OPTIMIZE" and r["userMetadata"]]
     assert signed
