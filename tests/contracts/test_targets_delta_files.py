@@ -49,10 +49,9 @@ def actions(table: DeltaTable, kind: str) -> list[dict[str, Any]]:
 
 def _number(text: str) -> Decimal | float:
     """The least floats are spelt with other digits by Java: 1.4E-45 is 1e-45."""
-    value = float(text)
-    if 0 < abs(value) < 1e-37:
-        return float(np.float32(value))
-    return value if "e" in text.lower() else Decimal(text)
+    if 0 < abs(float(text)) < 1e-37:
+        return float(np.float32(text))
+    return Decimal(text)
 
 
 def test_any_stream_leaves_what_merge_leaves(delta: Bed) -> None:
