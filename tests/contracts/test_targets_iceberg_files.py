@@ -20,6 +20,7 @@ from tests.contracts.targets_bed import (
     TABLE,
     Bed,
     frame_of,
+    merged,
     payloads_of,
     progress,
     shape,
@@ -60,11 +61,6 @@ def data_files(bed: Bed, table: IcebergTable) -> list[Path]:
     """The data files of what readers see."""
     files = sql(bed, f"SELECT file_path FROM {table.location}.files WHERE content = 0")
     return [local_path(one["file_path"]) for one in files]
-
-
-def merged(batch: ReducedBatch) -> ReducedBatch:
-    """A batch for MERGE."""
-    return replace(batch, payloads=None)
 
 
 def test_any_stream_leaves_what_merge_leaves(iceberg: Bed) -> None:
