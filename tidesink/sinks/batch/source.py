@@ -35,6 +35,7 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import raised_task_errors
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
+from tidesink.sinks.targets.base import StagedPart
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,7 +136,7 @@ class RangeFrame(NamedTuple):
 
     ``summary``: what the tasks counted. ``hashes``: of the keys (``reduce.key_hashes``). ``payloads``: the
     frame's rows as the tasks packed them; None where what several ranges have of one key was reduced once
-    more.
+    more. ``staged``: the rows to apply are at the target, and not in the frame.
     """
 
     frame: DataFrame
@@ -145,6 +146,7 @@ class RangeFrame(NamedTuple):
     row_codec_records: int
     hashes: npt.NDArray[np.uint64]
     payloads: DataFrame | None = None
+    staged: tuple[StagedPart, ...] | None = None
 
     def release(self) -> None:
         """Let go of what Spark keeps."""
@@ -157,6 +159,7 @@ def reduced_ranges(
     """Run a task over its ranges, whose records the reader gives.
 
     ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
+    Rows that the task's sink could not take, or that are to be reduced once more, are read again without it.
 
     Raises:
         TidesinkError: what a task raised, with its class.
@@ -167,6 +170,10 @@ def reduced_ranges(
     try:
         heads = stored.drop("payload").collect()
         raise_first(heads)
+        staged = _staged(heads) if task.sink is not None else None
+        if task.sink is not None and staged is None:
+            release_stored(stored)
+            return reduced_ranges(session, replace(task, sink=None), reader, checkpoint=checkpoint)
         unpacked = _unpacked(stored, task)
         frame, summary = _over_ranges(unpacked, _summary(heads), heads, task)
     except BaseException:
@@ -178,8 +185,21 @@ def reduced_ranges(
         for name in ("records", "bytes", "row_codec_records", "strangers")
     )
     hashes = np.frombuffer(b"".join(bytes(head["hashes"]) for head in heads if head["hashes"]), np.uint64)
-    payloads = stored.select("payload", "error") if frame is unpacked else None
-    return RangeFrame(frame, stored, KafkaRead(read, size, strangers), summary, left, hashes, payloads)
+    payloads = stored.select("payload", "error") if frame is unpacked and staged is None else None
+    found = KafkaRead(read, size, strangers)
+    return RangeFrame(frame, stored, found, summary, left, hashes, payloads, staged)
+
+
+def _staged(heads: Sequence[Any]) -> tuple[StagedPart, ...] | None:
+    """What the tasks brought to the target; None where some is missing, or a key came in two ranges."""
+    parts = tuple(pickle.loads(head["staged"]) for head in heads if head["staged"])  # noqa: S301
+    failed = any(part.failure is not None for part in parts)
+    return None if failed or len(mixed_hashes(_key_places(heads))) else parts
+
+
+def _key_places(heads: Sequence[Any]) -> list[tuple[tuple[str, int], bytes]]:
+    """The hashes of keys by topic-partition."""
+    return [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
 
 
 def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
@@ -226,8 +246,7 @@ def _over_ranges(
 
     In the source's order its last row, of a history its last row of each commit_ts; in Kafka's an error.
     """
-    places = [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
-    if not len(mixed_hashes(places)):
+    if task.sink is not None or not len(mixed_hashes(_key_places(heads))):
         return frame, summary
     rules = task.plan.rules
     if rules.versions:

@@ -3,8 +3,9 @@
 It runs in a Python worker and needs no Spark itself. The records are fetched with librdkafka, decoded by the
 codec's ``decode_batch``, reduced to one row a key (or, of a log, made a row for each image), and put into the
 columns of the target. What comes out is one row for each payload (``PACKED_DDL``): counts for the driver, and
-rows in the columns of ``reduced_schema`` as an Arrow IPC stream. No row passes through the driver. Under a
-row filter the task has two parts, and Spark stands between them (``batch.filtering``).
+rows in the columns of ``reduced_schema`` as an Arrow IPC stream. No row passes through the driver. Rows that
+a target stages (``RangeTask.sink``) are brought there, and only what is no row is packed. Under a row filter
+the task has two parts, and Spark stands between them (``batch.filtering``).
 
 One key lives in one partition under ``sequence_by: kafka``, so that a range is reduced by itself;
 ``mixed_hashes`` finds the keys that came in two.
@@ -51,6 +52,7 @@ from tidesink.sinks.batch.target_rows import event_words, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, ipc_stream
+from tidesink.sinks.targets.base import RowSink
 from tidesink.sinks.targets.modes import INDEX
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
@@ -59,7 +61,7 @@ Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, strangers bigint, "
-    "hashes binary, summary binary, payload binary, error binary"
+    "hashes binary, summary binary, staged binary, payload binary, error binary"
 )
 # A payload ends before either.
 _PAYLOAD_ROWS: Final = 50_000
@@ -76,6 +78,7 @@ _PACKED: Final = pa.schema(
         ("strangers", pa.int64()),
         ("hashes", pa.binary()),
         ("summary", pa.binary()),
+        ("staged", pa.binary()),
         ("payload", pa.binary()),
         ("error", pa.binary()),
     ]
@@ -181,22 +184,27 @@ class RangeTask:
     """Decode, reduce and pack ranges, each with the records that it is given.
 
     ``only``: what is kept of the records; None: all. ``most_bytes``: of what is kept of one range, decoded.
+    ``sink``: takes the rows to apply, which are then in no payload, and its answer is in the column
+    ``staged``.
     """
 
     ranges: tuple[FetchRange, ...]
     plan: DecodePlan
     most_bytes: int = MOST_BYTES
     only: Restriction | None = None
+    sink: RowSink | None = None
 
     @classmethod
-    def of(cls, ranges: Iterable[OffsetRange], topic_id: str, plan: DecodePlan) -> RangeTask:
+    def of(
+        cls, ranges: Iterable[OffsetRange], topic_id: str, plan: DecodePlan, sink: RowSink | None = None
+    ) -> RangeTask:
         """The task of a batch, whose fetches read what the plan's decoder uses of a record.
 
         ``topic_id``: Kafka must still say it after a read.
         """
         timestamps = plan.decoder.uses_timestamps
         wanted = (FetchRange(*one, topic_id, timestamps, headers=False) for one in ranges if one.records)
-        return cls(tuple(wanted), plan)
+        return cls(tuple(wanted), plan, sink=sink)
 
     @property
     def schema(self) -> pa.Schema:
@@ -233,7 +241,7 @@ class RangeTask:
             whole = DecodedRecords()
             for more in self._kept(wanted, found):
                 whole.add(more)
-            yield from _pack(wanted, whole, self.plan, self.only)
+            yield from _pack(wanted, whole, self)
         except TidesinkError as error:
             yield _packed_row(wanted, error=pickle.dumps(error))
         except Exception as error:
@@ -291,19 +299,22 @@ def _failed(wanted: FetchRange) -> RuntimeError:
 # Packing
 
 
-def _pack(
-    wanted: FetchRange, found: DecodedRecords, plan: DecodePlan, only: Restriction | None
-) -> Iterator[pa.RecordBatch]:
+def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
     """The payloads of a range; the first has its counts, also where there is nothing else."""
+    plan = task.plan
     joined = joined_tables(found.tables)
     schema = reduced_schema(plan)
     # In a log an event that empties the table is a row.
     truncates = [] if plan.logs else truncated(joined)
-    reduction, parts = _logged(joined, plan, schema) if plan.logs else _reduced(joined, plan, schema, only)
+    reduction, parts = _logged(joined, plan, schema) if plan.logs else _reduced(joined, task, schema)
     place = Place(wanted.topic, wanted.partition)
     summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape)
     # What is unplanned is decoded again: the summary says all that is asked about it.
     others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
+    staged = None
+    if task.sink is not None:
+        rows = (batch for part in parts for batch in part.to_batches(max_chunksize=_PAYLOAD_ROWS))
+        staged, parts = pickle.dumps(task.sink(rows)), []
     lines = [_line(one) for one in (*others, *truncates)]
     if lines:
         parts.append(pa.Table.from_pylist(lines, schema=schema))
@@ -315,6 +326,7 @@ def _pack(
         "strangers": found.strangers,
         "hashes": hashes,
         "summary": pickle.dumps(summary),
+        "staged": staged,
     }
     for part in parts:
         step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
@@ -351,9 +363,10 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
 
 
 def _reduced(
-    tables: Sequence[ChangeTable], plan: DecodePlan, schema: pa.Schema, only: Restriction | None
+    tables: Sequence[ChangeTable], task: RangeTask, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
     """One row a key."""
+    plan, only = task.plan, task.only
     rows = plan.rows
     if plan.ignores_nulls:
         tables = joined_tables([_without_nulls(one, plan) for one in tables])

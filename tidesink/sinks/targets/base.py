@@ -13,6 +13,7 @@ from tidesink.sinks.state.progress import Progress
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config, TargetSettings
@@ -96,6 +97,40 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
+class RowFormat:
+    """What the rows of a batch are like, which is known before they are read; in ``ReducedBatch``'s words.
+
+    ``keeps``: rows may leave out values, whether some row does or not.
+    """
+
+    shape: TableShape
+    mode: TableMode = "upsert"
+    sequenced: bool = False
+    keeps: bool = False
+
+
+class StagedPart(NamedTuple):
+    """The rows that one attempt of a task brought to the target.
+
+    ``failure``: why they are not all there, in the target's own words; None: they are.
+    """
+
+    attempt: int
+    rows: int
+    failure: Any = None
+
+
+class RowSink(Protocol):
+    """Brings the rows of a task to the target, in the task; travels there by pickle.
+
+    The rows have the columns of ``ReducedBatch.frame``, and are read to their end.
+    """
+
+    def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
+        """What became of the rows; may be called several times in one attempt of a task."""
+
+
+@dataclass(frozen=True)
 class ReducedBatch:
     """At most one row a key, ready to be merged.
 
@@ -103,7 +138,7 @@ class ReducedBatch:
     ``after`` (a struct of the shape's columns, null for a delete). Targets of messages also pass on
     ``_commit_ts`` and ``PLACE_COLUMNS`` of the event a row came from, where they are there. It
     is read more than once: whoever makes it persists it. ``rows`` are the same for targets without
-    Spark; exactly one of the two is given.
+    Spark; exactly one of the two is given, and neither where the rows are ``staged``.
     ``upserts`` and ``deletes`` count the rows of each kind, ``key_range`` holds the least and the
     greatest value of key columns, None where they are not known (nothing is pruned then).
     ``truncates``: the batch is one event that empties the table; it has no rows.
@@ -123,6 +158,8 @@ class ReducedBatch:
     they are; None where several ranges had events of one key. They may have columns beside those of the
     shape, of which a target takes no note. Where they are given, a target that is ``Capabilities.packed`` is
     given no frame.
+    ``staged``: the tasks that reduced the rows brought them to the target (``StagingTable``), each part by an
+    attempt that counts.
     ``checkpointed``: the frame comes from blocks that Spark never makes again (``Capabilities.rereads``):
     each read of it has the same rows, or fails.
     ``on_staged`` is called when all that comes before the commit is done: rows are staged, messages were
@@ -145,8 +182,14 @@ class ReducedBatch:
     on_delete: tuple[str, ...] = ()
     lenient: bool = False
     payloads: DataFrame | None = None
+    staged: tuple[StagedPart, ...] | None = None
     checkpointed: bool = False
     on_staged: Callable[[], None] = field(default=_nothing, compare=False)
+
+    @property
+    def row_format(self) -> RowFormat:
+        """What the rows are like."""
+        return RowFormat(self.shape, self.mode, self.sequenced, self.keeps)
 
     @property
     def empty(self) -> bool:
@@ -353,6 +396,23 @@ class SequencedTable(TargetTable, Protocol):
         """Forget deletes up to a commit_ts. The horizon is raised first, so that a crash loses nothing.
 
         Raises: as ``apply``.
+        """
+
+
+@runtime_checkable
+class StagingTable(TargetTable, Protocol):
+    """A table that takes a batch's rows in the tasks that reduce them.
+
+    They are staged before anybody knows what becomes of the batch, and forgotten where it is not applied.
+    """
+
+    def row_sink(self, rows: RowFormat) -> RowSink | None:
+        """What takes the rows of the next batch; the rows of the sink before are forgotten.
+
+        None: rows cannot be staged before the table's columns are changed.
+
+        Raises:
+            TransientTargetError: the target does not answer.
         """
 
 

@@ -339,6 +339,8 @@ class ReplayBatch(Batch):
 
         The letters alone where the target itself knows what is newer, or the plan lacks something.
         """
+        # What is written is known once both are read.
+        self._stages = False
         reader, task = self._reader, self._range_task(plan)
         with self._step("read"):
             found = self._reduced_by(task, reader.letters)
