@@ -23,7 +23,7 @@ from tidesink.typemap.projection import laid_out
 METADATA = {"op": "m_op", "position": "m_position", "offset": "m_offset", "batch": "m_batch"}
 
 
-@pytest.fixture(params=["mdb_avro", "pg_avro"])
+@pytest.fixture(params=["mdb_avro", "pg_precise"])
 def capture(request: pytest.FixtureRequest) -> Capture:
     """A capture of a binlog, and one of Postgres."""
     (found,) = [one for one in find_captures(vectors_dir(request.config)) if one.name == request.param]
