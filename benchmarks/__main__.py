@@ -2,10 +2,11 @@
 
 ``python -m benchmarks [PART…] [--json FILE]`` measures some of its parts: ``codecs``, in Python, which takes
 less than two minutes, no server and no Java; ``fetch``, of records as Arrow; ``reduce``, reading and
-reducing alone; ``start``, the first commit of a new process; the whole job into Delta (``jobs``), into
-Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``sizes``, small batches into tables of a million
-and of ten million rows; ``idle``, what 500 idle tables cost. Everything is a ratio to a floor or a baseline
-of the same run, since machines differ and are noisy.
+reducing alone; ``start``, the first commit of a new process; the whole job into Delta (``delta``), into
+Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``protocols``, the first load of the others into
+Delta beside flat-avro's; ``memory``, the driver's for many events beside few; ``sizes``, small batches into
+tables of a million and of ten million rows; ``idle``, what 500 idle tables cost. Everything is a ratio to a
+floor or a baseline of the same run, since machines differ and are noisy.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ from tidesink.dev.stack import DevStack, free_ports
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
-PARTS: Final = ("codecs", "fetch", "reduce", "start", "jobs", "iceberg", "sql", "sizes", "idle")
+PARTS: Final = (
+    *("codecs", "fetch", "reduce", "start"),
+    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "idle"),
+)
 Settings = Mapping[str, Any]
 
 
@@ -123,10 +127,9 @@ def _reduce(settings: Settings, events: int) -> Rows:
     return [paired("read-reduce.flat-avro", *(events / seconds for seconds in taken))]
 
 
-def _jobs(settings: Settings, events: int) -> Rows:
+def _delta(settings: Settings, events: int) -> Rows:
     figures = _both("benchmarks.whole_job", {**settings, "topic": "bench_delta", "events": events})
-    rows = [*job_rows("delta", figures), memory_row(figures), _driver_memory(settings, figures, events)]
-    return rows + _codec_jobs(settings, events, figures["ours"]["load"])
+    return [*job_rows("delta", figures), memory_row(figures)]
 
 
 def _start(settings: Settings, _events: int) -> Rows:
@@ -174,30 +177,29 @@ def _both(module: str, settings: Settings) -> dict[str, dict[str, Any]]:
     return figures
 
 
-def _codec_jobs(settings: Settings, events: int, flat_avro: float) -> Rows:
-    """The first load of the other protocols, beside flat-avro's."""
-    rows = []
+def _protocols(settings: Settings, events: int) -> Rows:
+    """The first load of each protocol, beside flat-avro's."""
+    rates = {}
     for protocol in OPTIONS:
-        if protocol == "flat-avro":
-            continue
-        topic = _written(settings, protocol, events)
+        topic = _written(settings, protocol, events, name=f"bench_load_{protocol}")
         directory = str(Path(settings["directory"]) / protocol)
         given = {**settings, "topic": topic, "events": events, "directory": directory, "protocol": protocol}
         _say(f"benchmarks.whole_job, load, {protocol}")
-        figures = _measure("benchmarks.whole_job", "load", json.dumps(given))
-        rows.append(paired(f"job.delta.load.{protocol}", figures["load"], flat_avro))
-    return rows
+        rates[protocol] = _measure("benchmarks.whole_job", "load", json.dumps(given))["load"]
+    flat_avro = rates.pop("flat-avro")
+    return [paired(f"job.delta.load.{protocol}", rate, flat_avro) for protocol, rate in rates.items()]
 
 
-def _driver_memory(settings: Settings, figures: Settings, events: int) -> Row:
-    """The Python driver's peak memory for all events, and for 100,000 or a tenth of them."""
-    topic, few = "bench_few", min(events // 10, 100_000)
-    write_events(settings["brokers"], open_registry(settings["registry"]), topic, few, keys=20_000)
-    directory = str(Path(settings["directory"]) / "few")
-    given = {**settings, "topic": topic, "events": few, "directory": directory}
-    small = _measure("benchmarks.whole_job", "ours", json.dumps(given))["driver_mb"]
-    all_events = figures["ours"]["driver_mb"]
-    return Row("driver-memory", all_events, "MB", small, all_events / small)
+def _memory(settings: Settings, events: int) -> Rows:
+    """The Python driver's peak memory for five times the events, and for 100,000 or a tenth of them."""
+    peaks = []
+    for size in (5 * events, min(events // 10, 100_000)):
+        topic = _written(settings, "flat-avro", size, name=f"bench_memory_{size}")
+        given = {**settings, "topic": topic, "events": size, "directory": f"{settings['directory']}/{size}"}
+        _say(f"benchmarks.whole_job, load, {size:,} events")
+        peaks.append(_measure("benchmarks.whole_job", "load", json.dumps(given))["driver_mb"])
+    many, few = peaks
+    return [Row("driver-memory", many, "MB", few, many / few)]
 
 
 def _measure(module: str, *arguments: str) -> dict[str, Any]:
@@ -223,9 +225,11 @@ _ON_STACK: Final[Mapping[str, Callable[[Settings, int], Rows]]] = {
     "fetch": _fetch,
     "reduce": _reduce,
     "start": _start,
-    "jobs": _jobs,
+    "delta": _delta,
     "iceberg": _iceberg,
     "sql": _sql,
+    "protocols": _protocols,
+    "memory": _memory,
     "sizes": _sizes,
     "idle": _idle,
 }

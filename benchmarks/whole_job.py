@@ -80,7 +80,8 @@ def ours(settings: dict[str, Any]) -> dict[str, Any]:
 def load(settings: dict[str, Any]) -> dict[str, Any]:
     """The worker on a topic of ``settings["protocol"]``: the first load alone."""
     found = drained(write_config(settings, load_batch(settings)))
-    return {"load": sum(lap.events for lap in found.laps) / sum(lap.seconds for lap in found.laps)}
+    rate = sum(lap.events for lap in found.laps) / sum(lap.seconds for lap in found.laps)
+    return {"load": rate, "driver_mb": _driver_mb()}
 
 
 def drained(config: Path) -> Stopwatch:
