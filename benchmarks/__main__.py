@@ -38,8 +38,7 @@ from benchmarks.rows import (
 )
 from benchmarks.sql_targets import sql_rows
 from benchmarks.table_sizes import size_rows
-from tidesink.dev.processes import free_ports
-from tidesink.dev.stack import DevStack
+from tidesink.dev.stack import DevStack, free_ports
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000

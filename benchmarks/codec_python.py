@@ -36,7 +36,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, header, schema_id_of
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 COUNT = 4_000
 ROUNDS = 15

@@ -21,7 +21,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import HEADER_SIZE, Codec, EncodedRecord, schema_id_of
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 COUNT = 200_000
 # Each has 3.8 kB, and its objects several times as much.

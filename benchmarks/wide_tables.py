@@ -13,7 +13,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, EncodedRecord
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Op, Position, TableId, Value
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 EVENTS: Final = 1_000
 WIDE: Final = 1_000

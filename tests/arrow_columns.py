@@ -12,9 +12,8 @@ import pyarrow as pa
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import arrow_type, from_text
-from tidesink.typemap.parse import target_reader, text_reader
-from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.table import OTHER_TYPES, TYPES
+from tidesink.typemap.table import OTHER_TYPES, TYPES, ZeroDate
+from tidesink.typemap.values import target_reader, text_reader
 
 POLICIES: Final[tuple[ZeroDate, ...]] = ("null", "error", "text")
 _DIGITS: Final = (
@@ -54,15 +53,13 @@ def assert_reads_as_scalar(
     *,
     zero_date: ZeroDate,
     time_zone: tzinfo,
-    key: bool = False,
     array: pa.Array | None = None,
 ) -> None:
     """``from_text`` of the texts (``array`` holds them) is ``target_reader`` of ``text_reader`` of each."""
     column = pa.array(texts, pa.string()) if array is None else array
-    found = from_text(column, column_type, zero_date=zero_date, time_zone=time_zone, key=key)
-    policy: ZeroDate = "error" if key else zero_date
+    found = from_text(column, column_type, zero_date=zero_date, time_zone=time_zone)
     read_text = text_reader(column_type)
-    read = target_reader(column_type, time_zone=time_zone, zero_date=policy)
+    read = target_reader(column_type, time_zone=time_zone, zero_date=zero_date)
     values: list[Any] = []
     refused = [False] * len(texts)
     for index, text in enumerate(texts):
@@ -73,7 +70,7 @@ def assert_reads_as_scalar(
             refused[index] = True
     zero = [t is not None and v is None and not r for t, v, r in zip(texts, values, refused, strict=True)]
     found.values.validate(full=True)
-    assert found.values.type == arrow_type(column_type, zero_date=zero_date, key=key)
+    assert found.values.type == arrow_type(column_type, zero_date=zero_date)
     _same(flagged(found.unproven, len(texts)), refused, texts)
     _same(flagged(found.zero_dates, len(texts)), zero, texts)
     # As text too: -0.0 equals 0.0.

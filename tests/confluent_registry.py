@@ -1,8 +1,7 @@
-"""A registry server over HTTP as Confluent's is: modes, error codes of its own, and ids it is told.
+"""A registry server over HTTP as Confluent's is, with error codes of its own.
 
 Confluent's registry is not to be had for tests; this one answers by its documented API (Schema Registry
-API reference, 7.x): 40408 for a subject without a level, IMPORT mode only for subjects without schemas,
-42207 for an id that another schema has.
+API reference, 7.x): 40408 for a subject without a level.
 """
 
 from __future__ import annotations
@@ -24,12 +23,10 @@ Said = tuple[int, Any]
 
 @dataclass
 class ConfluentRegistry:
-    """What the server holds. ``modes``: False answers as Apicurio 3.0, which takes them and does nothing."""
+    """What the server holds."""
 
-    modes: bool = True
     memory: MemorySchemaRegistry = field(default_factory=MemorySchemaRegistry)
     admits: Callable[[str | None], bool] = lambda _header: True
-    importing: set[str] = field(default_factory=set)
     levels: set[str] = field(default_factory=set)
     log: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
@@ -72,15 +69,7 @@ class ConfluentRegistry:
         return 200, _shown(found)
 
     def _register(self, subject: str, body: Any) -> Said:
-        if subject not in self.importing:
-            return 200, {"id": self.memory.register(subject, body["schema"])}
-        if "id" not in body:
-            return 422, {"error_code": 42205, "message": f"Subject {subject} is in import mode"}
-        try:
-            self.memory.put(RegisteredSchema(body["id"], body["schema"], subject, body["version"]))
-        except RegistryError:
-            return 422, {"error_code": 42207, "message": "Overwrite new schema with id not permitted"}
-        return 200, {"id": body["id"]}
+        return 200, {"id": self.memory.register(subject, body["schema"])}
 
     def _schemas(self, _method: str, parts: list[str], _query: Any, _body: Any) -> Said:
         schema_id = int(parts[1])
@@ -98,18 +87,6 @@ class ConfluentRegistry:
         if subject is not None and subject not in self.levels and "defaultToGlobal" not in query:
             return 404, {"error_code": 40408, "message": "no level"}
         return 200, {"compatibilityLevel": self.memory.compatibility_level(subject)}
-
-    def _mode(self, method: str, parts: list[str], _query: Any, body: Any) -> Said:
-        if not self.modes:
-            return 204, None
-        subject = parts[0]
-        if method == "DELETE":
-            self.importing.discard(subject)
-            return 200, {"mode": "READWRITE"}
-        if subject in self.memory.subjects():
-            return 422, {"error_code": 42205, "message": "Cannot import since found existing subjects"}
-        self.importing.add(subject)
-        return 200, body
 
     def _compatibility(self, _method: str, parts: list[str], _query: Any, body: Any) -> Said:
         self.memory.versions(parts[1])

@@ -51,3 +51,15 @@ class HandMadeTable:
 
 def _mapping(name: str, physical: Mapping[str, str] | None) -> dict[str, str]:
     return {"delta.columnMapping.physicalName": physical[name]} if physical and name in physical else {}
+
+
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+
+def z85_of(data: bytes) -> str:
+    """Bytes as a deletion vector's descriptor spells them, with zeros at the end to a multiple of four."""
+    text = ""
+    for at in range(0, len(data), 4):
+        number = int.from_bytes(data[at : at + 4].ljust(4, b"\0"), "big")
+        text += "".join(_Z85[number // 85**power % 85] for power in (4, 3, 2, 1, 0))
+    return text

@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from tests.reduction_law import Key, OrderKey, row_events
 from tidesink.errors import ProgressError
 from tidesink.events import ChangeEvent, Op, Row
-from tidesink.reduce import Key, OrderKey, row_events
 from tidesink.sinks.targets.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames
 
 _EPOCH: Final = datetime(1970, 1, 1)

@@ -20,7 +20,7 @@ import pytest
 
 from tests.absent import without_server
 from tests.containers import container_mariadb, engine_answers
-from tidesink.dev.processes import free_ports
+from tidesink.dev.stack import free_ports
 
 _CONFIG: Final = """[mariadbd]
 datadir={0}/data

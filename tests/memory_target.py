@@ -16,14 +16,13 @@ from tests.history_law import Moment, Span, difference, span_values
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import (
     SchemaRefusedError,
-    StaleProgressError,
     TargetError,
     ValueNotStoredError,
     ValueOutOfRangeError,
 )
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import NOT_STORED
-from tidesink.sinks.state.progress import Progress, check_follows
+from tidesink.sinks.state.progress import Progress, check_held, done_before
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SEQUENCE_DDL,
@@ -42,10 +41,10 @@ from tidesink.sinks.targets.base import (
     check_order,
     check_versions,
 )
-from tidesink.sinks.targets.column_changes import Evolution, default_value, gap_of, plan_evolution
+from tidesink.sinks.targets.column_changes import Evolution, gap_of, plan_evolution
 from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
-from tidesink.sinks.targets.sharing import also_of, is_shared, names_of, new_columns, not_shared, taken
-from tidesink.typemap.target_schema import Shard, TableShape, key_change
+from tidesink.sinks.targets.sharing import Owner, also_of, is_shared, names_of, new_columns, not_shared
+from tidesink.typemap.target_schema import Shard, TableShape, default_value
 
 
 class MemoryColumns(ABC):
@@ -155,10 +154,11 @@ class MemoryTable(MemoryColumns):
     def __init__(self, state: _State, shape: TableShape, *, pipeline: str, created: bool) -> None:
         self._state = state
         self._table = shape.source
-        self._keys = shape.keys
         self._place = f"memory:{shape.table}"
         self._shard = shape.shard
-        self._pipeline = pipeline
+        self._owner = Owner(
+            pipeline, self._table, shape.keys, self._place, "give it another name", self._shard
+        )
         self._created = created
         self._epoch: int | None = None
 
@@ -166,7 +166,8 @@ class MemoryTable(MemoryColumns):
         """Take the next epoch; older holders are refused from here on."""
         with self._state.lock:
             ledger = self._ledger()
-            self._check_keys(ledger)
+            if ledger.progress:
+                self._owner.check_keys(ledger.keys)
             ledger.epoch += 1
             self._epoch = ledger.epoch
             if ledger.progress:
@@ -205,9 +206,9 @@ class MemoryTable(MemoryColumns):
         """Merge a batch and its progress."""
         with self._state.lock:
             ledger, state = self._held(progress.epoch), self._state
-            if ledger.progress == progress and ledger.applied is not None:
-                return ledger.applied
-            check_follows(progress, ledger.progress)
+            done = done_before(progress, ledger.progress, ledger.applied)
+            if done is not None:
+                return done
             version = state.version + 1
             check_order(batch, state.columns, table=self._table)
             if batch.mode == "history":
@@ -274,37 +275,15 @@ class MemoryTable(MemoryColumns):
         others = {str(name) for name in ledgers if name is not None}
         if self._shard is None and others:
             raise is_shared(self._place, others, table=self._table)
-        ledger = ledgers.setdefault(self._name, _Ledger(self._pipeline, self._table, self._keys))
-        if ledger.pipeline != self._pipeline and self._shard is None:
-            raise StaleProgressError(
-                f"the table belongs to pipeline {ledger.pipeline!r}", table=str(self._table)
-            )
-        if self._shard is not None and (ledger.pipeline, ledger.source) != (self._pipeline, self._table):
-            source = str(ledger.source)
-            raise taken(self._place, self._shard, pipeline=ledger.pipeline, source=source, table=self._table)
+        owner = self._owner
+        ledger = ledgers.setdefault(self._name, _Ledger(owner.pipeline, owner.table, owner.keys))
+        owner.check_writer(ledger.pipeline, ledger.source)
         return ledger
-
-    def _check_keys(self, ledger: _Ledger) -> None:
-        written = ledger.keys
-        if ledger.progress and {k.lower() for k in written} != {k.lower() for k in self._keys}:
-            raise SchemaRefusedError(
-                f"the rows were written under the key ({', '.join(written)}), and the key is now "
-                f"({', '.join(self._keys)})",
-                table=str(self._table),
-                **key_change(written, self._keys),
-            )
 
     def _held(self, epoch: int | None = None) -> _Ledger:
         ledger = self._ledger()
-        if self._epoch is None:
-            raise StaleProgressError("claim the table before writing to it", table=str(self._table))
-        if self._epoch != ledger.epoch:
-            raise StaleProgressError("another worker holds this table", table=str(self._table))
-        if epoch is not None and epoch != self._epoch:
-            raise StaleProgressError(
-                f"this worker holds epoch {self._epoch}, and the batch is of epoch {epoch}",
-                table=str(self._table),
-            )
+        claimed = None if self._epoch is None else (self._epoch,)
+        check_held((ledger.epoch,), claimed, table=self._table, batch=epoch)
         return ledger
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from tests.absent import without_server
 from tests.containers import container_postgres, engine_answers
-from tidesink.dev.processes import free_ports
+from tidesink.dev.stack import free_ports
 from tidesink.sinks.targets.sql.location import Endpoint
 
 _CONFIG: Final = """

@@ -24,8 +24,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.containers import container_stack, engine_answers
-from tidesink.dev.processes import free_ports
-from tidesink.dev.stack import DevStack, StackAddresses
+from tidesink.dev.stack import DevStack, StackAddresses, free_ports
 
 
 @pytest.fixture(scope="session")

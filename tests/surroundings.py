@@ -13,8 +13,8 @@ from tidesink.sinks.batch.context import Failpoints, StopFlag, WorkerContext
 from tidesink.sinks.batch.observers import Listener, Listeners
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.dead_letters import DeadLetters
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.letter_store import DeadLetters
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tidesink.version import __version__
-
 if TYPE_CHECKING:
     from tidesink.codecs import open_codec
     from tidesink.codecs.base import CodecOptions
@@ -18,6 +16,8 @@ if TYPE_CHECKING:
     from tidesink.events import TableSchema as TableSchema
     from tidesink.events import WatermarkEvent as WatermarkEvent
     from tidesink.schema_registry import open_registry
+
+__version__ = "0.1.0"  # pyproject.toml reads it here
 
 __all__ = [
     "ChangeEvent",

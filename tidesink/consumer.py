@@ -21,8 +21,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.config import Config, load_config
-from tidesink.config.checks import keeps_bad_records
-from tidesink.config.models import stated_keys, topic_tables
+from tidesink.config.models import keeps_bad_records, stated_keys, topic_tables
 from tidesink.errors import (
     ConfigError,
     DecodeError,

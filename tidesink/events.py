@@ -9,7 +9,7 @@ DECIMAL                                ``decimal.Decimal`` with the column's sca
 text, JSON, VECTOR                     ``str``
 ENUM, SET                              ``str`` labels, or ``int`` where the wire has no labels
 DATE, TIME, DATETIME, TIMESTAMP        ``str``, MySQL's text, since 0000-00-00 and 838:59:59 are
-                                       values; ``typemap.parse`` turns them into dates and times
+                                       values; ``typemap.values`` turns them into dates and times
 binary                                 ``bytes``
 =====================================  ==========================================================
 """
@@ -111,8 +111,9 @@ class EarlierType(NamedTuple):
 class Column:
     """A column of a table at the source.
 
-    ``default`` is the default's text as TiDB holds it now (None: no default, or NULL). Where it was
-    changed since the column was added (``redefaulted``), ``origin_default`` is the first one.
+    ``default`` is the default's text as TiDB holds it now (None: no default, or NULL). Where rows from
+    before the column have another value (``redefaulted``), that is ``origin_default``: the default was
+    changed since, or the column was added NOT NULL without one.
     ``handle`` marks the handle key (primary key, or the not-null unique key TiCDC chose).
     ``earlier`` are the types before this one, oldest first, as far as rows of them read differently.
     """

@@ -1,15 +1,13 @@
-"""``tidesink init --sink-uri`` and ``tidesink topics``: from a changefeed to the config that reads it."""
+"""``tidesink init --sink-uri``: from a changefeed to the config that reads it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.cli.samples import run
 from tidesink.config import load_config
-from tidesink.events import TableId
 
 REGISTRY = "schema-registry=http://reg:8081"
 AVRO = f"kafka://k1:9092,k2:9092/rest?protocol=avro&{REGISTRY}"
@@ -227,54 +225,18 @@ def test_a_changefeed_without_its_uri_is_wrong_use(tmp_path: Path) -> None:
     assert (result.exit_code, "are in the sink URI" in result.stderr) == (2, True)
 
 
-def test_topics_show_where_each_table_goes(tmp_path: Path) -> None:
-    feed, sql = tmp_path / "f.toml", tmp_path / "t.sql"
-    feed.write_text(
-        "[sink]\ndispatchers=[{matcher=['shop.*'],topic='{schema}_{table}',partition='index-value'},"
-        "{matcher=['a.*'],partition='columns',columns=['v']},{matcher=['b.*'],partition='foo'}]"
-    )
-    sql.write_text("create table shop.orders(id int primary key, v int); create table a.t(v int, w int)")
-    args = ("topics", "--sink-uri", CANAL, "--changefeed", str(feed), "--table-definition", str(sql))
-    result = run(*args, "--table", "shop.items", "--table", "b.t", "-o", "json")
-    assert result.exit_code == 2  # a.t: its order would be lost
+def test_what_ticdc_would_ignore_is_noted(tmp_path: Path) -> None:
+    feed = tmp_path / "f.toml"
+    feed.write_text("[sink]\ndispatchers=[{matcher=['b.*'],partition='foo'}]")
+    result = run("init", str(tmp_path / "t.yaml"), "--sink-uri", CANAL, "--changefeed", str(feed))
+    assert result.exit_code == 0
     assert "'foo' is unknown" in result.stderr
-    lines = {str(TableId(**line["table"])): line for line in json.loads(result.stdout)["tables"]}
-    assert [(n, line["topic"], line["partition"], line["columns"]) for n, line in lines.items()] == [
-        ("shop.items", "shop_items", "index-value", None),
-        ("b.t", "app", "table", []),
-        ("shop.orders", "shop_orders", "index-value", ["id"]),
-        ("a.t", "app", "columns", ["v"]),
-    ]
-    assert lines["b.t"]["matcher"] == ["b.*"]
-    assert "their order is lost" in lines["a.t"]["problem"]
-    text = run(*args).stdout
-    assert "index-value: id" in text
-    assert "PROBLEM: a.t" in text
 
 
-def test_topics_of_avro_have_subjects() -> None:
-    result = run("topics", "--sink-uri", AVRO, "--table", "s.a.b", "-o", "json")
-    (line,) = json.loads(result.stdout)["tables"]
-    assert (line["topic"], line["subject"], line["matcher"]) == ("rest", "rest-value", None)
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--sink-uri", CANAL), "give the tables"),
-        (("--sink-uri", CANAL, "--table", "orders"), "give schema.table"),
-        (("--sink-uri", CANAL, "--table-definition", "/no/such"), "cannot be read"),
-        (("--table", "a.b"), "--sink-uri"),
-    ],
-)
-def test_topics_need_a_changefeed_and_a_table(args: tuple[str, ...], says: str) -> None:
-    result = run("topics", *args)
-    assert (result.exit_code, says in result.stderr) == (2, True)
-
-
-def test_the_sink_uri_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sink_uri_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDESINK_SINK_URI", CANAL)
-    assert "app" in run("topics", "--table", "a.b").stdout
+    assert run("init", str(tmp_path / "t.yaml")).exit_code == 0
+    assert load_config(tmp_path / "t.yaml").source.topics == ("app",)
 
 
 def test_the_filter_says_what_no_dispatcher_fits(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.unit.test_row_checksum import SUMMED
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import CHECKSUM
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 SUM = 2_999_888_777
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import run
+from tidesink import __version__
 from tidesink.config import load_config
 from tidesink.events import TableId
-from tidesink.version import __version__
 
 
 def test_the_version_is_printed() -> None:

@@ -114,7 +114,10 @@ def test_bad_canal_json_is_an_error_line(value: bytes | None, error: str, reason
         ('{"topic":', "line 1 is no JSON"),
         ("\n\n[1]\n", "line 3 is no JSON object"),
         ('{"topic":"t","partition":0,"offset":1,"key_b64":null}', "value_b64 is missing"),
-        ('{"topic":"t","partition":0,"offset":"1","key_b64":null,"value_b64":null}', "offset is no integer"),
+        (
+            '{"topic":"t","partition":0,"offset":"1","key_b64":null,"value_b64":null}',
+            "offset must be an integer, not '1'",
+        ),
         ('{"topic":"t","partition":0,"offset":1,"key_b64":"??","value_b64":null}', "key_b64 is no base64"),
     ],
 )

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.cli.dead_letters import (
     check_one_topic,
-    chosen_record,
+    chosen_records,
     error_name,
     group_json,
     not_stored,
@@ -23,7 +23,7 @@ from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.observers import Heartbeat
-from tidesink.sinks.kafka.letter_store import RecordGroup
+from tidesink.sinks.kafka.dead_letters import RecordGroup
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import open_state_store
 
@@ -88,7 +88,7 @@ def test_a_worker_at_work_is_met_before_spark_starts(config: Path) -> None:
 def test_tables_are_told_as_everywhere_whichever_part_holds_a_dot() -> None:
     dotted = TableId("a.b", "c")
     group = RecordGroup("a.b.c", "t", 0, "FramingError", 1, 5, 5, None, None)
-    assert group_json(group, kind="error", known=[dotted])["table"] == {"schema": "a.b", "name": "c"}
+    assert group_json(group, [dotted])["table"] == {"schema": "a.b", "name": "c"}
     row = {"table": "shop.orders", "time": None, "key": None, "value": b"v"}
     assert record_json(row, [dotted])["table"] == {"schema": "shop", "name": "orders"}
 
@@ -98,7 +98,7 @@ def test_a_place_of_a_topic_that_was_made_again_names_no_one_record() -> None:
     check_one_topic(topics[:1], "0@5")
     with pytest.raises(ConfigError, match=r"at 0@5: t \(id not stored\), t \(i\), t \(j\).*--topic-id"):
         check_one_topic(topics, "0@5")
-    assert chosen_record("shop", "a.b", "0@5", "j").topic_id == "j"
+    assert chosen_records("shop", "a.b", "0@5", "j").topic_id == "j"
 
 
 def test_errors_are_named_in_any_case() -> None:
@@ -112,7 +112,7 @@ def test_errors_are_named_in_any_case() -> None:
 
 
 def test_what_is_not_there_is_said_with_what_was_looked_for() -> None:
-    chosen = chosen_record("shop", "shop.orders", "cdc[2]@17")
-    said = error_block(not_stored("dead letter", chosen, command="tidesink dlq list", store="./lake"))
+    chosen = chosen_records("shop", "shop.orders", "cdc[2]@17")
+    said = error_block(not_stored(chosen, "./lake"))
     assert "table shop.orders at partition 2, offset 17 of cdc in ./lake" in said
     assert "stops" not in said

@@ -12,10 +12,8 @@ import pytest
 
 from tests.cli.samples import run
 from tests.servers import local_stack
-from tidesink.cli.sources import running_stack
 from tidesink.config import load_config
-from tidesink.dev.processes import DaemonFiles, start_of
-from tidesink.dev.stack import API, DIRECTORY, Broker, Registry
+from tidesink.dev.stack import API, DIRECTORY, Broker, DaemonFiles, Registry, running_stack, start_of
 
 README: Final = Path(__file__).resolve().parents[2] / "README.md"
 
@@ -92,14 +90,3 @@ def test_the_tutorial_works_as_written(tmp_path: Path, monkeypatch: pytest.Monke
             ]
             result = run(*own)
             assert result.exit_code == 0, f"{command}: {result.stdout}{result.stderr}"
-
-
-def test_a_stopped_stack_shows_no_ports(tmp_path: Path) -> None:
-    """The ports of the options would look like those it had."""
-    result = run("dev", "status", "--dir", str(tmp_path), "-o", "json")
-    services = json.loads(result.stdout)["services"]
-    assert [(one["name"], one["state"], one["port"]) for one in services] == [
-        ("kafka", "stopped", None),
-        ("registry", "stopped", None),
-    ]
-    assert "9092" not in run("dev", "status", "--dir", str(tmp_path)).stdout

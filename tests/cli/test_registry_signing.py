@@ -13,7 +13,7 @@ from tests.cli.samples import KEY, KEY_SCHEMA, VALUE, VALUE_SCHEMA, capture, run
 from tests.confluent_registry import Start, confluent_servers
 from tests.scripted_registry import Reply, Serve, scripted_registries
 from tests.token_endpoint import TokenEndpoint, token_endpoints
-from tidesink.schema_registry import RegisteredSchema
+from tidesink.schema_registry import MemorySchemaRegistry
 
 start = pytest.fixture(confluent_servers, name="start")
 serve = pytest.fixture(scripted_registries, name="serve")
@@ -68,9 +68,9 @@ def test_oauth(start: Start, endpoint: TokenEndpoint, settings: Any, monkeypatch
 
 def test_decode_signs_in_by_the_same_file(start: Start, settings: Any) -> None:
     server = start(admits=lambda header: header == f"Bearer {SECRET}")
-    for schema_id, schema in ((257, KEY_SCHEMA), (258, VALUE_SCHEMA)):
-        text = json.dumps(schema)
-        server.registry.memory.put(RegisteredSchema(schema_id, text, f"s-{schema_id}", 1))
+    server.registry.memory = MemorySchemaRegistry(
+        {257: json.dumps(KEY_SCHEMA), 258: json.dumps(VALUE_SCHEMA)}
+    )
     file = settings(f"url: {server.url}\nauth: {{token: {SECRET!r}}}\n")
     args = ("decode", "--protocol", "avro", "--input", "-", "-o", "json", "--registry-file", file)
     found = run(*args, stdin=capture(KEY, VALUE))

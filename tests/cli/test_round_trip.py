@@ -11,8 +11,7 @@ import orjson
 import pytest
 
 from tests.golden.vectors import Record, VectorFolder, find_folders, find_workloads
-from tidesink.cli.decode import Observed, decoded_lines
-from tidesink.cli.encode import Encoded, given_bytes, joined, line_encoder
+from tidesink.cli.codec import Encoded, Observed, decoded_lines, given_bytes, joined, line_encoder
 from tidesink.cli.sources import Setting
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions

@@ -15,14 +15,13 @@ import structlog
 from tidesink.cli import dev as demo
 from tidesink.cli import terminal as failures
 from tidesink.cli.main import show_report
-from tidesink.cli.registry_check import show_verdicts
+from tidesink.cli.registry import CheckReport
 from tidesink.cli.terminal import LogFormat, log_to_stderr, show_table
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import parse_create_table
-from tidesink.dev.demo import DemoResult
+from tidesink.dev.demo import DemoResult, WorkloadReport
 from tidesink.dev.lake_check import TableCheck
-from tidesink.dev.workload import WorkloadReport
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.compatibility import verdict
@@ -89,7 +88,7 @@ def test_a_registrys_verdict_fits_80_columns() -> None:
     registry = MemorySchemaRegistry(compatibility="FULL")
     registry.register("shop_customers-value", old)
     with _terminal() as terminal:
-        show_verdicts([verdict(registry, "shop_customers-value", new)], live=False)
+        CheckReport([verdict(registry, "shop_customers-value", new)], {}, {}, live=False).show()
     lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("_tidb_commit_physical_time") for line in lines)
@@ -128,6 +127,7 @@ def test_a_name_wider_than_the_terminal_stays_whole() -> None:
 def log() -> Iterator[None]:
     """The log's settings as they were."""
     before = structlog.get_config()
+    failures.set_debug(False)  # a test before may have asked for it
     yield
     structlog.configure(**before)
     failures.set_debug(False)

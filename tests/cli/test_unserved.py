@@ -7,7 +7,7 @@ from typing import Any
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO
 from tidesink.cli.table_plans import TablePlan, unserved_tables
 from tidesink.config import Config
-from tidesink.config.checks import idle_patterns
+from tidesink.config.models import idle_patterns
 from tidesink.events import TableId
 
 TABLES = [{"name": "shop.orders"}, {"name": "shop.ordrs", "deletes": "soft"}, {"match": "audit.*"}]

@@ -32,4 +32,4 @@ def delta_bed_in(session: SparkSession, folder: Path) -> Bed:
     def read(table: TableId) -> list[dict[str, Any]]:
         return spark_rows(spark.read.format("delta").load(target.path_of(table)))
 
-    return Bed("delta", target, read, lambda: DeltaTarget(spark, str(folder)), spark)
+    return Bed("delta", target, read, lambda: DeltaTarget(spark, str(folder)), spark, packs=True)

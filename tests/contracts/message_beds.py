@@ -29,8 +29,8 @@ from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.stream.encoding import written_schema
 from tidesink.sinks.targets.stream.http_endpoint import HttpTarget, table_url
 from tidesink.sinks.targets.stream.kafka import BATCH_HEADER, EPOCH_HEADER, KafkaTarget
-from tidesink.typemap.parse import to_datetime
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, merge_shape
+from tidesink.typemap.values import to_datetime
 
 
 @dataclass(frozen=True)

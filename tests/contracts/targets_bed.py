@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -160,6 +160,11 @@ def key_range(shape: TableShape, rows: Sequence[ReducedRow]) -> dict[str, tuple[
         return {}
     values = {name: [row.key[name] for row in rows] for name in shape.keys}
     return {name: (min(column), max(column)) for name, column in values.items()}
+
+
+def merged(batch: ReducedBatch) -> ReducedBatch:
+    """A batch that a lake takes by MERGE: it has no payloads."""
+    return replace(batch, payloads=None)
 
 
 def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow]) -> Any:

@@ -20,12 +20,16 @@ from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.kafka.dead_letters import (
     LETTER_SCHEMA,
+    Chosen,
+    DeadLetters,
     LetterStamp,
     LetterTopic,
+    Outcome,
+    RecordGroup,
+    check_topic,
     read_records,
     write_letters,
 )
-from tidesink.sinks.kafka.letter_store import Chosen, DeadLetters, Outcome, RecordGroup, check_topic
 
 pytestmark = pytest.mark.servers
 

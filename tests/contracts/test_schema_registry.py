@@ -21,7 +21,6 @@ from tidesink.schema_registry import (
     SchemaWriter,
 )
 from tidesink.schema_registry.compatibility import verdict
-from tidesink.schema_registry.copy import export_lines, import_steps, read_catalog, run_import
 
 start = pytest.fixture(confluent_servers, name="start")
 
@@ -104,26 +103,6 @@ def test_the_places_of_a_schema_are_found_by_its_id(registry: SchemaRegistry, su
     assert registry.places(schema_id) == [(subject, 1), (other, 2)]
     with pytest.raises(SchemaNotFoundError, match="no such schema id"):
         registry.places(2_000_000_001)
-
-
-def test_subjects_are_copied_with_their_history_and_level(registry: SchemaRegistry, subject: str) -> None:
-    """Whatever the registry can keep of ids, order and level come over, and a second time nothing is done."""
-    source = MemorySchemaRegistry()
-    texts = [record(A, doc=subject), record(("z", "int"), doc=subject), record(A, OPTIONAL, doc=subject)]
-    for number, text in enumerate(texts, start=1):
-        source.put(RegisteredSchema(number * 100_000, text, subject, number))
-    source.set_compatibility_level("FULL_TRANSITIVE", subject=subject)
-    entries = list(read_catalog(source, [subject]))
-    done = list(run_import(registry, entries, import_steps(registry, entries)))
-    assert [step.what for step in done] == ["register", "register", "register", "set level"]
-    assert [registry.schema_by_version(subject, n).schema_text for n in (1, 2, 3)] == texts
-    assert registry.compatibility_level(subject) == "FULL_TRANSITIVE"
-    again = import_steps(registry, entries)
-    assert [step.what for step in again] == ["kept"] * 3
-    assert [step.id for step in again] == [step.id for step in done[:3]]
-    copied = list(read_catalog(registry, [subject]))
-    assert [item.schema_text for item in copied[0].versions] == texts
-    assert list(export_lines(copied)) == list(export_lines(read_catalog(registry, [subject])))
 
 
 def test_a_verdict_is_the_same_offline_and_live(registry: SchemaRegistry, subject: str) -> None:

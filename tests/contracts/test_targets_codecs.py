@@ -38,10 +38,10 @@ from tests.contracts.conftest import BED_NAMES, MARKS
 from tests.contracts.targets_bed import Bed, progress
 from tests.full import FULL, needs, quick_on
 from tests.memory_target import MemoryTarget
+from tests.reduction_law import reduce
 from tidesink.codecs import open_codec
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, TableSchema
-from tidesink.reduce import reduce
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
 from tidesink.typemap.target_schema import TableShape, row_keyed, shape_of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,7 +14,19 @@ import pytest
 
 from tests.contracts.delta_beds import delta_bed
 from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker, HeldMerge
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, row, shape, sql
+from tests.contracts.targets_bed import (
+    AMOUNT,
+    ID,
+    NAME,
+    TABLE,
+    Bed,
+    frame_of,
+    merged,
+    progress,
+    row,
+    shape,
+    sql,
+)
 from tests.full import FULL
 from tidesink.errors import (
     CommitUnknownError,
@@ -39,13 +52,17 @@ pytestmark = pytest.mark.spark
 SHAPE = shape()
 
 
-def loaded(bed: Bed, target: DeltaTarget | None = None) -> DeltaTable:
-    """A claimed table with batches 1 and 2 applied, at versions 2 and 3."""
+def loaded(
+    bed: Bed,
+    target: DeltaTarget | None = None,
+    given: Callable[[ReducedBatch], ReducedBatch] = lambda batch: batch,
+) -> DeltaTable:
+    """A claimed table with batches 1 and 2 applied, as they are ``given``, at versions 2 and 3."""
     table = (target or bed.target).open_table(SHAPE, pipeline="shop")
     assert isinstance(table, DeltaTable)
     epoch = table.claim().epoch
-    table.apply(bed.batch(SHAPE, [row(1), row(2)]), progress(epoch, 1))
-    table.apply(bed.batch(SHAPE, [row(2, "b"), row(3)]), progress(epoch, 2))
+    table.apply(given(bed.batch(SHAPE, [row(1), row(2)])), progress(epoch, 1))
+    table.apply(given(bed.batch(SHAPE, [row(2, "b"), row(3)])), progress(epoch, 2))
     return table
 
 
@@ -105,7 +122,7 @@ def test_a_restore_between_the_last_look_and_the_commit_is_a_gap_for_good(delta:
     table = loaded(delta, DeltaTarget(session, str(tmp_path / "lake")))
     session.ahead = lambda: sql(delta, f"RESTORE TABLE {table.location} TO VERSION AS OF 2")
     with pytest.raises(StaleProgressError, match="RESTORE at version 4"):
-        table.apply(delta.batch(SHAPE, [row(4)]), progress(1, 3))
+        table.apply(merged(delta.batch(SHAPE, [row(4)])), progress(1, 3))
     with pytest.raises(StaleProgressError, match="while version 5 was written"):
         opened(delta).claim()
     sql(delta, f"RESTORE TABLE {table.location} TO VERSION AS OF 5")
@@ -181,7 +198,7 @@ def test_a_commit_that_was_cut_off_is_looked_for(delta: Bed, tmp_path: Path, bef
     session: Any = CutOff(delta.spark, before=before)
     table = loaded(delta, DeltaTarget(session, str(tmp_path / "lake")))
     session.armed = True
-    batch = delta.batch(SHAPE, [row(1, "c")], [{"id": 2}])
+    batch = merged(delta.batch(SHAPE, [row(1, "c")], [{"id": 2}]))
     if before:
         with pytest.raises(CommitUnknownError):
             table.apply(batch, progress(1, 3))
@@ -209,7 +226,7 @@ def test_a_claim_in_the_middle_of_a_merge_wins(delta: Bed, tmp_path: Path) -> No
 @FULL
 def test_a_stranger_in_the_middle_of_a_merge_means_once_more(delta: Bed, tmp_path: Path) -> None:
     table = loaded(delta)
-    with HeldMerge(table, slow_batch(delta), progress(1, 3), gate=tmp_path) as merge:
+    with HeldMerge(table, merged(slow_batch(delta)), progress(1, 3), gate=tmp_path) as merge:
         sql(delta, f"UPDATE {table.location} SET amount = 5 WHERE id = 1")
     assert [type(exc) for exc in merge.raised] == [TransientTargetError]
     assert table.committed() == progress(1, 2)
@@ -394,7 +411,7 @@ def test_small_files_are_packed_and_progress_stays(delta: Bed) -> None:
 def test_a_compaction_that_signs_as_a_batch_is_none(delta: Bed, tmp_path: Path) -> None:
     assert delta.spark is not None
     automatic = {"spark.databricks.delta.autoCompact.enabled": "true"}
-    table = loaded(delta, DeltaTarget(delta.spark, str(tmp_path / "lake"), settings=automatic))
+    table = loaded(delta, DeltaTarget(delta.spark, str(tmp_path / "lake"), settings=automatic), merged)
     operations = {r["version"]: r for r in sql(delta, f"DESCRIBE HISTORY {table.location}")}
     signed = [r for r in operations.values() if r["operation"] == "OPTIMIZE" and r["userMetadata"]]
     assert signed

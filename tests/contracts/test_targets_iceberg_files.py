@@ -20,6 +20,7 @@ from tests.contracts.targets_bed import (
     TABLE,
     Bed,
     frame_of,
+    merged,
     payloads_of,
     progress,
     shape,
@@ -27,14 +28,19 @@ from tests.contracts.targets_bed import (
 )
 from tests.contracts.test_targets_types import cases
 from tests.full import FULL
+from tests.spark.decoded import GivenEvents, messages_of, reduced_in_spark
 from tidesink.errors import AccountingError, TargetError
-from tidesink.events import Column, ColumnType, TableId
+from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.target_rows import Metadata, TargetRows
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.sinks.targets.iceberg.files import FilePlan, FileWriter
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState
 from tidesink.sinks.targets.iceberg.ledger import Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.table import IcebergTable
 from tidesink.sinks.targets.lake_files import local_path
+from tidesink.typemap.projection import Layout, laid_out
+from tidesink.typemap.target_schema import MetadataKind, shape_of, without
 
 # ruff: noqa: S608
 pytestmark = pytest.mark.spark
@@ -55,11 +61,6 @@ def data_files(bed: Bed, table: IcebergTable) -> list[Path]:
     """The data files of what readers see."""
     files = sql(bed, f"SELECT file_path FROM {table.location}.files WHERE content = 0")
     return [local_path(one["file_path"]) for one in files]
-
-
-def merged(batch: ReducedBatch) -> ReducedBatch:
-    """A batch for MERGE."""
-    return replace(batch, payloads=None)
 
 
 def test_any_stream_leaves_what_merge_leaves(iceberg: Bed) -> None:
@@ -266,6 +267,33 @@ def test_a_table_that_is_not_written_as_files_is_merged_into(iceberg: Bed, what:
     assert (result.inserted, result.updated, result.deleted) == (1, 1, 1)
     rows = [one for one in iceberg.rows() if one["id"] != 9]
     assert [(one["id"], one["name"]) for one in rows] == [(2, "c"), (3, "a"), (12, "a")]
+
+
+def test_rows_with_metadata_are_files_and_columns_that_are_left_out_stay_out(iceberg: Bed) -> None:
+    """As the tasks stamp and pack them; the target is not given the column that is left out."""
+    assert iceberg.spark is not None
+    schema = TableSchema(TABLE, (ID, NAME, AMOUNT))
+    names: dict[MetadataKind, str] = {"op": "_op", "offset": "_offset", "batch": "_batch"}
+    laid = laid_out(Layout(metadata=names), shape_of(schema), own=())
+    metadata = Metadata(names, TABLE)
+    rows = TargetRows(shape_of(schema), target=laid.shape, sources=laid.sources, metadata=metadata)
+    given = without(laid.shape, ["amount"])
+    table = iceberg.target.open_table(given, pipeline="shop")
+    epoch = table.claim().epoch
+    for number, value in ((1, "a"), (2, "b")):
+        at = Position("t", 0, number)
+        values = {"id": 1, "name": value, "amount": 5}
+        event = ChangeEvent(Op.UPDATE, TABLE, {"id": 1}, None, values, None, at)
+        plan = DecodePlan(rows, GivenEvents([event], schema))
+        plan = plan.for_batch(number, plan.rules, marks_deletes=False)
+        found = reduced_in_spark(iceberg.spark, plan, messages_of([event]))
+        batch = ReducedBatch(given, 1, 0, payloads=found.payloads)
+        assert reason(iceberg, table, batch) is None
+        table.apply(batch, progress(epoch, number))
+        found.release()
+        assert iceberg.rows() == [
+            {"id": 1, "name": value, "_op": "update", "_offset": number, "_batch": number}
+        ]
 
 
 def test_batches_that_are_merged(iceberg: Bed) -> None:

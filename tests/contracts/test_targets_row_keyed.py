@@ -8,9 +8,9 @@ from random import Random
 from tests.contracts.targets_bed import Bed, progress
 from tests.full import quick_on
 from tests.multisets import SCHEMA, TABLE, again, copies, history
+from tests.reduction_law import reduce
 from tidesink.codecs.canal_json.codec import keyed_by_row
 from tidesink.events import Row
-from tidesink.reduce import reduce
 from tidesink.typemap.target_schema import row_keyed, shape_of
 
 pytestmark = quick_on("memory", "delta", "postgres")

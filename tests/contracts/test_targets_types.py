@@ -12,8 +12,7 @@ from tests.contracts.targets_bed import ID, Bed, progress, shape
 from tests.full import quick_on
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.typemap.render import spark_type
-from tidesink.typemap.table import OTHER_TYPES, TYPES, TypeRow
+from tidesink.typemap.table import OTHER_TYPES, TYPES, TypeRow, spark_type
 
 NUL = "\0"
 LAST = datetime(9999, 12, 31, 23, 59, 59, 999999)

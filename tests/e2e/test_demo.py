@@ -141,7 +141,7 @@ def _assert_a_wrong_value_is_seen(directory: Path) -> None:
         ("stack: a broker", signal.SIGINT),
         ("workload: ", signal.SIGINT),
         ("worker: Spark starts", signal.SIGINT),
-        ("batch 1 is applied", signal.SIGTERM),
+        ("batch 1: read", signal.SIGTERM),
     ],
 )
 def test_stopped_at_any_moment_it_leaves_nothing_running(
@@ -170,7 +170,7 @@ def test_killed_and_stopped_twice_and_run_again_every_value_is_right(tmp_path: P
     # What it left does not stand in the way.
     with _demo(tmp_path, "--events", "4000", "--batch-records", "100") as process:
         assert process.stderr is not None
-        _wait_for_line(process.stderr, "batch 1 is applied")
+        _wait_for_line(process.stderr, "batch 1: read")
         for _ in range(3):
             os.killpg(process.pid, signal.SIGINT)
             time.sleep(0.3)

@@ -20,8 +20,18 @@ from confluent_kafka.admin import AdminClient
 
 from tests.full import FULL
 from tests.servers import create_topics, delete_topic, local_stack
-from tidesink.dev.processes import LOOPBACK, accepts, free_ports, start_of
-from tidesink.dev.stack import Broker, DevStack, _format
+from tidesink.dev.stack import (
+    LOOPBACK,
+    Broker,
+    DevStack,
+    Registry,
+    _format,
+    accepts,
+    find_running,
+    free_ports,
+    running_stack,
+    start_of,
+)
 from tidesink.errors import DevStackError
 from tidesink.sinks.spark.jvm import silent
 
@@ -40,7 +50,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
 
 
 def _pids(stack: DevStack) -> list[int | None]:
-    return [service.pid for service in stack.status()]
+    services = Broker(stack.directory, 0, 0), Registry(stack.directory, 0)
+    return [daemon.pid if (daemon := find_running(one.files)) else None for one in services]
 
 
 def _read_one(brokers: str, topic: str) -> bytes | None:
@@ -59,13 +70,8 @@ def _read_one(brokers: str, topic: str) -> bytes | None:
 
 
 def test_both_services_run_and_say_where(stack: DevStack) -> None:
-    kafka, registry = stack.status()
-    assert (kafka.name, kafka.state, kafka.detail) == ("kafka", "running", stack.addresses.brokers)
-    assert (registry.name, registry.state, registry.detail) == (
-        "registry",
-        "running",
-        stack.addresses.registry_url,
-    )
+    assert None not in _pids(stack)
+    assert running_stack(stack.directory) == stack.addresses
 
 
 def test_a_second_up_starts_nothing(stack: DevStack) -> None:
@@ -122,7 +128,7 @@ def test_data_outlive_down_and_other_ports(stack: DevStack, tmp_path: Path) -> N
         assert "record" in kept["schema"]
     finally:
         before.down()
-    assert [(s.state, s.pid) for s in after.status()] == [("stopped", None)] * 2
+    assert _pids(after) == [None, None]
 
 
 @FULL
@@ -131,13 +137,13 @@ def test_a_stale_pid_file_is_survived(stack: DevStack) -> None:
     assert registry_pid is not None
     os.kill(registry_pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while stack.status()[1].state != "stale pid file":
+    while _pids(stack)[1] is not None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     stack.up()
     assert _pids(stack)[0] == kafka_pid
     assert _pids(stack)[1] != registry_pid
-    assert [service.state for service in stack.status()] == ["running"] * 2
+    assert None not in _pids(stack)
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2], ids=["kafka", "controller", "registry"])
@@ -151,7 +157,7 @@ def test_a_busy_port_starts_nothing(tmp_path: Path, taken: int) -> None:
             stack.up()
     assert f"port {ports[taken]} for the" in str(caught.value)
     assert options[taken] in str(caught.value)
-    assert [service.state for service in stack.status()] == ["stopped"] * 2
+    assert _pids(stack) == [None, None]
 
 
 def test_one_port_twice_is_refused(tmp_path: Path) -> None:
@@ -207,7 +213,7 @@ def _wait_for_a_child(pid: int) -> None:
 )
 def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
     stack, ports = _interrupted_up(tmp_path, moment)
-    assert [service.state for service in stack.status()] == ["stopped"] * 2
+    assert _pids(stack) == [None, None]
     assert [accepts(port) for port in ports] == [False] * 3
 
 
@@ -216,10 +222,10 @@ def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: st
 def test_an_end_while_formatting_leaves_nothing_broken(tmp_path: Path, number: signal.Signals) -> None:
     """A killed ``up`` leaves Kafka's own tool at work beside the next one."""
     stack, _ = _interrupted_up(tmp_path, "kafka: formatting", number)
-    assert [service.state for service in stack.status()] == ["stopped"] * 2
+    assert _pids(stack) == [None, None]
     try:
         stack.up()
-        assert [service.state for service in stack.status()] == ["running"] * 2
+        assert None not in _pids(stack)
     finally:
         stack.down()
 

@@ -13,7 +13,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from tests.servers import create_topics, delete_topic, limit_messages
-from tidesink.dev.processes import free_ports
+from tidesink.dev.stack import free_ports
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.kafka.fetch import SCHEMA, FetchLimits, FetchRange, fetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets

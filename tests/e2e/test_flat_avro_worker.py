@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import ID, NAME, TableWriter, lake_rows, schema_of, shop_config
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.row_checksum import checksum_of
+from tidesink.codecs.row_checksum import RowSums
 from tidesink.config import load_config
 from tidesink.events import Op, Row, TableId, TableSchema
 from tidesink.sinks.batch.observers import RunReport
@@ -52,7 +52,7 @@ def _write_summed(servers: Servers) -> None:
     summed = TableWriter(servers, schema, options=SUMMING)
     summed.upsert({"id": 1, "name": "one"})
     record = summed.encoded(Op.INSERT, WRONG)
-    said = str(checksum_of(schema.columns, WRONG)).encode()
+    said = str(RowSums(schema.columns, "UTC").sum(WRONG)).encode()
     assert record.value is not None
     assert said in record.value
     summed.send(record.key, record.value.replace(said, said[::-1]))

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from tests.full import FULL
 from tests.servers import create_topics
 from tidesink.codecs.batch import messages
-from tidesink.dev.processes import free_ports
+from tidesink.dev.stack import free_ports
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.events import Message
 from tidesink.sinks.batch.source import KafkaSource

@@ -26,8 +26,7 @@ from tests.certificates import self_signed
 from tests.full import FULL
 from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tidesink.cli.sources import Start, read_topic
-from tidesink.dev.processes import READY_SECONDS, free_ports, stop_daemons
-from tidesink.dev.stack import Broker
+from tidesink.dev.stack import READY_SECONDS, Broker, free_ports, stop_daemons
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, KafkaFetch, fetch

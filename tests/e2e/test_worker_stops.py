@@ -17,7 +17,7 @@ from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.servers import add_partitions, delete_topic
 from tidesink.config import load_config
-from tidesink.dev.processes import free_ports
+from tidesink.dev.stack import free_ports
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.batch.context import StopFlag
 from tidesink.sinks.batch.observers import RunReport, TableReport

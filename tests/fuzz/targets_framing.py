@@ -26,7 +26,7 @@ from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.errors import FramingError
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.schema_registry.glue import GlueSchemas
+from tidesink.schema_registry.client import GlueSchemas
 from tidesink.typemap.mysql_types import parse_sql_type
 
 MOST: Final = 1 << 20

@@ -15,7 +15,7 @@ import orjson
 from tests.fuzz import seeds
 from tests.fuzz.inputs import packed, unpacked
 from tests.fuzz.rules import refuses
-from tidesink.cli.encode import EncodeLine, given_bytes, line_encoder
+from tidesink.cli.codec import EncodeLine, given_bytes, line_encoder
 from tidesink.cli.json_lines import capture_line, event_json, read_capture, read_schemas
 from tidesink.cli.sources import Setting
 from tidesink.codecs import open_codec

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.samples import CANAL, run
 from tests.golden.vectors import Record
 from tidesink.codecs import open_codec
-from tidesink.codecs.canal_json.codec import CanalJsonSchema, canal_json_schema
+from tidesink.codecs.canal_json.envelope import CanalJsonSchema, canal_json_schema
 from tidesink.errors import FramingError, SchemaMismatchError
 from tidesink.events import Message
 

@@ -22,7 +22,7 @@ from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 _POLICIES: Final[tuple[ZeroDate, ...]] = ("null", "error", "text")
 _CODECS: Final = {"debezium": "debezium-json", "debezium-avro": "debezium-avro"}

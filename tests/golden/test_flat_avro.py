@@ -36,7 +36,7 @@ from tidesink.events import (
     Value,
     WatermarkEvent,
 )
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name, sanitize_namespace
 from tidesink.typemap.table import row_of
 

@@ -14,8 +14,8 @@ from tests.vectors import vectors_dir
 from tidesink.codecs.batch import ValueOptions, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.events import DdlEvent
-from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.typemap.render import ZeroDate
+from tidesink.schema_registry.client import MemorySchemaRegistry
+from tidesink.typemap.table import ZeroDate
 
 
 def _streams(root: Path) -> Iterator[tuple[VectorFolder, list[Record]]]:

@@ -23,13 +23,13 @@ from tidesink.codecs.row_checksum import (
     CHECKSUM,
     NO_CHECKSUM,
     VERSION,
+    RowSums,
     checksum_fault,
-    checksum_of,
     summed_order,
 )
 from tidesink.errors import ChecksumError
 from tidesink.events import ChangeEvent, Op
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 Found = list[tuple[VectorFolder, Record]]
 # New-architecture TiCDC sums in table order, which the topic does not tell; here it is not the order of ids.
@@ -111,4 +111,4 @@ def _sums(event: Json) -> Iterator[tuple[str, int, list[int]]]:
             schema = schema_of(event)
             orders = [summed_order(schema.columns, CodecOptions(producer=one)) for one in ("classic", "new")]
             row = image(event, schema) or {}
-            yield event["event"], kept[name], [checksum_of(order, row) for order in orders]
+            yield event["event"], kept[name], [RowSums(order, "UTC").sum(row) for order in orders]

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.spark.decoded import Decoded, Values, decode_here
 from tests.spark.python_rows import stored
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json.codec import CanalJsonCodec, objects
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.canal_json.envelope import objects
 from tidesink.codecs.compression import decompressed
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.typemap.render import mysql_type_word
+from tidesink.typemap.table import mysql_type_word
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:

@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 from tests.properties.avro_schemas import histories, ticdc_histories
 from tidesink.errors import IncompatibleSchemaError, RegistryError
 from tidesink.schema_registry import (
-    COMPATIBILITY_LEVELS,
     CompatibilityLevel,
     SchemaRegistryClient,
     incompatibilities,
 )
+from tidesink.schema_registry.base import COMPATIBILITY_LEVELS
 from tidesink.schema_registry.compatibility import (
     TRANSITIVE,
     compared,

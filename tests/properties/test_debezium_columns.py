@@ -32,7 +32,7 @@ from tidesink.codecs.debezium.codec import DebeziumAvroCodec, DebeziumCodec, Deb
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 _MANY: Final = settings(
     max_examples=60,

@@ -26,9 +26,9 @@ from tidesink.events import (
     TableSchema,
     WatermarkEvent,
 )
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 _CLASSIC: Final = st.builds(
     CodecOptions,

@@ -26,7 +26,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError, SchemaNotFoundError
 from tidesink.events import Message
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 INPUTS: Final = int(os.environ.get("TIDESINK_FUZZ_INPUTS", "20000"))
 # What one message may take, at the very most: a slow machine is no hang.

@@ -166,7 +166,7 @@ def test_a_split_update_is_one_version_whether_it_is_cut_or_not() -> None:
 def test_spark_gives_the_same_history(
     spark: SparkSession, events: list[ChangeEvent], random: Any, at: int
 ) -> None:
-    from tidesink.sinks.batch.projection_frames import rows_to_apply
+    from tidesink.sinks.batch.source import rows_to_apply
     from tidesink.sinks.targets.lake_merge import count, difference_frame
 
     random.shuffle(events)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.reduction_law import Key, Reduced, reduce
 from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
-from tidesink.reduce import Key, Reduced, reduce
 from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:

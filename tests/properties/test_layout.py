@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.columns import ID
 from tests.full import TEST_ALL
 from tests.spark.decoded import GivenEvents, messages_of, reduced_in_spark
+from tidesink.config.models import Destination
 from tidesink.errors import ConfigError, FilterError
 from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.projection import LaidOutDecoding
-from tidesink.sinks.batch.projection_frames import rows_to_apply
 from tidesink.sinks.batch.records import BAD
-from tidesink.sinks.batch.source import RangeFrame
+from tidesink.sinks.batch.schema_source import ProjectedDecoding
+from tidesink.sinks.batch.source import RangeFrame, rows_to_apply
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
 from tidesink.typemap.projection import Layout, read_filter
@@ -62,7 +62,7 @@ def _reduced(
     """What the tasks make of the events, from this offset on."""
     found = list(_changes(events, start))
     plan = DecodePlan(TargetRows(SHAPE), GivenEvents(found, SCHEMA), keeps_values=keeps_values)
-    decoding = LaidOutDecoding(cast("Any", Inner(plan)), layout, spark)
+    decoding = ProjectedDecoding(cast("Any", Inner(plan)), layout, Destination(TABLE), spark)
     return reduced_in_spark(spark, decoding.columns(), messages_of(found))
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.reduction_law import Key, order_key, reduce
 from tidesink.errors import MixedPartitionsError, ProgressError, UnnamedRowError
 from tidesink.events import ChangeEvent, Op, Position, Row, SequenceBy, TableId
-from tidesink.reduce import Key, order_key, reduce
 
 TABLE = TableId("shop", "t")
 State = dict[Key, Row]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records
 from tests.history_law import versions_of
+from tests.reduction_law import Reduced, reduce
 from tidesink.codecs.batch import ChangeTable, ValueOptions, rows_from_events
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import (
@@ -28,7 +29,6 @@ from tidesink.events import (
     TableId,
     TableSchema,
 )
-from tidesink.reduce import Reduced, reduce
 from tidesink.sinks.batch.reduce import (
     Reduction,
     changes_of_keys,

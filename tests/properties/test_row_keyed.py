@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.contracts.targets_bed import progress
 from tests.memory_target import MemoryTarget
 from tests.multisets import OPTIONS, SCHEMA, Copies, again, change, copies, history, messages
+from tests.reduction_law import reduce
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, SequenceBy
-from tidesink.reduce import reduce
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.typemap.target_schema import RowKey, row_keyed, shape_of
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.columns import ID
 from tests.memory_target import MemoryTarget
+from tests.reduction_law import Key, order_key, reduce
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
-from tidesink.reduce import Key, order_key, reduce
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow, RowSequence
 from tidesink.typemap.target_schema import shape_of

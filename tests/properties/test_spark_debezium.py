@@ -23,7 +23,7 @@ from tidesink.codecs.base import header
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

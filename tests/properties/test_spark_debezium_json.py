@@ -37,7 +37,7 @@ from tidesink.events import (
 )
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.debezium_json import debezium_json_plan, writer_of
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

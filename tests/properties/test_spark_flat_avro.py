@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from tests.full import FULL, TEST_ALL
 from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tables
+from tests.reduction_law import reduce
 from tests.spark.decoded import Decoded, decode_here, reduced_here
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
 from tidesink.events import ChangeEvent, Message, Op
-from tidesink.reduce import reduce
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.typemap.parse import target_reader
+from tidesink.typemap.values import target_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,6 @@ from tidesink.codecs.base import Codec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.tasks import POSITION
 
 
 def place(message: Message) -> tuple[str, int, int]:
@@ -27,10 +26,8 @@ def differences(codec: Codec, message: Message, row: Decoded, plan: DecodePlan) 
     found |= {f"key.{name}": value for name, value in (row.key or {}).items()}
     found |= {f"after.{name}": value for name, value in (row.after or {}).items()}
     found["kept"] = tuple(row.raw.get("_kept") or ())
-    found["position"] = row.raw.get(POSITION)
+    found["position"] = row.raw["_position"]
     expected = {name: held(name, value, plan) for name, value in _expected(codec, message, row, plan).items()}
-    if POSITION not in row.raw:
-        expected.pop("position", None)
     return [
         f"{place(message)} {name}: {found.get(name)!r}, expected {value!r} ({row.reason})"
         for name, value in expected.items()

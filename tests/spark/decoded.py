@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,19 +16,21 @@ from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_
 from tidesink.events import ChangeEvent, Event, Message, Op, TableId, TableSchema
 from tidesink.sinks.batch.change_log import change_keys
 from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.decoders import DecodePlan, TableDecoder
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.records import (
     MESSAGE,
     NO_RULES,
     TRUNCATE,
     DecodedRecords,
     EventRules,
+    TableDecoder,
     decoded_records,
 )
 from tidesink.sinks.batch.reduce import WARNING
 from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges
 from tidesink.sinks.batch.summaries import joined_summaries
-from tidesink.sinks.batch.tasks import POSITION, RangeTask, source_texts
+from tidesink.sinks.batch.target_rows import source_texts
+from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
 from tidesink.typemap.target_schema import ShapeColumn
@@ -80,13 +82,12 @@ def decode_here(plan: DecodePlan, messages: Sequence[Message] | pa.RecordBatch) 
 def _rows(found: DecodedRecords, plan: DecodePlan) -> Iterator[Values]:
     for table in found.tables:
         yield from _changes(table, plan)
-    nothing = _NOTHING | ({POSITION: None} if plan.positions else {})
     for one in found.others:
-        yield nothing | {name: getattr(one, member) for name, member in _OF_OTHERS.items()}
+        yield _NOTHING | {name: getattr(one, member) for name, member in _OF_OTHERS.items()}
     for silent in found.silent:
         for place in silent.to_pylist():
             at = {f"_{name}": value for name, value in place.items()}
-            yield nothing | at | {"_kind": MESSAGE, "_index": 0}
+            yield _NOTHING | at | {"_kind": MESSAGE, "_index": 0}
 
 
 _OF_OTHERS: Final = {
@@ -104,7 +105,9 @@ _OF_OTHERS: Final = {
     "_key": "key",
     "_value": "value",
 }
-_NOTHING: Final = dict.fromkeys((*_OF_OTHERS, "_zero_dates", "_wire_op", "_kept", "_change", "_before_kept"))
+_NOTHING: Final = dict.fromkeys(
+    (*_OF_OTHERS, "_zero_dates", "_wire_op", "_kept", "_change", "_before_kept", "_position")
+)
 _KINDS: Final = {Op.DELETE.value: DELETE, Op.TRUNCATE.value: TRUNCATE}
 
 
@@ -117,10 +120,10 @@ def _changes(table: ChangeTable, plan: DecodePlan) -> Iterator[Values]:
         **{f"_{name}": whole[name] for name in ("topic", "partition", "offset", "index", "commit_ts")},
         "_op": whole["op"],
         "_reason": whole[WARNING] if WARNING in whole.column_names else pa.nulls(count),
-        "_zero_dates": rows.spelt(whole["zero_dates"].combine_chunks()),
-        "_kept": rows.spelt(whole["unavailable"].combine_chunks()) if plan.keeps_values else pa.nulls(count),
-        "_before_kept": pa.nulls(count) if before_kept is None else rows.spelt(before_kept),
-        **({POSITION: source_texts(whole["source"].combine_chunks())} if plan.positions else {}),
+        "_zero_dates": rows.names(whole["zero_dates"].combine_chunks()),
+        "_kept": rows.names(whole["unavailable"].combine_chunks()) if plan.keeps_values else pa.nulls(count),
+        "_before_kept": pa.nulls(count) if before_kept is None else rows.names(before_kept),
+        "_position": source_texts(whole["source"].combine_chunks()),
         **_flat("key", key),
         **_flat("old_key", old_key),
         **_flat("after", rows.row(table, whole["after"].combine_chunks())),
@@ -206,7 +209,7 @@ class ReducedHere(NamedTuple):
 def reduced_here(plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES) -> ReducedHere:
     """What the very task that Spark runs makes of messages, in this process; each partition by itself."""
     pickle = CloudPickleSerializer()  # a task has its plan so
-    task = pickle.loads(pickle.dumps(RangeTask(_ranges(messages), plan.with_rules(rules))))
+    task = pickle.loads(pickle.dumps(RangeTask(_ranges(messages), replace(plan, rules=rules))))
     packed = pa.Table.from_batches(
         [one for wanted in task.ranges for one in task.packed(wanted, _part(messages, wanted))]
     )
@@ -222,7 +225,7 @@ def reduced_in_spark(
     spark: SparkSession, plan: DecodePlan, messages: Sequence[Message], rules: EventRules = NO_RULES
 ) -> RangeFrame:
     """The same by Spark, with what it does over several partitions and for a filter."""
-    task = RangeTask(_ranges(messages), plan.with_rules(rules))
+    task = RangeTask(_ranges(messages), replace(plan, rules=rules))
     return reduced_ranges(spark, task, KafkaSource(partial(_part, messages)))
 
 

@@ -7,8 +7,8 @@ from zoneinfo import ZoneInfo
 
 from tests.spark.decoded import Values
 from tidesink.events import ChangeEvent, Op
-from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.values import target_reader
 
 
 def stored(event: ChangeEvent, shape: TableShape) -> Values:

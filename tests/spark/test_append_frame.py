@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
 from tidesink.sinks.batch.counts import account_of
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.targets.modes import (
     COMMIT_TS,
@@ -129,7 +129,8 @@ def test_chosen_and_renamed_columns_are_those_of_old_rows_too() -> None:
     plan = canal_json_plan(SCHEMA, logs=True)
     layout = Layout(except_columns=("d", "n"), rename={"v": "value"})
     laid = laid_out(layout, plan.shape, own=())
-    chosen = plan.with_output(OutputRows(laid.shape, laid.sources))
+    rows = replace(plan.rows, target=laid.shape, sources=laid.sources)
+    chosen = replace(plan, rows=rows)
     found, _ = logged(chosen, change(row(v="b"), "UPDATE", old=[row()]), change({"id": "9"}, "DELETE"))
     assert [(one[OP], one["id"], one["value"], one[UNAVAILABLE]) for one in found] == [
         (PREIMAGE, 1, "a", None),

@@ -14,7 +14,6 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.envelope import MONGODB, connector_of, position_of_source, table_of_source
 from tidesink.codecs.debezium.inference import first_row
 from tidesink.events import Message, Position
-from tidesink.sinks.batch.tasks import POSITION
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 
 LONG_LSN: Final = "f" * 20 + ":" + "f" * 8 + ":" + "f" * 3
@@ -49,12 +48,11 @@ def _texts(source: dict[str, Any], schema: dict[str, Any] | None) -> list[tuple[
         table_of_source(source),
         writers=Writers().with_new([first_writer(first)]),
         keys=("id",),
-        positions=True,
     )
     names = ("topic", "partition", "offset", "key", "value")
     columns = {name: [getattr(message, name)] for name in names}
     records = pa.RecordBatch.from_pydict({**columns, "key": pa.array([None], pa.binary())})
-    return [(row.kind, row.raw[POSITION]) for row in decode_here(plan, records)]
+    return [(row.kind, row.raw["_position"]) for row in decode_here(plan, records)]
 
 
 def _schema(source: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from tests.spark.decoded import Decoded, decode_here
 from tidesink.codecs import open_codec
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.tasks import POSITION
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 
 if TYPE_CHECKING:
@@ -117,5 +116,5 @@ def test_positions_of_versions_that_say_them_in_other_types(spark: SparkSession)
     topic.send(100, {"a": 1}, snapshot=False, lsn=5)
     topic.send(101, {"a": 2}, snapshot="last", lsn="6")
     topic.send(101, {"a": 2}, snapshot="false", lsn="7")
-    plan = _plan(topic, positions=True)
-    assert [row.raw[POSITION] for row in _rows(spark, topic, plan)] == [None, "5", None, "7"]
+    plan = _plan(topic)
+    assert [row.raw["_position"] for row in _rows(spark, topic, plan)] == [None, "5", None, "7"]

@@ -29,12 +29,12 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Column, TableId
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.values import target_reader
 
 Group = tuple[TableId, str, str]
 

@@ -32,7 +32,7 @@ from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.typemap.render import spark_type
+from tidesink.typemap.table import spark_type
 from tidesink.typemap.target_schema import ShapeColumn
 
 Group = tuple[TableId, str, str]

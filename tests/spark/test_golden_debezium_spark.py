@@ -26,7 +26,6 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.tasks import POSITION
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 
@@ -81,13 +80,12 @@ def plan_of(
     messages: list[Message],
     *,
     keyless: bool = False,
-    positions: bool = False,
     logs: bool = False,
 ) -> DecodePlan:
     """The plan that a worker makes of a topic's records; ``keyless``: of a log, where no key is needed."""
     keys = None if keyless else _KEYS.get(table.name)
     if capture.is_avro:
-        return _avro_plan(capture, table, messages, keys, logs=logs or keyless, positions=positions)
+        return _avro_plan(capture, table, messages, keys, logs=logs or keyless)
     definitions = _definitions(capture)
     definition = definitions.get(table) if definitions else None
     options = CodecOptions(debezium=capture.modes)
@@ -98,7 +96,6 @@ def plan_of(
         keys=keys,
         options=options,
         logs=logs or keyless,
-        positions=positions,
     )
 
 
@@ -119,7 +116,6 @@ def _avro_plan(
     keys: tuple[str, ...] | None,
     *,
     logs: bool,
-    positions: bool,
 ) -> DecodePlan:
     answers = json.loads((capture.path.parent / "avro_schemas.json").read_text(encoding="utf-8"))
 
@@ -135,16 +131,15 @@ def _avro_plan(
         keys=keys,
         modes=capture.modes,
         logs=logs,
-        positions=positions,
     )
 
 
 def test_every_record_is_what_the_python_codec_reads(capture: Capture) -> None:
     rows = placed = 0
     for table, messages in by_topic(capture):
-        plan, codec = plan_of(capture, table, messages, positions=True), codec_of(capture)
+        plan, codec = plan_of(capture, table, messages), codec_of(capture)
         decoded = decode_here(plan, messages)
-        placed += sum(row.raw[POSITION] is not None for row in decoded)
+        placed += sum(row.raw["_position"] is not None for row in decoded)
         wrong = all_differences(codec, sorted(messages, key=place), decoded, plan)
         assert not wrong, "\n".join([f"{table} {plan.shape.ddl}", *wrong[:30]])
         rows += sum(row.kind in ("upsert", "delete") for row in decoded)
@@ -186,7 +181,6 @@ def _ticdc_differences(folder: VectorFolder, records: list[Record]) -> list[str]
         key_schemas=_schema(folder, records[0].raw["key_schema_id"]),
         value_schemas=_schema(folder, records[0].raw["value_schema_id"]),
         keys=None if events[0].key else (events[0].schema.columns[0].name,),
-        positions=True,
     )
     decoded = decode_here(plan, messages)
     return [
@@ -216,7 +210,6 @@ def _ticdc_json_differences(records: list[Record]) -> list[str]:
         events[0].table,
         writers=writers_of(messages),
         keys=None if events[0].key else (events[0].schema.columns[0].name,),
-        positions=True,
     )
     decoded = decode_here(plan, messages)
     return [

@@ -23,11 +23,11 @@ from tidesink.codecs.base import Codec
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Op
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.targets.modes import OP
-from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.values import target_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from tests.history_law import versions_of
+from tests.reduction_law import reduce
 from tests.spark.decoded import reduced_in_spark
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import change
 from tidesink.errors import DecodeError, SchemaNotFoundError
 from tidesink.events import ChangeEvent, Message, Op
-from tidesink.reduce import reduce
-from tidesink.sinks.batch.projection_frames import rows_to_apply
 from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.source import release_stored
+from tidesink.sinks.batch.source import release_stored, rows_to_apply
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

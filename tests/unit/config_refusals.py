@@ -123,7 +123,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
     (
         "rule reversed",
         changed(FLAT_AVRO, source__topics="{table}_{schema}"),
-        "source.topics",
+        "source.topics[0]",
         "[prefix]{schema}[middle]{table}[suffix]",
         "correct the rule",
     ),

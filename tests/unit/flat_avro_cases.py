@@ -10,7 +10,7 @@ from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op, Position, TableId, TableSchema
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 TOPIC = "shop_orders"
 TSO = 470609003012161536

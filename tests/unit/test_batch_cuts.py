@@ -55,7 +55,8 @@ class _Scripted(Batch):
             bad_records=tuple(BadRecord(P, n, "DecodeError", "odd") for n in bad[:1]),
             truncates=tuple(Truncate(P, n) for n in cut[:1]),
         )
-        found = SimpleNamespace(summary=summary, read=KafkaRead(part.records, 0), release=lambda: None)
+        read = KafkaRead(part.records, 0)
+        found = SimpleNamespace(summary=summary, read=read, staged=None, release=lambda: None)
         return Reduction(plan, cast("Any", found))
 
     def cut(self) -> tuple[int, int | None]:

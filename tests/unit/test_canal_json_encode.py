@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json.codec import CanalJsonCodec
-from tidesink.codecs.canal_json.encode import json_text
+from tidesink.codecs.canal_json.codec import CanalJsonCodec, json_text
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import EncodeError
 from tidesink.events import (

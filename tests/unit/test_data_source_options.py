@@ -14,8 +14,14 @@ from tidesink.codecs.batch import ChangeTable, DecodedBatch, RowTypes, ValueOpti
 from tidesink.errors import ConfigError, SchemaMismatchError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.spark.change_rows import Projection, RowColumns, arrow_schema, spark_schema
-from tidesink.sinks.spark.data_source import ReadOptions, parse_offsets
+from tidesink.sinks.spark.data_source import (
+    Projection,
+    ReadOptions,
+    RowColumns,
+    arrow_schema,
+    parse_offsets,
+    spark_schema,
+)
 
 GIVEN: Final = {
     "kafka.bootstrap.servers": "h:9092",

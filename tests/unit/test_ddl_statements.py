@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import ConfigError
 from tidesink.events import TableId, TableSchema
@@ -69,7 +71,7 @@ def test_an_altered_column_keeps_its_place_and_gets_its_new_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "default"),
+    ("column", "backfill"),
     [
         ("c int not null", "0"),
         ("c bigint unsigned not null", "0"),
@@ -80,15 +82,27 @@ def test_an_altered_column_keeps_its_place_and_gets_its_new_type() -> None:
         ("c set('p','q') not null", ""),
         ("c datetime(2) not null", "0000-00-00 00:00:00.00"),
         ("c time not null", "00:00:00"),
-        ("c year not null", "0000"),
         ("c bit(3) not null", "\0"),
         ("c json not null", "null"),
         ("c int", None),
-        ("c int not null default 4", "4"),
     ],
 )
-def test_a_column_added_has_a_value_for_the_rows_there(column: str, default: str | None) -> None:
-    assert _after(f"alter table t add {column}").by_name["c"].default == default
+def test_a_column_added_without_default_has_a_value_for_the_rows_there(
+    column: str, backfill: str | None
+) -> None:
+    added = _after(f"alter table t add {column}")
+    assert (added.by_name["c"].default, added.by_name["c"].backfill) == (None, backfill)
+    fields = json.loads(value_record(added, T, CodecOptions()).text)["fields"]
+    assert fields[-1].get("default") is None
+
+
+@pytest.mark.parametrize(
+    ("column", "default"),
+    [("c int not null default 4", "4"), ("c year not null", "0000")],
+)
+def test_a_column_added_with_a_default_has_it_for_the_rows_there_too(column: str, default: str) -> None:
+    added = _after(f"alter table t add {column}").by_name["c"]
+    assert (added.default, added.backfill) == (default, default)
 
 
 def test_defaults_are_set_and_dropped() -> None:
@@ -107,6 +121,9 @@ def test_defaults_are_set_and_dropped() -> None:
         ("c int not null default 5", ["alter c set default 9", "alter c set default 5"], "5", "5"),
         ("c int not null default 5", ["alter c set default 9", "modify c bigint"], "5", None),
         ("c int not null", ["modify c bigint not null"], "0", None),
+        ("c int not null", ["alter c set default 9"], "0", "9"),
+        ("c int not null", ["alter c set default 9", "alter c drop default"], "0", None),
+        ("c enum('p','q') not null", ["modify c enum('p','q') not null default 'q'"], "p", "q"),
         ("c int", ["alter c set default 9"], None, "9"),
         ("c int default 5", ["drop c", "add c int default 7"], "7", "7"),
         ("c int default 5", ["rename column c to d"], "5", "5"),

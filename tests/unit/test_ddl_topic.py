@@ -12,8 +12,7 @@ import pytest
 
 from tests.surroundings import no_fetch
 from tests.watched_lock import WatchedLock
-from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.unapplied import altered_tables, unapplied
+from tidesink.ddl.catalog import TableDefinitions, altered_tables, unapplied
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source import KafkaSource

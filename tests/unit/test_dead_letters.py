@@ -19,17 +19,19 @@ from tidesink.sinks.kafka.dead_letters import (
     DEALT_WITH,
     LETTER,
     STILL_BAD,
+    Chosen,
     Letter,
     LetterStamp,
     LetterTopic,
+    dead_letters_of,
     letter_error,
     letter_headers,
     live_letters,
     mark_headers,
+    moment,
     original_headers,
     read_headers,
 )
-from tidesink.sinks.kafka.letter_store import Chosen, dead_letters_of, moment
 from tidesink.sinks.state.progress import MOST_EVENTS, Progress, StoredDdl, load_ddl, store_ddl
 from tidesink.sinks.state.sql_store import SqlStateStore
 

@@ -23,9 +23,8 @@ from tests.unit.debezium_samples import (
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import ColumnType
-from tidesink.typemap.parse import text_reader
-from tidesink.typemap.render import spark_type
-from tidesink.typemap.table import PLAIN_TYPES, SEMANTIC_TYPES, find_row, semantic_type
+from tidesink.typemap.table import PLAIN_TYPES, SEMANTIC_TYPES, find_row, semantic_type, spark_type
+from tidesink.typemap.values import text_reader
 
 DATE = schema("int32", TIME + "Date")
 TIMESTAMP = schema("int64", TIME + "Timestamp")

@@ -22,8 +22,8 @@ from tidesink.codecs.debezium.readers import inferred_value, reader_of
 from tidesink.codecs.debezium.values import column_of
 from tidesink.errors import DecodeError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
-from tidesink.typemap.parse import target_reader, text_reader
 from tidesink.typemap.table import OTHER_TYPES, PLAIN_TYPES, SEMANTIC_TYPES, TYPES, row_of
+from tidesink.typemap.values import target_reader, text_reader
 
 SOME: Any = st.sampled_from(
     [

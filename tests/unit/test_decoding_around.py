@@ -1,8 +1,7 @@
-"""A plan around another one is made once for each plan inside: a batch asks for it more than once."""
+"""A table's projection is made once for each plan: a batch asks for it more than once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -10,29 +9,28 @@ import pytest
 from tests.unit.told_bed import Bed
 from tidesink.config.models import Destination
 from tidesink.events import TableId
-from tidesink.sinks.batch.projection import LaidOutDecoding, routed
-from tidesink.sinks.batch.schema_source import Decoding
+from tidesink.sinks.batch.schema_source import projected
 from tidesink.typemap.projection import Layout
 
 GOAL = TableId("all", "t")
 
 
-def _routed(inner: Decoding) -> Decoding:
-    return routed(inner, TableId("s", "t"), Destination(GOAL))
-
-
-def _laid_out(inner: Decoding) -> Decoding:
-    return LaidOutDecoding(inner, Layout(rename={"name": "label"}), cast("Any", None))
+SOURCE = TableId("s", "t")
 
 
 @pytest.mark.parametrize(
-    ("around", "table", "name"), [(_routed, GOAL, "name"), (_laid_out, TableId("s", "t"), "label")]
+    ("layout", "table", "name"),
+    [
+        (Layout(), GOAL, "name"),
+        (Layout(rename={"name": "label"}), SOURCE, "label"),
+        (Layout(rename={"name": "label"}), GOAL, "label"),
+    ],
 )
 def test_the_plan_is_the_same_until_the_one_inside_is_another(
-    around: Callable[[Decoding], Decoding], table: TableId, name: str
+    layout: Layout, table: TableId, name: str
 ) -> None:
     bed = Bed("id BIGINT PRIMARY KEY, name VARCHAR(9)")
-    decoding = around(bed.inner)
+    decoding = projected(bed.inner, SOURCE, layout, Destination(table), cast("Any", None))
     first = decoding.columns()
     assert decoding.columns() is first
     assert decoding.columns().shape is first.shape

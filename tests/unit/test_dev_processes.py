@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tidesink.dev import processes as ports
-from tidesink.dev.processes import (
+from tidesink.dev import stack as ports
+from tidesink.dev.stack import (
     LOOPBACK,
     DaemonFiles,
     RunningDaemon,

@@ -11,8 +11,8 @@ import pytest
 from tests.columns import ID
 from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.targets.column_changes import default_value, literal_text, plan_evolution
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.sinks.targets.column_changes import literal_text, plan_evolution
+from tidesink.typemap.target_schema import TableShape, default_value, shape_of
 
 
 def shape(*columns: Column, **options: Any) -> TableShape:

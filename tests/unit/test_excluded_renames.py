@@ -10,7 +10,7 @@ from tests.lagging_registry import text_of
 from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, said
-from tidesink.codecs.canal_json.topic import RowWords
+from tidesink.codecs.canal_json.scan import RowWords
 from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError

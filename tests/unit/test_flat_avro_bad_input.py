@@ -20,7 +20,7 @@ from tidesink.errors import (
     ValueOutOfRangeError,
 )
 from tidesink.events import Message, Op
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 
 def _good() -> tuple[FlatAvroCodec, Message]:

@@ -26,11 +26,11 @@ from tidesink.codecs.avro_columns import CHUNK_RECORDS
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
-from tidesink.codecs.flat_avro.decode import BIT_WIDTH
+from tidesink.codecs.flat_avro.payloads import BIT_WIDTH
 from tidesink.errors import SchemaNotFoundError
 from tidesink.events import Message, Op, SchemaIds, TableId, WatermarkEvent
-from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.typemap.render import ZeroDate
+from tidesink.schema_registry.client import MemorySchemaRegistry
+from tidesink.typemap.table import ZeroDate
 
 SMALL = table("create table t (id int primary key, day date, b bit(9))")
 MARKING: dict[str, Any] = {"producer": "new", "enable_tidb_extension": True, "avro_enable_watermark": True}

@@ -22,7 +22,7 @@ from tests.unit.flat_avro_cases import (
 )
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.events import DdlEvent, Message, Op, SchemaIds, TableId, WatermarkEvent
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 PRODUCERS = ("classic", "new")
 MODES = [("precise", "long"), ("string", "string")]

@@ -26,7 +26,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import key_record, value_record
 from tidesink.errors import ConfigError, EncodeError, IncompatibleSchemaError, SchemaNotFoundError
 from tidesink.events import DdlEvent, Op, Position, SchemaIds, TableId, WatermarkEvent
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 
 
 def _fields(ddl: str, **options: Any) -> list[dict[str, Any]]:

@@ -20,10 +20,9 @@ from tests.http_receiver import Fault, Receiver, http_receiver
 from tests.unit.written_rows import TABLE, arrow_batch, named, shape_with
 from tidesink.errors import EncodeError, TargetError, TransientTargetError
 from tidesink.events import ColumnType, TableId
-from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, TlsOptions
-from tidesink.sinks.targets.stream.http_endpoint import Endpoint, Slices, Stamp, table_url
-from tidesink.sinks.targets.stream.ledger import LedgerEntry
-from tidesink.sinks.targets.stream.table import Sent
+from tidesink.schema_registry.transport import Auth, BasicAuth, BearerAuth, TlsOptions
+from tidesink.sinks.targets.stream.http_endpoint import Endpoint, Slices, table_url
+from tidesink.sinks.targets.stream.table import LedgerEntry, Sent, Stamp
 
 SHAPE = shape_with(
     named("big", ColumnType("bigint unsigned")),

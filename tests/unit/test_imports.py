@@ -15,8 +15,8 @@ PACKAGE: Final = Path(__file__).resolve().parents[2] / "tidesink"
 
 # From the ground up: a room imports its own floor and those below, nothing above.
 FLOORS: Final = (
-    ("errors", "version", "events"),
-    ("reduce", "kafka_client"),
+    ("errors", "events"),
+    ("kafka_client",),
     ("typemap",),
     ("ddl",),
     ("schema_registry",),

@@ -11,8 +11,8 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.errors import TargetError, TransientTargetError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.stream.encoding import prepare
-from tidesink.sinks.targets.stream.kafka import Delivery, Stamp, delivery_error, producer_settings
-from tidesink.sinks.targets.stream.ledger import LedgerEntry
+from tidesink.sinks.targets.stream.kafka import Delivery, delivery_error, producer_settings
+from tidesink.sinks.targets.stream.table import LedgerEntry, Stamp
 
 COMMIT_TS = 451_234_567_890_123_456
 SHAPE = shape_with(Column("note", ColumnType("text")))

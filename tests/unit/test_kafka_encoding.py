@@ -15,12 +15,12 @@ from tidesink.codecs.open import open_codec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError, RegistryError, SchemaRefusedError, ValueNotStoredError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.targets.stream.encoding import Encoding, prepare
 from tidesink.sinks.targets.stream.kafka import partition_of
 from tidesink.sinks.targets.stream.table import MessageRows
-from tidesink.typemap.parse import to_datetime
 from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.values import to_datetime
 
 PROTOCOLS = ("flat-avro", "canal-json", "debezium-json", "debezium-avro")
 # TiCDC's own losses: what its protocol cannot carry is not looked for.

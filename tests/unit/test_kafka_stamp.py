@@ -6,16 +6,15 @@ from dataclasses import replace
 
 from tests.contracts.targets_bed import progress
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.targets.stream.kafka import Stamp
-from tidesink.sinks.targets.stream.ledger import LedgerEntry
-from tidesink.sinks.targets.stream.table import MessageRow
+from tidesink.sinks.targets.stream.kafka import message_headers
+from tidesink.sinks.targets.stream.table import LedgerEntry, MessageRow, Stamp
 
 ENTRY = LedgerEntry("shop", ("id",), epoch=1, sent_epoch=500, follows=300)
 ROW = MessageRow("upsert", {"id": 1}, {"id": 1}, 5, (), ("shop_orders", 0, 7))
 
 
 def _key(of: Progress, entry: LedgerEntry = ENTRY) -> bytes | str | None:
-    return dict(Stamp.of(entry, of).headers(ROW))["tidesink-idempotency-key"]
+    return dict(message_headers(Stamp.of(entry, of), ROW))["tidesink-idempotency-key"]
 
 
 def _ending(of: Progress, *, topic_id: str = "topic-id", **partitions: int) -> Progress:
@@ -46,8 +45,8 @@ def test_a_batch_whose_number_comes_again_since_the_store_was_lost_has_another_k
 
 
 def test_a_message_says_its_epoch_and_batch_and_where_its_row_came_from() -> None:
-    headers = dict(Stamp.of(ENTRY, progress(3, 7)).headers(ROW))
+    headers = dict(message_headers(Stamp.of(ENTRY, progress(3, 7)), ROW))
     assert (headers["tidesink-epoch"], headers["tidesink-batch"]) == (b"500", b"7")
     assert headers["tidesink-source"] == b"shop_orders/0/7"
-    placeless = dict(Stamp.of(ENTRY, progress(3, 7)).headers(ROW._replace(place=None)))
+    placeless = dict(message_headers(Stamp.of(ENTRY, progress(3, 7)), ROW._replace(place=None)))
     assert "tidesink-source" not in placeless

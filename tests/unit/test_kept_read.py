@@ -15,7 +15,7 @@ from tests.decoded_batches import as_records
 from tests.surroundings import no_fetch
 from tests.unit.canal_messages import row_bytes
 from tests.watched_lock import WatchedLock
-from tidesink.codecs.canal_json.topic import TableNames
+from tidesink.codecs.canal_json.scan import TableNames
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import Message, TableId

@@ -28,6 +28,7 @@ from tidesink.sinks.targets.lake_files import (
     FileColumn,
     LocateTask,
     NewFiles,
+    PositionFiles,
     RowsTask,
     SmallBatchTask,
     WrittenFile,
@@ -82,7 +83,7 @@ def located(
 ) -> tuple[list[Any], list[int]]:
     """The positions as (path, position), and the keys that were found."""
     table = pa.table({"id": pa.array(keys, pa.int64())})
-    task = LocateTask((tuple(files),), stream_of(table), COLUMNS, new_files(folder), at_once)
+    task = LocateTask((tuple(files),), stream_of(table), COLUMNS, PositionFiles(new_files(folder)), at_once)
     (line,) = lines_of(task(iter([pa.RecordBatch.from_pydict({"id": [0]})])))
     flags = np.unpackbits(np.frombuffer(line.found or b"", np.uint8), count=len(keys))
     found = [key for key, flag in zip(keys, flags, strict=True) if flag]
@@ -197,7 +198,7 @@ def test_files_that_are_not_what_the_table_says_are_refused(tmp_path: Path, spoi
 def test_one_task_for_a_small_batch_does_both(tmp_path: Path) -> None:
     file = written(tmp_path, ("upsert", 1, "a"), ("upsert", 2, "b"))
     new = new_files(tmp_path / "new")
-    task = SmallBatchTask(RowsTask(COLUMNS, new), LocateTask(((file,),), b"", COLUMNS, new))
+    task = SmallBatchTask(RowsTask(COLUMNS, new), LocateTask(((file,),), b"", COLUMNS, PositionFiles(new)))
     lines = lines_of(task(payloads(("upsert", 2, "c"), ("delete", 1, None), ("delete", 5, None))))
     assert [line.found is None for line in lines] == [True, False]
     assert found_keys(lines[1:], upserts=1, keys=3, table="t") == (1, 1)
@@ -208,7 +209,7 @@ def test_several_rows_of_one_key_are_an_error(tmp_path: Path) -> None:
     files = [written(tmp_path / str(n), ("upsert", 1, "a")) for n in (1, 2)]
     task = SmallBatchTask(
         RowsTask(COLUMNS, new_files(tmp_path)),
-        LocateTask(((files[0],), (files[1],)), b"", COLUMNS, new_files(tmp_path)),
+        LocateTask(((files[0],), (files[1],)), b"", COLUMNS, PositionFiles(new_files(tmp_path))),
     )
     lines = lines_of(task(payloads(("upsert", 1, "b"))))
     with pytest.raises(AccountingError, match="2 rows of 1 keys"):

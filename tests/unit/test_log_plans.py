@@ -8,10 +8,10 @@ from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tests.unit.flat_avro_cases import change, codec_with
 from tidesink.cli.table_plans import flat_avro_warnings
-from tidesink.codecs.flat_avro.record import parse_record
+from tidesink.codecs.flat_avro.schema import parse_record
 from tidesink.config import TableConfig
 from tidesink.events import TableId
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.targets.modes import HistoryNames, history_shape, kept_shape, log_shape
 
 

@@ -22,8 +22,15 @@ from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.stream import http_endpoint as http_target
 from tidesink.sinks.targets.stream import kafka as kafka_target
 from tidesink.sinks.targets.stream.kafka import admin_error, delivery_error
-from tidesink.sinks.targets.stream.ledger import KIND, LedgerEntry, StoreLedger, ledger_name, sent_result
-from tidesink.sinks.targets.stream.table import MessageTable, Sent
+from tidesink.sinks.targets.stream.table import (
+    KIND,
+    LedgerEntry,
+    MessageTable,
+    Sent,
+    StoreLedger,
+    ledger_name,
+    sent_result,
+)
 from tidesink.typemap.target_schema import shape_of
 
 KAFKA: dict[str, Any] = {"type": "kafka", "brokers": "k:9092", "protocol": "canal-json"}

@@ -11,10 +11,10 @@ import pytest
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import from_text
-from tidesink.typemap.parse import target_reader, text_reader
+from tidesink.typemap.values import target_reader, text_reader
 
 if TYPE_CHECKING:
-    from tidesink.typemap.render import ZeroDate
+    from tidesink.typemap.table import ZeroDate
 
 CLOCKS: Final = ("", " 00:00:00", " 23:59:59.999999", " 12:34:56.1234567", " 12:34:56.123456000", " 24:00:00")
 DAYS: Final = (

@@ -32,11 +32,11 @@ from tidesink.events import (
     TableId,
     TableSchema,
 )
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BatchSummary, Place
-from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas, TableDecoder
-from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.target_rows import DroppedById, OutputRows, TargetRows, default_value
+from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas
+from tidesink.sinks.batch.records import NO_RULES, EventRules, TableDecoder
+from tidesink.sinks.batch.target_rows import DroppedById, Metadata, TargetRows
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
@@ -47,8 +47,8 @@ from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.sinks.spark.payloads import unpack
 from tidesink.sinks.targets.modes import routed_shape
 from tidesink.typemap.projection import Layout, laid_out
-from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, merge_shape, shape_of
+from tidesink.typemap.table import ZeroDate
+from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, Shard, TableShape, merge_shape, shape_of
 
 TABLE = TableId("shop", "orders")
 ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
@@ -333,17 +333,20 @@ def test_a_watermark_beyond_64_bits_is_counted() -> None:
         (ColumnType("int"), "int", "many", None),
         (ColumnType("bit", length=8), "bigint", "\x05", 5),
         (ColumnType("varbinary"), "binary", "\xff", b"\xff"),
+        (ColumnType("varbinary"), "binary", "\u1234", None),
         (ColumnType("enum", members=("a", "b")), "string", "b", "b"),
         (ColumnType("datetime"), "timestamp_ntz", "CURRENT_TIMESTAMP(3)", None),
         (ColumnType("date"), "date", "0000-00-00", None),
         (ColumnType("varchar"), "string", None, None),
     ],
 )
-def test_defaults_are_values_of_their_columns(
+def test_a_row_from_before_a_column_has_its_default(
     kind: ColumnType, spark_type: str, default: str | None, value: object
 ) -> None:
-    column = ShapeColumn("c", kind, spark_type, default=default)
-    assert default_value(column, shape(OLD)) == value
+    whole = replace(shape(OLD), columns=(ShapeColumn("c", kind, spark_type, default=default),))
+    changes = ChangeTable(TABLE, OLD, None, pa.table({}))
+    found = TargetRows(whole).row(changes, pa.array([{"id": 1}]))
+    assert found.to_pylist() == [{"c": value}]
 
 
 def test_hashes_that_came_in_two_partitions_are_found() -> None:
@@ -380,9 +383,9 @@ def test_rows_come_out_in_the_columns_that_the_target_has() -> None:
     layout = Layout(rename={"id": "Number"}, except_columns=("name",), metadata={"op": "what"})
     found = laid_out(layout, whole, own=())
     goal = Destination(TableId("lake", "all"), Shard("shard", "here"))
-    output = OutputRows(routed_shape(found.shape, goal), found.sources, op="what")
-    task = topic.task(TargetRows(whole))
-    rows, payloads = run(replace(task, plan=task.plan.with_output(output)), topic.batches(2))
+    target, metadata = routed_shape(found.shape, goal), Metadata(layout.metadata, TABLE)
+    task = topic.task(TargetRows(whole, target=target, sources=found.sources, metadata=metadata))
+    rows, payloads = run(task, topic.batches(2))
     written = {"shard": "here", "stock": 7}
     assert {row["key"]["Number"]: (row["_op"], row["after"]) for row in rows} == {
         1: ("upsert", {"Number": 1, "what": "insert", **written}),
@@ -393,10 +396,37 @@ def test_rows_come_out_in_the_columns_that_the_target_has() -> None:
     assert summary(payloads).key_range == (1, 3)
 
 
+KINDS: dict[MetadataKind, str] = {
+    kind: f"_{kind}"
+    for kind in ("op", "commit_ts", "position", "database", "table", "topic", "partition", "offset", "batch")
+}
+
+
+@pytest.mark.parametrize("marks_deletes", [True, False])
+def test_metadata_is_stamped_where_rows_are_made(*, marks_deletes: bool) -> None:
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": "a"})
+    topic.write(OLD, {"id": 2, "name": "b"}, Op.UPDATE)
+    topic.write(OLD, {"id": 1, "name": "a"}, Op.DELETE)
+    found = laid_out(Layout(metadata=KINDS), shape(OLD), own=())
+    metadata = Metadata(KINDS, TABLE)
+    task = topic.task(TargetRows(shape(OLD), target=found.shape, sources=found.sources, metadata=metadata))
+    plan = task.plan.for_batch(7, NO_RULES, marks_deletes=marks_deletes)
+    rows, _ = run(replace(task, plan=plan), topic.batches(2))
+    alike = {"_database": "shop", "_table": "orders", "_topic": "t", "_partition": 0, "_batch": 7}
+    deleted = {"id": None, "name": None, "_op": "delete", "_commit_ts": 2, "_position": "2", "_offset": 2}
+    assert {row["key"]["id"]: row["after"] for row in rows} == {
+        1: deleted | alike if marks_deletes else None,
+        2: {"id": 2, "name": "b", "_op": "update", "_commit_ts": 1, "_position": "1", "_offset": 1} | alike,
+    }
+
+
 def test_names_of_columns_are_the_targets_and_those_left_out_go() -> None:
-    output = OutputRows(shape(OLD), {"Number": "id", "called": "name"})
-    lists = pa.array([None, ["name", "gone"], ["gone"], []], pa.list_(pa.string()))
-    assert output.names(lists).to_pylist() == [None, ["called"], None, None]
+    found = laid_out(Layout(rename={"name": "called"}), shape(OLD), own=())
+    rows = TargetRows(shape(OLD), target=found.shape, sources=found.sources)
+    lists = pa.array([None, ["NAME", "gone"], ["gone"], []], pa.list_(pa.string()))
+    assert rows.names(lists).to_pylist() == [None, ["called"], None, None]
+    assert rows.source_names(lists).to_pylist() == [None, ["name"], None, None]
 
 
 # What a batch asks of its events

@@ -9,7 +9,7 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account
-from tidesink.sinks.kafka.letter_store import Chosen
+from tidesink.sinks.kafka.dead_letters import Chosen
 from tidesink.sinks.worker.replay import ReplayReport, replay
 
 

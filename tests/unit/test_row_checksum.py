@@ -23,7 +23,7 @@ from tests.unit.flat_avro_cases import (
     table,
 )
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
-from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, VERSION, checksum_fault, checksum_of
+from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, VERSION, RowSums, checksum_fault
 from tidesink.errors import ChecksumError, EncodeError
 from tidesink.events import ChangeEvent, Message, Op, Value
 
@@ -41,7 +41,7 @@ def _sized(data: bytes) -> bytes:
 
 def _sum(ddl: str, value: Value, *, zone: str = "UTC") -> int:
     schema = table(f"create table t (c {ddl})")
-    return checksum_of(schema.columns, {"c": value}, time_zone=zone)
+    return RowSums(schema.columns, zone).sum({"c": value})
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_is_encoded_verifies_in_both_orders_and_every_type() -> None:
     codec = codec_with(**SUMMED, producer="new", avro_include_before_value=True, checksum="reject")
     deleted = only_change(codec, message_of(codec, change(Op.DELETE, None, before=EVERY_VALUE)))
     assert deleted.extension is not None
-    assert deleted.extension[CHECKSUM] == str(checksum_of(EVERY_TYPE.columns, EVERY_VALUE))
+    assert deleted.extension[CHECKSUM] == str(RowSums(EVERY_TYPE.columns, "UTC").sum(EVERY_VALUE))
 
 
 @pytest.mark.parametrize("utc", [b"2026-11-01 05:30:00", b"2026-11-01 06:30:00"])

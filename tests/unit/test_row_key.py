@@ -16,7 +16,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row, row_key_of
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Column, ColumnType, TableSchema
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.targets.stream.encoding import prepare
 from tidesink.typemap.projection import Layout, laid_out, read_filter
 from tidesink.typemap.target_schema import (

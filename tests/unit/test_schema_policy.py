@@ -10,8 +10,8 @@ import pytest
 from tests.columns import ID
 from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.config.fields import CHANGE_RULES, ChangePolicy, SchemaChanges
-from tidesink.config.table_checks import shown_policies, unreported_changes
+from tidesink.config.checks import shown_policies, unreported_changes
+from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
@@ -106,12 +106,11 @@ def test_what_else_a_target_refuses_is_no_change() -> None:
     assert pending_of(SchemaRefusedError("no key", table="shop.orders")) is None
 
 
-def test_every_setting_takes_the_policies_of_its_rule() -> None:
-    for kind, field in SchemaChanges.model_fields.items():
-        rule = CHANGE_RULES[kind]  # type: ignore[index]
-        assert set(get_args(field.annotation)) == set(rule.allowed), kind
-        assert field.default == rule.default, kind
-    assert {kind for kind, rule in CHANGE_RULES.items() if len(rule.allowed) > 1} == set(
+def test_every_kind_of_change_has_its_policies_and_the_default_is_one() -> None:
+    defaults = SchemaChanges()
+    for kind in get_args(ChangeKind):
+        assert defaults.policy(kind) == allowed_policies(kind)[0], kind
+    assert {kind for kind in get_args(ChangeKind) if len(allowed_policies(kind)) > 1} == set(
         SchemaChanges.model_fields
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from tidesink.errors import ConfigError
 from tidesink.schema_registry import BasicAuth, BearerAuth, NoAuth, SchemaRegistryClient, TlsOptions
-from tidesink.schema_registry.auth import Endpoint, hide, safe_url
+from tidesink.schema_registry.transport import Endpoint, hide, safe_url
 
 
 def test_credentials_in_a_url_move_into_auth() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidesink.schema_registry.base import TtlCache
+from tidesink.schema_registry.client import TtlCache
 
 
 def test_a_value_is_forgotten_after_its_time() -> None:

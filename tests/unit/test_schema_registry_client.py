@@ -16,7 +16,7 @@ from tests.scripted_registry import (
     registry_clients,
     scripted_registries,
 )
-from tidesink.dev.processes import free_ports
+from tidesink.dev.stack import free_ports
 from tidesink.errors import (
     ConfigError,
     IncompatibleSchemaError,

@@ -17,7 +17,7 @@ from tests.scripted_registry import Client, Reply, Serve, registry_clients, scri
 from tests.token_endpoint import TokenEndpoint, token_endpoints
 from tidesink.errors import ConfigError, RegistryError, RegistryUnavailableError
 from tidesink.schema_registry import RetryPolicy, TlsOptions
-from tidesink.schema_registry.auth import OAuthClient
+from tidesink.schema_registry.transport import OAuthClient
 
 serve = pytest.fixture(scripted_registries, name="serve")
 start = pytest.fixture(confluent_servers, name="start")

@@ -19,15 +19,14 @@ from tests.scripted_registry import (
     registry_clients,
     scripted_registries,
 )
-from tidesink.dev.processes import free_ports
+from tidesink.dev.stack import free_ports
 from tidesink.errors import RegistryError, RegistryUnavailableError
 from tidesink.schema_registry import (
     RetryPolicy,
     Timeouts,
     TlsOptions,
 )
-from tidesink.schema_registry.auth import Endpoint
-from tidesink.schema_registry.transport import Transport
+from tidesink.schema_registry.transport import Endpoint, Transport
 
 serve = pytest.fixture(scripted_registries, name="serve")
 client = pytest.fixture(registry_clients, name="client")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.decoded_batches import as_records
 from tests.unit.canal_messages import row_bytes
-from tidesink.codecs.canal_json.topic import SharedTopic
+from tidesink.codecs.canal_json.scan import TableNames
 from tidesink.codecs.compression import compressed
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
@@ -37,7 +37,7 @@ def _ddl(table: str) -> bytes:
 def _packed(*values: bytes, opens_up_to: int | None = None) -> pa.Table:
     plan = canal_json_plan(SCHEMA)
     assert isinstance(plan.decoder, CanalJsonDecoder)
-    topic = SharedTopic(TableId("s", "t"), frozenset({TableId("s", "t"), TableId("s", "u")}), opens_up_to)
+    topic = TableNames(frozenset({TableId("s", "t"), TableId("s", "u")}), opens_up_to)
     plan = replace(plan, decoder=replace(plan.decoder, topic=topic))
     # As it travels to the tasks.
     task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), plan)))  # noqa: S301

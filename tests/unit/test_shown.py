@@ -8,7 +8,7 @@ import pytest
 
 from tidesink.errors import ValueOutOfRangeError, shown
 from tidesink.events import ColumnType
-from tidesink.typemap.parse import text_reader
+from tidesink.typemap.values import text_reader
 
 
 @pytest.mark.parametrize(

@@ -171,10 +171,10 @@ def test_rows_say_what_they_leave_out_and_where_they_came_from() -> None:
         "_offset": pa.array(range(5)),
     }
     batch = ReducedBatch(shape(ID, NAME, AMOUNT), 4, 1, keeps=True)
-    made = StagedRows(batch.shape, staged_columns(batch), "", packed=False)
+    made = StagedRows(batch.shape, staged_columns(batch.row_format), "")
     whole = pa.record_batch(rows)
     assert made.sources == list(rows)
-    found = [row for staged in made(iter([whole.slice(0, 2), whole.slice(2)])) for row in staged.to_pylist()]
+    found = [row for part in (whole.slice(0, 2), whole.slice(2)) for row in made(part).to_pylist()]
     assert [row[KEPT] for row in found] == [None, ",1,", None, ",2,1,", None]
     assert [row[AFTER_DELETE] for row in found] == [0, 1, 0, 1, 0]
     assert [row[IS_DELETE] for row in found] == [0, 0, 0, 0, 1]

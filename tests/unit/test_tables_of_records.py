@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.decoded_batches import as_records
-from tidesink.codecs.canal_json.topic import (
-    RowForms,
-    SharedTopic,
+from tidesink.codecs.canal_json.scan import (
     TableNames,
     census,
     marked_ddl,
+    row_forms,
 )
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.events import Message, TableId
@@ -54,15 +53,13 @@ def test_records_are_told_apart() -> None:
     ]
     assert named[len(NAMED) :] == ['a"b', "é" * 64]
     assert tuple(at for at, one in enumerate(found.strangers.tolist()) if one) == STRANGERS
-    shared = SharedTopic(T, frozenset({T, U})).shared(records)
-    assert shared.own.tolist() == [name in (None, "t") for name in named]
-    assert shared.strangers == len(STRANGERS)
+    assert found.own(T).tolist() == [name in (None, "t") for name in named]
 
 
 def test_a_damaged_record_that_names_a_known_table_is_its_alone() -> None:
     records = as_records([Message("cdc", 0, 0, None, RECORD.format("u").encode()[:-1])])
     known = frozenset({T, TableId("s", "u")})
-    assert [SharedTopic(one, known).shared(records).own.tolist() for one in sorted(known)] == [
+    assert [TableNames(known).of(records).own(one).tolist() for one in sorted(known)] == [
         [False],
         [True],
     ]
@@ -107,7 +104,7 @@ def test_the_newest_row_of_each_form_says_its_words() -> None:
         b"no JSON",
     )
     records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(values))
-    found = RowForms(T)(iter([records.slice(0, 2), records.slice(2)]))
+    found = row_forms(T, iter([records.slice(0, 2), records.slice(2)]))
     assert [(one.names, one.types, one.keys, one.offset) for one in found] == [
         (("a", "b"), {"a": "text", "b": "text"}, ["a"], 2),
         (("b", "a"), {"b": "int", "a": "int"}, ["b"], 3),

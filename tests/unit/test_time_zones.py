@@ -10,7 +10,7 @@ import pytest
 
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import from_text
-from tidesink.typemap.parse import target_reader
+from tidesink.typemap.values import target_reader
 
 STAMP = ColumnType("timestamp", fsp=6)
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -12,25 +12,29 @@ from hypothesis import strategies as st
 
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ColumnType
-from tidesink.typemap.mysql_types import parse_members, parse_sql_type, render_members
-from tidesink.typemap.parse import (
-    DECIMAL_CONTEXT,
-    integer_bounds,
-    shortest_float32,
-    text_reader,
-    wire_unsigned,
-)
-from tidesink.typemap.render import (
+from tidesink.typemap.mysql_types import parse_members, parse_sql_type
+from tidesink.typemap.table import (
+    TYPES,
     avro_type,
     escape_allowed,
     mysql_type_text,
     mysql_type_word,
+    render_members,
+    row_named,
+    row_of_avro,
     spark_type,
     split_allowed,
     sql_type_code,
 )
-from tidesink.typemap.table import TYPES, row_named, row_of_avro
-from tidesink.typemap.wire_text import plain_float, text_writer
+from tidesink.typemap.values import (
+    DECIMAL_CONTEXT,
+    integer_bounds,
+    plain_float,
+    shortest_float32,
+    text_reader,
+    text_writer,
+    wire_unsigned,
+)
 
 
 @pytest.mark.parametrize("row", TYPES, ids=lambda row: row.name)
@@ -344,10 +348,10 @@ def test_a_decimal_may_be_given_as_text() -> None:
     assert text_writer(parse_sql_type("decimal(5,2)"))("1.5") == "1.50"
 
 
-@given(st.text(alphabet="0123456789-+.eE _x٣", max_size=8))
-def test_integers_are_read_the_same_with_and_without_a_call(text: str) -> None:
+@given(st.text(alphabet="0123456789-+.eE _x٣", max_size=8), st.sampled_from(["smallint", "bit(3)"]))
+def test_integers_are_read_the_same_with_and_without_a_call(text: str, sql: str) -> None:
     """The fast way of a loop and the reader agree on what is an integer."""
-    column_type = parse_sql_type("smallint")
+    column_type = parse_sql_type(sql)
     low, high = integer_bounds(column_type) or (0, 0)
     if text.isdigit() and text.isascii() and len(text) < 20 and low <= int(text) <= high:
         assert text_reader(column_type)(text) == int(text)
@@ -355,5 +359,6 @@ def test_integers_are_read_the_same_with_and_without_a_call(text: str) -> None:
 
 def test_only_integers_have_bounds() -> None:
     assert integer_bounds(parse_sql_type("tinyint unsigned")) == (0, 255)
-    assert integer_bounds(parse_sql_type("bit(3)")) is None
+    assert integer_bounds(parse_sql_type("bit(3)")) == (0, 7)
+    assert integer_bounds(parse_sql_type("enum('a')")) is None
     assert integer_bounds(parse_sql_type("text")) is None

@@ -16,8 +16,8 @@ from tests.arrow_columns import COLUMN_TYPES, POLICIES, assert_reads_as_scalar, 
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import arrow_type, from_python, from_text, from_value
-from tidesink.typemap.parse import keeps_text
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
+from tidesink.typemap.values import keeps_text
 
 UTC = timezone.utc
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -124,7 +124,7 @@ def test_texts_are_read_as_the_scalar_readers_read_them(column_type: ColumnType)
     for texts in (TEXTS, _accepted(column_type)):
         for zero_date in POLICIES:
             assert_reads_as_scalar(texts, column_type, zero_date=zero_date, time_zone=UTC)
-    assert_reads_as_scalar(TEXTS[::-2], column_type, zero_date="null", time_zone=UTC, key=True)
+    assert_reads_as_scalar(TEXTS[::-2], column_type, zero_date="error", time_zone=UTC)
     assert_reads_as_scalar([], column_type, zero_date="null", time_zone=UTC)
 
 
@@ -187,25 +187,22 @@ def test_usual_texts(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero_date", "key", "values", "unproven", "zero_dates"),
+    ("zero_date", "values", "unproven", "zero_dates"),
     [
-        ("null", False, [date(2024, 1, 1), None, None], None, [False, True, False]),
-        ("null", True, [date(2024, 1, 1), None, None], [False, True, False], None),
-        ("error", False, [date(2024, 1, 1), None, None], [False, True, False], None),
-        ("text", False, ["2024-01-01", "0000-00-00", None], None, None),
-        ("text", True, [date(2024, 1, 1), None, None], [False, True, False], None),
+        ("null", [date(2024, 1, 1), None, None], None, [False, True, False]),
+        ("error", [date(2024, 1, 1), None, None], [False, True, False], None),
+        ("text", ["2024-01-01", "0000-00-00", None], None, None),
     ],
 )
 def test_zero_dates_follow_the_policy(
     zero_date: ZeroDate,
-    key: bool,
     values: list[Any],
     unproven: list[bool] | None,
     zero_dates: list[bool] | None,
 ) -> None:
     texts = pa.array(["2024-01-01", "0000-00-00", None])
     for convert in (from_text, from_value):
-        found = convert(texts, ColumnType("date"), zero_date=zero_date, time_zone=UTC, key=key)
+        found = convert(texts, ColumnType("date"), zero_date=zero_date, time_zone=UTC)
         assert found.values.to_pylist() == values
         assert (found.unproven is None) == (unproven is None)
         assert flagged(found.unproven, 3) == (unproven or [False] * 3)

@@ -20,9 +20,8 @@ from tests.arrow_columns import COLUMN_TYPES, POLICIES, assert_reads_as_scalar, 
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import from_python, from_value
 from tidesink.typemap.arrow_text import utc_micros
-from tidesink.typemap.parse import integer_bounds
-from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.table import Reader, ZeroDate, row_of
+from tidesink.typemap.values import integer_bounds
 
 
 def _kind(column_type: ColumnType) -> tuple[object, ...]:

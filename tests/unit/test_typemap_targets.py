@@ -11,8 +11,8 @@ import pytest
 
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.parse import is_calendar_date, target_reader
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
+from tidesink.typemap.values import is_calendar_date, target_reader
 
 UTC = timezone.utc
 

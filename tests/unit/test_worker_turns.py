@@ -13,7 +13,7 @@ from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.errors import RegistryError, SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.sql_store import SqlStateStore

@@ -8,9 +8,9 @@ from typing import Any, cast
 from tests.memory_target import CAPABILITIES, MemoryTarget
 from tidesink.codecs.base import CodecOptions
 from tidesink.config.fields import ChangePolicy, SchemaChanges
+from tidesink.config.models import Destination
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.projection import LaidOutDecoding
 from tidesink.sinks.batch.schema_changes import (
     ChangesWaitError,
     Pending,
@@ -19,10 +19,11 @@ from tidesink.sinks.batch.schema_changes import (
     settle_names,
     source_columns_of,
 )
+from tidesink.sinks.batch.schema_source import ProjectedDecoding
 from tidesink.sinks.batch.topic_ddl import TopicTable, reported_by
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.typemap.projection import Layout
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 T = TableId("s", "t")
 
@@ -99,7 +100,7 @@ class Bed:
         self.inner.prepare(cast("Any", None))
         self.decoding: Any = self.inner
         if self.layout is not None:
-            self.decoding = LaidOutDecoding(self.inner, self.layout, cast("Any", None))
+            self.decoding = ProjectedDecoding(self.inner, self.layout, Destination(T), cast("Any", None))
 
     def alter(self, *statements: str) -> tuple[Pending, ...]:
         """Statements of one scan, and the batch after them: what waits then."""

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from tests.columns import ID
 from tidesink.events import Column, ColumnType, TableId, TableSchema, Value
-from tidesink.typemap.render import spark_type
-from tidesink.typemap.table import OTHER_TYPES, TYPES, TypeRow
+from tidesink.typemap.table import OTHER_TYPES, TYPES, TypeRow, spark_type
 from tidesink.typemap.target_schema import TableShape, shape_of
 
 TABLE = TableId("shop", "orders")

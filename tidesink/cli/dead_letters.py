@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from tidesink.cli import terminal
-from tidesink.cli.decode import Observed, decoded_lines, human_lines
+from tidesink.cli.codec import Observed, decoded_lines, human_lines
 from tidesink.cli.json_lines import base64_text, error_json
 from tidesink.cli.sources import setting
 from tidesink.cli.status import (
@@ -25,6 +24,7 @@ from tidesink.cli.status import (
     known_table,
     named_table,
     seconds_since_turn,
+    shown_moment,
     tables_worked_on,
     worked_with,
 )
@@ -41,15 +41,32 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.config import Config
-from tidesink.config.fields import PositiveDuration, without_secrets
+from tidesink.config.fields import without_secrets
 from tidesink.errors import ConfigError, NotKeptError, RegistryError, TidesinkError, nearest
 from tidesink.events import Message, TableId
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tidesink.sinks.kafka.letter_store import Chosen, RecordGroup
+    from tidesink.sinks.kafka.dead_letters import Chosen, RecordGroup
     from tidesink.sinks.worker.replay import ReplayReport
+
+
+TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The source table, schema.table.")]
+AnyTable = Annotated[
+    str | None, typer.Argument(metavar="[TABLE]", help="The source table, schema.table; all if not given.")
+]
+PlaceArgument = Annotated[
+    str, typer.Argument(metavar="PLACE", help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET.")
+]
+TopicId = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="Kafka's id of the topic, if it was made again under its name: list -o json has it.",
+    ),
+]
+Limit = Annotated[int, typer.Option("--max", min=1, help="Show at most this many records.")]
 
 
 app = typer.Typer(
@@ -57,22 +74,23 @@ app = typer.Typer(
 )
 
 _COLUMNS: Final = ("table", "error", "count", "first", "last", "where")
-_DURATION: Final[TypeAdapter[float]] = TypeAdapter(PositiveDuration)
 
 
+@app.command("list")
+@guarded
 def list_letters(
     table: AnyTable = None, config: ConfigOption = None, output: Output = OutputFormat.TEXT
 ) -> None:
     """Count the dead letters by table, error and partition, with the time and the place of the first and
     last of each."""
-    from tidesink.sinks.kafka.letter_store import Chosen, dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     settings = chosen_config(None, config)
     letters = dead_letters_of(settings)
-    groups, place = letters.groups(Chosen(settings.pipeline, table)), letters.place
+    groups, place = letters.groups(chosen_records(settings.pipeline, table)), letters.place
     if output is OutputFormat.JSON:
         known = tables_worked_on(settings)
-        shown = [group_json(group, kind="error", known=known) for group in groups]
+        shown = [group_json(group, known) for group in groups]
         write_json({"pipeline": settings.pipeline, "place": place, "dead_letters": shown})
     elif not groups:
         typer.echo(f"no dead letters of {table or settings.pipeline} in {place}")
@@ -80,6 +98,8 @@ def list_letters(
         show_table(None, _COLUMNS, map(group_row, groups))
 
 
+@app.command()
+@guarded
 def show(
     table: TableArgument,
     place: PlaceArgument,
@@ -92,7 +112,7 @@ def show(
     The exit code is 1 if there is none at this place.
     """
     settings = chosen_config(None, config)
-    row = _one(settings, chosen_record(settings.pipeline, table, place, topic_id), place)
+    row = _one(settings, chosen_records(settings.pipeline, table, place, topic_id), place)
     decoded = _decoded(row, config_path(None, config))
     if output is OutputFormat.JSON:
         write_json({**record_json(row, tables_worked_on(settings)), "decoded": decoded})
@@ -108,6 +128,8 @@ def show(
             console().print(f"  {text}")
 
 
+@app.command()
+@guarded
 def drop(
     table: AnyTable = None,
     place: Annotated[
@@ -117,9 +139,6 @@ def drop(
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="The letters of every table.")] = False,
     error: Annotated[str | None, typer.Option(help="Only those of this error, such as FramingError.")] = None,
-    older_than: Annotated[
-        str | None, typer.Option(help="Only those whose Kafka timestamp is older than this: 90m, 12h, 168h.")
-    ] = None,
     below: Annotated[
         int | None, typer.Option(help="Only those of offsets below this one, in every partition.")
     ] = None,
@@ -131,22 +150,21 @@ def drop(
 
     If stdin is no terminal, nobody can be asked: without --yes nothing is dropped and the exit code is 2.
     """
-    from tidesink.sinks.kafka.letter_store import counted, dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     settings = chosen_config(None, config)
-    chosen = _to_drop(settings, table, place, topic_id, everything=everything)
+    if (table is None) != everything:
+        raise ConfigError("give either a table, as schema.table, or --all")
+    chosen = chosen_records(settings.pipeline, table, place, topic_id)
     if place is None:
-        before = None if older_than is None else datetime.now(timezone.utc) - _age(older_than)
-        chosen = replace(chosen, before=before, below=below, kind=error_name(error))
-    elif (error, older_than, below) != (None, None, None):
-        raise ConfigError(
-            "a place names one letter: --error, --older-than and --below have no effect with it; remove them"
-        )
+        chosen = replace(chosen, below=below, kind=error_name(error))
+    elif (error, below) != (None, None):
+        raise ConfigError("a place names one letter: --error and --below have no effect with it; remove them")
     letters = dead_letters_of(settings)
     groups = letters.groups(chosen)
     if place is not None:
         check_one_topic(((group.topic, group.topic_id) for group in groups), place)
-    count = counted(groups)
+    count = sum(group.count for group in groups)
     dropped = letters.remove(chosen) if count and (yes or _confirmed(count, letters.place)) else 0
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "dropped": dropped})
@@ -154,6 +172,8 @@ def drop(
         typer.echo(f"{dropped} dead letters dropped")
 
 
+@app.command()
+@guarded
 def replay(
     table: TableArgument,
     place: Annotated[
@@ -169,15 +189,11 @@ def replay(
     If a newer change of the same row was applied, it wins. Letters that were applied or superseded are
     removed; the others stay, with today's reason. No worker may run. The exit code is 3 if letters stay.
     """
-    from tidesink.sinks.kafka.letter_store import Chosen
     from tidesink.sinks.worker.replay import replay as replayed
 
     settings = chosen_config(None, config)
     table = _replayable_table(settings, table)
-    chosen = replace(
-        chosen_record(settings.pipeline, table, place) if place else Chosen(settings.pipeline, table),
-        kind=error_name(error),
-    )
+    chosen = replace(chosen_records(settings.pipeline, table, place), kind=error_name(error))
     note(f"{settings.pipeline}: starting Spark")
     report = replayed(settings, chosen)
     if output is OutputFormat.JSON:
@@ -244,25 +260,6 @@ _LEFT: Final = (
 )
 
 
-def _to_drop(
-    config: Config, table: str | None, place: str | None, topic_id: str | None, *, everything: bool
-) -> Chosen:
-    from tidesink.sinks.kafka.letter_store import Chosen
-
-    if (table is None) != everything:
-        raise ConfigError("give either a table, as schema.table, or --all")
-    if place is None or table is None:
-        return Chosen(config.pipeline, table, topic_id=topic_id)
-    return chosen_record(config.pipeline, table, place, topic_id)
-
-
-def _age(text: str) -> timedelta:
-    try:
-        return timedelta(seconds=_DURATION.validate_python(text))
-    except ValidationError as exc:
-        raise ConfigError(f"--older-than {text}: give a number with a unit: 90m, 12h, 168h") from exc
-
-
 def _confirmed(count: int, place: str) -> bool:
     """Whether a person agrees; asked on stderr, since stdout is for the result."""
     if not sys.stdin.isatty():
@@ -277,31 +274,25 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
         ConfigError: there are several.
         NotKeptError: there is none.
     """
-    from tidesink.sinks.kafka.letter_store import dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     letters = dead_letters_of(config)
     found = letters.rows(chosen, limit=2)
     check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
     if not found:
-        raise not_stored("dead letter", chosen, command="tidesink dlq list", store=letters.place)
+        raise not_stored(chosen, letters.place)
     return found[0]
 
 
 def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
     """What the codec makes of a letter's bytes today, or why it cannot decode them."""
     message = Message(row["topic"], row["partition"], row["offset"], row["key"], row["value"])
-    found = setting(
-        protocol=None, given={}, schemas=None, schema_registry=None, definitions=None, config=config
-    )
+    found = setting({"config": config})
     codec = found.open_codec()
     try:
         return list(decoded_lines(codec, message, Observed(found)))
     except RegistryError as error:
         return [error_json(error, message)]
-
-
-for _name, _command in (("list", list_letters), ("show", show), ("drop", drop), ("replay", replay)):
-    app.command(_name)(guarded(_command))
 
 
 ddl_app = typer.Typer(
@@ -310,9 +301,9 @@ ddl_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_EVENT_COLUMNS: Final = ("table", "committed", "kind", "where", "statement")
 
-
+@ddl_app.command("list")
+@guarded
 def list_events(
     table: AnyTable = None,
     config: ConfigOption = None,
@@ -320,85 +311,35 @@ def list_events(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """List the DDL events, the oldest of each table first: when, what kind, and the statement."""
-    from tidesink.sinks.kafka.letter_store import Chosen
-
     settings = chosen_config(None, config)
-    found, place = _events(settings, Chosen(settings.pipeline, table))[:most], without_secrets(settings.state)
+    known, place = tables_worked_on(settings), without_secrets(settings.state)
+    found = [event for event in _events(settings, known) if table in (None, event["table"])][:most]
     if output is OutputFormat.JSON:
-        known = tables_worked_on(settings)
         shown = [record_json(row, known) for row in found]
         write_json({"pipeline": settings.pipeline, "place": place, "ddl": shown})
     elif not found:
         typer.echo(f"no DDL events of {table or settings.pipeline} in {place}")
     else:
-        show_table(None, _EVENT_COLUMNS, map(_row, found), folded=("statement",))
+        rows = [
+            (row["table"], commit_time(row["commit_ts"]), row["kind"], place_of(row), row["query"])
+            for row in found
+        ]
+        show_table(None, ("table", "committed", "kind", "where", "statement"), rows, folded=("statement",))
 
 
-def show_event(
-    table: TableArgument,
-    place: PlaceArgument,
-    config: ConfigOption = None,
-    topic_id: TopicId = None,
-    output: Output = OutputFormat.TEXT,
-) -> None:
-    """Show one DDL event: its whole statement. The exit code is 1 if there is none at this place."""
-    settings = chosen_config(None, config)
-    chosen = chosen_record(settings.pipeline, table, place, topic_id)
-    found = _events(settings, chosen)
-    check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
-    if not found:
-        store = without_secrets(settings.state)
-        raise not_stored("DDL event", chosen, command="tidesink ddl list", store=store)
-    row = found[0]
-    if output is OutputFormat.JSON:
-        write_json(record_json(row, tables_worked_on(settings)))
-        return
-    typer.echo(f"{row['table']}  {place_of(row)}  {row['kind']}  {commit_time(row['commit_ts'])}")
-    typer.echo(row["query"])
-
-
-def _events(config: Config, chosen: Chosen) -> list[dict[str, Any]]:
-    from tidesink.sinks.kafka.letter_store import moment
+def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:
+    from tidesink.sinks.kafka.dead_letters import moment
     from tidesink.sinks.state.progress import load_ddl
 
-    tables = tables_worked_on(config)
     if not tables:
         return []
     with worked_with(config) as store:
         found = load_ddl(store, config.pipeline, tables)
-    return [
-        {**event._asdict(), "pipeline": config.pipeline, "time": moment(event.time)}
-        for event in found
-        if chosen.fits(event, kind=event.kind)
-    ]
+    return [{**event._asdict(), "pipeline": config.pipeline, "time": moment(event.time)} for event in found]
 
-
-def _row(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["table"], commit_time(row["commit_ts"]), row["kind"], place_of(row), row["query"]
-
-
-for _event_name, _event_command in (("list", list_events), ("show", show_event)):
-    ddl_app.command(_event_name)(guarded(_event_command))
-
-
-TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The source table, schema.table.")]
-AnyTable = Annotated[
-    str | None, typer.Argument(metavar="[TABLE]", help="The source table, schema.table; all if not given.")
-]
-PlaceArgument = Annotated[
-    str, typer.Argument(metavar="PLACE", help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET.")
-]
-TopicId = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ID",
-        help="Kafka's id of the topic, if it was made again under its name: list -o json has it.",
-    ),
-]
-Limit = Annotated[int, typer.Option("--max", min=1, help="Show at most this many records.")]
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>.+)\[(?P<inner>\d+)\]|(?P<partition>\d+))@(?P<offset>\d+)")
-_DUMPED: Final = 512
+_DUMPED: Final = 256
 
 
 def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> None:
@@ -415,19 +356,22 @@ def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> Non
         )
 
 
-def chosen_record(pipeline: str, table: str, place: str, topic_id: str | None = None) -> Chosen:
-    """The one record at a place.
+def chosen_records(
+    pipeline: str, table: str | None, place: str | None = None, topic_id: str | None = None
+) -> Chosen:
+    """The records of a table, or of all; with ``place`` the one record there.
 
     Raises:
         ConfigError: the text is not a place.
     """
-    from tidesink.sinks.kafka.letter_store import Chosen
+    from tidesink.sinks.kafka.dead_letters import Chosen
 
+    if place is None:
+        return Chosen(pipeline, table, topic_id=topic_id)
     found = _PLACE.fullmatch(place)
     if found is None:
         raise ConfigError(f"{place!r} is not a place: give PARTITION@OFFSET, such as 0@17, or topic[0]@17")
-    partition = int(found["inner"] or found["partition"] or 0)
-    offset = int(found["offset"])
+    partition, offset = int(found["inner"] or found["partition"] or 0), int(found["offset"])
     return Chosen(pipeline, table, found["topic"], topic_id, partition=partition, offset=offset)
 
 
@@ -452,18 +396,13 @@ def _names_below(error: type[TidesinkError]) -> Iterator[str]:
         yield from _names_below(below)
 
 
-def not_stored(kind: str, chosen: Chosen, *, command: str, store: str) -> NotKeptError:
-    """The error that no record of a kind is at the chosen place."""
+def not_stored(chosen: Chosen, store: str) -> NotKeptError:
+    """The error that no letter is at the chosen place."""
     place = f"partition {chosen.partition}, offset {chosen.offset} of {chosen.topic or 'any topic'}"
     return NotKeptError(
-        f"pipeline {chosen.pipeline} stores no {kind} of table {chosen.table} at {place} in {store}: "
-        f"{command} lists those it has"
+        f"pipeline {chosen.pipeline} stores no dead letter of table {chosen.table} at {place} in {store}: "
+        "tidesink dlq list lists those it has"
     )
-
-
-def shown_moment(moment: datetime | None) -> str:
-    """A moment for people, UTC."""
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if moment else ""
 
 
 def moment_json(moment: datetime | None) -> str | None:
@@ -484,19 +423,15 @@ def place_of(row: Mapping[str, Any]) -> str:
     return f"{row['topic']}[{row['partition']}]@{row['offset']}"
 
 
-def group_json(group: RecordGroup, *, kind: str, known: Iterable[TableId]) -> dict[str, Any]:
-    """Stored records of one table, partition and kind as JSON; ``known`` are the pipeline's tables."""
+def group_json(group: RecordGroup, known: Iterable[TableId]) -> dict[str, Any]:
+    """Letters of one table, partition and error as JSON; ``known`` are the pipeline's tables."""
+    shown = asdict(group)
+    times = {name: moment_json(shown[name]) for name in ("first_time", "last_time")}
     return {
         "table": named_table(group.table, known)._asdict(),
-        kind: group.kind,
-        "topic": group.topic,
-        "topic_id": group.topic_id,
-        "partition": group.partition,
-        "count": group.count,
-        "first_offset": group.first_offset,
-        "last_offset": group.last_offset,
-        "first_time": moment_json(group.first_time),
-        "last_time": moment_json(group.last_time),
+        "error": shown.pop("kind"),
+        **{name: value for name, value in shown.items() if name != "table"},
+        **times,
     }
 
 
@@ -513,16 +448,10 @@ def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
     if data is None:
         yield f"{name}: null"
         return
-    text = _text(data)
     yield f"{name}: {len(data)} bytes"
-    if text is not None:
-        yield f"  {text}"
-        return
-    for at in range(0, min(len(data), _DUMPED), 16):
-        part = data[at : at + 16]
-        plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
-        yield f"  {at:06x}  {part.hex(' '):<47}  {plain}"
-    if len(data) > _DUMPED:
+    if data:
+        yield f"  {_text(data) or data[:_DUMPED].hex(' ')}"
+    if _text(data) is None and len(data) > _DUMPED:
         yield f"  … {len(data) - _DUMPED} bytes more: -o json has them all"
 
 

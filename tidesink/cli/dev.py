@@ -1,7 +1,6 @@
 """``tidesink dev``: a broker and a registry on this machine, something to write to them, and the demo.
 
-``dev demo`` runs the main job from nothing, with a line per step, and on a terminal what runs at the
-moment; ``dev jars`` downloads what it needs.
+``dev demo`` runs the main job from nothing, with a line per step; ``dev jars`` downloads what it needs.
 """
 
 from __future__ import annotations
@@ -9,35 +8,37 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from tidesink.cli import terminal
-from tidesink.cli.codec_options import CodecCommand, Given, codec_options, with_codec_options
-from tidesink.cli.sources import running_stack
-from tidesink.cli.status import named_table
+from tidesink.cli.sources import CodecCommand, Given, codec_options, with_codec_options
+from tidesink.cli.status import COUNTS, counts_row, named_table
 from tidesink.cli.terminal import (
     LogFormat,
     Output,
     OutputFormat,
+    ProgressLines,
     guarded,
     log_to_stderr,
     note,
     show_table,
     write_json,
 )
-from tidesink.dev.stack import CONTROLLER_PORT, DIRECTORY, KAFKA_PORT, REGISTRY_PORT, DevStack
-from tidesink.dev.workload import WorkloadReport
-from tidesink.sinks.batch.observers import BatchApplied, StepRetried, WorkerEvent
+from tidesink.dev.stack import (
+    CONTROLLER_PORT,
+    DIRECTORY,
+    KAFKA_PORT,
+    REGISTRY_PORT,
+    DevStack,
+    running_stack,
+)
 from tidesink.sinks.spark.jvm import all_connector_jars, jar_directory
 from tidesink.sinks.spark.session import make_class_archive
 
@@ -88,29 +89,6 @@ def down(directory: Directory = DIRECTORY, output: Output = OutputFormat.TEXT) -
         typer.echo(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
 
 
-@app.command()
-@guarded
-def status(
-    directory: Directory = DIRECTORY,
-    kafka_port: KafkaPort = KAFKA_PORT,
-    controller_port: ControllerPort = CONTROLLER_PORT,
-    registry_port: RegistryPort = REGISTRY_PORT,
-    output: Output = OutputFormat.TEXT,
-) -> None:
-    """Show which servers run. The exit code is 3 if one does not."""
-    stack = DevStack(
-        directory, kafka_port=kafka_port, controller_port=controller_port, registry_port=registry_port
-    )
-    found = stack.status()
-    if output is OutputFormat.JSON:
-        write_json({"services": [service._asdict() for service in found]})
-    else:
-        rows = [(entry.name, entry.state, entry.pid, entry.port, entry.detail) for entry in found]
-        show_table(None, ("service", "state", "pid", "port", "detail"), rows, folded=("detail",))
-    if any(service.state != "running" for service in found):
-        raise typer.Exit(terminal.UNWELL)
-
-
 class Protocol(str, Enum):
     """The protocols the workload can be written in."""
 
@@ -143,7 +121,7 @@ def workload(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Write a seeded shop workload through tidesink's own encoders, and the expected final state."""
-    from tidesink.dev.workload import WorkloadOptions, write_workload
+    from tidesink.dev.demo import WorkloadOptions, write_workload
     from tidesink.schema_registry import open_registry
 
     local = running_stack(directory) or DevStack(directory).addresses
@@ -163,7 +141,7 @@ def workload(
         rate=rate,
     )
     with closing(registry) if registry is not None else nullcontext():
-        report = write_workload(options, _counting(events))
+        report = write_workload(options, note)
     if output is OutputFormat.JSON:
         write_json({**dataclasses.asdict(report), "expected": str(report.expected)})
         return
@@ -175,19 +153,8 @@ def workload(
     )
 
 
-def _counting(events: int) -> Callable[[int], None]:
-    """Progress on stderr, at most one line for each tenth of the work."""
-    reported = 0
-
-    def report(sent: int) -> None:
-        nonlocal reported
-        if sent * 10 // events > reported:
-            reported = sent * 10 // events
-            note(f"{sent} of about {events} row events sent")
-
-    return report
-
-
+@app.command()
+@guarded
 def demo(
     events: Annotated[int, typer.Option(min=1, help="About how many row events to write.")] = 20_000,
     protocol: Annotated[Protocol, typer.Option(help="The codec to show.")] = Protocol.FLAT_AVRO,
@@ -209,8 +176,14 @@ def demo(
     options = DemoOptions(
         directory, protocol=protocol.value, events=events, seed=seed, batch_records=batch_records
     )
-    steps = DemoSteps(Console(stderr=True, highlight=False))
-    result = run_demo(options, steps.say, listener=steps, on_workload=steps.written)
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        note(f"{time.monotonic() - started:6.1f} s  {text}")
+
+    result = run_demo(
+        options, say, listener=ProgressLines(lambda text: say(f"worker: {text}"), brokers="here")
+    )
     if output is OutputFormat.JSON:
         write_json(demo_json(result))
     else:
@@ -219,6 +192,8 @@ def demo(
         raise typer.Exit(terminal.FAILED)
 
 
+@app.command()
+@guarded
 def jars(output: Output = OutputFormat.TEXT) -> None:
     """Fetch the connector jars of Spark and of every target, so that a worker starts without a network.
 
@@ -259,61 +234,40 @@ def _pairs(result: DemoResult) -> Iterator[tuple[TableCheck, TableReport | None]
         yield check, reports.get(check.table)
 
 
+# Narrow enough for 80 characters.
+_COLUMNS: Final = ("table", "rows", "columns", "last commit_ts", "lag", "batches", "every value")
+
+
 def _show(result: DemoResult) -> None:
-    pairs = list(_pairs(result))
-    show_table("\nThe tables in the lake", _TABLE_COLUMNS, [_table_row(*pair) for pair in pairs])
+    show_table("\nThe tables in the lake", _COLUMNS, [_row(*pair) for pair in _pairs(result)])
     title = "\nRow events: read = applied + superseded + filtered + dead letters"
-    show_table(title, _ACCOUNT_COLUMNS, [_account_row(*pair) for pair in pairs])
-    for line in (line for pair in pairs for line in _remarks(*pair)):
-        typer.echo(line)
+    show_table(title, COUNTS, [counts_row(report.table, report.counters) for report in result.run.tables])
+    for check in result.checks:
+        for difference in check.differences:
+            typer.echo(f"{check.table}: {difference}")
+    for report in result.run.tables:
+        if report.error:
+            typer.echo(f"{report.table} is {report.state}: {report.error}")
+    nulled = sum(sum(report.zero_dates.values()) for report in result.run.tables)
+    if nulled:
+        typer.echo(f"{nulled} dates that no calendar has became NULL (zero-date: null)")
     typer.echo(_verdict(result))
     typer.echo(f"The lake stays in {_from_here(result.lake)}. How its tables stand:")
     typer.echo(f"  {shlex.join(['tidesink', 'status', str(_from_here(result.config))])}")
 
 
-# Narrow enough for 80 characters.
-_TABLE_COLUMNS = ("table", "rows", "columns", "last commit_ts", "lag", "batches", "every value")
-_ACCOUNT_COLUMNS = (
-    "table",
-    "read",
-    "applied",
-    "superseded",
-    "filtered",
-    "dead\nletters",
-    "holds",
-    "dates\nto NULL",
-)
-
-
-def _table_row(check: TableCheck, report: TableReport | None) -> tuple[Any, ...]:
+def _row(check: TableCheck, report: TableReport | None) -> tuple[Any, ...]:
     verdict = "right" if check.right else f"WRONG: {len(check.differences)} differences below"
     run = (None, None, 0) if report is None else (report.commit_ts, report.lag, report.batches)
     return check.table, check.rows, check.columns, *run, verdict
 
 
-def _account_row(check: TableCheck, report: TableReport | None) -> tuple[Any, ...]:
-    counters = {} if report is None else report.counters
-    read, *parts = (counters.get(name, 0) for name in _COUNTERS)
-    nulled = 0 if report is None else sum(report.zero_dates.values())
-    return check.table, read, *parts, "yes" if read == sum(parts) else "NO", nulled
-
-
-_COUNTERS = ("read", "applied", "superseded", "filtered", "dead_lettered")
-
-
-def _remarks(check: TableCheck, report: TableReport | None) -> list[str]:
-    remarks = [f"{check.table}: {difference}" for difference in check.differences]
-    if report is not None and report.error:
-        remarks.append(f"{check.table} is {report.state}: {report.error}")
-    return remarks
-
-
 def _verdict(result: DemoResult) -> str:
-    values = sum(check.rows * check.columns for check in result.checks)
-    rows = sum(check.rows for check in result.checks)
     took = ", ".join(f"{name} {count:.1f} s" for name, count in result.seconds.items())
     if not result.right:
         return f"\nNOT right: see above. ({took})"
+    values = sum(check.rows * check.columns for check in result.checks)
+    rows = sum(check.rows for check in result.checks)
     return (
         f"\nRight: {values:,} values in {rows:,} rows of {len(result.checks)} tables are what the source "
         f"holds after {result.workload.events:,} row events.\n({took})"
@@ -322,41 +276,3 @@ def _verdict(result: DemoResult) -> str:
 
 def _from_here(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-class DemoSteps:
-    """Lines on stderr with the seconds since the start.
-
-    A listener of the worker as well: it counts the records applied so far. Its methods may be called from
-    several threads.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._started = time.monotonic()
-        self._lock = threading.Lock()
-        self._records = 0
-        self._applied = 0
-
-    def say(self, text: str) -> None:
-        """Tell that something begins."""
-        seconds = time.monotonic() - self._started
-        self._console.print(f"[dim]{seconds:6.1f} s[/dim]  {escape(text)}", soft_wrap=True)
-
-    def written(self, workload: WorkloadReport) -> None:
-        """Take note of how many records there are to apply."""
-        self._records = sum(workload.by_topic.values())
-        self.say(
-            f"workload: {self._records:,} records in {len(workload.by_topic)} topics, "
-            f"{workload.resent:,} of them sent again as after a restart of the changefeed"
-        )
-
-    def hear(self, event: WorkerEvent) -> None:
-        """Show where the worker is."""
-        with self._lock:
-            if isinstance(event, BatchApplied):
-                self._applied += event.account.read
-                of = f"{self._applied:,} of {self._records:,} records are in the lake"
-                self.say(f"worker: {event.table} batch {event.batch} is applied; {of}")
-            elif isinstance(event, StepRetried):
-                self.say(f"worker: {type(event.error).__name__}, again in {event.pause:.1f} s")

@@ -49,7 +49,7 @@ from tidesink.events import (
     WatermarkEvent,
 )
 from tidesink.typemap.table import row_of
-from tidesink.typemap.wire_text import json_value
+from tidesink.typemap.values import json_value
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _SCHEMA_LINES = (
@@ -121,40 +121,25 @@ def read_capture(name: str) -> Iterator[Message]:
     for number, line in json_lines(name):
         try:
             message = message_of(line)
-        except (KeyError, TypeError, ValueError) as error:
-            reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-            raise ConfigError(f"{name}, line {number} is no Kafka record: {reason}") from error
+        except (ConfigError, TypeError, ValueError) as error:
+            raise ConfigError(f"{name}, line {number} is no Kafka record: {error}") from error
         yield message
 
 
 def message_of(line: dict[str, Any]) -> Message:
-    """One capture line as a record. Raises KeyError, TypeError or ValueError for a wrong one."""
+    """One capture line as a record. Raises ConfigError, TypeError or ValueError for a wrong one."""
+    for name in ("key_b64", "value_b64"):
+        if name not in line:
+            raise ConfigError(f"{name} is missing")
     return Message(
-        topic=_typed_member(line, "topic", str),
-        partition=_typed_member(line, "partition", int),
-        offset=_typed_member(line, "offset", int),
-        key=bytes_of("key_b64", line["key_b64"]),
-        value=bytes_of("value_b64", line["value_b64"]),
+        topic=member(line, "topic", str),
+        partition=member(line, "partition", int),
+        offset=member(line, "offset", int),
+        key=line_bytes("key_b64", line["key_b64"]),
+        value=line_bytes("value_b64", line["value_b64"]),
         timestamp=line.get("timestamp"),
-        headers=tuple((str(name), bytes_of("headers", value)) for name, value in line.get("headers") or ()),
+        headers=tuple((str(name), line_bytes("headers", value)) for name, value in line.get("headers") or ()),
     )
-
-
-def _typed_member(line: dict[str, Any], name: str, kind: type) -> Any:
-    value = line[name]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{name} is no {'text' if kind is str else 'integer'}")
-    return value
-
-
-def bytes_of(name: str, text: Any) -> bytes | None:
-    """Base64 text as bytes; null stays null. Raises ValueError, which names the member, for anything else."""
-    if text is None:
-        return None
-    try:
-        return b64decode(text, validate=True)
-    except (ValueError, TypeError) as error:  # characters outside ASCII are no base64.Error
-        raise ValueError(f"{name} is no base64") from error
 
 
 def base64_text(data: bytes | None) -> str | None:
@@ -395,11 +380,13 @@ def extension_of(line: Line) -> dict[str, Any] | None:
 
 
 def line_bytes(name: str, text: Any) -> bytes | None:
-    """Base64 text as bytes, null as None; raises ConfigError for what is neither."""
+    """Base64 text as bytes, null as None; raises ConfigError, which names the member, for anything else."""
+    if text is None:
+        return None
     try:
-        return bytes_of(name, text)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+        return b64decode(text, validate=True)
+    except (ValueError, TypeError) as error:  # characters outside ASCII are no base64.Error
+        raise ConfigError(f"{name} is no base64") from error
 
 
 SchemaOf = Callable[[Line], TableSchema]

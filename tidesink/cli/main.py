@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidesink.cli import dead_letters, decode, dev, encode, init, plan, registry, status, terminal
-from tidesink.cli.codec_options import CodecCommand
+from tidesink import __version__
+from tidesink.cli import codec, dead_letters, dev, plan, registry, status, terminal
+from tidesink.cli.sources import CodecCommand
 from tidesink.cli.status import COUNTS, commit_time, count_remarks, counts_row
 from tidesink.cli.terminal import (
     ConfigArgument,
@@ -30,7 +31,6 @@ from tidesink.cli.terminal import (
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.batch.observers import LogListener
-from tidesink.version import __version__
 
 if TYPE_CHECKING:
     from tidesink.sinks.batch.observers import Listener, RunReport, TableReport
@@ -136,22 +136,19 @@ app = typer.Typer(
 )
 
 _COMMANDS = (
-    ("init", init.init),
+    ("init", plan.init),
     ("validate", plan.validate),
     ("plan", plan.plan),
     ("run", run_worker),
     ("status", status.status),
     ("pause", status.pause),
     ("resume", status.resume),
-    ("topics", init.topics),
     ("accept-restored", status.accept_restored),
 )
 for _name, _command in _COMMANDS:
     app.command(_name)(terminal.guarded(_command))
-app.command("decode", cls=CodecCommand)(terminal.guarded(decode.decode))
-app.command("encode", cls=CodecCommand)(terminal.guarded(encode.encode))
-dev.app.command("demo")(terminal.guarded(dev.demo))
-dev.app.command("jars")(terminal.guarded(dev.jars))
+app.command("decode", cls=CodecCommand)(terminal.guarded(codec.decode))
+app.command("encode", cls=CodecCommand)(terminal.guarded(codec.encode))
 app.add_typer(dead_letters.app, name="dlq")
 app.add_typer(dead_letters.ddl_app, name="ddl")
 app.add_typer(registry.app, name="registry")

@@ -1,22 +1,32 @@
-"""``tidesink plan`` and ``tidesink validate``.
+"""``tidesink init``, ``validate`` and ``plan``: the config file, before any worker runs.
 
-``plan`` says what the worker would do with each table, and what would be lost. ``validate`` says per field
-what is wrong and what to do; with ``--connect`` also which servers answer.
+``init`` writes a commented config to start from, or the config that reads a changefeed, which is given by
+its sink URI and its file; the template is beside this module. ``validate`` says per field what is wrong and
+what to do; with ``--connect`` also which servers answer. ``plan`` says what the worker would do with each
+table, and what would be lost.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from enum import Enum
+from importlib.resources import files
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
+import yaml
 
 from tidesink.cli import terminal
+from tidesink.cli.sources import definitions_of, protocol_named
 from tidesink.cli.status import read_statuses
 from tidesink.cli.terminal import (
+    DEFAULT_CONFIG,
     ConfigArgument,
     ConfigOption,
     Output,
@@ -25,19 +35,250 @@ from tidesink.cli.terminal import (
     config_path,
     console,
     error_block,
+    note,
     show_table,
     write_json,
 )
-from tidesink.config import Config, Problem, check_config
-from tidesink.config.checks import carries_ddl, keeps_bad_records
+from tidesink.config import Config, Problem, check_config, parse_config
+from tidesink.config.changefeed import (
+    CLAIM_CHECK_VARIABLE,
+    KAFKA_VARIABLE,
+    REGISTRY_VARIABLE,
+    Changefeed,
+    pipeline_draft,
+    read_changefeed,
+    read_toml_file,
+)
+from tidesink.config.checks import unreported_changes
 from tidesink.config.fields import without_secrets
-from tidesink.config.table_checks import unreported_changes
+from tidesink.config.models import carries_ddl, keeps_bad_records
+from tidesink.dev.stack import DIRECTORY, StackAddresses, running_stack
 from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.worker.preflight import Goals
 
 if TYPE_CHECKING:
     from tidesink.cli.table_plans import TablePlan, TypesFrom
+
+
+# What stands in other places of the template, or is written by lines of its own.
+_ELSEWHERE: Final = ("brokers", "protocol", "topics", "kafka")
+_KAFKA_EXAMPLE: Final = """\
+  # Kafka client properties:
+  # kafka:
+  #   security.protocol: SASL_SSL
+  #   sasl.mechanism: SCRAM-SHA-512
+  #   sasl.username: tidesink
+  #   sasl.password: ${env:KAFKA_PASSWORD}
+  #   ssl.ca.location: ca.pem
+"""
+_TABLES_EXAMPLE: Final = """\
+# tables:
+#   - name: shop.orders
+#     keys: [id]         # where neither a key record nor pkNames says them
+#     deletes: soft
+#   - name: shop.customers
+#     except_column_list: [card_number]        # or columns: [id, name, ...]
+#     rename: {total: amount}                  # source: target
+#     filter: "status <> 'draft'"              # rows for which it is true (docs/how-to-columns.md)
+#   - match: "audit.*"
+#     bad-record: dead-letter
+"""
+
+
+def _filled(source: Mapping[str, Any], codec: str, tables: Sequence[Mapping[str, Any]], **more: str) -> str:
+    """The template with every place filled; ``codec`` is whole lines, ``more`` the places with one value."""
+    kafka = source.get("kafka")
+    values = {
+        **{name: _scalar(value) for name, value in more.items()},
+        **{name: _scalar(source[name]) for name in ("brokers", "protocol", "topics")},
+        "codec": codec,
+        "kafka": _lines("Kafka client properties", {"kafka": kafka}) if kafka else _KAFKA_EXAMPLE,
+        "tables": _yaml({"tables": tables}) if tables else _TABLES_EXAMPLE,
+    }
+    text = (files("tidesink.cli") / "pipeline.yaml").read_text(encoding="utf-8")
+    return re.sub(r"@(\w+)@", lambda place: values[place[1]], text)
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML on one line; a reference such as ``${env:NAME}`` stays as it is."""
+    return _yaml(value, flow=True).removesuffix("...\n").rstrip("\n")
+
+
+def _lines(heading: str, settings: Mapping[str, Any]) -> str:
+    """Settings of the source behind a comment."""
+    return indent(f"# {heading}:\n" + (_yaml(settings) if settings else ""), "  ")
+
+
+def _yaml(value: Any, *, flow: bool = False) -> str:
+    found: str = yaml.safe_dump(
+        value, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=math.inf
+    )
+    return found
+
+
+def _checked(text: str) -> str:
+    """The text itself, if it is a correct config.
+
+    Files that it names and variables that it refers to need not exist yet.
+
+    Raises:
+        ConfigError: a pipeline cannot use something in the changefeed; the message lists all of it.
+    """
+    unset = dict.fromkeys((KAFKA_VARIABLE, REGISTRY_VARIABLE, CLAIM_CHECK_VARIABLE), "-")
+    _, problems = parse_config(yaml.safe_load(text), base=Path(), environment=unset)
+    left = [one for one in problems if not one.field.startswith("source.kafka.ssl.")]
+    if left:
+        lines = ["the config of this changefeed would be wrong:", *(f"  {one}" for one in left)]
+        raise ConfigError("\n".join(lines))
+    return text
+
+
+class Producer(str, Enum):
+    """Which TiCDC a changefeed runs on."""
+
+    CLASSIC = "classic"
+    NEW = "new"
+
+
+SinkUri = Annotated[
+    str | None,
+    typer.Option(
+        "--sink-uri",
+        envvar="TIDESINK_SINK_URI",
+        show_envvar=False,
+        help="The changefeed's sink URI. TIDESINK_SINK_URI keeps its passwords out of the shell's history.",
+    ),
+]
+ChangefeedFile = Annotated[Path | None, typer.Option("--changefeed", help="The changefeed's TOML file.")]
+ProducerOption = Annotated[
+    Producer, typer.Option("--producer", help="Which TiCDC runs it: classic, or the new architecture.")
+]
+Definitions = Annotated[
+    Path | None, typer.Option("--table-definition", help="SQL DDL: gives the tables' keys and indexes.")
+]
+
+
+def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -> Changefeed:
+    """The changefeed that a command line describes.
+
+    Raises:
+        ConfigError: there is no sink URI, the file cannot be read, or it cannot be read.
+    """
+    if sink_uri is None:
+        raise ConfigError("a changefeed needs --sink-uri, which has its brokers, topic and protocol")
+    settings = read_toml_file(file) if file is not None else None
+    return read_changefeed(sink_uri, settings, producer=producer.value)
+
+
+_DEFAULT = StackAddresses("127.0.0.1:9092", "http://127.0.0.1:8081")
+
+_CODEC = {
+    "flat-avro": """\
+  # The schema registry that the changefeed writes to.
+  schema-registry: @registry@
+  # As in the changefeed:
+  enable-tidb-extension: false
+  avro-decimal-handling-mode: precise         # precise | string
+  avro-bigint-unsigned-handling-mode: long    # long | string
+""",
+    "canal-json": """\
+  # As in the changefeed:
+  enable-tidb-extension: false
+  content-compatible: false
+""",
+    "debezium-avro": """\
+  # The connector's topics are <topic.prefix>.<schema>.<table>: put its prefix into the rule above.
+  # The schema registry that its converter writes to.
+  schema-registry: @registry@
+""",
+    "debezium-json": """\
+  # The connector's topics are <topic.prefix>.<schema>.<table>: put its prefix into the rule above.
+  # Where its converter leaves schemas out (schemas.enable: false), give a definition of each table under
+  # tables, and the connector's handling modes:
+  # debezium:
+  #   decimal-handling-mode: precise
+  #   time-precision-mode: adaptive_time_microseconds    # PostgreSQL: adaptive
+""",
+}
+
+
+def init(
+    *,
+    file: Annotated[Path, typer.Argument(help="Where to write it.")] = DEFAULT_CONFIG,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help=f"The changefeed's protocol, flat-avro if not given: {', '.join(_CODEC)}."),
+    ] = None,
+    sink_uri: SinkUri = None,
+    changefeed: ChangefeedFile = None,
+    table_definition: Definitions = None,
+    producer: ProducerOption = Producer.CLASSIC,
+    pipeline: Annotated[str, typer.Option(help="A name for this pipeline.")] = "shop",
+    brokers: Annotated[str | None, typer.Option(help="Kafka bootstrap servers.")] = None,
+    schema_registry: Annotated[str | None, typer.Option(help="The registry's URL.")] = None,
+    target: Annotated[str, typer.Option(help="The lake's root.")] = "./lake",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Write a commented config to start from, or the config that reads a changefeed.
+
+    With --sink-uri (and --changefeed, its TOML) the config names the changefeed's brokers, topics and
+    options. Passwords become references. A changefeed that a pipeline cannot read, or whose
+    order would be lost, is refused with the reason. TiCDC itself checks the other options.
+
+    Without --sink-uri, --brokers and --schema-registry, the config names the servers that `tidesink dev up`
+    started in this folder; if none run, 127.0.0.1:9092 and http://127.0.0.1:8081.
+    """
+    if file.exists() and not force:
+        raise ConfigError(f"{file} is there already: give another name, or --force to replace it")
+    places = {"pipeline": pipeline, "target": target}
+    notes: list[str] = []
+    if sink_uri is None and changefeed is None:
+        text = _example(protocol_named(protocol or "flat-avro"), _addresses(brokers, schema_registry), places)
+    else:
+        if protocol is not None or schema_registry is not None:
+            raise ConfigError("--protocol and --schema-registry are in the sink URI: remove them here")
+        feed = changefeed_of(sink_uri, changefeed, producer)
+        draft = pipeline_draft(feed, definitions_of(table_definition, None))
+        draft.source["brokers"] = brokers or draft.source["brokers"]
+        options = {name: value for name, value in draft.source.items() if name not in _ELSEWHERE}
+        text = _filled(draft.source, _lines("As in the changefeed", options), draft.tables, **places)
+        notes = draft.notes
+    _write(file, _checked(text))
+    if output is OutputFormat.JSON:
+        write_json({"file": str(file), "notes": notes})
+        return
+    for one in notes:
+        note(f"note: {one}")
+    typer.echo(f"wrote {file}; next: tidesink validate {file} --connect, then tidesink plan {file}")
+
+
+def _example(protocol: str, addresses: StackAddresses, places: Mapping[str, str]) -> str:
+    rule = "server1.{schema}.{table}" if protocol.startswith("debezium") else "{schema}_{table}"
+    source = {"brokers": addresses.brokers, "protocol": protocol, "topics": rule}
+    codec = _CODEC[protocol].replace("@registry@", _scalar(addresses.registry_url))
+    return _filled(source, codec, [], **places)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _addresses(brokers: str | None, registry: str | None) -> StackAddresses:
+    """The addresses of the options, or else of the running local stack."""
+    if brokers is None and registry is None:
+        local = running_stack()
+        if local is not None:
+            note(
+                f"{DIRECTORY} runs a local stack, the config names it: {local.brokers}, {local.registry_url}"
+            )
+            return local
+    return StackAddresses(brokers or _DEFAULT.brokers, registry or _DEFAULT.registry_url)
+
 
 _REPORTED: Final[dict[TypesFrom, str]] = {
     "definition": "of the definition in the config",
@@ -99,7 +340,7 @@ def plan(
 
 def stored_records(config: Config) -> dict[str, str]:
     """Where dead letters and DDL events are stored, of the sorts there may be."""
-    from tidesink.sinks.kafka.letter_store import dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     found = {}
     if keeps_bad_records(config):
@@ -111,7 +352,7 @@ def stored_records(config: Config) -> dict[str, str]:
 
 def letters_refused(config: Config) -> str | None:
     """Why the topic of dead letters cannot be written to; None where it can, or none is needed."""
-    from tidesink.sinks.kafka.letter_store import check_topic, dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import check_topic, dead_letters_of
 
     if not keeps_bad_records(config):
         return None
@@ -291,7 +532,7 @@ def _state_store(config: Config) -> str:
 
 
 def _dead_letters(config: Config) -> str:
-    from tidesink.sinks.kafka.letter_store import check_topic, dead_letters_of
+    from tidesink.sinks.kafka.dead_letters import check_topic, dead_letters_of
 
     topic = dead_letters_of(config).topic
     return f"{topic.place} {'is there' if check_topic(topic) else 'is made when the first letter comes'}"

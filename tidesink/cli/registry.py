@@ -1,132 +1,266 @@
-"""``tidesink registry``: list, show, level, diff, register, export, import."""
+"""``tidesink registry``: what a registry holds, and whether it takes what TiCDC would register.
+
+``check`` builds the schemas of the tables in a definition or a config, and says per subject and field what
+becomes of them; ``register`` registers them.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import quote
+from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
 import typer
 
-from tidesink.cli import registry_check, sources, terminal
-from tidesink.cli.codec_options import CodecCommand, Given, with_codec_options
-from tidesink.cli.registry_check import (
-    Candidate,
-    Candidates,
-    Database,
-    Definition,
-    Request,
-    Rule,
-    candidates,
-    compatibility_of,
-    report_json,
-    show_changes,
-    show_omitted,
-    show_verdicts,
-)
+from tidesink.cli import sources, terminal
+from tidesink.cli.sources import CodecCommand, Given, codec_options, with_codec_options, with_options
 from tidesink.cli.terminal import Output, OutputFormat, guarded, note, show_table, warn, write_json
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.flat_avro.schema import key_record, value_record
+from tidesink.config import Config, load_config
 from tidesink.config.fields import read_text
-from tidesink.errors import ConfigError, RegistryError, SchemaNotFoundError
-from tidesink.schema_registry import SchemaRegistry
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.errors import (
+    ConfigError,
+    EncodeError,
+    RegistryError,
+    RegistryUnavailableError,
+    SchemaNotFoundError,
+)
+from tidesink.events import TableId, TableSchema
+from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, TopicRule, subject
 from tidesink.schema_registry.base import CompatibilityLevel, RegisteredSchema, require_level
 from tidesink.schema_registry.compatibility import (
+    FieldChange,
     Verdict,
-    compared,
-    incompatibilities,
+    history_of,
     parse_avro,
     schema_fields,
-)
-from tidesink.schema_registry.copy import (
-    CUT_LIST,
-    Step,
-    SubjectEntry,
-    chosen_subjects,
-    export_lines,
-    import_steps,
-    read_catalog,
-    run_import,
+    verdict,
 )
 
-_ID = "id:"
+app = typer.Typer(
+    help="The schema registry: list, show, export, check before a DDL runs, register.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Patterns = Annotated[
+    list[str] | None, typer.Argument(metavar="[SUBJECT]...", help="Subjects, or patterns such as shop_*.")
+]
+RegistryConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Take the registry of a config file's source.")
+]
+Definition = Annotated[
+    Path | None,
+    typer.Option("--table-definition", help="SQL DDL: CREATE TABLEs; or ALTERs, over what is known."),
+]
+Database = Annotated[
+    str | None, typer.Option("--database", help="The database of tables that the DDL names without one.")
+]
+Rule = Annotated[
+    str | None,
+    typer.Option("--topic-rule", help="The changefeed's topic rule; the config's, or {schema}_{table}."),
+]
 
 
-@sources.with_registry
-def list_subjects(
-    *,
-    place: sources.Place,
-    subjects: sources.Patterns = None,
-    output: Output = OutputFormat.TEXT,
-) -> None:
+class Place(NamedTuple):
+    """How the command line says which registry is meant."""
+
+    url: str | None
+    file: Path | None
+    config: Path | None
+
+
+with_registry = with_options(
+    "place",
+    {
+        "schema_registry": sources.RegistryUrl,
+        "registry_file": sources.RegistryFile,
+        "config": RegistryConfigFile,
+    },
+    lambda given: Place(*given.values()),
+)
+"""A command with the options of a registry; they arrive as its ``place``."""
+
+
+class Opened(NamedTuple):
+    """A registry; ``live``: it is a server, not an earlier definition in its place."""
+
+    registry: SchemaRegistry
+    live: bool
+    config: Config | None
+
+
+@contextmanager
+def opened(place: Place) -> Iterator[Opened]:
+    """The registry of a command, closed afterwards.
+
+    Raises:
+        ConfigError: none is given, several are, or its settings are wrong.
+    """
+    config = load_config(place.config) if place.config else None
+    registry = sources.registry_of(place.url, place.file, config)
+    if registry is None:
+        raise ConfigError("which registry? Give --schema-registry URL, --registry-file FILE or --config FILE")
+    with closing(registry):
+        yield Opened(registry, True, config)
+
+
+# Apicurio 3 lists this many subjects and no more, unless apicurio.ccompat.max-subjects says otherwise.
+_APICURIO_LISTS: Final = 1000
+_CUT_LIST: Final = (
+    f"the registry lists exactly {_APICURIO_LISTS} subjects, where Apicurio cuts its list: there may be "
+    "more. Name the subjects (without a *), or raise apicurio.ccompat.max-subjects"
+)
+_AT_ONCE: Final = 8
+
+
+class SubjectEntry(NamedTuple):
+    """One subject: the level that holds for it, and its versions, oldest first.
+
+    ``problem``: why its schemas are none of ours (Protobuf, JSON Schema, references).
+    """
+
+    subject: str
+    level: CompatibilityLevel
+    versions: tuple[RegisteredSchema, ...]
+    problem: str = ""
+
+
+def chosen_subjects(registry: SchemaRegistry, patterns: Sequence[str]) -> tuple[list[str], bool]:
+    """The subjects that a pattern fits (``shop_*``), sorted, and whether the registry's list may be cut.
+
+    Names without a wildcard are not looked up in the list.
+
+    Raises:
+        SchemaNotFoundError: a name or a pattern fits no subject.
+    """
+    globs = [name for name in patterns if any(char in name for char in "*?[")]
+    exact = sorted(set(patterns) - set(globs))
+    if exact and not globs:
+        for name in exact:
+            registry.versions(name)
+        return exact, False
+    listed = registry.subjects()
+    cut = len(listed) == _APICURIO_LISTS
+    found = set(exact if patterns else listed)
+    for glob in globs:
+        fitting = {name for name in listed if fnmatchcase(name, glob)}
+        if not fitting:
+            hint = _CUT_LIST if cut else "tidesink registry list shows all of them"
+            raise SchemaNotFoundError(f"no subject fits {glob!r}: {hint}")
+        found |= fitting
+    return sorted(found), cut
+
+
+def read_catalog(registry: SchemaRegistry, subjects: Iterable[str]) -> list[SubjectEntry]:
+    """The entries of these subjects, in order; warns of those that cannot be read.
+
+    Raises:
+        RegistryUnavailableError: the registry does not answer.
+    """
+
+    def entry(name: str) -> SubjectEntry:
+        level = registry.compatibility_level(name)
+        try:
+            return SubjectEntry(name, level, history_of(registry, name))
+        except RegistryUnavailableError:
+            raise
+        except RegistryError as error:
+            return SubjectEntry(name, level, (), error.message)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = list(pool.map(entry, subjects))
+    for one in found:
+        if one.problem:
+            warn(f"{one.subject}: {one.problem}")
+    return found
+
+
+@app.command("list")
+@guarded
+@with_registry
+def list_subjects(*, place: Place, subjects: Patterns = None, output: Output = OutputFormat.TEXT) -> None:
     """List the subjects with their versions, ids and level."""
-    with sources.opened(place) as found:
+    with opened(place) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
         level = found.registry.compatibility_level()
-        entries = list(read_catalog(found.registry, names))
+        entries = read_catalog(found.registry, names)
     if output is OutputFormat.JSON:
         listed = [_entry_json(entry) for entry in entries]
-        write_json({"registry": found.name, "level": level, "subjects": listed, "cut": cut})
+        write_json({"level": level, "subjects": listed, "cut": cut})
     elif entries:
         columns = ("subject", "versions", "ids", "level")
-        show_table(None, columns, map(_entry_row, entries), folded=("ids",))
+        show_table(None, columns, map(_entry_row, entries), folded=("versions", "ids"))
         typer.echo(f"{len(entries)} subjects; the registry's own level is {level}")
     else:
         typer.echo(f"the registry holds no subjects; its level is {level}")
-    for entry in entries:
-        if entry.problem:
-            warn(f"{entry.subject}: {entry.problem}")
     if cut:
-        warn(CUT_LIST)
+        warn(_CUT_LIST)
 
 
 def _entry_json(entry: SubjectEntry) -> dict[str, Any]:
-    return {
-        "subject": entry.subject,
-        "level": entry.level,
-        "versions": [{"version": item.version, "id": item.id} for item in entry.versions],
-        "problem": entry.problem or None,
-    }
+    versions = [{"version": item.version, "id": item.id} for item in entry.versions]
+    return {**entry._asdict(), "versions": versions, "problem": entry.problem or None}
 
 
 def _entry_row(entry: SubjectEntry) -> tuple[str, str, str, str]:
-    versions = [item.version or 0 for item in entry.versions]
-    ids = ", ".join(str(item.id) for item in entry.versions)
-    return entry.subject, _ranges(versions), ids, entry.level
+    versions, ids = (
+        ", ".join(str(getattr(item, name)) for item in entry.versions) for name in ("version", "id")
+    )
+    return entry.subject, versions, ids, entry.level
 
 
-def _ranges(numbers: list[int]) -> str:
-    """``1-3, 5`` for 1, 2, 3 and 5."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+@app.command()
+@guarded
+@with_registry
+def export(*, place: Place, subjects: Patterns = None) -> None:
+    """Write every version of the subjects to stdout, a line of JSON each: the same bytes each time.
+
+    `tidesink decode --schemas` reads such a file.
+    """
+    with opened(place) as found:
+        names, cut = chosen_subjects(found.registry, subjects or ())
+        if cut:
+            raise RegistryError(f"the export would be incomplete: {_CUT_LIST}")
+        entries = read_catalog(found.registry, names)
+    for entry in entries:
+        for item in entry.versions:
+            line = {"id": item.id, "schema": item.schema_text, "subject": item.subject}
+            line |= {"version": item.version, "level": entry.level}
+            sys.stdout.buffer.write(orjson.dumps(line) + b"\n")
+    sys.stdout.flush()
+    if any(entry.problem for entry in entries):
+        raise typer.Exit(terminal.FAILED)
 
 
-@sources.with_registry
+_ID: Final = "id:"
+
+
+@app.command()
+@guarded
+@with_registry
 def show(
     *,
-    place: sources.Place,
+    place: Place,
     subject: Annotated[str, typer.Argument(help="A subject; or id:N for the schema of an id.")],
     version: Annotated[str, typer.Argument(help="A version's number, or latest.")] = "latest",
-    raw: Annotated[bool, typer.Option("--raw", help="Print the schema's text as registered, alone.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show a schema field by field: of a subject's version, or of an id."""
-    with sources.opened(place) as found:
+    with opened(place) as found:
         item = schema_at(found.registry, subject, version)
         level = found.registry.compatibility_level(item.subject) if item.subject else None
         places = found.registry.places(item.id)
-    if raw:
-        typer.echo(item.schema_text)
-    elif output is OutputFormat.JSON:
+    if output is OutputFormat.JSON:
         write_json(_shown_json(item, level, places))
     else:
         _show(item, level, places)
@@ -142,8 +276,6 @@ def schema_at(registry: SchemaRegistry, subject: str, version: str) -> Registere
     if subject.startswith(_ID):
         schema_id = _number(subject[len(_ID) :], "an id is a number: id:17")
         return RegisteredSchema(schema_id, registry.schema_by_id(schema_id))
-    if version.startswith(_ID):
-        return schema_at(registry, version, "latest")
     if version == "latest":
         return registry.latest(subject)
     return registry.schema_by_version(
@@ -159,24 +291,22 @@ def _number(text: str, problem: str) -> int:
 
 def _shown_json(item: RegisteredSchema, level: str | None, places: list[tuple[str, int]]) -> dict[str, Any]:
     fields = [
-        {"field": f.path, "type": f.type, "sql": f.source_type or None, "default": _parsed(f.default)}
-        for f in schema_fields(item.schema_text)
+        {
+            "field": one.path,
+            "type": one.type,
+            "sql": one.source_type or None,
+            # A default of null is not the same as none.
+            "default": None if one.default is None else {"value": json.loads(one.default)},
+        }
+        for one in schema_fields(item.schema_text)
     ]
     return {
-        "subject": item.subject,
-        "version": item.version,
-        "id": item.id,
+        **asdict(item),
         "level": level,
         "places": [{"subject": subject, "version": version} for subject, version in places],
         "schema": json.loads(item.schema_text),
-        "schema_text": item.schema_text,
         "fields": fields,
     }
-
-
-def _parsed(default: str | None) -> dict[str, Any] | None:
-    """A default as an object, or None: a default of null is not the same as none."""
-    return None if default is None else {"value": json.loads(default)}
 
 
 def _show(item: RegisteredSchema, level: str | None, places: list[tuple[str, int]]) -> None:
@@ -185,9 +315,6 @@ def _show(item: RegisteredSchema, level: str | None, places: list[tuple[str, int
     others = [f"{s} version {v}" for s, v in places if (s, v) != (item.subject, item.version)]
     if others:
         typer.echo(f"  {'also' if item.subject else 'held'} by {', '.join(others)}")
-    node = json.loads(item.schema_text)
-    if isinstance(node, dict) and "name" in node:
-        typer.echo(f"  {node['type']} {'.'.join(filter(None, (node.get('namespace'), node['name'])))}")
     fields = schema_fields(item.schema_text)
     if not fields:
         typer.echo(f"  {item.schema_text}")
@@ -196,250 +323,107 @@ def _show(item: RegisteredSchema, level: str | None, places: list[tuple[str, int
     show_table(None, ("field", "type", "default"), rows, folded=("type", "default"))
 
 
-@sources.with_server
-def level(
+class Request(NamedTuple):
+    """Which tables are meant, under which options: what ``check`` and ``register`` share."""
+
+    given: Given
+    definition: Path | None
+    database: str | None
+    rule: str | None
+    previous: Path | None = None
+
+    def options(self, config: Config | None) -> CodecOptions:
+        """The producer's options: those given, over the config's."""
+        return codec_options(self.given, config.source.codec_options() if config else None)
+
+    def candidates(self, config: Config | None) -> Candidates:
+        """The schemas of the tables that the command line names.
+
+        Raises:
+            ConfigError: no tables are named, or they cannot be read.
+        """
+        options, topic_of = self.options(config), topic_namer(self.rule, config)
+        if self.definition is not None:
+            sql = sql_file("--table-definition", self.definition, self.database)
+            before = config_tables(config)
+            if self.previous is not None:
+                before.append(sql_file("--previous", self.previous, self.database))
+            return of_tables(defined_tables(sql, before), options, topic_of)
+        if config is not None:
+            return of_config(config, options, topic_of)
+        raise ConfigError("which tables? Give --table-definition FILE or --config FILE")
+
+
+@app.command(cls=CodecCommand)
+@guarded
+@with_codec_options
+@with_registry
+def check(
     *,
-    place: sources.Place,
-    subject: Annotated[
-        str | None, typer.Argument(help="A subject; the registry's own level without it.")
+    place: Place,
+    given: Given,
+    table_definition: Definition = None,
+    database: Database = None,
+    topic_rule: Rule = None,
+    previous: Annotated[
+        Path | None, typer.Option(help="Earlier SQL DDL, in place of a registry: BACKWARD, or --level.")
     ] = None,
-    to: Annotated[
-        str | None, typer.Option("--set", help="NONE, BACKWARD, FORWARD, FULL, or one with _TRANSITIVE.")
+    level: Annotated[
+        str | None, typer.Option(help="Check by this level, offline, in place of the subject's own.")
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live/--no-live", help="Ask the registry too, if there is one and no --level.")
+    ] = True,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show or set the compatibility level of a subject, or the registry's own."""
-    wanted = None if to is None else require_level(to.upper())
-    with sources.opened(place) as found:
-        before = found.registry.compatibility_level(subject)
-        if wanted is not None and wanted != before:
-            found.registry.set_compatibility_level(wanted, subject=subject)
-        now = found.registry.compatibility_level(subject)
-    if output is OutputFormat.JSON:
-        write_json({"subject": subject, "level": now, "before": before})
-        return
-    name = subject or "the registry"
-    typer.echo(f"{name}: {now}" if wanted is None else f"{name}: {now} (was {before})")
+    """Check, per subject and field, whether the registry would take the schemas that TiCDC registers.
 
-
-_LINES = "schemas.jsonl"
-
-
-@sources.with_server
-def export(
-    *,
-    place: sources.Place,
-    file: Annotated[
-        str, typer.Argument(help="A file of JSON Lines, a folder (ends in /), or - for stdout.")
-    ] = "-",
-    subjects: Annotated[
-        list[str] | None, typer.Option("--subject", help="A subject or a pattern; again for more.")
-    ] = None,
-    output: Output = OutputFormat.TEXT,
-) -> None:
-    """Write subjects with their versions, ids and levels to a file: the same bytes each time.
-
-    `tidesink decode --schemas` reads such a file. A folder also gets a file per version.
+    The tables come from --table-definition or --config. Avro's rules check them and, if there is one, a live
+    registry. The exit code is 1 if a schema is not taken.
     """
-    with sources.opened(place) as found:
-        names, cut = chosen_subjects(found.registry, subjects or ())
-        if cut:
-            raise RegistryError(f"the export would be incomplete: {CUT_LIST}")
-        entries = list(read_catalog(found.registry, names))
-    for entry in entries:
-        if entry.problem:
-            warn(f"{entry.subject} is left out: {entry.problem}")
-    count = _write(file, entries)
-    if output is OutputFormat.JSON and file != "-":
-        write_json({"file": file, "subjects": len(entries), "schemas": count})
+    wanted = None if level is None else require_level(level.upper())
+    request = Request(given, table_definition, database, topic_rule, previous)
+    with _checked_against(place, request, wanted) as found:
+        made = request.candidates(found.config)
+        report = made.check(found.registry, level=wanted, live=live and found.live and wanted is None)
+    if output is OutputFormat.JSON:
+        write_json(report.as_json())
     else:
-        note(f"{len(entries)} subjects, {count} versions" + ("" if file == "-" else f" to {file}"))
-    if any(entry.problem for entry in entries):
+        report.show()
+    if not report.ok:
         raise typer.Exit(terminal.FAILED)
 
 
-def _write(file: str, entries: Sequence[SubjectEntry]) -> int:
-    lines = list(export_lines(entries))
-    text = b"".join(orjson.dumps(line) + b"\n" for line in lines)
-    if file == "-":
-        sys.stdout.buffer.write(text)
-        sys.stdout.flush()
-        return len(lines)
-    path = Path(file)
-    try:
-        if file.endswith("/") or path.is_dir():
-            _write_folder(path, lines)
-            path = path / _LINES
-        _replace(path, text)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
-    return len(lines)
-
-
-def _write_folder(folder: Path, lines: Iterable[dict[str, Any]]) -> None:
-    for line in lines:
-        # A subject's name may hold what no file's may.
-        place = folder / quote(str(line["subject"]), safe="").replace(".", "%2E")
-        place.mkdir(parents=True, exist_ok=True)
-        shown = json.dumps(json.loads(line["schema"]), indent=2, ensure_ascii=False)
-        _replace(place / f"{line['version']:04d}.avsc", f"{shown}\n".encode())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.new")
-    try:
-        draft.write_bytes(data)
-        os.replace(draft, path)  # noqa: PTH105  (what is replaced on every system)
-    finally:
-        with suppress(FileNotFoundError):
-            draft.unlink()
-
-
-@sources.with_server
-def import_file(
-    *,
-    place: sources.Place,
-    file: Annotated[Path, typer.Argument(help="A file that `tidesink registry export` wrote.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
-    new_ids: Annotated[bool, typer.Option("--new-ids", help="Do not ask for the ids of the file.")] = False,
-    output: Output = OutputFormat.TEXT,
-) -> None:
-    """Copy the subjects of a file into a registry: versions in order, with the same ids if the registry can.
-
-    Versions that are there already stay, so that a second run does nothing. Levels are set last.
-    """
-    entries = sources.read_export(file)
-    with sources.opened(place) as found:
-        steps: Sequence[Step] = import_steps(found.registry, entries)
-        if not dry_run:
-            steps = list(run_import(found.registry, entries, steps, new_ids=new_ids))
-    if output is OutputFormat.JSON:
-        write_json(_import_json(steps, dry_run))
-    else:
-        _show_import(steps, dry_run)
-    differing = [step for step in steps if step.id_differs]
-    if differing:
-        warn(
-            f"{len(differing)} schemas have other ids than in {file.name}: records written under the old ids "
-            "cannot be read with this registry; keep the file for them (tidesink decode --schemas)"
-        )
-
-
-def _import_json(steps: Sequence[Step], dry_run: bool) -> dict[str, Any]:
-    counts = {what: sum(step.what == what for step in steps) for what in ("register", "kept", "set level")}
-    return {
-        "dry_run": dry_run,
-        "registered": counts["register"],
-        "kept": counts["kept"],
-        "levels_set": counts["set level"],
-        "ids_differ": sum(step.id_differs for step in steps),
-        "steps": [{**step._asdict(), "id_differs": step.id_differs} for step in steps],
-    }
-
-
-def _show_import(steps: Sequence[Step], dry_run: bool) -> None:
-    todo = [step for step in steps if step.what != "kept" or step.id_differs]
-    rows = [(step.subject, step.version, step.what, step.level or step.wanted_id, step.id) for step in todo]
-    if rows:
-        show_table(None, ("subject", "version", "step", "wanted", "id"), rows)
-    kept = sum(step.what == "kept" for step in steps)
-    verb = "would be done" if dry_run else "done"
-    typer.echo(
-        f"{sum(step.what != 'kept' for step in steps)} steps {verb}, {kept} versions were there already"
-    )
-
-
-_PAIRWISE: tuple[CompatibilityLevel, ...] = ("BACKWARD", "FORWARD", "FULL")
-
-
-@with_codec_options
-@sources.with_registry
-def diff(
-    *,
-    place: sources.Place,
-    given: Given,
-    subject: Annotated[str, typer.Argument(help="A subject.")],
-    old: Annotated[
-        str | None, typer.Argument(help="A version, latest, or id:N; the one before the newest without it.")
-    ] = None,
-    new: Annotated[str | None, typer.Argument(help="The same; the newest without it.")] = None,
-    table_definition: Definition = None,
-    schema: Annotated[
-        Path | None, typer.Option("--schema", help="An Avro schema file, in place of a new version.")
-    ] = None,
-    database: Database = None,
-    topic_rule: Rule = None,
-    output: Output = OutputFormat.TEXT,
-) -> None:
-    """Compare two versions of a subject, or one with a table definition's schema, field by field."""
-    with sources.opened(place) as found:
-        if table_definition is None and schema is None:
-            before, after = _two_versions(found.registry, subject, old, new)
-        else:
-            if new is not None:
-                raise ConfigError("a new version and a definition are given: keep one")
-            before = schema_at(found.registry, subject, old or "latest")
-            request = Request(given, table_definition, database, topic_rule)
-            after = _made(_files(request, schema, subject, found), subject)
-    _show_diff(before, after, output)
-
-
-def _two_versions(
-    registry: SchemaRegistry, subject: str, old: str | None, new: str | None
-) -> tuple[RegisteredSchema, RegisteredSchema]:
-    if old is None:
-        versions = registry.versions(subject)
-        if len(versions) < 2:
-            raise SchemaNotFoundError("there is one version: nothing to compare it with", subject=subject)
-        old = str(versions[-2])
-    return schema_at(registry, subject, old), schema_at(registry, subject, new or "latest")
-
-
-def _made(made: Candidates, subject: str) -> RegisteredSchema:
-    for item in made.found:
-        if item.subject == subject:
-            return RegisteredSchema(0, item.schema_text, subject)
-    names = ", ".join(item.subject for item in made.found)
-    raise ConfigError(f"the definition makes no schema for {subject}: it makes those of {names or 'nothing'}")
-
-
-def _show_diff(before: RegisteredSchema, after: RegisteredSchema, output: OutputFormat) -> None:
-    found = incompatibilities("FULL", after.schema_text, [before.schema_text])
-    fields = compared(before.schema_text, after.schema_text, found)
-    takes = {
-        level: not incompatibilities(level, after.schema_text, [before.schema_text]) for level in _PAIRWISE
-    }
-    equal = all(change.change == "same" for change in fields)
-    if output is OutputFormat.JSON:
-        sides = {"old": _side(before), "new": _side(after)}
-        shown = [change.as_json() for change in fields]
-        write_json({**sides, "equal": equal, "compatible": takes, "fields": shown})
+@contextmanager
+def _checked_against(place: Place, request: Request, level: CompatibilityLevel | None) -> Iterator[Opened]:
+    """The registry to check against; with ``--previous`` what TiCDC registered for the earlier tables."""
+    if request.previous is None:
+        with opened(place) as found:
+            yield found
         return
-    typer.echo(f"{_schema_name(before)} -> {_schema_name(after)}" + (": the same fields" if equal else ""))
-    show_changes(fields, last="of note")
-    words = ", ".join(f"{level} {'yes' if takes[level] else 'no'}" for level in _PAIRWISE)
-    typer.echo(f"the new schema may follow the old one: {words}")
+    if place.url is not None or place.file is not None:
+        raise ConfigError("--previous takes the place of a registry: give one of the two")
+    config = load_config(place.config) if place.config else None
+    tables = defined_tables(sql_file("--previous", request.previous, request.database))
+    made = of_tables(tables, request.options(config), topic_namer(request.rule, config))
+    registry = MemorySchemaRegistry(url=request.previous.name)
+    for item in made.found:
+        registry.register(item.subject, item.schema_text)
+    registry.set_compatibility_level(level or "BACKWARD")
+    yield Opened(registry, False, config)
 
 
-def _side(item: RegisteredSchema) -> dict[str, Any]:
-    return {"subject": item.subject, "version": item.version, "id": item.id or None}
-
-
-def _schema_name(item: RegisteredSchema) -> str:
-    if item.version is not None:
-        return f"{item.subject} version {item.version} (id {item.id})"
-    return f"id {item.id}" if item.id else "the definition"
-
-
+@app.command(cls=CodecCommand)
+@guarded
 @with_codec_options
-@sources.with_server
+@with_registry
 def register(
     *,
-    place: sources.Place,
+    place: Place,
     given: Given,
-    subject: Annotated[str | None, typer.Argument(help="The subject, with --schema.")] = None,
+    subject_name: Annotated[
+        str | None, typer.Argument(metavar="[SUBJECT]", help="The subject, with --schema.")
+    ] = None,
     schema: Annotated[Path | None, typer.Option("--schema", help="A file of one Avro schema.")] = None,
     table_definition: Definition = None,
     database: Database = None,
@@ -453,41 +437,40 @@ def register(
     """
     if output is OutputFormat.JSON and not yes:
         raise ConfigError("-o json cannot ask: give --yes, or run tidesink registry check first")
-    request = Request(given, table_definition, database, topic_rule)
-    with sources.opened(place) as found:
-        made = _files(request, schema, subject, found)
-        verdicts = compatibility_of(found.registry, made, level=None, live=found.live)
-        refused = bool(made.failed) or not verdicts or not all(item.taken for item in verdicts)
+    with opened(place) as found:
+        if schema is None:
+            made = Request(given, table_definition, database, topic_rule).candidates(found.config)
+        else:
+            made = _schema_file(schema, subject_name, table_definition)
+        report = made.check(found.registry, level=None, live=True)
         if output is OutputFormat.TEXT:
-            show_verdicts(verdicts, live=found.live)
-            show_omitted(made)
-        if not refused:
-            _confirm(verdicts, yes)
-        done = [] if refused else [_registered(found.registry, item) for item in verdicts]
-    _show_registered(done, report_json(verdicts, made), output)
-    if refused:
+            report.show()
+        done = []
+        if report.ok and (yes or _confirmed(report.verdicts)):
+            done = [_registered(found.registry, item) for item in report.verdicts]
+    if output is OutputFormat.JSON:
+        write_json({"registered": done, "check": report.as_json()})
+    for item in done if output is OutputFormat.TEXT else ():
+        what = "registered" if item["new"] else "was there"
+        typer.echo(f"{item['subject']}: {what} as version {item['version']}, id {item['id']}")
+    if not done:
+        note("nothing was registered")
         raise typer.Exit(terminal.FAILED)
 
 
-def _files(request: Request, schema: Path | None, subject: str | None, found: sources.Opened) -> Candidates:
-    if schema is None:
-        return candidates(request, found)
-    if request.definition is not None:
+def _schema_file(schema: Path, subject_name: str | None, definition: Path | None) -> Candidates:
+    if definition is not None:
         raise ConfigError("--schema and --table-definition exclude each other: keep one")
-    if subject is None:
+    if subject_name is None:
         raise ConfigError("under which subject? tidesink registry register SUBJECT --schema FILE")
     text = read_text(schema, f"--schema {schema}").strip()
     parse_avro(text)
-    return Candidates([Candidate(subject, text, None)])
+    return Candidates([Candidate(subject_name, text)])
 
 
-def _confirm(verdicts: list[Verdict], yes: bool) -> None:
+def _confirmed(verdicts: list[Verdict]) -> bool:
     new = sum(item.held is None for item in verdicts)
-    if yes or new == 0:
-        return
-    if not typer.confirm(f"register {new} schema{'' if new == 1 else 's'}?", err=True):
-        typer.echo("nothing was registered", err=True)
-        raise typer.Exit(terminal.FAILED)
+    return new == 0 or typer.confirm(f"register {new} schema{'' if new == 1 else 's'}?", err=True)
 
 
 def _registered(registry: SchemaRegistry, item: Verdict) -> dict[str, Any]:
@@ -497,32 +480,214 @@ def _registered(registry: SchemaRegistry, item: Verdict) -> dict[str, Any]:
     return {"subject": item.subject, "id": schema_id, "version": version, "new": item.held is None}
 
 
-def _show_registered(done: list[dict[str, Any]], report: dict[str, Any], output: OutputFormat) -> None:
-    if output is OutputFormat.JSON:
-        write_json({"registered": done, "check": report})
-        return
-    for item in done:
-        what = "registered" if item["new"] else "was there"
-        typer.echo(f"{item['subject']}: {what} as version {item['version']}, id {item['id']}")
-    if not done:
-        typer.echo("nothing was registered")
-
-
-app = typer.Typer(
-    help="The schema registry: list, compare, check before a DDL runs, register, copy.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+DEFAULT_RULE: Final = "{schema}_{table}"
+_NO_KEY: Final = (
+    "it has neither a primary key nor a unique key of NOT NULL columns: TiCDC's avro does not replicate it"
 )
+TopicOf = Callable[[TableId], str]
 
-_COMMANDS = (
-    ("list", list_subjects),
-    ("show", show),
-    ("level", level),
-    ("export", export),
-    ("import", import_file),
-)
-_CODEC_COMMANDS = (("diff", diff), ("check", registry_check.check), ("register", register))
-for _name, _command in _COMMANDS:
-    app.command(_name)(guarded(_command))
-for _name, _codec_command in _CODEC_COMMANDS:
-    app.command(_name, cls=CodecCommand)(guarded(_codec_command))
+
+class Candidate(NamedTuple):
+    """A schema and the subject it would be registered under."""
+
+    subject: str
+    schema_text: str
+
+
+@dataclass
+class Candidates:
+    """What was found: schemas; what has none, with the reason; and tables that TiCDC would stop at."""
+
+    found: list[Candidate] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def check(self, registry: SchemaRegistry, *, level: CompatibilityLevel | None, live: bool) -> CheckReport:
+        """What becomes of each schema, in their order."""
+        verdicts = [verdict(registry, *one, level=level, live=live) for one in self.found]
+        return CheckReport(verdicts, self.skipped, self.failed, live)
+
+
+class CheckReport(NamedTuple):
+    """The verdicts on schemas, and the tables without one; ``live``: the registry was asked too."""
+
+    verdicts: list[Verdict]
+    skipped: dict[str, str]
+    failed: dict[str, str]
+    live: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are schemas, and the registry takes all of them."""
+        return bool(self.verdicts) and not self.failed and all(item.taken for item in self.verdicts)
+
+    def as_json(self) -> dict[str, Any]:
+        """All verdicts as a JSON object."""
+        subjects = [item.as_json() for item in self.verdicts]
+        return {"ok": self.ok, "subjects": subjects, "skipped": self.skipped, "failed": self.failed}
+
+    def show(self) -> None:
+        """Each verdict with the fields that differ or stand in the way, and what TiCDC would stop at."""
+        for item in self.verdicts:
+            typer.echo(f"{item.subject}: {_HEADS[item.status]}{_against(item)}")
+            if item.status == "incompatible" or item.disagree:
+                levels = ", ".join(item.levels) or "none"
+                typer.echo(f"  {_who(item, live=self.live)}; levels that take it: {levels}")
+            show_changes(item.fields)
+            for message in item.messages:
+                typer.echo(f"  the registry says: {message}")
+            if item.disagree:
+                warn(f"{item.subject}: the registry and Avro's rules disagree; the registry decides")
+        for name, reason in self.skipped.items():
+            warn(f"{name} is not checked: {reason}")
+        for name, reason in self.failed.items():
+            typer.echo(f"{name}: TiCDC's encoder would stop: {reason}")
+
+
+class Sql(NamedTuple):
+    """Statements, the database of names without one, and where they stand."""
+
+    text: str
+    database: str
+    place: str
+
+
+def sql_file(option: str, file: Path, database: str | None) -> Sql:
+    """The statements of a file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    return Sql(read_text(file, f"{option} {file}"), database or "", str(file))
+
+
+def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
+    """The tables that statements create, and those of ``before`` that they change.
+
+    Raises:
+        ConfigError: there are none, SQL cannot be read, or a table's database is not given.
+    """
+    alone, over = TableDefinitions(), TableDefinitions()
+    created = alone.declare(sql.text, sql.database)
+    for one in before:
+        over.declare(one.text, one.database)
+    changed = [table for table in over.declare(sql.text, sql.database) if table not in created]
+    tables = [*map(alone.get, created), *map(over.get, changed)]
+    found = [schema for schema in tables if schema is not None]
+    if not found:
+        raise ConfigError(
+            f"{sql.place} creates no table, and changes none that is known: give its CREATE TABLE, or for an "
+            "ALTER the earlier table with --previous or --config"
+        )
+    bare = [schema.table.name for schema in found if not schema.table.schema]
+    if bare:
+        raise ConfigError(
+            f"{sql.place} does not name the database of {', '.join(bare)}, which is part of the schema's "
+            "name: give --database NAME"
+        )
+    return found
+
+
+def config_tables(config: Config | None) -> list[Sql]:
+    """The definitions that a config has in TiDB's SQL: TiCDC registers schemas of no other database."""
+    return [
+        Sql(entry.definition.sql, entry.table.schema, f"the definition of {entry.table}")
+        for entry in (config.tables if config else ())
+        if entry.table is not None and entry.definition is not None and entry.definition.dialect == "mysql"
+    ]
+
+
+def topic_namer(rule: str | None, config: Config | None) -> TopicOf:
+    """Which topic a table's changes go to: by ``rule``, else by the config, else ``{schema}_{table}``.
+
+    Raises:
+        ConfigError: the rule is none.
+    """
+    if rule is not None or config is None:
+        parsed = TopicRule.parse(rule or DEFAULT_RULE)
+        return parsed.topic_for
+
+    def named(table: TableId) -> str:
+        own = next((entry.topic for entry in config.tables if entry.topic and entry.covers(table)), None)
+        splitting = [one for one in config.source.rules if one.names_tables]
+        return own or (splitting or list(config.source.rules))[0].topic_for(table)
+
+    return named
+
+
+def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: TopicOf) -> Candidates:
+    """Key and value schemas of tables, as a producer of these options registers them."""
+    made = Candidates()
+    for schema in tables:
+        try:
+            key = key_record(schema, schema.table, options)
+            value = value_record(schema, schema.table, options)
+        except EncodeError as error:
+            made.failed[str(schema.table)] = error.message
+            continue
+        if key is None:
+            made.skipped[str(schema.table)] = _NO_KEY
+            continue
+        topic = topic_of(schema.table)
+        made.found.append(Candidate(subject(topic, "key"), key.text))
+        made.found.append(Candidate(subject(topic, "value"), value.text))
+    return made
+
+
+def of_config(config: Config, options: CodecOptions, topic_of: TopicOf) -> Candidates:
+    """Schemas of the tables whose definition the config has; the others are skipped, with a reason."""
+    given = config_tables(config)
+    if not given:
+        raise ConfigError("the config defines no table: add tables: [{name, definition}]")
+    made = of_tables([schema for sql in given for schema in defined_tables(sql)], options, topic_of)
+    for entry in config.tables:
+        if entry.table is not None and entry.definition is None:
+            made.skipped[str(entry.table)] = "the config has no definition of it: add one"
+    return made
+
+
+_HEADS = {
+    "new subject": "new subject, takes any schema",
+    "registered": "registered already",
+    "compatible": "ok",
+    "incompatible": "REFUSED",
+}
+
+
+def _against(item: Verdict) -> str:
+    if item.held is not None:
+        return f" as version {item.held.version}, id {item.held.id}"
+    if item.latest is None:
+        return ""
+    versions = "every version" if item.level.endswith("_TRANSITIVE") else f"version {item.latest.version}"
+    return f" under {item.level}, against {versions}"
+
+
+def _who(item: Verdict, *, live: bool) -> str:
+    words = {True: "takes", False: "refuses"}
+    own = f"offline rules: {words[item.own]}"
+    return f"{own}, registry: {words[bool(item.live)]}" if live else own
+
+
+def show_changes(changes: Sequence[FieldChange]) -> None:
+    """The fields that differ or stand in the way, and how many do not."""
+    listed = [change for change in changes if change.change != "same" or change.problem]
+    if listed:
+        rows = [(change.path, _words(change), _verdict(change)) for change in listed]
+        show_table(None, ("field", "change", "verdict"), rows, folded=("change", "verdict"))
+    same = len(changes) - len(listed)
+    if same and listed:
+        typer.echo(f"  {same} other {'field stays' if same == 1 else 'fields stay'} the same")
+
+
+def _words(change: FieldChange) -> str:
+    if change.old is None or change.new is None:
+        side = change.old or change.new
+        return f"{change.change}: {side.words}" if side else ""
+    return change.old.words if change.old == change.new else f"{change.old.words} -> {change.new.words}"
+
+
+def _verdict(change: FieldChange) -> str:
+    if change.problem:
+        return f"REFUSED: {change.problem}"
+    return f"ok; {change.note}" if change.note else "ok"

@@ -1,43 +1,291 @@
-"""What commands read: a codec with its registry and definitions, and records from Kafka or a capture file.
+"""What commands read: a codec with its options, registry and definitions, and records.
 
-Commands that get no address use the stack that ``tidesink dev up`` started here. No consumer group is
-joined and nothing is committed: a look at a topic leaves no trace on the broker.
+Codec options have TiCDC's names. ``decode`` needs none of them: what is given is compared with what the
+bytes say. A boolean may be written as a flag (``--enable-tidb-extension``) or as in a sink URI
+(``--enable-tidb-extension=true``).
+
+Records come from Kafka or a capture file. No consumer group is joined and nothing is committed: a look at a
+topic leaves no trace on the broker.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from typer.core import TyperCommand
 
-from tidesink.cli.codec_options import Given, codec_options, protocol_named, with_options
-from tidesink.cli.json_lines import SchemaFile, json_lines, read_capture, read_schemas
+from tidesink.cli.json_lines import read_capture, read_schemas
 from tidesink.cli.terminal import warn
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
+from tidesink.codecs.base import Codec, CodecOptions, DebeziumModes, TableOfTopic
 from tidesink.codecs.open import ALIASES, CODECS
+from tidesink.codecs.open import protocol_named as known_protocol
 from tidesink.config import Config, load_config
-from tidesink.config.fields import read_text
+from tidesink.config.fields import Interpolated, read_text
 from tidesink.config.load import load_registry_settings
 from tidesink.config.models import stated_keys, topic_tables
+from tidesink.config.source import known_time_zone
 from tidesink.consumer import message_of
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.dev.processes import find_running
-from tidesink.dev.stack import DIRECTORY, Broker, Registry, StackAddresses
-from tidesink.errors import ConfigError, RegistryError
+from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId
 from tidesink.kafka_client import SILENT, no_answer, open_client
-from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
-from tidesink.schema_registry.copy import SubjectEntry, entries_of, memory_registry
-from tidesink.schema_registry.glue import AwsGlueSchemas, GlueSchemas, SchemaSource
+from tidesink.schema_registry import GlueSchemas, MemorySchemaRegistry, SchemaRegistry, open_registry
+from tidesink.schema_registry.base import SchemaSource
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Given = Mapping[str, Any]
+
+# Options that CodecOptions has under another name, or not at all, since the messages say it.
+_OTHERS: Final[Mapping[str, Any]] = {
+    "force_replicate": bool,
+    "integrity_check_level": Literal["none", "correctness"],
+    "keyspace": str,
+    "terminator": str,
+}
+_MEANING: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
+    "force_replicate": lambda _: {},
+    "integrity_check_level": lambda level: {"row_checksum": level == "correctness"},
+    "keyspace": lambda name: {"namespace": name},
+    "terminator": lambda _: {},
+}
+_DEBEZIUM: Final = frozenset(one.name for one in fields(DebeziumModes))
+_TYPES: Final = {**get_type_hints(DebeziumModes), **get_type_hints(CodecOptions), **_OTHERS}
+_HELP: Final[Mapping[str, str]] = {
+    "enable_tidb_extension": "The topic carries TiDB's extension fields.",
+    "output_raw_change_event": "Key changes are not split by the producer.",
+    "time_zone": "The changefeed's time zone.",
+    "producer": "Which TiCDC writes, classic or new; for encoding.",
+    "max_message_bytes": "The largest message the producer writes; for encoding.",
+    "force_replicate": "Accepted as in the changefeed; has no effect here.",
+    "terminator": "Accepted as in the changefeed; has no effect here.",
+    "avro_enable_watermark": "The topic carries watermark events (flat-avro).",
+    "avro_include_before_value": "Values carry the row before (flat-avro, new TiCDC).",
+    "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
+    "avro_bigint_unsigned_handling_mode": "How unsigned bigints are written: long or string (flat-avro).",
+    "integrity_check_level": "none, or correctness: rows carry checksums (flat-avro).",
+    "checksum": "off, warn or reject: what to do if a row's checksum does not match (flat-avro).",
+    "namespace": "The changefeed's namespace; for encoding (flat-avro).",
+    "keyspace": "The same, as new TiCDC calls it.",
+    "content_compatible": "Full column types in mysqlType (canal-json).",
+    "only_output_updated_columns": "Updates carry changed columns only in old (canal-json).",
+    "delete_only_output_handle_key_columns": "Deletes carry the key only (canal-json).",
+    "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
+    "large_message_handle_option": "none, claim-check or handle-key-only; for encoding (canal-json).",
+    "large_message_handle_compression": "none, snappy or lz4; for encoding (canal-json).",
+    "claim_check_storage_uri": "Where messages that were too large are: a directory or a URL (canal-json).",
+    "claim_check_raw_value": "Claim-check files hold the bare value; for encoding (canal-json).",
+    "upstream_url": "SQLAlchemy URL of the upstream TiDB, for rows reduced to their key (canal-json).",
+    "max_decompressed_bytes": "The largest size of one message after decompression (canal-json).",
+    "cluster_id": "TiCDC's cluster id, in names and source (debezium); for encoding.",
+    "debezium_disable_schema": "Messages carry no schema (debezium); for encoding.",
+    "debezium_include_start_ts": "The source block has start_ts (debezium); for encoding.",
+    "debezium_output_old_value": "Updates carry the old row (debezium); for encoding.",
+    "debezium_unwrapped": "ExtractNewRecordState flattened the topic: a null value alone is a delete.",
+    "decimal_handling_mode": "Debezium's decimal.handling.mode: precise, string or double.",
+    "bigint_unsigned_handling_mode": "Debezium's bigint.unsigned.handling.mode: long, precise or string.",
+    "binary_handling_mode": "Debezium's binary.handling.mode: bytes, base64, base64-url-safe or hex.",
+    "time_precision_mode": "Debezium's time.precision.mode; adaptive for Postgres' default.",
+    "interval_handling_mode": "Debezium's interval.handling.mode: numeric or string.",
+    "hstore_handling_mode": "Debezium's hstore.handling.mode: json or map.",
+    "decimal_format": "decimal.format of Connect's JSON converter: base64 or numeric.",
+    "unavailable_value_placeholder": "Debezium's unavailable.value.placeholder.",
+}
+# Go's ParseBool, which TiCDC uses, takes these.
+_BOOLEANS: Final = dict.fromkeys(("1", "t", "true"), True) | dict.fromkeys(("0", "f", "false"), False)
+# Options that may hold a secret: each is also read from the environment, or as ${env:NAME} or ${file:path}.
+_SECRETS: Final = {
+    "claim_check_storage_uri": "TIDESINK_CLAIM_CHECK_STORAGE_URI",
+    "upstream_url": "TIDESINK_UPSTREAM_URL",
+}
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _parameter(name: str, text: str) -> Any:
+    """An option's annotation, by the type of its field."""
+    option, kind = _option(name), _TYPES[name]
+    if kind is bool:
+        flags = f"{option}/--no{option[1:]}"
+        return Annotated[bool | None, typer.Option(flags, help=text, rich_help_panel=_heading(name))]
+    if kind is int:
+        return Annotated[int | None, typer.Option(option, min=1, help=text, rich_help_panel=_heading(name))]
+    envvar = _SECRETS.get(name)
+    return Annotated[
+        str | None, typer.Option(option, help=text, rich_help_panel=_heading(name), envvar=envvar)
+    ]
+
+
+def _heading(name: str) -> str:
+    """Under which heading --help shows an option: its protocol's, where it has one alone."""
+    if name in _DEBEZIUM - {"time_zone"} or name.startswith("debezium_"):
+        return "Options of debezium"
+    setting = {"integrity_check_level": "checksum", "keyspace": "namespace"}.get(name, name)
+    takers = [p for p, known in CODECS.items() if setting in known.reads] or [
+        p for p, known in CODECS.items() if setting in (known.writes or ())
+    ]
+    families = {"debezium" if p.startswith("debezium") else p for p in takers}
+    return f"Options of {families.pop()}" if len(families) == 1 else "Options of the changefeed"
+
+
+def with_options(
+    name: str, parameters: Mapping[str, Any], made: Callable[[dict[str, Any]], Any]
+) -> Callable[[Callable[P, R]], Callable[..., R]]:
+    """Gives a command a group of options, in front of ``--output``.
+
+    ``parameters``: their annotations by name. What ``made`` makes of their values is the command's argument
+    ``name``; None stands for an option that was not given.
+    """
+
+    def decorated(command: Callable[P, R]) -> Callable[..., R]:
+        own = inspect.signature(command, eval_str=True)
+
+        @functools.wraps(command)
+        def run(**values: Any) -> R:
+            given = {option: values.pop(option, None) for option in parameters}
+            return command(**{name: made(given)}, **values)  # type: ignore[call-arg]
+
+        kept = [one.replace(kind=_KEYWORD) for option, one in own.parameters.items() if option != name]
+        added = [
+            inspect.Parameter(option, _KEYWORD, default=None, annotation=annotation)
+            for option, annotation in parameters.items()
+        ]
+        last = [one for one in kept if one.name == "output"]
+        listed = [*(one for one in kept if one.name != "output"), *added, *last]
+        del run.__wrapped__  # else the command's own signature would be read
+        run.__signature__ = own.replace(parameters=listed)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in listed}
+        return run
+
+    return decorated
+
+
+_KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given, under the names of CodecOptions; an empty text is TiCDC's default."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is None or value == "":
+            continue
+        allowed = get_args(_TYPES[name]) if get_origin(_TYPES[name]) is Literal else ()
+        if allowed and value not in allowed:
+            raise ConfigError(f"{_option(name)} {value!r}: use {' or '.join(allowed)}")
+        if name == "time_zone":
+            try:
+                known_time_zone(value)
+            except ValueError as error:
+                raise ConfigError(f"--time-zone {value!r}: {error}") from error
+        if name in _SECRETS:
+            value = _resolved(name, value)  # noqa: PLW2901
+        found |= _MEANING[name](value) if name in _MEANING else {name: value}
+    return found
+
+
+_CODEC_OPTIONS: Final = {name: _parameter(name, text) for name, text in _HELP.items()}
+with_codec_options = with_options("given", _CODEC_OPTIONS, _given)
+"""A command with every codec option; those that were given arrive as its ``given`` mapping."""
+
+
+def _resolved(name: str, value: str) -> str:
+    """A secret with its ``${env:NAME}`` and ``${file:path}`` put in."""
+    found = Interpolated(value, base=Path.cwd())
+    for problem in found.problems:
+        raise ConfigError(f"{_option(name)}: {problem.reason}; {problem.remedy}")
+    return found.data if isinstance(found.data, str) else ""
+
+
+def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOptions:
+    """The codec options that were given, over those of a config."""
+    options = base or CodecOptions()
+    modes = {name: value for name, value in given.items() if name in _DEBEZIUM}
+    known = {name: value for name, value in given.items() if name in CodecOptions.__dataclass_fields__}
+    return replace(options, **known, debezium=replace(options.debezium, **modes))
+
+
+def protocol_named(name: str | None) -> str:
+    """The protocol a user means: TiCDC's names in any case.
+
+    Raises:
+        ConfigError: none is given, or no codec has this name.
+    """
+    if name is None:
+        *first, last = CODECS
+        raise ConfigError(
+            f"give --protocol {', '.join(first)} or {last} (or --config): "
+            "the bytes do not identify the protocol with certainty"
+        )
+    try:
+        return known_protocol(name)
+    except ConfigError as error:
+        raise ConfigError(f"--protocol: {error.message}") from error
+
+
+class CodecCommand(TyperCommand):
+    """A command that takes booleans with a value as well: ``--content-compatible=true``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Rewrite booleans with a value to flags, then parse."""
+        return super().parse_args(ctx, list(_as_flags(args)))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options under the heading of each; plain help shows no panels of its own."""
+        found: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            named = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record is not None:
+                found.setdefault(getattr(parameter, "rich_help_panel", None) or named, []).append(record)
+        for heading, records in found.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
+def _as_flags(args: Sequence[str]) -> Iterator[str]:
+    names = {_option(name) for name in _HELP if _TYPES[name] is bool}
+    skip = False
+    for index, arg in enumerate(args):
+        if skip:
+            skip = False
+            continue
+        name, equals, value = arg.partition("=")
+        if name not in names:
+            yield arg
+            continue
+        if not equals and index + 1 < len(args) and args[index + 1].lower() in _BOOLEANS:
+            value, skip = args[index + 1], True
+        if (equals or skip) and value.lower() not in _BOOLEANS:
+            raise typer.BadParameter(f"{value!r} is neither true nor false", param_hint=name)
+        yield name if _BOOLEANS.get(value.lower(), True) else f"--no{name[1:]}"
+
 
 Input = Annotated[
     str | None, typer.Option("--input", "-i", help="A file of JSON Lines, gzipped or not; - is stdin.")
@@ -53,12 +301,6 @@ RegistryUrl = Annotated[
 RegistryFile = Annotated[
     Path | None,
     typer.Option("--registry-file", help="A YAML file of the registry's settings: urls, auth, tls, timeout."),
-]
-GlueRegion = Annotated[
-    str | None,
-    typer.Option(
-        "--glue-region", help="Read Glue-framed schemas from AWS Glue in this region (tidesink[glue])."
-    ),
 ]
 Definitions = Annotated[
     Path | None, typer.Option("--table-definition", help="SQL DDL: gives types that a codec does not carry.")
@@ -102,36 +344,35 @@ class Setting:
         )
 
 
-def setting(
-    *,
-    protocol: str | None,
-    given: Given,
-    schemas: Path | None,
-    schema_registry: str | None,
-    definitions: Path | None,
-    config: Path | None,
-    glue_region: str | None = None,
-    registry_file: Path | None = None,
-) -> Setting:
-    """The setting that a command line describes.
+_SETTING: Final[Mapping[str, Any]] = {
+    "protocol": ProtocolName,
+    "schemas": Schemas,
+    "schema_registry": RegistryUrl,
+    "registry_file": RegistryFile,
+    "table_definition": Definitions,
+    "config": ConfigFile,
+}
+
+
+def setting(values: Mapping[str, Any]) -> Setting:
+    """The setting that a command line describes, by the values of its options.
 
     Raises:
         ConfigError: something is missing, unknown, or cannot be read.
     """
+    protocol, schemas, schema_registry, registry_file, definitions, config = map(values.get, _SETTING)
+    given = _given({name: value for name, value in values.items() if name not in _SETTING})
     loaded = load_config(config) if config else None
     name = protocol_named(protocol or (loaded.source.protocol if loaded else None))
     base = loaded.source.codec_options() if loaded else None
+    _exclusive({"--schema-registry": schema_registry, "--registry-file": registry_file, "--schemas": schemas})
     listed = read_schemas(str(schemas)) if schemas else None
-    glue = _glue(listed, glue_region)
-    _one_of(schema_registry, registry_file, schemas)
     if listed is not None:
         registry: SchemaRegistry | None = MemorySchemaRegistry(listed.by_id, url=listed.name)
     else:
-        registry = _server(schema_registry, registry_file, loaded)
-    if registry is None and glue is None and CODECS[name].registry:
+        registry = registry_of(schema_registry, registry_file, loaded)
+    if registry is None and CODECS[name].registry:
         raise ConfigError(f"{name} needs its schemas: give --schemas FILE, --schema-registry URL or --config")
-    if registry is None and glue is not None:
-        registry = MemorySchemaRegistry(url="AWS Glue")
     return Setting(
         protocol=name,
         options=codec_options(given, base),
@@ -141,17 +382,12 @@ def setting(
         table_of_topic=topic_tables(loaded, registry) if loaded and registry else None,
         config=loaded,
         keys=stated_keys(loaded) if loaded else {},
-        glue=glue,
+        glue=GlueSchemas(listed.by_uuid, name=listed.name) if listed and listed.by_uuid else None,
     )
 
 
-def _glue(listed: SchemaFile | None, region: str | None) -> SchemaSource | None:
-    """Where the schemas of AWS Glue come from, if they do."""
-    if region is not None:
-        if listed is not None and listed.by_uuid:
-            raise ConfigError("--schemas with Glue's UUIDs and --glue-region exclude each other: keep one")
-        return AwsGlueSchemas(region=region)
-    return GlueSchemas(listed.by_uuid, name=listed.name) if listed and listed.by_uuid else None
+with_setting = with_options("found", {**_SETTING, **_CODEC_OPTIONS}, setting)
+"""A command with the options of a codec and of all that it reads; they arrive as its ``found`` setting."""
 
 
 def _declared(config: Config | None) -> dict[str, Any]:
@@ -161,16 +397,13 @@ def _declared(config: Config | None) -> dict[str, Any]:
     return {name: getattr(config.source, name) for name in config.source.model_fields_set if name in known}
 
 
-def _one_of(url: str | None, file: Path | None, schemas: Path | None) -> None:
-    """Refuse several options that name a registry."""
-    given = {"--schema-registry": url, "--registry-file": file, "--schemas": schemas}
-    several = [name for name, value in given.items() if value is not None]
-    if len(several) > 1:
-        raise ConfigError(f"{' and '.join(several)} exclude each other: keep one")
+def registry_of(url: str | None, file: Path | None, config: Config | None) -> SchemaRegistry | None:
+    """The registry that options name, or else the config's.
 
-
-def _server(url: str | None, file: Path | None, config: Config | None) -> SchemaRegistry | None:
-    """The registry that options name, or else the config's."""
+    Raises:
+        ConfigError: both options are given, or the registry's settings are wrong.
+    """
+    _exclusive({"--schema-registry": url, "--registry-file": file})
     if url is not None:
         return open_registry(url)
     if file is not None:
@@ -178,6 +411,13 @@ def _server(url: str | None, file: Path | None, config: Config | None) -> Schema
     if config is not None and config.source.schema_registry is not None:
         return config.source.open_registry()
     return None
+
+
+def _exclusive(options: Mapping[str, Any]) -> None:
+    """Refuse several options that name the same thing."""
+    several = [name for name, value in options.items() if value is not None]
+    if len(several) > 1:
+        raise ConfigError(f"{' and '.join(several)} exclude each other: keep one")
 
 
 def definitions_of(file: Path | None, config: Config | None) -> TableDefinitions:
@@ -226,18 +466,6 @@ def _from_topic(
     if not properties:
         raise ConfigError("--topic needs a broker: give --brokers host:port or --config FILE")
     return read_topic(properties, topic, start=parse_start(start), limit=limit)
-
-
-def running_stack(directory: Path = DIRECTORY) -> StackAddresses | None:
-    """Where the broker and the registry of this directory run; None unless both do."""
-    # The pid files know the ports, whatever options the stack was started with.
-    broker = find_running(Broker(directory, 0, 0).files)
-    registry = find_running(Registry(directory, 0).files)
-    if broker is None or registry is None:
-        return None
-    return StackAddresses(
-        Broker(directory, broker.port, 0).address, Registry(directory, registry.port).address
-    )
 
 
 _SECONDS = 6.0
@@ -423,90 +651,3 @@ def _checked(record: Any) -> Any:
     if record.error() is not None:
         raise KafkaException(record.error())
     return record
-
-
-RegistryConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Take the registry of a config file's source.")
-]
-Export = Annotated[
-    Path | None,
-    typer.Option("--schemas", help="A file of `tidesink registry export`, in place of a registry."),
-]
-Patterns = Annotated[
-    list[str] | None, typer.Argument(metavar="[SUBJECT]...", help="Subjects, or patterns such as shop_*.")
-]
-
-_EXPORT_LINES = "a file of tidesink registry export: JSON Lines, one version of a subject a line"
-
-
-class Place(NamedTuple):
-    """How the command line says which registry is meant; a file of schemas stands in for one to read."""
-
-    url: str | None
-    file: Path | None
-    config: Path | None
-    schemas: Path | None = None
-
-
-_SERVER: Final[Mapping[str, Any]] = {
-    "schema_registry": RegistryUrl,
-    "registry_file": RegistryFile,
-    "config": RegistryConfigFile,
-}
-with_server = with_options("place", _SERVER, lambda given: Place(*given.values()))
-"""A command with the options of a registry that it writes to; they arrive as its ``place``."""
-with_registry = with_options("place", {**_SERVER, "schemas": Export}, lambda given: Place(*given.values()))
-"""The same of one that it only reads, or of a file in its place."""
-
-
-class Opened(NamedTuple):
-    """A registry; ``live``: it is a server, not a file."""
-
-    registry: SchemaRegistry
-    live: bool
-    name: str
-    config: Config | None
-
-
-@contextmanager
-def opened(place: Place) -> Iterator[Opened]:
-    """The registry of a command, closed afterwards.
-
-    Raises:
-        ConfigError: none is given, several are, or its settings are wrong.
-    """
-    found = _open(place)
-    with closing(found.registry):
-        yield found
-
-
-def any_given(place: Place) -> bool:
-    """Whether a registry is named, a config's aside."""
-    return any(part is not None for part in (place.url, place.file, place.schemas))
-
-
-def _open(place: Place) -> Opened:
-    _one_of(place.url, place.file, place.schemas)
-    config = load_config(place.config) if place.config else None
-    if place.schemas is not None:
-        name = place.schemas.name
-        return Opened(memory_registry(read_export(place.schemas), name=name), False, name, config)
-    registry = _server(place.url, place.file, config)
-    if registry is None:
-        raise ConfigError("which registry? Give --schema-registry URL, --registry-file FILE or --config FILE")
-    return Opened(registry, True, str(getattr(registry, "urls", ("memory",))[0]), config)
-
-
-def read_export(file: Path) -> tuple[SubjectEntry, ...]:
-    """The subjects of an export file.
-
-    Raises:
-        ConfigError: it cannot be read, or holds no subjects.
-    """
-    try:
-        found = entries_of(json_lines(str(file), form=_EXPORT_LINES), name=file.name)
-    except RegistryError as error:
-        raise ConfigError(error.message, **error.context) from error
-    if not found:
-        raise ConfigError(f"{file} holds no subjects: tidesink registry export writes such a file")
-    return found

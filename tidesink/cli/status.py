@@ -121,13 +121,14 @@ def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:
         return f"worker: alive (seen {seconds:.0f} s ago)"
     if seconds is not None:
         seen = datetime.now(timezone.utc) - timedelta(seconds=seconds)
-        return f"worker: no worker seen since {_moment(seen)} UTC, and it did not say that it ended"
+        return f"worker: no worker seen since {shown_moment(seen)} UTC, and it did not say that it ended"
     last = max((entry.updated for entry in found if entry.updated), default=None)
-    return "worker: none runs" + (f"; no worker seen since {_moment(last)} UTC" if last else "")
+    return "worker: none runs" + (f"; no worker seen since {shown_moment(last)} UTC" if last else "")
 
 
-def _moment(moment: datetime) -> str:
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+def shown_moment(moment: datetime | None) -> str:
+    """A moment for people, UTC; empty where there is none."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if moment else ""
 
 
 def read_statuses(config: Config) -> tuple[TableStatus, ...]:
@@ -177,8 +178,13 @@ _COUNTERS = ("read", "applied", "superseded", "filtered", "dead_lettered")
 
 
 def _row(entry: TableStatus) -> tuple[Any, ...]:
-    updated = _moment(entry.updated) if entry.updated else ""
-    return str(entry.table), entry.state, entry.batch, commit_time(entry.commit_ts), updated
+    return (
+        str(entry.table),
+        entry.state,
+        entry.batch,
+        commit_time(entry.commit_ts),
+        shown_moment(entry.updated),
+    )
 
 
 def _remarks(entry: TableStatus) -> list[str]:

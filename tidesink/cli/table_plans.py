@@ -13,11 +13,10 @@ from tidesink.cli.sources import Start, read_topic, topic_names
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec
-from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
+from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
-from tidesink.config.checks import idle_patterns
-from tidesink.config.models import topic_tables
-from tidesink.config.table_checks import check_merged, shown_policies
+from tidesink.config.checks import check_merged, shown_policies
+from tidesink.config.models import idle_patterns, topic_tables
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema
@@ -32,8 +31,7 @@ from tidesink.sinks.targets.sql.location import place_in
 from tidesink.sinks.targets.sql.target import view_name
 from tidesink.sinks.worker.preflight import column_type, preflight_of
 from tidesink.typemap.projection import check_renames, laid_out
-from tidesink.typemap.render import CALENDAR_READERS, type_words
-from tidesink.typemap.table import row_of
+from tidesink.typemap.table import CALENDAR_READERS, row_of, type_words
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     UNREPORTED_KEY,

@@ -298,24 +298,18 @@ def _unzigzag(raw: Words) -> npt.NDArray[np.int64]:
     return signed
 
 
-class _Long:
-    type = pa.int64()
+@dataclass(frozen=True)
+class _Integer:
+    type: pa.DataType
 
     def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
         values, size = _read_long(rows, position)
+        if self.type.bit_width == 32:
+            wide, values = values, values.astype(np.int32)
+            beyond = values != wide
+            if np.count_nonzero(beyond):
+                rows.reject(_both(beyond, present))
         return _array(self.type, values, present), rows.advance(position, size, present)
-
-
-class _Int:
-    type = pa.int32()
-
-    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
-        values, size = _read_long(rows, position)
-        narrow = values.astype(np.int32)
-        wide = narrow != values
-        if np.count_nonzero(wide):
-            rows.reject(_both(wide, present))
-        return _array(self.type, narrow, present), rows.advance(position, size, present)
 
 
 class _Boolean:
@@ -331,19 +325,14 @@ class _Boolean:
         return array, rows.advance(position, 1, present)
 
 
+@dataclass(frozen=True)
 class _Float:
-    type = pa.float32()
+    type: pa.DataType
 
     def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
-        values = rows.words_at(position).astype(np.uint32)  # the lower four bytes
-        return _array(self.type, values, present), rows.advance(position, 4, present)
-
-
-class _Double:
-    type = pa.float64()
-
-    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
-        return _array(self.type, rows.words_at(position), present), rows.advance(position, 8, present)
+        words, size = rows.words_at(position), self.type.bit_width // 8
+        values = words if size == 8 else words.astype(np.uint32)  # the lower four bytes
+        return _array(self.type, values, present), rows.advance(position, size, present)
 
 
 @dataclass(frozen=True)
@@ -372,22 +361,21 @@ class _Spans(NamedTuple):
     end: Positions
 
 
-def _read_spans(rows: _Rows, position: Positions, present: Mask | None) -> _Spans:
-    size, taken = _read_size(rows, position)
+def _spans(rows: _Rows, position: Positions, size: int | None, present: Mask | None) -> _Spans:
+    """Where values of this size lie; None: of the size that stands before each."""
+    if size is not None:
+        end = rows.advance(position, size, present)
+        start = np.minimum(position, end)  # of a rejected record the position may be past its end
+        return _Spans(start, end - start, end)
+    sizes, taken = _read_size(rows, position)
     start = rows.advance(position, taken, present)
     if present is not None:
-        size = size * present
-    outside = (size > rows.end - start) | (size < 0)
+        sizes = sizes * present
+    outside = (sizes > rows.end - start) | (sizes < 0)
     if np.count_nonzero(outside):
         rows.reject(outside)
-        size, start = np.where(outside, 0, size), np.where(outside, rows.end, start)
-    return _Spans(start, size, start + size)
-
-
-def _fixed_spans(rows: _Rows, position: Positions, size: int, present: Mask | None) -> _Spans:
-    end = rows.advance(position, size, present)
-    start = np.minimum(position, end)  # of a rejected record the position may be past its end
-    return _Spans(start, end - start, end)
+        sizes, start = np.where(outside, 0, sizes), np.where(outside, rows.end, start)
+    return _Spans(start, sizes, start + sizes)
 
 
 def _binary(rows: _Rows, spans: _Spans, present: Mask | None) -> pa.Array:
@@ -414,12 +402,21 @@ def _text(rows: _Rows, values: pa.Array, present: Mask | None) -> pa.Array:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        valid = np.fromiter((one is None or _is_utf8(one) for one in values.to_pylist()), bool, len(values))
+        valid = is_utf8(values)
         rows.reject(~valid)
         return pc.if_else(pa.array(valid), values, None).cast(pa.string())
 
 
-def _is_utf8(data: bytes) -> bool:
+def is_utf8(values: pa.Array) -> Mask:
+    """Which values of a binary array are valid UTF-8; a null is."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return np.fromiter((one is None or _decodes(one) for one in values.to_pylist()), bool, len(values))
+    return np.ones(len(values), np.bool_)
+
+
+def _decodes(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -442,12 +439,6 @@ class _Bytes:
         spans = _spans(rows, position, self.size, present)
         values = _binary(rows, spans, present)
         return (_text(rows, values, present) if self.text else values), spans.end
-
-
-def _spans(rows: _Rows, position: Positions, size: int | None, present: Mask | None) -> _Spans:
-    if size is None:
-        return _read_spans(rows, position, present)
-    return _fixed_spans(rows, position, size, present)
 
 
 @dataclass(frozen=True)
@@ -528,7 +519,7 @@ class _Nullable:
     @cached_property
     def _inner_checks(self) -> bool:
         """Whether the value's own step finds that a record ended with the branch byte, or before it."""
-        return isinstance(self.inner, _Long | _Int | _Boolean | _Float | _Double | _Enum | _Bytes | _Decimal)
+        return isinstance(self.inner, _Integer | _Boolean | _Float | _Enum | _Bytes | _Decimal)
 
     @property
     def type(self) -> pa.DataType:
@@ -580,10 +571,10 @@ class _Unsupported:
 
 
 _PRIMITIVES: Final[Mapping[str, _Step]] = {
-    "int": _Int(),
-    "long": _Long(),
-    "float": _Float(),
-    "double": _Double(),
+    "int": _Integer(pa.int32()),
+    "long": _Integer(pa.int64()),
+    "float": _Float(pa.float32()),
+    "double": _Float(pa.float64()),
     "boolean": _Boolean(),
     "bytes": _Bytes(),
     "string": _Bytes(text=True),

@@ -23,12 +23,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from tidesink.codecs.compression import LARGEST, Compression
 from tidesink.errors import FramingError, SchemaMismatchError
 from tidesink.events import Event, Message, TableId
-from tidesink.typemap.render import DecimalMode, UnsignedMode, ZeroDate
+from tidesink.typemap.table import DecimalMode, UnsignedMode, ZeroDate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -181,13 +181,13 @@ class CodecOptions:
         return self.enable_tidb_extension and self.output_row_key
 
 
-class Codec(Protocol):
-    """A decoder and encoder of one protocol."""
+class Codec(ABC):
+    """A decoder and encoder of one protocol; ``name`` is the protocol's as in ``CODECS``."""
 
-    @property
-    def name(self) -> str:
-        """The protocol's name as in ``CODECS``."""
+    name: str
+    _options: CodecOptions
 
+    @abstractmethod
     def decode(self, message: Message) -> tuple[Event, ...]:
         """The events of one Kafka record, in order; empty for a record that carries none.
 
@@ -196,16 +196,7 @@ class Codec(Protocol):
             RegistryError: the writer's schema cannot be had.
         """
 
-    def decode_batch(
-        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
-    ) -> DecodedBatch:
-        """The events of many Kafka records as Arrow tables: the same as ``decode`` of each in turn.
-
-        Raises:
-            SchemaMismatchError: ``records`` lacks a column that is needed.
-            RegistryError: a writer's schema cannot be had.
-        """
-
+    @abstractmethod
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of one event; None where the protocol sends nothing for it.
 
@@ -214,16 +205,6 @@ class Codec(Protocol):
             RegistryError: the schema cannot be registered.
         """
 
-
-class BatchDecoder(ABC):
-    """``decode_batch`` of a codec that has ``decode``, and perhaps a columnar step."""
-
-    _options: CodecOptions
-
-    @abstractmethod
-    def decode(self, message: Message) -> tuple[Event, ...]:
-        """As ``Codec``."""
-
     def columnar(self, options: ValueOptions) -> Columnar | None:  # noqa: ARG002
         """The columnar step, for ``codecs.batch.decode_in_columns``; None where the codec has none."""
         return None
@@ -231,12 +212,12 @@ class BatchDecoder(ABC):
     def decode_batch(
         self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
     ) -> DecodedBatch:
-        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
+        """The events of many Kafka records as Arrow tables: the same as ``decode`` of each in turn.
 
         ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
         ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
         a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
-        ``time_zone``.
+        ``time_zone``. ``codecs.batch`` says what the tables hold.
 
         Raises:
             SchemaMismatchError: ``records`` lacks a column.

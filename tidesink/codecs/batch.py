@@ -1,7 +1,7 @@
 """A batch of Kafka records as Arrow tables: what ``decode_batch`` gives, and how it is put together.
 
 A codec's columnar step decodes many records at once. It proves a value or leaves the record: what it
-cannot prove goes through the row path (``Codec.decode``, then ``typemap.parse`` value by value), which
+cannot prove goes through the row path (``Codec.decode``, then ``typemap.values`` value by value), which
 alone names faults. ``decode_in_columns`` runs both and puts their rows in the order of the input. The
 result is the same as if every record had gone through the row path.
 """
@@ -39,7 +39,7 @@ from tidesink.events import (
     WatermarkEvent,
 )
 from tidesink.typemap.arrow import PythonResult, arrow_type, from_python
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 
 ControlEvent = DdlEvent | WatermarkEvent | MessageEvent
 Decode = Callable[[Message], tuple[Event, ...]]
@@ -234,14 +234,14 @@ def decode_in_columns(
         RegistryError, SourceUnavailableError: as ``decode``.
     """
     found = _Found()
-    row_path = RowPath(decode, options)
     for part in _parts(records):
         rest = part
         while len(rest):
             done = columnar(rest) if columnar is not None else _nothing_proven(rest)
-            found.add(done)
+            found.tables += done.tables
+            found.events += done.events
             found.left += len(done.left)
-            row_path.read(rest, done.left, found)
+            _read_rows(rest, done.left, decode, options, found)
             rest = rest.slice(done.consumed)
     return found.batch(len(records))
 
@@ -309,10 +309,10 @@ def _column(
         return pa.array(list(default())).cast(kind)
     try:
         return found if found.type == kind else found.cast(kind)  # type: ignore[union-attr]
-    except pa.ArrowInvalid as error:
-        raise _wrong(name, found, kind) from error
-    except pa.ArrowNotImplementedError as error:
-        raise _wrong(name, found, kind) from error
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaMismatchError(
+            f"column {name!r} of the records is {found.type}; it must be {kind}"  # type: ignore[union-attr]
+        ) from error
 
 
 def _bytes(columns: Mapping[str, pa.Array], name: str, count: int) -> pa.Array:
@@ -328,10 +328,6 @@ def _bytes(columns: Mapping[str, pa.Array], name: str, count: int) -> pa.Array:
     return _column(columns, name, pa.binary(), None)
 
 
-def _wrong(name: str, found: pa.Array, kind: pa.DataType) -> SchemaMismatchError:
-    return SchemaMismatchError(f"column {name!r} of the records is {found.type}; it must be {kind}")
-
-
 def _timestamps(found: pa.Array | None) -> pa.Array | None:
     if found is None or pa.types.is_integer(found.type):
         return found
@@ -341,51 +337,38 @@ def _timestamps(found: pa.Array | None) -> pa.Array | None:
 # The row path
 
 
-class RowPath:
-    """Decodes records one by one and puts their values into the Arrow types of ``typemap``."""
-
-    def __init__(self, decode: Decode, options: ValueOptions) -> None:
-        self._decode = decode
-        self._options = options
-
-    def read(self, records: Records, indices: Indices, found: _Found) -> None:
-        """Add what the records at ``indices`` hold to ``found``."""
-        groups: dict[Any, _RowGroup] = {}
-        control: list[tuple[int, ControlEvent]] = []
-        for record, message in records.take(indices):
-            try:
-                events = self._decode(message)
-            except DecodeError as error:
-                found.faults.append(Fault(record, _placed(error, message)))
+def _read_rows(
+    records: Records, indices: Indices, decode: Decode, options: ValueOptions, found: _Found
+) -> None:
+    """Add to ``found`` what the records at ``indices`` hold, decoded one by one."""
+    groups: dict[Any, _RowGroup] = {}
+    control: list[tuple[int, ControlEvent]] = []
+    for record, message in records.take(indices):
+        try:
+            events = decode(message)
+        except DecodeError as error:
+            found.faults.append(Fault(record, _placed(error, message)))
+            continue
+        for event in events:
+            if not isinstance(event, ChangeEvent):
+                control.append((record, event))
                 continue
-            for event in events:
-                if isinstance(event, ChangeEvent):
-                    self._group(groups, event).add(record, event)
-                else:
-                    control.append((record, event))
-        faults = self._refused(groups.values())
-        found.faults += [Fault(record, error) for record, error in faults.items()]
-        # A record is a fault as a whole, whatever else it holds.
-        found.events += [(record, event) for record, event in control if record not in faults]
-        found.tables += [table for group in groups.values() if (table := group.table(faults)) is not None]
-
-    def _refused(self, groups: Iterable[_RowGroup]) -> dict[int, DecodeError]:
-        """By record, the first of its values that its column's type does not hold."""
-        faults: dict[int, tuple[int, DecodeError]] = {}
-        for group in groups:
-            for record, index, error in group.errors():
-                if record not in faults or index < faults[record][0]:
-                    faults[record] = (index, error)
-        return {record: error for record, (_, error) in faults.items()}
-
-    def _group(self, groups: dict[Any, _RowGroup], event: ChangeEvent) -> _RowGroup:
-        key = None if event.key is None else tuple(event.key)
-        name = (event.table, id(event.schema), event.schema_id, key)
-        group = groups.get(name)
-        if group is None:
-            # The group holds the schema, so that its id stays its own.
-            group = groups[name] = _RowGroup(event, self._options)
-        return group
+            key = None if event.key is None else tuple(event.key)
+            name = (event.table, id(event.schema), event.schema_id, key)
+            if name not in groups:
+                # The group holds the schema, so that its id stays its own.
+                groups[name] = _RowGroup(event, options)
+            groups[name].add(record, event)
+    # By record, the first of its values that its column's type does not hold.
+    refused: dict[int, tuple[int, DecodeError]] = {}
+    for record, index, wrong in (one for group in groups.values() for one in group.errors()):
+        if record not in refused or index < refused[record][0]:
+            refused[record] = (index, wrong)
+    found.faults += [Fault(record, wrong) for record, (_, wrong) in refused.items()]
+    # A record is a fault as a whole, whatever else it holds.
+    found.events += [(record, event) for record, event in control if record not in refused]
+    tables = (group.table(refused) for group in groups.values())
+    found.tables += [table for table in tables if table is not None]
 
 
 def _placed(error: DecodeError, place: Message | Position) -> DecodeError:
@@ -451,7 +434,7 @@ class _RowGroup:
                 )
         return found
 
-    def table(self, faults: Mapping[int, DecodeError]) -> ChangeTable | None:
+    def table(self, faults: Mapping[int, object]) -> ChangeTable | None:
         """The rows as Arrow, without those of records that are faults; None where nothing is left."""
         events, first = self._events, self._events[0]
         columns = {
@@ -606,10 +589,6 @@ class _Found:
         self.events: list[tuple[int, ControlEvent]] = []
         self.faults: list[Fault] = []
         self.left = 0
-
-    def add(self, done: ColumnarResult) -> None:
-        self.tables += done.tables
-        self.events += done.events
 
     def batch(self, records: int) -> DecodedBatch:
         self.events.sort(key=lambda found: found[0])  # stable: a record's own events stay in order

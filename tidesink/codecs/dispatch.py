@@ -23,15 +23,23 @@ from tidesink.codecs.base import Producer
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ChangeEvent, Column, Row, TableId, TableSchema, Value
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.typemap.wire_text import text_writer
+from tidesink.typemap.values import text_writer
 
 _QUOTED: Final = {
     "/": re.compile(r"/((?:\\.|[^/])+)/"),
     '"': re.compile(r'"((?:""|[^"])+)"'),
     "`": re.compile(r"`((?:``|[^`])+)`"),
 }
-_RANGE: Final = re.compile(r"\[(!?)((?:\\[^0-9a-zA-Z]|[^\\\]])+)\]")
+_PIECE: Final = re.compile(
+    r"(?P<plain>[0-9A-Za-z_$]|[^\x00-\x7f])|\\(?P<escaped>[^0-9A-Za-z])|[*?]"
+    r"|\[(?P<other>!?)(?P<inside>(?:\\[^0-9a-zA-Z]|[^\\\]])+)\]"
+)
+_WILD: Final = {"*": ".*", "?": "."}
 _ALL: Final = "*"
+_WRONG_PIECES: Final = {
+    "[": "a character class is not closed by ]",
+    "\\": "a backslash must stand before a character that is no letter and no digit",
+}
 
 
 class _Name(NamedTuple):
@@ -172,42 +180,25 @@ def _compiled(pattern: str, text: str, flags: re.RegexFlag) -> re.Pattern[str]:
 def _wildcards(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
     pattern, name, literal, at = "", "", True, 0
     while at < len(rest) and rest[at] != ".":
-        part, plain, width = _piece(rest, at, text)
-        pattern += part
-        name += plain or ""
+        found = _PIECE.match(rest, at)
+        if found is None:
+            nothing = f"{rest[at]!r} has no meaning there: put the name into backquotes"
+            raise _wrong(text, _WRONG_PIECES.get(rest[at], nothing))
+        plain, inside = found["plain"] or found["escaped"], found["inside"]
         literal = literal and plain is not None
-        at += width
+        name += plain or ""
+        if inside is not None:
+            inside = "\\" + inside if inside.startswith("^") else inside
+            pattern += f"[^{inside}]" if found["other"] else f"[{inside}]"
+        else:
+            pattern += _WILD.get(found[0]) or re.escape(plain)
+        at = found.end()
     if not at:
         raise _wrong(text, "a half of it is empty")
     if literal:
         return _literal(name, flags), rest[at:]
     compiled = _compiled(rf"(?s)\A{pattern}\Z", text, flags)
     return _Name(compiled, None, everything=rest[:at] == _ALL), rest[at:]
-
-
-def _piece(rest: str, at: int, text: str) -> tuple[str, str | None, int]:
-    """The next piece of a wildcard pattern: as a regular expression, as plain text or None, its width."""
-    character = rest[at]
-    if character == "\\":
-        return _escaped(rest, at, text)
-    if character in "*?":
-        return ".*" if character == "*" else ".", None, 1
-    if character == "[":
-        found = _RANGE.match(rest, at)
-        if found is None:
-            raise _wrong(text, "a character class is not closed by ]")
-        inside = ("^" if found[1] else "") + ("\\" if found[2].startswith("^") else "") + found[2]
-        return f"[{inside}]", None, len(found[0])
-    if not (character in "$_" or character.isalnum() or ord(character) >= 0x80):
-        raise _wrong(text, f"{character!r} has no meaning there: put the name into backquotes")
-    return re.escape(character), character, 1
-
-
-def _escaped(rest: str, at: int, text: str) -> tuple[str, str | None, int]:
-    following = rest[at + 1 : at + 2]
-    if not following or (following.isascii() and following.isalnum()):
-        raise _wrong(text, "a backslash must stand before a character that is no letter and no digit")
-    return re.escape(following), following, 2
 
 
 PartitionRule = Literal["table", "index-value", "columns", "ts"]

@@ -43,7 +43,7 @@ from tidesink.errors import (
     shown,
 )
 from tidesink.events import ColumnType, TableId
-from tidesink.typemap.render import mysql_type_text, mysql_type_word
+from tidesink.typemap.table import mysql_type_text, mysql_type_word
 
 Parsed = dict[str, Any]
 

@@ -17,8 +17,7 @@ from tidesink.errors import ConfigError
 if TYPE_CHECKING:
     from tidesink.codecs.canal_json.schema import Keys
     from tidesink.ddl.catalog import TableDefinitions
-    from tidesink.schema_registry.base import SchemaRegistry
-    from tidesink.schema_registry.glue import SchemaSource
+    from tidesink.schema_registry.base import SchemaRegistry, SchemaSource
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,8 @@ class CodecParts:
 def _flat_avro(parts: CodecParts) -> Codec:
     from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 
-    if parts.registry is None:
-        raise ConfigError("flat-avro needs a schema registry: set schema-registry", key="schema-registry")
     return FlatAvroCodec(
-        registry=parts.registry,
+        registry=_registry(parts, "flat-avro"),
         options=parts.options,
         table_of_topic=parts.table_of_topic,
         glue=parts.glue,
@@ -61,9 +58,14 @@ def _debezium_json(parts: CodecParts) -> Codec:
 def _debezium_avro(parts: CodecParts) -> Codec:
     from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 
+    registry = _registry(parts, "debezium-avro")
+    return DebeziumAvroCodec(registry=registry, options=parts.options, definitions=parts.definitions)
+
+
+def _registry(parts: CodecParts, protocol: str) -> SchemaRegistry:
     if parts.registry is None:
-        raise ConfigError("debezium-avro needs a schema registry: set schema-registry", key="schema-registry")
-    return DebeziumAvroCodec(registry=parts.registry, options=parts.options, definitions=parts.definitions)
+        raise ConfigError(f"{protocol} needs a schema registry: set schema-registry", key="schema-registry")
+    return parts.registry
 
 
 @dataclass(frozen=True)

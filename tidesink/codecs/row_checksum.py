@@ -51,27 +51,7 @@ class UnreportedError(ValueError):
     """A row whose sum cannot be computed from what the wire says; the text says why."""
 
 
-def row_sums(readers: Sequence[PartReader], values: Iterable[Any]) -> Sequence[int]:
-    """Every sum the row can have, the likeliest first.
-
-    Raises:
-        UnreportedError: none can be computed.
-    """
-    sums = [0]
-    for reader, value in zip(readers, values, strict=True):
-        if value is None:
-            continue
-        parts = reader(value)
-        if isinstance(parts, bytes):
-            sums = [crc32(parts, found) for found in sums]
-            continue
-        sums = [crc32(part, found) for found in sums for part in parts]
-        if len(sums) > MOST_SUMS:
-            raise UnreportedError(f"its TIMESTAMP columns can be read in more than {MOST_SUMS} ways")
-    return sums
-
-
-def part_reader(column_type: ColumnType, zone: str) -> PartReader:
+def _part_reader(column_type: ColumnType, zone: str) -> PartReader:
     """What a column of this type adds to the sum; ``zone`` is where TIMESTAMP texts are."""
     row = row_of(column_type)
     members = column_type.members or ()
@@ -200,15 +180,6 @@ CORRUPTED_REASON: Final = (
 )
 
 
-def checksum_of(columns: Sequence[Column], row: Row, *, time_zone: str = "UTC") -> int:
-    """The sum of a row over ``columns`` in this order; of an hour that comes twice, the first is meant.
-
-    Raises:
-        EncodeError: a value is none of its column's type.
-    """
-    return RowSums(columns, time_zone).sum(row)
-
-
 def summed_order(columns: Iterable[Column], options: CodecOptions) -> tuple[Column, ...]:
     """The columns in the order the producer sums them, of the columns in table order."""
     if options.producer == "new":
@@ -221,7 +192,7 @@ class RowSums:
 
     def __init__(self, columns: Sequence[Column], time_zone: str) -> None:
         self._names = tuple(column.name for column in columns)
-        self._readers = tuple(part_reader(column.type, time_zone) for column in columns)
+        self._readers = tuple(_part_reader(column.type, time_zone) for column in columns)
 
     def sum(self, row: Row) -> int:
         """The sum of a row; of an hour that comes twice, the first is meant.
@@ -230,7 +201,7 @@ class RowSums:
             EncodeError: a value is none of its column's type.
         """
         try:
-            return row_sums(self._readers, [row[name] for name in self._names])[0]
+            return self._sums(row)[0]
         except (KeyError, *_NO_VALUE) as error:
             raise EncodeError(f"the row's checksum cannot be computed: {error!s:.120}") from error
 
@@ -242,12 +213,25 @@ class RowSums:
         if said in NO_CHECKSUM:
             return None
         try:
-            sums = row_sums(self._readers, [row[name] for name in self._names])
+            sums = self._sums(row)
         except _NO_VALUE as error:
             return f"the row's checksum cannot be computed: {error!s:.120}"
         if said in map(str, sums):
             return None
         return f"the row's checksum is {sums[0]} and TiCDC wrote {said[:40]!r}: {MISMATCH}"
+
+    def _sums(self, row: Row) -> Sequence[int]:
+        """Every sum the row can have, the likeliest first."""
+        sums = [0]
+        for reader, value in zip(self._readers, [row[name] for name in self._names], strict=True):
+            parts = b"" if value is None else reader(value)
+            if isinstance(parts, bytes):
+                sums = [crc32(parts, found) for found in sums]
+                continue
+            sums = [crc32(part, found) for found in sums for part in parts]
+            if len(sums) > MOST_SUMS:
+                raise UnreportedError(f"its TIMESTAMP columns can be read in more than {MOST_SUMS} ways")
+        return sums
 
 
 def checksum_fault(event: ChangeEvent, *, time_zone: str = "UTC") -> str | None:

@@ -18,9 +18,8 @@ from zoneinfo import ZoneInfo
 from tidesink.errors import ConfigError, RowUnavailableError, SourceUnavailableError
 from tidesink.events import ColumnType, TableId, Value
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.parse import text_reader
 from tidesink.typemap.table import row_of
-from tidesink.typemap.wire_text import text_writer
+from tidesink.typemap.values import text_reader, text_writer
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -38,13 +37,6 @@ _REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
 _UNKNOWN_VARIABLE: Final = 1193
 # Seconds; a driver without these names takes its own from the URL.
 _PYMYSQL_LIMITS: Final = {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60}
-
-
-class UpstreamColumn(NamedTuple):
-    """A stored column: its name, and its type with the full text of it."""
-
-    name: str
-    type: ColumnType
 
 
 class UpstreamRow(NamedTuple):
@@ -81,8 +73,8 @@ class Upstream:
             if connection.dialect.name in ("mysql", "mariadb"):
                 connection.exec_driver_sql("SET time_zone = '+00:00'")
             self._as_of(connection, commit_ts)
-            columns = _stored_columns(connection, table)
-            found = self._select(connection, table, columns, key)
+            types = _stored_columns(connection, table)
+            found = self._select(connection, table, types, key)
         if len(found) != 1:
             raise RowUnavailableError(
                 f"the upstream has {len(found) or 'no'} rows with the key at commit_ts {commit_ts}: is "
@@ -90,32 +82,34 @@ class Upstream:
                 table=str(table),
             )
         texts = {
-            column.name: None if value is None else self._text(value, column.type)
-            for column, value in zip(columns, found[0], strict=True)
+            name: None if value is None else self._text(value, types[name])
+            for name, value in zip(types, found[0], strict=True)
         }
-        return UpstreamRow(texts, {column.name: column.type for column in columns})
+        return UpstreamRow(texts, types)
 
     def close(self) -> None:
         """Close the connections."""
         self._engine.dispose()
 
     def _select(
-        self, connection: Connection, table: TableId, columns: list[UpstreamColumn], key: Texts
+        self, connection: Connection, table: TableId, types: Mapping[str, ColumnType], key: Texts
     ) -> list[Any]:
         import sqlalchemy as sa
 
-        types = {column.name: column.type for column in columns}
         if not key or not types.keys() >= key.keys():
             raise RowUnavailableError(
                 "the message's handle key names columns that the upstream's table has not", table=str(table)
             )
         source = sa.table(_quoted(table.name), schema=_quoted(table.schema))
-        wanted = [_selected(sa.column(_quoted(column.name)), column.type) for column in columns]
+        wanted = [_selected(sa.column(_quoted(name)), kind) for name, kind in types.items()]
         query = sa.select(*wanted).select_from(source)
         for name, text in key.items():
             column_type = types[name]
+            column: Any = sa.column(_quoted(name))
             value = None if text is None else self._value(text, column_type)
-            query = query.where(_compared(sa.column(_quoted(name)), column_type) == value)
+            # A FLOAT compares with a parameter as the double that it is.
+            single = row_of(column_type).reader == "float32"
+            query = query.where((column + sa.literal_column("0e0") if single else column) == value)
         # Two would mean that the key is none.
         return list(connection.execute(query.limit(2)))
 
@@ -169,8 +163,8 @@ def open_upstream(url: str, *, time_zone: str = "UTC", as_of: AsOf = tidb_as_of)
         )
     except (NoSuchModuleError, ImportError) as error:
         raise ConfigError(
-            f"{_OPTION}: there is no driver for {_driver(url)}: install one, such as pymysql, and give "
-            "mysql+pymysql://…",
+            f"{_OPTION}: there is no driver for {url.partition('://')[0]}: install one, such as pymysql, "
+            "and give mysql+pymysql://…",
             key=_OPTION,
         ) from error
     except (ArgumentError, ValueError):
@@ -180,11 +174,6 @@ def open_upstream(url: str, *, time_zone: str = "UTC", as_of: AsOf = tidb_as_of)
     return Upstream(engine, time_zone=time_zone, as_of=as_of)
 
 
-def _driver(url: str) -> str:
-    """What a URL says of its driver, and nothing of the rest."""
-    return url.partition("://")[0]
-
-
 def _quoted(name: str) -> Any:
     """An identifier that the dialect quotes, whatever it holds. Every one passes here."""
     from sqlalchemy.sql.elements import quoted_name
@@ -192,8 +181,8 @@ def _quoted(name: str) -> Any:
     return quoted_name(name, quote=True)
 
 
-def _stored_columns(connection: Connection, table: TableId) -> list[UpstreamColumn]:
-    """The table's columns in order, without virtual ones, which no message carries."""
+def _stored_columns(connection: Connection, table: TableId) -> dict[str, ColumnType]:
+    """The types of the table's columns in order, without virtual ones, which no message carries."""
     import sqlalchemy as sa
 
     names = ("column_name", "column_type", "extra", "table_schema", "table_name", "ordinal_position")
@@ -205,11 +194,11 @@ def _stored_columns(connection: Connection, table: TableId) -> list[UpstreamColu
     ).all()
     if not found:
         raise RowUnavailableError("the upstream had no such table then", table=str(table))
-    return [
-        UpstreamColumn(_plain(name), _type(_plain(sql)))
+    return {
+        _plain(name): _type(_plain(sql))
         for name, sql, extra in found
         if "VIRTUAL" not in _plain(extra).upper()
-    ]
+    }
 
 
 def _plain(value: Any) -> str:
@@ -241,12 +230,6 @@ def _selected(column: Any, column_type: ColumnType) -> Any:
     return sa.cast(column, sa.CHAR)
 
 
-def _compared(column: Any, column_type: ColumnType) -> Any:
-    import sqlalchemy as sa
-
-    return column + sa.literal_column("0e0") if row_of(column_type).reader == "float32" else column
-
-
 def _moved(text: str, source: tzinfo, target: tzinfo) -> str:
     """A TIMESTAMP's text in another zone; zero is zero in any."""
     if text.startswith("0000-00-00"):
@@ -264,19 +247,17 @@ def _translated(table: TableId, commit_ts: int) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        raise _error(_code(error.orig), commit_ts).with_context(table=str(table)) from error
+        raise _error(error.orig, commit_ts).with_context(table=str(table)) from error
     except SQLAlchemyError as error:
         raise SourceUnavailableError(
             f"the upstream cannot be asked: {type(error).__name__}", table=str(table)
         ) from error
 
 
-def _code(error: BaseException | None) -> int | None:
-    code = error.args[0] if error is not None and error.args else None
-    return code if isinstance(code, int) else None
-
-
-def _error(code: int | None, commit_ts: int) -> RowUnavailableError | ConfigError | SourceUnavailableError:
+def _error(
+    cause: BaseException | None, commit_ts: int
+) -> RowUnavailableError | ConfigError | SourceUnavailableError:
+    code = cause.args[0] if cause is not None and cause.args else None
     if code in _TOO_OLD:
         return RowUnavailableError(
             f"the upstream has collected what was there at commit_ts {commit_ts}: raise tidb_gc_life_time, "
@@ -290,4 +271,6 @@ def _error(code: int | None, commit_ts: int) -> RowUnavailableError | ConfigErro
         return ConfigError(
             f"{_OPTION}: the upstream is no TiDB, and cannot be read as of a commit_ts", key=_OPTION
         )
-    return SourceUnavailableError(f"the upstream does not answer (code {code})")
+    return SourceUnavailableError(
+        f"the upstream does not answer (code {code if isinstance(code, int) else None})"
+    )

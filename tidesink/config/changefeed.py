@@ -145,25 +145,17 @@ def read_toml_file(file: Path) -> dict[str, Any]:
     """The settings in a changefeed's file.
 
     Raises:
-        ConfigError: it cannot be read, or is no TOML; or Python is 3.10 and has no package ``tomli``.
+        ConfigError: it cannot be read, or is no TOML.
     """
-    text = read_text(file)
     try:
-        return read_toml(text)
+        return read_toml(read_text(file))
     except ConfigError as error:
-        error.with_context(file=str(file))
-        raise
+        raise error.with_context(file=str(file)) from error.__cause__
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """The settings in a changefeed's TOML; raises as ``read_toml_file``."""
-    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
-    try:
-        toml = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"reading a changefeed's TOML needs the package {name}: pip install {name}"
-        ) from error
+    """The settings in a changefeed's TOML; raises ConfigError for what is none."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         found: dict[str, Any] = toml.loads(text)
     except toml.TOMLDecodeError as error:

@@ -1,42 +1,40 @@
 """Checks across settings: those that contradict each other or have no effect.
 
-Among them: settings of large messages, routes, patterns that fit no table, and what a target that passes
-rows on cannot do.
+First those of the source, the target and the routes; then those of the settings of tables, in each section
+of the config and merged for one table: what cannot be read, modes and orders that are not possible, and
+policies for changes of columns that a pipeline cannot have.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple, get_args
 
 from tidesink.codecs.open import CODECS, without_effect
-from tidesink.config.fields import Problem, database_url_problems
-from tidesink.config.kafka_properties import (
+from tidesink.config.fields import ChangeKind, Problem, SchemaChanges, TableMode
+from tidesink.config.models import (
+    Config,
+    Route,
+    TableConfig,
+    TableDefaults,
+    TableOverride,
+    keeps_bad_records,
+    references,
+)
+from tidesink.config.source import (
     KafkaProperties,
+    SourceSettings,
     file_problems,
     kafka_problems,
     security_problems,
 )
-from tidesink.config.models import Config, Route, references
-from tidesink.config.source import RegistrySettings, SourceSettings
-from tidesink.config.table_checks import (
-    Words,
-    layout_problems,
-    merged_problems,
-    mode_problems,
-    schema_change_problems,
-    sequence_problems,
-    words_of,
-)
 from tidesink.config.targets import HttpSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.errors import ConfigError
-from tidesink.events import TableId
-from tidesink.schema_registry.naming import TopicRule
-
-_UPSTREAM_REMEDY = "give a URL such as mysql+pymysql://${env:TIDB_USER}:${env:TIDB_PASSWORD}@tidb:4000"
+from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.events import SequenceBy
+from tidesink.typemap.projection import ALWAYS, laid_out, read_filter
+from tidesink.typemap.target_schema import row_keyed, shape_of
 
 
 def large_message_problems(config: Config) -> Iterator[Problem]:
@@ -55,24 +53,16 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
             "required with large-message-handle-option claim-check",
             "give the changefeed's claim-check-storage-uri, or a directory that holds the same files",
         )
-    if source.upstream_url is not None:
-        url = source.upstream_url.get_secret_value()
-        yield from database_url_problems("source.upstream-url", url, remedy=_UPSTREAM_REMEDY)
 
 
 def message_target_problems(config: Config) -> Iterator[Problem]:
     """Settings that contradict a target which keeps no rows."""
     if not isinstance(config.target, KafkaSettings | HttpSettings):
         return
-    deletes = [("defaults", config.defaults.deletes)]
-    deletes += [(f"tables[{number}]", entry.deletes or "hard") for number, entry in enumerate(config.tables)]
-    for place, mode in deletes:
-        if mode == "soft":
-            yield Problem(
-                f"{place}.deletes",
-                f"a {config.target.type} target forwards deletes and stores no row to mark",
-                "use deletes: hard",
-            )
+    for at in sections_of(config):
+        if at.own.deletes == "soft":
+            reason = f"a {config.target.type} target forwards deletes and stores no row to mark"
+            yield at.problem("deletes", reason, "use deletes: hard")
     if isinstance(config.target, KafkaSettings):
         yield from _kafka_target(config, config.target)
 
@@ -103,99 +93,66 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
 
 def route_problems(config: Config) -> Iterator[Problem]:
     """What is wrong with the routes of a config."""
-    shared: dict[str, Route] = {}
+    earlier: dict[str, Route] = {}
     patterns: set[str] = set()
+    obstacles = list(_shard_obstacles(config))
     for number, route in enumerate(config.routes):
-        place = f"routes[{number}]"
+        found = list(_route(route, earlier.get(route.to)))
         if route.match in patterns:
-            yield Problem(
-                f"{place}.match", "is an earlier route's: this one is never used", "join the two routes"
-            )
-        patterns.add(route.match)
-        yield from _groups(place, route)
-        yield from _shard(place, route)
-        yield from _together(place, route, shared)
+            found.append(("match", "is an earlier route's: this one is never used", "join the two routes"))
         if route.shard_column is not None:
-            yield from _obstacles(place, config)
-        shared.setdefault(route.to, route)
+            found += [("shard-column", *obstacle) for obstacle in obstacles]
+        yield from (Problem(f"routes[{number}].{setting}", *rest) for setting, *rest in found)
+        patterns.add(route.match)
+        earlier.setdefault(route.to, route)
 
 
-def _groups(place: str, route: Route) -> Iterator[Problem]:
-    texts: Mapping[str, str] = {"to": route.to, "shard": route.shard or ""}
-    for name, text in texts.items():
+def _route(route: Route, earlier: Route | None) -> Iterator[tuple[str, str, str]]:
+    """Setting, reason and remedy; ``earlier``: another route to the same table."""
+    for name, text in (("to", route.to), ("shard", route.shard or "")):
         for group in sorted(references(text)):
             if group > route.groups:
-                yield Problem(
-                    f"{place}.{name}",
-                    f"names group ${group}, and {route.match!r} has {route.groups}",
-                    "put the part of the name into ( )",
-                )
-
-
-def _shard(place: str, route: Route) -> Iterator[Problem]:
-    if route.shard_column is None:
-        if route.shard is not None:
-            yield Problem(f"{place}.shard", "has no effect without shard-column", "give one, or remove it")
-        if route.merges:
-            yield Problem(
-                f"{place}.shard-column",
-                f"several source tables may go to {route.to}, and rows of one key would overwrite each other",
-                "name a column for the source table of each row, or put everything that differs between the "
-                "names into groups that to names",
-            )
-    elif route.shard is not None and route.merges and not references(route.shard):
-        yield Problem(
-            f"{place}.shard",
-            "is the same for all source tables, so nothing distinguishes their rows",
-            "name a group, as in $1, or remove it",
+                reason = f"names group ${group}, and {route.match!r} has {route.groups}"
+                yield name, reason, "put the part of the name into ( )"
+    if route.shard_column is None and route.shard is not None:
+        yield "shard", "has no effect without shard-column", "give one, or remove it"
+    if route.shard_column is None and route.merges:
+        yield (
+            "shard-column",
+            f"several source tables may go to {route.to}, and rows of one key would overwrite each other",
+            "name a column for the source table of each row, or put everything that differs between the "
+            "names into groups that to names",
         )
+    if route.shard_column and route.shard is not None and route.merges and not references(route.shard):
+        reason = "is the same for all source tables, so nothing distinguishes their rows"
+        yield "shard", reason, "name a group, as in $1, or remove it"
+    if earlier and (route.shard_column is None or earlier.shard_column != route.shard_column):
+        columns = f"{earlier.shard_column or '(none)'} and {route.shard_column or '(none)'}"
+        reason = f"two routes go to {route.to}, with the shard columns {columns}"
+        yield "shard-column", reason, "give both the same shard-column"
 
 
-def _together(place: str, route: Route, shared: Mapping[str, Route]) -> Iterator[Problem]:
-    """Routes to one table must agree on the column that distinguishes its rows."""
-    other = shared.get(route.to)
-    if other is None:
-        return
-    if route.shard_column is None or other.shard_column != route.shard_column:
-        yield Problem(
-            f"{place}.shard-column",
-            f"two routes go to {route.to}, with the shard columns {other.shard_column or '(none)'} and "
-            f"{route.shard_column or '(none)'}",
-            "give both the same shard-column",
-        )
-
-
-def _obstacles(place: str, config: Config) -> Iterator[Problem]:
+def _shard_obstacles(config: Config) -> Iterator[tuple[str, str]]:
+    """Why tables cannot share a table at the target, and what to do."""
     if "shards" not in config.target.features:
-        yield Problem(
-            f"{place}.shard-column",
+        yield (
             f"several source tables cannot share a table of a target of type {config.target.type}",
             "send each to a table of its own, or use another target",
         )
-    orders = [config.defaults.sequence_by, *(entry.sequence_by for entry in config.tables)]
-    if "source" in orders:
-        yield Problem(
-            f"{place}.shard-column",
+    if "source" in (config.defaults.sequence_by, *(entry.sequence_by for entry in config.tables)):
+        yield (
             "tables ordered by the source cannot share a table in this version",
             "use sequence_by: kafka, or send each to a table of its own",
         )
     modes = {config.defaults.mode, *(entry.mode for entry in config.tables)} - {None, "upsert"}
     for mode in sorted(map(str, modes)):
-        yield Problem(
-            f"{place}.shard-column",
+        yield (
             f"tables in mode {mode} cannot share a table in this version",
             "use mode: upsert, or send each to a table of its own",
         )
 
 
 FLAT_AVRO_RULE = "a flat-avro topic rule must contain {schema} and {table}"
-
-
-def cross_problems(config: Config) -> list[Problem]:
-    """Every contradiction in a config whose fields are right one by one."""
-    found = [problem for check in _CHECKS for problem in check(config)]
-    # Where a section is wrong alone, the check of all sections together would only repeat it.
-    return found or list(merged_problems(config))
 
 
 def _without_effect(config: Config) -> Iterator[Problem]:
@@ -226,25 +183,6 @@ def _registry(config: Config) -> Iterator[Problem]:
             f"{source.protocol} needs the schema registry that its producer writes to",
             "add it, such as schema-registry: http://127.0.0.1:8081",
         )
-    for place, registry in _registries(config):
-        yield from registry_auth_problems(registry, place)
-
-
-def registry_auth_problems(registry: RegistrySettings, place: str) -> Iterator[Problem]:
-    """Not exactly one way to sign in, or an incomplete one."""
-    auth = registry.auth
-    if auth is None:
-        return
-    given = {
-        "token": auth.token is not None,
-        "username/password": auth.username is not None or auth.password is not None,
-        "oauth": auth.oauth is not None,
-    }
-    several = [name for name, there in given.items() if there]
-    if len(several) > 1:
-        yield Problem(f"{place}.auth", f"{' and '.join(several)} exclude each other", "keep one")
-    elif not (given["token"] or given["oauth"]) and (auth.username is None or auth.password is None):
-        yield Problem(f"{place}.auth", "incomplete", "give username and password, token, or oauth")
 
 
 def _raw_change_event(config: Config) -> Iterator[Problem]:
@@ -258,7 +196,7 @@ def _raw_change_event(config: Config) -> Iterator[Problem]:
             "set output-raw-change-event = false in the changefeed, or with new TiCDC "
             "avro-include-before-value: true in both",
         )
-    elif ("upsert", "kafka") in _words(config):
+    elif any((at.mode, at.sequence_by) == ("upsert", "kafka") for at in sections_of(config)):
         yield Problem(
             "source.output-raw-change-event",
             "where one row takes the key that another row leaves (UPDATE t SET id = id + 1), the order of "
@@ -267,29 +205,11 @@ def _raw_change_event(config: Config) -> Iterator[Problem]:
         )
 
 
-def _words(config: Config) -> set[Words]:
-    """Modes and orders of the tables that there may be."""
-    return {
-        words_of(config, config.defaults),
-        *(words_of(config, entry) for entry in config.tables),
-    }
-
-
 def _rules(config: Config) -> Iterator[Problem]:
-    for index, text in enumerate(config.source.topics):
+    for index, rule in enumerate(config.source.rules):
         field = "source.topics" if len(config.source.topics) == 1 else f"source.topics[{index}]"
-        rule = _parsed(text)
-        if isinstance(rule, ConfigError):
-            yield Problem(field, rule.message, "correct the rule")
-        elif config.source.protocol == "flat-avro" and not (rule.is_fixed or rule.names_tables):
+        if config.source.protocol == "flat-avro" and not (rule.is_fixed or rule.names_tables):
             yield Problem(field, FLAT_AVRO_RULE, f"use {{schema}}_{{table}} in place of {rule.text}")
-
-
-def _parsed(text: str) -> TopicRule | ConfigError:
-    try:
-        return TopicRule.parse(text)
-    except ConfigError as error:
-        return error
 
 
 def _fixed_topics(config: Config) -> Iterator[Problem]:
@@ -308,9 +228,8 @@ def _fixed_topics(config: Config) -> Iterator[Problem]:
                 "exactly one table: its subject would carry two records",
                 "give each table its own topic, or use a rule with {schema} and {table}",
             )
-    for text in config.source.topics:
-        rule = _parsed(text)
-        if isinstance(rule, TopicRule) and rule.is_fixed and text not in owners:
+    for text in (rule.text for rule in config.source.rules if rule.is_fixed):
+        if text not in owners:
             yield Problem(
                 "source.topics",
                 f"{FLAT_AVRO_RULE}; {text} is a fixed topic, and no table owns it",
@@ -356,27 +275,6 @@ def _definitions(config: Config) -> Iterator[Problem]:
             yield Problem(field, f"does not create {entry.table}", f"give the CREATE TABLE of {entry.table}")
 
 
-def _files(config: Config) -> Iterator[Problem]:
-    """Certificates and keys that do not exist: a worker must not find out hours later."""
-    for place, properties in _clients(config):
-        yield from file_problems(properties, place)
-    sections = [(f"{place}.tls", registry.tls) for place, registry in _registries(config)]
-    if isinstance(config.target, HttpSettings):
-        sections.append(("target.tls", config.target.tls))
-    for place, tls in sections:
-        for name in ("ca", "certificate", "key") if tls is not None else ():
-            path = getattr(tls, name)
-            if path is not None and not Path(path).is_file():
-                yield Problem(f"{place}.{name}", "there is no such file", "give a PEM file")
-
-
-def _registries(config: Config) -> Iterator[tuple[str, RegistrySettings]]:
-    if config.source.schema_registry is not None:
-        yield "source.schema-registry", config.source.schema_registry
-    if isinstance(config.target, KafkaSettings) and config.target.schema_registry is not None:
-        yield "target.schema-registry", config.target.schema_registry
-
-
 def _dead_letters(config: Config) -> Iterator[Problem]:
     topic, setting = config.dead_letters.topic, "dead-letters.errors.deadletterqueue.topic.name"
     if topic is None:
@@ -397,20 +295,11 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
         yield Problem(setting, f"{topic} is a source topic by source.topics", "name another topic")
 
 
-def keeps_bad_records(config: Config) -> bool:
-    """Whether some table has ``bad-record: dead-letter``."""
-    return "dead-letter" in (config.defaults.bad_record, *(entry.bad_record for entry in config.tables))
-
-
-def carries_ddl(source: SourceSettings) -> bool:
-    """Whether the topics may hold DDL events, which are stored."""
-    return source.protocol != "flat-avro" or source.avro_enable_watermark
-
-
 def _kafka_clients(config: Config) -> Iterator[Problem]:
     for place, properties in _clients(config):
         yield from kafka_problems(properties, place)
         yield from security_problems(properties, place)
+        yield from file_problems(properties, place)
 
 
 def _clients(config: Config) -> Iterator[tuple[str, KafkaProperties]]:
@@ -419,11 +308,343 @@ def _clients(config: Config) -> Iterator[tuple[str, KafkaProperties]]:
         yield "target.kafka", config.target.kafka
 
 
-def _state(config: Config) -> Iterator[Problem]:
-    if "://" in config.state:
-        remedy = "give a path, or a URL such as postgresql+psycopg://user@host/database"
-        no_url = "is neither a path nor a SQLAlchemy URL"
-        yield from database_url_problems("state", config.state, remedy=remedy, no_url=no_url)
+class Section(NamedTuple):
+    """A section with settings of tables, its place in the config, and the mode and order that hold there."""
+
+    config: Config
+    place: str
+    own: TableDefaults | TableOverride
+    mode: TableMode
+    sequence_by: SequenceBy
+
+    def problem(self, setting: str, reason: str, remedy: str) -> Problem:
+        """What is wrong with one of its settings."""
+        return Problem(f"{self.place}.{setting}", reason, remedy)
+
+    def gives(self, setting: str) -> bool:
+        """Whether the file has this setting here."""
+        return setting in self.own.model_fields_set
+
+
+def sections_of(config: Config) -> Iterator[Section]:
+    """The defaults, then the sections of ``tables``; a pattern has the mode that it sets for its tables."""
+    defaults = config.defaults
+    yield Section(config, "defaults", defaults, defaults.mode, defaults.sequence_by)
+    for number, entry in enumerate(config.tables):
+        if entry.table is not None:
+            merged = config.table_config(entry.table)
+            mode, order = merged.mode, merged.sequence_by
+        else:
+            mode, order = entry.mode or defaults.mode, entry.sequence_by or defaults.sequence_by
+        yield Section(config, f"tables[{number}]", entry, mode, order)
+
+
+def section_problems(config: Config) -> Iterator[Problem]:
+    """What is wrong in each section of settings of tables."""
+    checks = (_order, _history, _mode, _columns, _metadata, _null_updates, _schema_changes)
+    found = [problem for at in sections_of(config) for check in checks for problem in check(at)]
+    yield from found
+    if not found:
+        yield from _columns_defined(config)
+
+
+_KAFKA: Final = (
+    "use sequence_by: kafka, which is right where a key stays in one partition (TiCDC dispatchers table and "
+    "index-value, and Debezium's default)"
+)
+
+
+def _order(at: Section) -> Iterator[Problem]:
+    """Why a section cannot be ordered by the source, and what that order alone needs."""
+    config, source = at.config, at.config.source
+    if at.own.sequence_by == "source":
+        if "source-order" not in config.target.features:
+            reason = f"a target of type {config.target.type} does not store the positions of its rows"
+            yield at.problem("sequence_by", reason, _KAFKA)
+        if source.protocol.startswith("debezium"):
+            # TiCDC's messages have a commit_ts; plan and the worker report others, which have none.
+            if source.debezium.unwrapped:
+                reason = "rows flattened by ExtractNewRecordState have no source position"
+                yield at.problem("sequence_by", reason, _KAFKA)
+        elif not source.enable_tidb_extension:
+            yield at.problem(
+                "sequence_by",
+                "events have a position only where the changefeed has enable-tidb-extension=true",
+                f"set source.enable-tidb-extension: true if it has, or {_KAFKA}",
+            )
+    tables = config.tables if at.own is config.defaults else ()
+    orders = {at.sequence_by, *(entry.sequence_by for entry in tables)}
+    if at.gives("tombstone_retention") and "source" not in orders:
+        yield at.problem(
+            "tombstone-retention",
+            "has no effect under sequence_by: kafka, where deleted rows are removed at once",
+            "set sequence_by: source, or remove it",
+        )
+
+
+# Settings that order the rows of one key, and have no effect where each change is a row of its own:
+# the field, its name in the file, and its default.
+_OF_KEYS: Final = (
+    ("sequence_by", "sequence_by", "kafka"),
+    ("deletes", "deletes", "hard"),
+    ("tombstone_retention", "tombstone-retention", None),
+)
+
+
+def _mode(at: Section) -> Iterator[Problem]:
+    """A mode that the target does not have, and settings without effect in mode append."""
+    target = at.config.target
+    if at.own.mode not in (None, "upsert") and at.own.mode not in target.features:
+        yield at.problem(
+            "mode",
+            f"a target of type {target.type} holds no table in mode {at.own.mode}",
+            "use mode: upsert, or another target",
+        )
+    for field, name, default in _OF_KEYS if at.mode == "append" else ():
+        if at.gives(field) and getattr(at.own, field) not in (default, None):
+            yield at.problem(name, *_without_keys(name))
+
+
+_ENDS_A_VERSION: Final = (
+    "has no effect in a history, where a delete ends a version and takes nothing away",
+    "remove it",
+)
+
+
+def _history(at: Section) -> Iterator[Problem]:
+    """What prevents a history, and settings without effect in one or without one."""
+    config, source = at.config, at.config.source
+    if at.own.mode == "history" and source.protocol.startswith("debezium"):
+        yield at.problem(
+            "mode",
+            "a history is ordered by commit_ts, and positions of Debezium's sources are not compared in this "
+            "version",
+            "use mode: upsert",
+        )
+    elif at.own.mode == "history" and not source.enable_tidb_extension:
+        yield at.problem(
+            "mode",
+            "a history needs a commit_ts in every event, which the changefeed writes only with "
+            "enable-tidb-extension=true",
+            "set source.enable-tidb-extension: true if it does, or use mode: upsert, which needs no "
+            "commit_ts",
+        )
+    if at.mode == "history" and at.gives("sequence_by") and at.own.sequence_by == "kafka":
+        yield at.problem(
+            "sequence_by",
+            "a history is ordered by commit_ts, whatever order its events come in",
+            "remove it, or set sequence_by: source",
+        )
+    if at.mode == "history" and at.gives("deletes"):
+        yield at.problem("deletes", *_ENDS_A_VERSION)
+    names = at.own.history
+    if names is None or not at.gives("history"):
+        return
+    if "history" not in {config.defaults.mode, *(entry.mode for entry in config.tables)}:
+        yield at.problem("history", "no table has mode: history", "set it, or remove this section")
+    if _twice((names.valid_from, names.valid_to, names.current)):
+        yield at.problem("history", "two columns have one name", "give each a name of its own")
+
+
+# What tidesink's own columns begin with; held to them by a test.
+OWN_PREFIX: Final = "_tidesink_"
+
+
+def _columns(at: Section) -> Iterator[Problem]:
+    """Lists, names and the filter, as far as the config alone shows what is wrong with them."""
+    own, renames = at.own, at.own.rename or {}
+    if own.columns is not None and own.except_column_list is not None:
+        yield at.problem("except_column_list", "excludes columns beside a list of columns", "keep one")
+    for name, listed in (("columns", own.columns), ("except_column_list", own.except_column_list)):
+        for twice in _twice(listed or ()):
+            yield at.problem(name, f"{twice} is listed twice", "remove one")
+    for twice in _twice(renames):
+        yield at.problem("rename", f"{twice} is renamed twice", "keep one: names match in any case")
+    yield from _new_names(at, "rename", renames.values(), "{source: target}", also=renames)
+    for new in sorted({new for new in renames.values() if new.lower().startswith(OWN_PREFIX)}):
+        reason = f"{new} begins with {OWN_PREFIX}, the prefix of tidesink's own columns"
+        yield at.problem("rename", reason, "give it another name")
+    omitted = {name.lower() for name in own.except_column_list or ()}
+    chosen = {name.lower() for name in own.columns or renames}
+    for name in renames:
+        if name.lower() in omitted or name.lower() not in chosen:
+            yield at.problem("rename", f"has no effect on {name}, which is excluded", "remove it")
+    try:
+        read_filter(own.filter or ALWAYS)
+    except ConfigError as error:
+        remedy = "give one condition in Spark's SQL on a row's columns"
+        yield at.problem("filter", error.message, remedy)
+    yield from _clashes(at.place, at.mode, at.sequence_by, own)
+
+
+def _new_names(
+    at: Section, setting: str, names: Iterable[str], form: str, *, also: Iterable[str] = ()
+) -> Iterator[Problem]:
+    """Names of new columns that are not distinct, or empty; ``also``: other names that are not empty."""
+    names = list(names)
+    for twice in _twice(names):
+        yield at.problem(setting, f"two columns would be called {twice}", "give one another name")
+    if not all(name.strip() for name in (*names, *also)):
+        yield at.problem(setting, "has an empty name", f"give {form}")
+
+
+def _metadata(at: Section) -> Iterator[Problem]:
+    names, source = at.own.metadata or {}, at.config.source
+    yield from _new_names(at, "metadata", names.values(), "{kind: column}")
+    reported = source.protocol.startswith("debezium") or source.enable_tidb_extension
+    for kind in () if reported else sorted({"commit_ts", "position"} & names.keys()):
+        yield at.problem(
+            "metadata",
+            f"{kind} is known from events only where the changefeed has enable-tidb-extension=true",
+            f"set source.enable-tidb-extension: true if it has, or remove {kind}",
+        )
+
+
+def _null_updates(at: Section) -> Iterator[Problem]:
+    if at.own.ignore_null_updates and "rows" not in at.config.target.features:
+        reason = f"a {at.config.target.type} target stores no values that could stay"
+        yield at.problem("ignore_null_updates", reason, "remove it")
+    if at.own.ignore_null_updates and at.config.source.protocol.startswith("debezium"):
+        yield at.problem(
+            "ignore_null_updates",
+            "Debezium's records can leave a value out, which is not the same as NULL, and the two are not "
+            "identified in this version",
+            "remove it",
+        )
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return [name for name, times in Counter(name.lower() for name in names).items() if times > 1]
+
+
+def _columns_defined(config: Config) -> Iterator[Problem]:
+    """Columns that a table defined in the config does not have."""
+    for number, entry in enumerate(config.tables):
+        if entry.definition is None or entry.table is None:
+            continue
+        definitions, settings = TableDefinitions(), config.table_config(entry.table)
+        if settings.layout.plain:
+            continue
+        try:
+            entry.definition.declare_in(definitions, entry.table.schema)
+            schema = definitions.get(entry.table)
+            if schema is not None:
+                shape = shape_of(schema, keys=settings.keys)
+                by_row_key = not shape.keys and config.source.codec_options().sends_row_keys
+                laid_out(settings.layout, row_keyed(shape) if by_row_key else shape, own=())
+        except (ConfigError, SchemaRefusedError) as error:
+            yield Problem(f"tables[{number}]", error.message, "correct the name, or the definition")
+
+
+def merged_problems(config: Config) -> Iterator[Problem]:
+    """What contradicts each other in the merged settings of the tables that have a name in the config."""
+    for number, entry in enumerate(config.tables):
+        if entry.table is not None:
+            yield from _merged(config.table_config(entry.table), f"tables[{number}]")
+
+
+def check_merged(settings: TableConfig) -> None:
+    """Check a table that only the run knows as ``tidesink validate`` checks a named one.
+
+    Raises:
+        ConfigError: its merged settings contradict each other.
+    """
+    for found in _merged(settings, ""):
+        setting = found.field.lstrip(".")
+        raise ConfigError(
+            f"{setting} of {settings.table}: {found.reason}; {found.remedy}", table=str(settings.table)
+        )
+
+
+def _merged(settings: TableConfig, place: str) -> Iterator[Problem]:
+    yield from _clashes(place, settings.mode, settings.sequence_by, settings)
+    if settings.mode == "append" and settings.sequence_by == "source":
+        yield Problem(f"{place}.sequence_by", *_without_keys("sequence_by"))
+    if settings.mode == "append" and settings.deletes == "soft":
+        yield Problem(f"{place}.deletes", *_without_keys("deletes"))
+    if settings.mode == "history" and settings.deletes == "soft":
+        yield Problem(f"{place}.deletes", *_ENDS_A_VERSION)
+
+
+def _clashes(
+    place: str, mode: TableMode, order: SequenceBy, own: TableDefaults | TableOverride | TableConfig
+) -> Iterator[Problem]:
+    """Settings of columns that the mode or the order forbids."""
+    if mode == "append" and own.filter is not None and own.filter.strip().lower() != ALWAYS:
+        yield Problem(
+            f"{place}.filter",
+            "mode: append stores every change: a row that starts or stops to satisfy a filter would be "
+            "another change than the source's",
+            "remove it, or set filter: 'true' for this table where another section sets it, and make a view "
+            "of the log that has the filter",
+        )
+    if own.ignore_null_updates and mode != "upsert":
+        yield Problem(f"{place}.ignore_null_updates", f"mode: {mode} keeps each row as it was", "remove it")
+    if own.ignore_null_updates and order == "source":
+        yield Problem(
+            f"{place}.ignore_null_updates",
+            "under sequence_by: source a change may come late, and which value it left is unknown",
+            "use sequence_by: kafka, or remove it",
+        )
+
+
+def _without_keys(name: str) -> tuple[str, str]:
+    """Why a setting for rows of one key has no effect in a log, and what to do."""
+    return (
+        "has no effect in mode append, where every change is a row of its own",
+        f"remove it, or use mode: upsert for the tables that need {name}",
+    )
+
+
+# Kinds that only DDL reports with certainty: a registry can hold an older schema as its newest.
+REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
+
+
+def _schema_changes(at: Section) -> Iterator[Problem]:
+    """The policies that have no effect on a pipeline, or that its target cannot follow."""
+    protocol, target = at.config.source.protocol, at.config.target
+    if _is_all_logs(at):
+        reason = (
+            "has no effect in mode append: logged rows stay as they were, and a renamed column is a new one"
+        )
+    elif "rows" not in target.features:
+        reason = f"has no effect: a target of type {target.type} forwards rows with the columns they have"
+    elif not CODECS[protocol].tells_ddl:
+        reason = f"has no effect: {protocol} does not report such a change with certainty"
+    else:
+        return
+    given = at.own.schema_changes.model_fields_set if at.own.schema_changes else ()
+    for kind in (kind for kind in REPORTED_KINDS if kind in given):
+        yield at.problem(f"schema-changes.{kind}", reason, "remove it")
+
+
+def _is_all_logs(at: Section) -> bool:
+    """Whether only logs can inherit a section's policy, and no table of another mode."""
+    named = isinstance(at.own, TableOverride) and at.own.name is not None
+    others = () if named else at.config.tables
+    return at.mode == "append" and all(entry.mode in (None, "append") for entry in others)
+
+
+def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
+    """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
+    passing = logs or "rows" not in config.target.features
+    reported = CODECS[config.source.protocol].tells_ddl and not passing
+    kinds = [kind for kind in get_args(ChangeKind) if reported or kind not in REPORTED_KINDS]
+    return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)
+
+
+def unreported_changes(config: Config) -> Iterator[str]:
+    """The changes of tables that the source does not report, or the target cannot do."""
+    if "rows" not in config.target.features:
+        yield (
+            f"a target of type {config.target.type} forwards rows with the columns they have: columns "
+            "that are dropped or renamed at the source are so in its messages"
+        )
+    elif not CODECS[config.source.protocol].tells_ddl:
+        yield (
+            f"{config.source.protocol} does not report with certainty that a column was dropped, renamed or "
+            "narrowed: the old one stays at the target"
+        )
 
 
 _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
@@ -435,35 +656,16 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _raw_change_event,
     _tables,
     _definitions,
-    sequence_problems,
-    mode_problems,
-    layout_problems,
+    section_problems,
     route_problems,
-    schema_change_problems,
     _kafka_clients,
-    _files,
     _dead_letters,
     message_target_problems,
-    _state,
 )
 
 
-_IDLE: Final = (
-    "{place}: {pattern!r} fits none of the tables that were found ({names}), so nothing under it has an "
-    "effect: check the names in the changefeed"
-)
-_SHOWN: Final = 5
-
-
-def idle_patterns(config: Config, tables: Iterable[TableId]) -> Iterator[str]:
-    """A warning for each ``match`` of ``tables`` and ``routes`` that fits none of some tables."""
-    known = sorted(set(tables))
-    if not known:
-        return
-    names = ", ".join(map(str, known[:_SHOWN])) + (", …" if known[_SHOWN:] else "")
-    for number, entry in enumerate(config.tables):
-        if entry.match is not None and not any(entry.covers(table) for table in known):
-            yield _IDLE.format(place=f"tables[{number}].match", pattern=entry.match, names=names)
-    for number, route in enumerate(config.routes):
-        if not any(route.fits(table) for table in known):
-            yield _IDLE.format(place=f"routes[{number}].match", pattern=route.match, names=names)
+def cross_problems(config: Config) -> list[Problem]:
+    """Every contradiction in a config whose fields are right one by one."""
+    found = [problem for check in _CHECKS for problem in check(config)]
+    # Where a section is wrong alone, the check of all sections together would only repeat it.
+    return found or list(merged_problems(config))

@@ -30,7 +30,7 @@ from pydantic_core import ErrorDetails
 
 from tidesink.errors import ConfigError, nearest, one_of
 from tidesink.errors import shown as cut
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import MetadataKind, default_name
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -113,6 +113,49 @@ def beside_config(value: str, info: ValidationInfo) -> str:
     return str(base / Path(value).expanduser())
 
 
+class RefusedSettingError(ValueError):
+    """What a validator refuses, with what to do about it."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+def _pem_file(path: str) -> str:
+    if not Path(path).is_file():  # a worker must not find out hours later
+        raise RefusedSettingError("there is no such file", "give a PEM file")
+    return path
+
+
+def known_database(url: str, *, remedy: str, no_url: str = "is no SQLAlchemy URL") -> None:
+    """Refuse a URL whose database SQLAlchemy, if it is installed, does not know; it connects to nothing.
+
+    Raises:
+        RefusedSettingError: its words never hold the URL.
+    """
+    try:
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+    except ImportError:
+        return
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # ValueError: of the port
+        raise RefusedSettingError(no_url, remedy) from None
+    try:
+        parsed.get_dialect()
+    except (NoSuchModuleError, ImportError):
+        raise RefusedSettingError(f"SQLAlchemy knows no database {parsed.drivername}", remedy) from None
+
+
+def _state_place(value: str) -> str:
+    if "://" in value:
+        remedy = "give a path, or a URL such as postgresql+psycopg://user@host/database"
+        known_database(value, remedy=remedy, no_url="is neither a path nor a SQLAlchemy URL")
+    return value
+
+
 def read_text(file: Path, shown: str = "") -> str:
     """The UTF-8 text of a file, which an error names as ``shown``.
 
@@ -168,8 +211,14 @@ ByteSize = Annotated[
         }
     ),
 ]
-StatePlace = Annotated[str, AfterValidator(beside_config), PlainSerializer(without_secrets, return_type=str)]
+StatePlace = Annotated[
+    str,
+    AfterValidator(_state_place),
+    AfterValidator(beside_config),
+    PlainSerializer(without_secrets, return_type=str),
+]
 LocalPath = Annotated[str, AfterValidator(beside_config)]
+PemFile = Annotated[str, AfterValidator(beside_config), AfterValidator(_pem_file)]
 # One text at least, in either form: every setting of this kind needs one.
 Texts = Annotated[str, Field(pattern=r"^.*[^,\s].*$")] | Annotated[list[str], Field(min_length=1)]
 Listed = BeforeValidator(_listed, json_schema_input_type=Texts)
@@ -333,6 +382,9 @@ def _explained(error: ErrorDetails, shown: str, model: type[BaseModel]) -> tuple
     if error["type"] == "union_tag_invalid":
         named, types = error["ctx"]["tag"], error["ctx"]["expected_tags"].replace("'", "")
         return f"{named} is not allowed{nearest(named, types.split(', '))}", f"use one of {types}"
+    refused = error.get("ctx", {}).get("error")
+    if isinstance(refused, RefusedSettingError):
+        return refused.reason, refused.remedy
     reason, remedy = _REMEDIES.get(error["type"], _ANY_REMEDY)
     return reason.format(shown=shown), remedy.format_map(error.get("ctx", {}))
 
@@ -385,29 +437,6 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(part)
 
 
-def database_url_problems(
-    place: str, url: str, *, remedy: str, no_url: str = "is no SQLAlchemy URL"
-) -> Iterator[Problem]:
-    """A URL whose database SQLAlchemy, if it is installed, does not know; it connects to nothing.
-
-    ``place`` is the setting's; the URL itself is never shown.
-    """
-    try:
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-    except ImportError:
-        return
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):  # ValueError: of the port
-        yield Problem(place, no_url, remedy)
-        return
-    try:
-        parsed.get_dialect()
-    except (NoSuchModuleError, ImportError):
-        yield Problem(place, f"SQLAlchemy knows no database {parsed.drivername}", remedy)
-
-
 TableMode = Literal["upsert", "append", "history"]
 
 
@@ -452,25 +481,12 @@ ChangeKind = Literal["add", "widen", "drop", "rename", "narrow", "nullability", 
 ChangePolicy = Literal["apply", "ignore", "pause"]
 
 
-class ChangeRule(NamedTuple):
-    """What a kind of change is, which policies it may have, and which is the default."""
-
-    default: ChangePolicy
-    allowed: tuple[ChangePolicy, ...]
-    means: str
-
-
-# The kinds with one policy are no settings: there is nothing to choose.
-CHANGE_RULES: Final[Mapping[ChangeKind, ChangeRule]] = MappingProxyType(
+# What is done about the kinds of changes that leave no choice.
+_FIXED: Final[Mapping[str, ChangePolicy]] = MappingProxyType(
     {
-        "add": ChangeRule("apply", ("apply", "ignore", "pause"), "a column that the target lacks"),
-        "widen": ChangeRule("apply", ("apply", "pause"), "a type that holds the target's and more"),
-        "drop": ChangeRule("ignore", ("ignore", "apply", "pause"), "a column that the source has no more"),
-        "rename": ChangeRule("pause", ("pause", "apply", "ignore"), "a column under another name"),
-        "narrow": ChangeRule("ignore", ("ignore", "pause"), "a type that holds less than the target's"),
-        "nullability": ChangeRule("ignore", ("ignore",), "columns beside the key take NULL at every target"),
-        "type": ChangeRule("pause", ("pause",), "a type that cannot be one with the target's"),
-        "key": ChangeRule("pause", ("pause",), "other key columns, under which no row would be found"),
+        "nullability": "ignore",  # columns beside the key take NULL at every target
+        "type": "pause",  # a type that cannot be one with the target's
+        "key": "pause",  # other key columns, under which no row would be found
     }
 )
 
@@ -496,8 +512,14 @@ class SchemaChanges(Model):
 
     def policy(self, kind: ChangeKind) -> ChangePolicy:
         """The policy of a kind; the only one there is where it is no setting."""
-        found: ChangePolicy = getattr(self, kind, CHANGE_RULES[kind].default)
+        found: ChangePolicy = getattr(self, kind, None) or _FIXED[kind]
         return found
+
+
+def allowed_policies(kind: ChangeKind) -> tuple[ChangePolicy, ...]:
+    """The policies that a kind of change may have, the default first."""
+    setting = SchemaChanges.model_fields.get(kind)
+    return (_FIXED[kind],) if setting is None else get_args(setting.annotation)
 
 
 def merged_changes(defaults: SchemaChanges, own: Iterable[SchemaChanges | None]) -> SchemaChanges:

@@ -13,11 +13,10 @@ from typing import Any
 import yaml
 from pydantic import SecretStr, ValidationError
 
-from tidesink.config.checks import cross_problems, registry_auth_problems
+from tidesink.config.checks import cross_problems
 from tidesink.config.fields import Interpolated, Problem, place_of, problems_of, shown_seconds
-from tidesink.config.kafka_properties import kafka_problems
 from tidesink.config.models import Config
-from tidesink.config.source import RegistrySettings, registry_section
+from tidesink.config.source import RegistrySettings, kafka_problems, registry_section
 from tidesink.errors import ConfigError
 
 _SECRET_PLACES = (
@@ -190,7 +189,6 @@ def _validated_registry(data: Any, file: Path, problems: list[Problem]) -> Regis
         # A secret may stand anywhere in it: no value is repeated.
         problems += problems_of(error, RegistrySettings, hidden=lambda _field: True)
         return None
-    problems += registry_auth_problems(settings, "registry")
     return settings
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +53,7 @@ from tidesink.events import SequenceBy, TableId
 from tidesink.schema_registry.base import SchemaReader
 from tidesink.schema_registry.naming import TopicRule, sanitize_name, subject
 from tidesink.typemap.projection import Layout, read_filter
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import MetadataKind, Shard, beside_log
 
 # A shard's name must fit into a key: this many characters of four bytes are a third of MySQL's longest.
@@ -623,3 +623,34 @@ def _record(registry: SchemaReader, topic: str) -> TableId | None:
         if isinstance(record, dict) and isinstance(record.get("namespace"), str):
             return TableId(record["namespace"].rpartition(".")[2], str(record.get("name")))
     return None
+
+
+def keeps_bad_records(config: Config) -> bool:
+    """Whether some table has ``bad-record: dead-letter``."""
+    return "dead-letter" in (config.defaults.bad_record, *(entry.bad_record for entry in config.tables))
+
+
+def carries_ddl(source: SourceSettings) -> bool:
+    """Whether the topics may hold DDL events, which are stored."""
+    return source.protocol != "flat-avro" or source.avro_enable_watermark
+
+
+_IDLE: Final = (
+    "{place}: {pattern!r} fits none of the tables that were found ({names}), so nothing under it has an "
+    "effect: check the names in the changefeed"
+)
+_SHOWN: Final = 5
+
+
+def idle_patterns(config: Config, tables: Iterable[TableId]) -> Iterator[str]:
+    """A warning for each ``match`` of ``tables`` and ``routes`` that fits none of some tables."""
+    known = sorted(set(tables))
+    if not known:
+        return
+    names = ", ".join(map(str, known[:_SHOWN])) + (", …" if known[_SHOWN:] else "")
+    for number, entry in enumerate(config.tables):
+        if entry.match is not None and not any(entry.covers(table) for table in known):
+            yield _IDLE.format(place=f"tables[{number}].match", pattern=entry.match, names=names)
+    for number, route in enumerate(config.routes):
+        if not any(route.fits(table) for table in known):
+            yield _IDLE.format(place=f"routes[{number}].match", pattern=route.match, names=names)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Final
+from urllib.parse import SplitResult, urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from tidesink.codecs.base import (
     BinaryHandling,
@@ -30,21 +39,157 @@ from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
     Listed,
-    LocalPath,
     Model,
+    PemFile,
     PositiveDuration,
+    Problem,
+    RefusedSettingError,
     Texts,
     beside_config,
+    known_database,
 )
-from tidesink.config.kafka_properties import KafkaProperties, confluent_properties, normalised_kafka
 from tidesink.errors import ConfigError
-from tidesink.kafka_client import ClientSettings
-from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, OAuthClient, TlsOptions
+from tidesink.kafka_client import (
+    PATHS,
+    TOKEN_CALLBACK,
+    ClientSettings,
+    _Translation,
+    librdkafka_settings,
+    property_problems,
+)
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.client import open_registry
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.schema_registry.transport import Timeouts
-from tidesink.typemap.render import DecimalMode, UnsignedMode
+from tidesink.schema_registry.transport import Auth, BasicAuth, BearerAuth, OAuthClient, Timeouts, TlsOptions
+from tidesink.typemap.table import DecimalMode, UnsignedMode
+
+KafkaProperties = dict[str, SecretStr]
+
+_SERVERS: Final = "bootstrap.servers"
+
+_PASSWORD_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+# Prefix of a property -> the mechanisms that it has an effect with.
+_OF_MECHANISMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "sasl.username": _PASSWORD_MECHANISMS,
+    "sasl.password": _PASSWORD_MECHANISMS,
+    "sasl.oauthbearer.": ("OAUTHBEARER",),
+    "enable.sasl.oauthbearer.": ("OAUTHBEARER",),
+    TOKEN_CALLBACK: ("OAUTHBEARER",),
+    "sasl.kerberos.": ("GSSAPI",),
+}
+_OIDC: Final = (
+    "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.secret",
+    "sasl.oauthbearer.token.endpoint.url",
+)
+_UNSECURED: Final = "enable.sasl.oauthbearer.unsecure.jwt"
+_JAAS: Final = "sasl.jaas.config"
+_READABLE: Final = "give a readable PEM file (ssl.keystore.location: PKCS#12)"
+_CERTIFICATE: Final = frozenset({"ssl.certificate.location", "ssl.certificate.pem"})
+_KEY: Final = frozenset({"ssl.key.location", "ssl.key.pem"})
+
+
+def normalised_kafka(value: Any, info: ValidationInfo) -> Any:
+    """The properties as text, with paths read from beside the config."""
+    if not isinstance(value, dict):
+        return value
+    base: Path = (info.context or {}).get("base") or Path()
+    return {str(name): _text(str(name), part, base) for name, part in value.items()}
+
+
+def _text(name: str, value: Any, base: Path) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value) if isinstance(value, int | str) else value
+    if name in PATHS and isinstance(text, str):
+        return str(base / Path(text).expanduser())
+    return text
+
+
+def confluent_properties(brokers: str, properties: Mapping[str, SecretStr]) -> ClientSettings:
+    """The settings of confluent-kafka's clients, for ``open_client``; they can be pickled.
+
+    Raises:
+        ConfigError: a property is refused.
+    """
+    return librdkafka_settings({_SERVERS: brokers, **_plain(properties)})
+
+
+def _plain(properties: Mapping[str, SecretStr]) -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in properties.items()}
+
+
+def kafka_problems(properties: KafkaProperties, place: str = "source.kafka") -> Iterator[Problem]:
+    """Client properties that are refused."""
+    if _SERVERS in properties:
+        remedy = f"use {place.rpartition('.')[0]}.brokers"
+        yield Problem(f"{place}.{_SERVERS}", "is not a property here", remedy)
+    for name, reason, remedy in property_problems(_plain(properties)):
+        yield Problem(f"{place}.{name}", reason, remedy)
+
+
+def security_problems(properties: KafkaProperties, place: str) -> Iterator[Problem]:
+    """Properties of SASL and TLS that need others, or have no effect."""
+    plain = _plain(properties)
+    refused = {problem.name for problem in property_problems(plain)}
+    # A refused name is reported already, and what it was meant to set may well have an effect.
+    taken = {name: value for name, value in plain.items() if name not in refused}
+    if _JAAS in refused:
+        refused |= {"sasl.mechanism", "sasl.username", "sasl.password"}
+    settings = _Translation(taken).settings
+    security = str(settings.get("security.protocol", "PLAINTEXT"))
+    sasl = {name for name in taken if name.startswith(("sasl.", "enable.sasl.")) or name == TOKEN_CALLBACK}
+    tls = {name for name in taken if name.startswith(("ssl.", "enable.ssl."))}
+    if security.startswith("SASL_"):
+        yield from _login_problems(settings, refused, security, place)
+    elif sasl:
+        yield _without_effect(place, sasl, security, "SASL_SSL or SASL_PLAINTEXT")
+    if tls and not security.endswith("SSL"):
+        yield _without_effect(place, tls, security, "SSL or SASL_SSL")
+    if bool(_CERTIFICATE & settings.keys()) != bool(_KEY & settings.keys()):
+        yield Problem(place, "ssl.certificate.location and ssl.key.location need each other", "give both")
+
+
+def _without_effect(place: str, names: set[str], security: str, needed: str) -> Problem:
+    reason = f"{', '.join(sorted(names))}: no effect with security.protocol {security}"
+    return Problem(place, reason, f"set security.protocol: {needed}, or remove them")
+
+
+def _login_problems(
+    settings: Mapping[str, Any], refused: set[str], security: str, place: str
+) -> Iterator[Problem]:
+    """What the mechanism lacks, and what has no effect with it."""
+    mechanism = settings.get("sasl.mechanism")
+    is_oidc = settings.get("sasl.oauthbearer.method") == "oidc"
+    needed: tuple[str, ...] = ("sasl.mechanism", "sasl.password", "sasl.username")
+    if mechanism in ("OAUTHBEARER", "GSSAPI"):
+        needed = _OIDC if mechanism == "OAUTHBEARER" and is_oidc else ()
+    for name in needed:
+        if name not in settings and name not in refused:
+            yield Problem(f"{place}.{name}", f"required with security.protocol {security}", "add it")
+    has_tokens = is_oidc or settings.get(_UNSECURED) == "true" or TOKEN_CALLBACK in settings
+    if mechanism == "OAUTHBEARER" and not has_tokens:
+        yield Problem(
+            f"{place}.{TOKEN_CALLBACK}",
+            "required with sasl.mechanism OAUTHBEARER",
+            "name a function that returns tokens, or set sasl.oauthbearer.method: oidc",
+        )
+    for prefix, mechanisms in _OF_MECHANISMS.items():
+        idle = sorted(name for name in settings if name.startswith(prefix))
+        if idle and mechanism is not None and mechanism not in mechanisms:
+            yield Problem(
+                place,
+                f"{', '.join(idle)}: no effect with sasl.mechanism {mechanism}",
+                f"set sasl.mechanism: {' or '.join(mechanisms)}, or remove them",
+            )
+
+
+def file_problems(properties: KafkaProperties, place: str) -> Iterator[Problem]:
+    """Certificates and keys that do not exist."""
+    refused = {problem.name for problem in property_problems(_plain(properties))}
+    for name in sorted((PATHS & properties.keys()) - refused):
+        if not Path(properties[name].get_secret_value()).exists():
+            yield Problem(f"{place}.{name}", "there is no such file", _READABLE)
 
 
 def _place(value: Any, info: ValidationInfo) -> Any:
@@ -68,6 +213,23 @@ ProtocolName = Annotated[
 """A protocol by any of its names, in any case; its name in ``CODECS`` then."""
 
 
+def _topic_rule(text: str) -> str:
+    try:
+        TopicRule.parse(text)
+    except ConfigError as error:
+        raise RefusedSettingError(error.message, "correct the rule") from error
+    return text
+
+
+TopicRuleText = Annotated[str, AfterValidator(_topic_rule)]
+
+
+def _upstream(url: SecretStr) -> SecretStr:
+    remedy = "give a URL such as mysql+pymysql://${env:TIDB_USER}:${env:TIDB_PASSWORD}@tidb:4000"
+    known_database(url.get_secret_value(), remedy=remedy)
+    return url
+
+
 def known_time_zone(name: str) -> str:
     """The name of a time zone as it is; raises ValueError for one that the database does not have."""
     try:
@@ -89,14 +251,28 @@ def _broker(address: str) -> str:
 Brokers = Annotated[tuple[Annotated[str, AfterValidator(_broker)], ...], Listed, Field(min_length=1)]
 
 
-def _registry_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme == "memory":  # the shipped in-process registry, for tests and notebooks
-        return url
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("give a URL such as http://127.0.0.1:8081")
+def http_url(url: str, example: str, *, secrets: str) -> SplitResult:
+    """The parts of a URL for requests; ``secrets``: where user name and password go instead.
+
+    Raises:
+        ValueError: it is none, or holds them.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.port != 0 and parts.scheme in ("http", "https") and parts.hostname
+    except ValueError:
+        usable = None
+    if not usable:
+        raise ValueError(f"give a URL such as {example}")
     if parts.username or parts.password:
-        raise ValueError("put user name and password under schema-registry.auth, not into the URL")
+        raise ValueError(f"put {secrets}, not into the URL")
+    return parts
+
+
+def _registry_url(url: str) -> str:
+    if url.startswith("memory:"):  # the shipped in-process registry, for tests and notebooks
+        return url
+    http_url(url, "http://127.0.0.1:8081", secrets="user name and password under schema-registry.auth")
     return url.rstrip("/")
 
 
@@ -110,11 +286,9 @@ def registry_section(value: Any) -> Any:
 
 
 def _token_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("give the token endpoint's URL, such as https://login.example.com/oauth2/token")
-    if parts.username or parts.password or parts.query:
-        raise ValueError("put the secret under client-secret, not into the URL")
+    secrets = "the secret under client-secret"
+    if http_url(url, "https://login.example.com/oauth2/token", secrets=secrets).query:
+        raise ValueError(f"put {secrets}, not into the URL")
     return url
 
 
@@ -129,7 +303,7 @@ class RegistryOAuth(Model):
     """The client's secret."""
     scope: str = ""
     """The scope of the token, as the authority expects it; several separated by blanks."""
-    ca: LocalPath | None = None
+    ca: PemFile | None = None
     """Certificates of the authorities to trust at the token endpoint; the system's own if not given."""
 
     def client(self, timeout: float) -> OAuthClient:
@@ -139,36 +313,58 @@ class RegistryOAuth(Model):
         return OAuthClient(self.token_url, self.client_id, secret, scope=self.scope, tls=tls, timeout=timeout)
 
 
-class RegistryAuth(Model):
-    """How to sign in to the registry: ``username`` and ``password``, a bearer ``token``, or ``oauth``."""
+class SignIn(Model):
+    """How to sign in: ``username`` and ``password``, or a bearer ``token``."""
 
-    username: str | None = None
-    """User name of basic authentication (Confluent Cloud: the API key)."""
+    username: str | None = Field(default=None, min_length=1)
+    """User name of basic authentication."""
     password: SecretStr | None = None
-    """Its password (Confluent Cloud: the API secret)."""
+    """Its password."""
     token: SecretStr | None = None
     """A bearer token, in place of user name and password."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> SignIn:
+        ways = {
+            "token": self.token is not None,
+            "username/password": self.username is not None or self.password is not None,
+            "oauth": getattr(self, "oauth", None) is not None,
+        }
+        given = [name for name, there in ways.items() if there]
+        if len(given) > 1:
+            raise RefusedSettingError(f"{' and '.join(given)} exclude each other", "keep one")
+        if given in ([], ["username/password"]) and (self.username is None or self.password is None):
+            oauth = ", token, or oauth" if "oauth" in type(self).model_fields else ", or token"
+            raise RefusedSettingError("incomplete", f"give username and password{oauth}")
+        return self
+
+    def signing(self, timeout: float = 10.0) -> Auth:  # noqa: ARG002  # RegistryAuth needs it
+        """How requests are signed. ``timeout``: of a request for a token, in seconds."""
+        if self.token is not None:
+            return BearerAuth(self.token.get_secret_value())
+        return BasicAuth(self.username or "", self.password.get_secret_value() if self.password else "")
+
+
+class RegistryAuth(SignIn):
+    """How to sign in to the registry: ``username`` and ``password`` (Confluent Cloud: API key and secret), a
+    bearer ``token``, or ``oauth``."""
+
     oauth: RegistryOAuth | None = None
     """OAuth 2.0 client credentials, in place of both."""
 
     def signing(self, timeout: float = 10.0) -> Auth:
-        """How requests are signed. ``timeout``: of a request for a token, in seconds."""
-        if self.oauth is not None:
-            return self.oauth.client(timeout)
-        if self.token is not None:
-            return BearerAuth(self.token.get_secret_value())
-        password = self.password.get_secret_value() if self.password else ""
-        return BasicAuth(self.username or "", password)
+        """As ``SignIn``."""
+        return self.oauth.client(timeout) if self.oauth is not None else super().signing()
 
 
 class RegistryTls(Model):
     """TLS files in PEM form. ``verify: false`` accepts any certificate: for experiments only."""
 
-    ca: LocalPath | None = None
+    ca: PemFile | None = None
     """Certificates of the authorities to trust; the system's own if not given."""
-    certificate: LocalPath | None = None
+    certificate: PemFile | None = None
     """The client's certificate."""
-    key: LocalPath | None = None
+    key: PemFile | None = None
     """Its private key."""
     verify: bool = True
     """`false` accepts any certificate: for experiments only."""
@@ -246,7 +442,7 @@ class SourceSettings(Model):
     protocol: ProtocolName
     """The producer's protocol: TiCDC's `flat-avro` (or its alias `avro`) or `canal-json`, or `debezium-avro`
     or `debezium-json` (TiCDC's name: `debezium`) of a Debezium connector or of new TiCDC; in any case."""
-    topics: Annotated[tuple[str, ...], Listed, Field(min_length=1)]
+    topics: Annotated[tuple[TopicRuleText, ...], Listed, Field(min_length=1)]
     """A topic rule as in the changefeed's dispatchers (`{schema}_{table}`), or topics one by one. A flat-avro
     rule must contain `{schema}` and `{table}`; a fixed flat-avro topic serves exactly one table, named
     under `tables`."""
@@ -290,7 +486,7 @@ class SourceSettings(Model):
     Nothing outside of it is opened. Never shown. canal-json only."""
     claim_check_raw_value: bool = CodecOptions.claim_check_raw_value
     """TiCDC: claim-check files hold the bare value. Detected from the files. canal-json only."""
-    upstream_url: SecretStr | None = None
+    upstream_url: Annotated[SecretStr, AfterValidator(_upstream)] | None = None
     """A SQLAlchemy URL of the upstream TiDB, such as `mysql+pymysql://reader:…@tidb:4000`: rows that were
     reduced to their handle key are read from it, as they were at their commit. Without it they are bad
     records. Never shown. canal-json only."""

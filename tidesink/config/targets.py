@@ -35,20 +35,24 @@ from tidesink.config.fields import (
     Texts,
     beside_config,
 )
-from tidesink.config.kafka_properties import KafkaProperties, confluent_properties, normalised_kafka
 from tidesink.config.source import (
     Brokers,
+    KafkaProperties,
     ProtocolName,
     RegistrySettings,
     RegistryTls,
+    SignIn,
+    TopicRuleText,
+    confluent_properties,
+    http_url,
     known_time_zone,
+    normalised_kafka,
     registry_section,
 )
-from tidesink.errors import ConfigError
 from tidesink.kafka_client import ClientSettings
-from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.typemap.render import DecimalMode, UnsignedMode
+from tidesink.schema_registry.transport import Auth, NoAuth, TlsOptions
+from tidesink.typemap.table import DecimalMode, UnsignedMode
 
 TargetFeature = Literal[
     "rows", "soft-deletes", "source-order", "append", "history", "shards", "drop", "rename"
@@ -70,9 +74,20 @@ class TargetModel(Model):
     features: ClassVar[frozenset[TargetFeature]] = ALL_FEATURES
 
 
-def _names_tables(template: str) -> str:
+def _both_placeholders(template: str, example: str) -> None:
     if "{schema}" not in template or "{table}" not in template:
-        raise ValueError("use both placeholders, as in {schema}.{table}: two tables could share one name")
+        shared = "place" if "/" in example else "name"
+        raise ValueError(f"use both placeholders, as in {example}: two tables could share one {shared}")
+
+
+def _no_other_placeholder(template: str) -> None:
+    rest = template.replace("{schema}", "").replace("{table}", "")
+    if "{" in rest or "}" in rest:
+        raise ValueError("it holds another placeholder: use {schema} and {table} only")
+
+
+def _names_tables(template: str) -> str:
+    _both_placeholders(template, "{schema}.{table}")
     levels = template.replace("{schema}", "s").replace("{table}", "t").split(".")
     if not all(level.isidentifier() for level in levels) or len(levels) < 2:
         raise ValueError(
@@ -150,11 +165,8 @@ def _database_url(scheme: str, url: str, *, needs_database: bool) -> str:
 
 
 def _names_a_table(template: str) -> str:
-    if "{schema}" not in template or "{table}" not in template:
-        raise ValueError("use both placeholders, as in {schema}.{table}: two tables could share one place")
-    rest = template.replace("{schema}", "").replace("{table}", "")
-    if "{" in rest or "}" in rest:
-        raise ValueError("it holds another placeholder: use {schema} and {table} only")
+    _both_placeholders(template, "{schema}.{table}")
+    _no_other_placeholder(template)
     if template.count(".") != 1 or not all(template.split(".")):
         raise ValueError(
             "give two names with a dot between them, as in {schema}.{table} or lake.{schema}_{table}"
@@ -253,14 +265,6 @@ def _written(protocol: str) -> str:
     return protocol
 
 
-def _rule(text: str) -> str:
-    try:
-        TopicRule.parse(text)
-    except ConfigError as error:
-        raise ValueError(error.message) from error
-    return text
-
-
 class KafkaSettings(TargetModel):
     """Tables sent to Kafka topics as row messages of one of the codecs, at least once."""
 
@@ -269,7 +273,7 @@ class KafkaSettings(TargetModel):
     """`kafka`: row messages in topics."""
     brokers: Brokers
     """Kafka bootstrap servers, `host:port`, as a list or separated by commas."""
-    topic: Annotated[str, AfterValidator(_rule)] = "{schema}_{table}"
+    topic: TopicRuleText = "{schema}_{table}"
     """The topic of a table, as in TiCDC's dispatchers: `[prefix]{schema}[middle]{table}[suffix]`. The Avro
     protocols need both placeholders; the JSON ones may write all tables to one topic."""
     protocol: Annotated[ProtocolName, AfterValidator(_written)]
@@ -350,43 +354,14 @@ class KafkaSettings(TargetModel):
 
 
 def _endpoint(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        usable = parts.port != 0 and parts.scheme in ("http", "https") and parts.hostname
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ValueError("give a URL such as https://api.example.com/changes/{schema}/{table}")
-    if parts.username or parts.password:
-        raise ValueError("put user name and password under target.auth, not into the URL")
+    secrets = "user name and password under target.auth"
+    parts = http_url(url, "https://api.example.com/changes/{schema}/{table}", secrets=secrets)
     if parts.fragment:
         raise ValueError("a URL for requests has no fragment: remove # and what follows it")
-    rest = url.replace("{schema}", "").replace("{table}", "")
-    if "{" in rest or "}" in rest:
-        raise ValueError("it holds another placeholder: use {schema} and {table} only")
+    _no_other_placeholder(url)
     if "{" in (parts.hostname or ""):
         raise ValueError("put placeholders into the path or the query, not into the host name")
     return url
-
-
-class HttpAuth(Model):
-    """How to sign in to the endpoint: ``username`` and ``password``, or a bearer ``token``."""
-
-    username: str | None = Field(default=None, min_length=1)
-    """User name of basic authentication."""
-    password: SecretStr | None = None
-    """Its password."""
-    token: SecretStr | None = None
-    """A bearer token, in place of user name and password."""
-
-    @model_validator(mode="after")
-    def _whole(self) -> HttpAuth:
-        basic = self.username is not None or self.password is not None
-        if basic and self.token is not None:
-            raise ValueError("token and username/password exclude each other: keep one")
-        if self.token is None and (self.username is None or self.password is None):
-            raise ValueError("give username and password, or token")
-        return self
 
 
 class HttpSettings(TargetModel):
@@ -407,7 +382,7 @@ class HttpSettings(TargetModel):
     """How many requests of one table may run at once. The changes of a key stay in order."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     """Headers of every request; their values are never shown."""
-    auth: HttpAuth | None = None
+    auth: SignIn | None = None
     """How to sign in to the endpoint."""
     timeout: PositiveDuration = 30.0
     """How long to wait for a connection, and for an answer."""
@@ -424,12 +399,7 @@ class HttpSettings(TargetModel):
 
     def signing(self) -> Auth:
         """How requests are signed."""
-        if self.auth is None:
-            return NoAuth()
-        if self.auth.token is not None:
-            return BearerAuth(self.auth.token.get_secret_value())
-        password = self.auth.password.get_secret_value() if self.auth.password else ""
-        return BasicAuth(self.auth.username or "", password)
+        return NoAuth() if self.auth is None else self.auth.signing()
 
     def tls_options(self) -> TlsOptions:
         """The same as a client takes it; raises ConfigError for a file that is not there."""
@@ -440,11 +410,8 @@ DEFAULT_TYPE: Final = "delta"
 
 
 def _tells_tables_apart(template: str) -> str:
-    if "{schema}" not in template or "{table}" not in template:
-        raise ValueError("use both placeholders, as in {schema}/{table}: two tables could share one place")
-    rest = template.replace("{schema}", "").replace("{table}", "")
-    if "{" in rest or "}" in rest:
-        raise ValueError("it holds another placeholder: use {schema} and {table} only")
+    _both_placeholders(template, "{schema}/{table}")
+    _no_other_placeholder(template)
     return template
 
 

@@ -1,4 +1,4 @@
-"""Table definitions from SQL, kept up to date statement by statement.
+"""Table definitions from SQL, kept up to date statement by statement; and what no target follows of it.
 
 Statements come from the configuration and from DDL events: one CREATE TABLE, or a stream of statements.
 
@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.ddl.history import Key, TypeHistory, read_type, table_key
 from tidesink.ddl.statements import (
@@ -22,14 +22,20 @@ from tidesink.ddl.statements import (
     add_unique,
     alter,
     drop_index,
+    producer_statements,
+    read_alter,
     read_create_table,
+    read_dropped,
     read_index_columns,
+    read_renamed,
     read_table_name,
     skip_create_table,
+    starts_constraint,
+    statements,
 )
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema
-from tidesink.typemap.mysql_types import SqlReader, Token, split_by_comma, tokens
+from tidesink.typemap.mysql_types import SqlReader, tokens
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -98,7 +104,7 @@ class TableDefinitions:
         Raises:
             ConfigError: SQL that cannot be read; no table is changed by that statement.
         """
-        tables = self._run(tokens(sql), default_schema)
+        tables = self._run(statements(tokens(sql)), default_schema)
         for table in tables:
             declared = self._tables.get(table_key(table))
             if declared is not None:
@@ -136,18 +142,18 @@ class TableDefinitions:
             return ()
         self._since = since
         try:
-            changed = self._run(producer_tokens(query), default_schema)
+            changed = self._run(producer_statements(query), default_schema)
         finally:
             self._since = None
         self._history.hear(since, default_schema, query)
         return changed
 
-    def _run(self, sql: Iterable[Token], default_schema: str) -> tuple[TableId, ...]:
+    def _run(self, sql: Iterable[SqlReader], default_schema: str) -> tuple[TableId, ...]:
         changed: list[TableId] = []
-        for statement in statements(sql):
-            read = _STATEMENTS.get(statement[0].text.upper())
+        for statement in sql:
+            read = _STATEMENTS.get(statement.peek().text.upper())
             if read is not None:
-                changed += read(self, SqlReader(statement), default_schema)
+                changed += read(self, statement, default_schema)
         return tuple(dict.fromkeys(changed))
 
     def readded(self) -> frozenset[tuple[TableId, str]]:
@@ -208,12 +214,8 @@ class TableDefinitions:
     def _set(self, definition: TableDefinition, parted: Iterable[str] = ()) -> None:
         """Take a definition on that a statement made, unless a newer one made what there is."""
         table, since = definition.table, self._since
-        if not self._history.is_repeat(table, since):
-            self._history.touch(table, since)
-            self._history.part(table, parted, since)
-            before = self._find(table)
-            self._history.rename(definition)
-            self._keep(self._history.timed(definition, before, since))
+        if self._history.note(table, parted, since):
+            self._keep(self._history.timed(definition, self._find(table), since))
 
     def _keep(self, definition: TableDefinition) -> None:
         self._tables[table_key(definition.table)] = definition
@@ -222,14 +224,12 @@ class TableDefinitions:
         self.version += 1
 
     def _remove(self, table: TableId) -> TableDefinition | None:
-        if self._history.is_repeat(table, self._since):
+        removed = self._tables.get(table_key(table))
+        if not self._history.note(table, removed.names if removed else (), self._since):
             return None
-        self._history.touch(table, self._since)
         self._schemas.clear()
         self.version += 1
-        removed = self._tables.pop(table_key(table), None)
-        self._history.part(table, removed.names if removed else (), self._since)
-        return removed
+        return self._tables.pop(table_key(table), None)
 
     def _create(self, sql: SqlReader, default_schema: str) -> list[TableId]:
         if not skip_create_table(sql):
@@ -268,19 +268,17 @@ class TableDefinitions:
         return [definition.table]
 
     def _alter(self, sql: SqlReader, default_schema: str) -> list[TableId]:
-        if not sql.skip("ALTER", "TABLE"):
+        read = read_alter(sql, default_schema)
+        before = None if read is None else self._find(read[0])
+        if read is None or before is None:
             return []
-        definition = self._find(read_table_name(sql, default_schema))
-        if definition is None:
-            return []
-        table, parted = definition.table, set[str]()
-        for part in split_by_comma(_rest(sql)):
-            altered = alter(definition, SqlReader(part)) if part else None
-            if altered is not None:
-                parted |= definition.names - altered.definition.names
-                definition = replace(altered.definition, table=altered.renamed_to or definition.table)
-        if definition.table != table:
-            self._remove(table)
+        definition, parted = before, set[str]()
+        for part in read[1]:
+            altered = alter(definition, part)
+            parted |= definition.names - altered.names
+            definition = altered
+        if definition.table != before.table:
+            self._remove(before.table)
             definition = replace(definition, dropped=(), renamed=())
         self._set(definition, parted)
         return [definition.table]
@@ -289,72 +287,29 @@ class TableDefinitions:
         sql.take()
         if sql.skip_any("DATABASE", "SCHEMA"):
             sql.skip("IF", "EXISTS")
-            return self._drop_database(sql.name())
+            name = sql.name().casefold()
+            return self._removed(table for table in self if table.schema.casefold() == name)
         if sql.skip("INDEX"):
-            return self._drop_index(sql, default_schema)
+            sql.skip("IF", "EXISTS")
+            name = sql.name()
+            sql.need("ON")
+            return self._change(read_table_name(sql, default_schema), lambda d: drop_index(d, name))
         sql.skip("TEMPORARY")
-        if not sql.skip("TABLE"):
-            return []
-        sql.skip("IF", "EXISTS")
-        parts = [SqlReader(part) for part in split_by_comma(_rest(sql)) if part]
-        tables = [read_table_name(part, default_schema) for part in parts]
-        return [table for table in tables if self._remove(table) is not None]
+        return self._removed(read_dropped(sql, default_schema)) if sql.skip("TABLE") else []
 
-    def _drop_database(self, name: str) -> list[TableId]:
-        tables = [table for table in self if table.schema.casefold() == name.casefold()]
-        return [table for table in tables if self._remove(table) is not None]
-
-    def _drop_index(self, sql: SqlReader, default_schema: str) -> list[TableId]:
-        sql.skip("IF", "EXISTS")
-        name = sql.name()
-        sql.need("ON")
-        return self._change(read_table_name(sql, default_schema), lambda d: drop_index(d, name))
+    def _removed(self, tables: Iterable[TableId]) -> list[TableId]:
+        return [table for table in [*tables] if self._remove(table) is not None]
 
     def _rename(self, sql: SqlReader, default_schema: str) -> list[TableId]:
         if not sql.skip("RENAME", "TABLE"):
             return []
         changed = []
-        for part in split_by_comma(_rest(sql)):
-            pair = SqlReader(part)
-            old = read_table_name(pair, default_schema)
-            pair.need("TO")
-            new = read_table_name(pair, default_schema)
+        for old, new in read_renamed(sql, default_schema):
             moved = self._remove(old)
             if moved is not None:
                 self._set(replace(moved, table=new, dropped=(), renamed=()))
                 changed.append(new)
         return changed
-
-
-def _rest(sql: SqlReader) -> list[Token]:
-    rest = []
-    while not sql.done:
-        rest.append(sql.take())
-    return rest
-
-
-def statements(sql: Iterable[Token]) -> Iterator[list[Token]]:
-    """The statements of SQL, without the semicolons between them."""
-    statement: list[Token] = []
-    for token in [*sql, Token("sign", ";")]:
-        if not token.says(";"):
-            statement.append(token)
-        elif statement:
-            yield statement
-            statement = []
-
-
-def producer_tokens(query: str) -> list[Token]:
-    """The tokens of a DDL event's text.
-
-    Raises:
-        ConfigError: text that is no SQL.
-    """
-    # TiDB's restorer leaves backslashes as they are (tiflow c7b2588); what a person wrote escapes them.
-    try:
-        return tokens(query, backslash_escapes=False)
-    except ConfigError:
-        return tokens(query)
 
 
 def _like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | None:
@@ -383,23 +338,23 @@ def _definition_of(schema: TableSchema) -> TableDefinition:
     )
 
 
-def _restored(found: dict[str, object]) -> TableDefinition:
-    columns = [dict(column) for column in found["columns"]]  # type: ignore[attr-defined]
-    for column in columns:
-        column["type"] = read_type(column["type"])
-        earlier = column.get("earlier", ())
-        column["earlier"] = tuple(EarlierType(read_type(was), until) for was, until in earlier)
+def _restored(found: Mapping[str, Any]) -> TableDefinition:
     return TableDefinition(
-        table=TableId(*found["table"]),  # type: ignore[misc]
-        columns=tuple(Column(**column) for column in columns),
-        primary_key=tuple(found["primary_key"]),  # type: ignore[arg-type]
-        uniques=tuple(Index(u["name"], tuple(u["columns"])) for u in found["uniques"]),  # type: ignore[attr-defined]
-        next_column_id=found["next_column_id"],  # type: ignore[arg-type]
-        charset=found["charset"],  # type: ignore[arg-type]
-        declared=found["declared"],  # type: ignore[arg-type]
-        dropped=tuple(found.get("dropped", ())),  # type: ignore[arg-type]
-        renamed=tuple((old, new) for old, new in found.get("renamed", ())),  # type: ignore[attr-defined]
+        table=TableId(*found["table"]),
+        columns=tuple(map(_restored_column, found["columns"])),
+        primary_key=tuple(found["primary_key"]),
+        uniques=tuple(Index(one["name"], tuple(one["columns"])) for one in found["uniques"]),
+        next_column_id=found["next_column_id"],
+        charset=found["charset"],
+        declared=found["declared"],
+        dropped=tuple(found.get("dropped", ())),
+        renamed=tuple((old, new) for old, new in found.get("renamed", ())),
     )
+
+
+def _restored_column(found: Mapping[str, Any]) -> Column:
+    earlier = tuple(EarlierType(read_type(was), until) for was, until in found.get("earlier", ()))
+    return Column(**{**found, "type": read_type(found["type"]), "earlier": earlier})
 
 
 _STATEMENTS: dict[str, Callable[[TableDefinitions, SqlReader, str], list[TableId]]] = {
@@ -421,6 +376,8 @@ def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
         raise ConfigError(f"expected a CREATE TABLE statement, not {sql[:40]!r}")
     return read_create_table(reader, default_schema).schema()
 
+
+# Postgres' CREATE TABLE
 
 # By sqlglot's name of the type.
 _TYPES: Final[Mapping[str, ColumnType]] = {
@@ -525,3 +482,154 @@ def _type_of(kind: exp.DataType | None) -> ColumnType:
     if name == "USERDEFINED" and str(kind.args.get("kind")).lower() == _VARBIT:
         return ColumnType("bit", length=numbers[0] if numbers else None)
     return _TYPES.get(name, ColumnType("text"))
+
+
+# What DDL does to rows that are there already, and this version does not do at the target.
+
+
+class Unapplied(NamedTuple):
+    """What a statement means for the target of a table; one without a name is every table of its schema."""
+
+    table: TableId
+    effect: str
+
+
+def unapplied(query: str, default_schema: str = "") -> tuple[Unapplied, ...]:
+    """What of DDL text the target does not follow.
+
+    Raises:
+        ConfigError: text that is no SQL, or a statement about a table that cannot be read.
+    """
+    return tuple(one for sql in producer_statements(query) for one in _unapplied(sql, default_schema))
+
+
+def _unapplied(sql: SqlReader, default_schema: str) -> Iterator[Unapplied]:
+    if sql.skip("TRUNCATE"):
+        sql.skip("TABLE")
+        table = read_table_name(sql, default_schema)
+        yield Unapplied(table, "rows that TRUNCATE removed at the source stay in the target")
+    elif sql.skip("DROP", "DATABASE") or sql.skip("DROP", "SCHEMA"):
+        sql.skip("IF", "EXISTS")
+        yield Unapplied(TableId(sql.name(), ""), _DROPPED)
+    elif sql.skip("DROP", "TABLE"):
+        yield from (Unapplied(table, _DROPPED) for table in read_dropped(sql, default_schema))
+    elif sql.skip("RENAME", "TABLE"):
+        for old, new in read_renamed(sql, default_schema):
+            yield from _moved(old, new)
+    else:
+        for table, part in _altered(sql, default_schema):
+            yield from _part(table, part)
+
+
+def _altered(sql: SqlReader, default_schema: str) -> Iterator[tuple[TableId, SqlReader]]:
+    """The table of an ALTER TABLE with each part."""
+    table, parts = read_alter(sql, default_schema) or (None, ())
+    if table is not None:
+        yield from ((table, part) for part in parts)
+
+
+def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
+    """The tables whose columns or keys an ALTER TABLE changes.
+
+    Raises:
+        ConfigError: as ``unapplied``.
+    """
+    found = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
+    return tuple(dict.fromkeys(table for table, part in found if _changes_columns(part)))
+
+
+def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
+    """The tables whose rows an ALTER TABLE puts under other table ids: other partitions', or another table's.
+
+    Raises:
+        ConfigError: as ``unapplied``.
+    """
+    found: list[TableId] = []
+    for sql in producer_statements(query):
+        for table, part in _altered(sql, default_schema):
+            other = _exchanged_with(table, part)
+            if other is not None:
+                found += (table, other)
+            elif _moves_rows(part):
+                found.append(table)
+    return tuple(dict.fromkeys(found))
+
+
+def _exchanged_with(table: TableId, part: SqlReader) -> TableId | None:
+    """The table that gets a partition of this one for its own rows."""
+    if not part.skip("EXCHANGE", "PARTITION"):
+        return None
+    part.name()
+    part.need("WITH", "TABLE")
+    return read_table_name(part, table.schema)
+
+
+def _moves_rows(part: SqlReader) -> bool:
+    """Whether TiDB copies rows; a partition that is added to ranges or lists has none yet."""
+    if part.skip("PARTITION", "BY") or part.skip("REMOVE", "PARTITIONING"):
+        return True
+    if part.skip("ADD", "PARTITION"):
+        part.skip("IF", "NOT", "EXISTS")
+        part.skip_any("NO_WRITE_TO_BINLOG", "LOCAL")
+        return part.skip("PARTITIONS")
+    return part.skip("REORGANIZE", "PARTITION") or part.skip("COALESCE", "PARTITION")
+
+
+def _changes_columns(part: SqlReader) -> bool:
+    verb = part.take()
+    if verb.says("RENAME"):
+        return part.sees("COLUMN")
+    if not verb.says("ADD", "DROP", "MODIFY", "CHANGE", "ALTER"):
+        return False
+    keys = part.sees("PRIMARY") or part.sees("UNIQUE")
+    return keys or not (starts_constraint(part) or part.peek().says("PARTITION"))
+
+
+_DROPPED: Final = (
+    "rows that DROP removed at the source stay in the target, also when a table of this name is made again"
+)
+
+
+def _moved(old: TableId, new: TableId) -> Iterator[Unapplied]:
+    yield Unapplied(old, f"the table is {new} at the source now; its rows stay in the target of {old}")
+    yield Unapplied(
+        new, f"the table was {old} at the source; rows from before are not in the target of {new}"
+    )
+
+
+def _exchanged(one: TableId, other: TableId) -> Iterator[Unapplied]:
+    for table, given_to in ((one, other), (other, one)):
+        yield Unapplied(
+            table,
+            f"rows that {table} gave to {given_to} at the source stay in the target of {table}, and those "
+            "that it got for them are not there",
+        )
+
+
+def _part(table: TableId, part: SqlReader) -> Iterator[Unapplied]:
+    other = _exchanged_with(table, part)
+    if other is not None:
+        yield from _exchanged(table, other)
+        return
+    verb = part.take()
+    if verb.says("TRUNCATE", "DROP") and part.sees("PARTITION"):
+        yield Unapplied(table, "rows that it took out of the table at the source stay in the target")
+    elif verb.says("CHANGE"):
+        part.skip("COLUMN")
+        part.skip("IF", "EXISTS")
+        yield from _renamed(table, part.name(), part.name())
+    elif verb.says("RENAME") and part.skip("COLUMN"):
+        old = part.name()
+        part.need("TO")
+        yield from _renamed(table, old, part.name())
+    elif verb.says("RENAME") and not part.peek().says("INDEX", "KEY"):
+        part.skip_any("TO", "AS", "=")
+        yield from _moved(table, read_table_name(part, table.schema))
+
+
+def _renamed(table: TableId, old: str, new: str) -> Iterator[Unapplied]:
+    if old.casefold() != new.casefold():
+        yield Unapplied(
+            table,
+            f"column {old} is {new} now; where the target still has {old}, old rows have their values in it",
+        )

@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from tidesink.ddl.statements import TableDefinition
 from tidesink.events import Column, ColumnType, EarlierType, TableId
-from tidesink.typemap.render import spark_type
-from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.table import Reader, row_of, spark_type
 from tidesink.typemap.target_schema import wider_ddl
 
 Key = tuple[str, str]
@@ -128,9 +127,18 @@ class TypeHistory:
         self._parted: dict[Key, dict[str, Parting]] = {}
         self._renames: dict[Key, dict[tuple[str, str], None]] = {}
 
-    def is_repeat(self, table: TableId, since: int | None) -> bool:
-        """Whether a statement of this moment is older than the last one the table had."""
-        return since is not None and since < self._latest.get(table_key(table), 0)
+    def note(self, table: TableId, parted: Iterable[str], since: int | None) -> bool:
+        """Take note of a statement that drops or renames these columns; False: an old one, sent again."""
+        key = table_key(table)
+        if since is not None:
+            if since < self._latest.get(key, 0):
+                return False
+            self._latest[key] = since
+        known = self._parted.setdefault(key, {})
+        for name in sorted({name.casefold() for name in parted}):
+            times = known[name].times if name in known else 0
+            known[name] = Parting(times + 1, since)
+        return True
 
     def has_heard(self, since: int | None, schema: str, query: str) -> bool:
         """Whether this very statement of this moment was applied."""
@@ -143,38 +151,22 @@ class TypeHistory:
             for oldest in list(self._heard)[:-_MOST_HEARD]:
                 del self._heard[oldest]
 
-    def part(self, table: TableId, names: Iterable[str], since: int | None) -> None:
-        """Take note that columns were dropped, or have another name, from this moment."""
-        known = self._parted.setdefault(table_key(table), {})
-        for name in sorted({name.casefold() for name in names}):
-            times = known[name].times if name in known else 0
-            known[name] = Parting(times + 1, since)
-
     def partings(self, table: TableId) -> dict[str, Parting]:
         """When a column of each name, folded, was last dropped or renamed."""
         return dict(self._parted.get(table_key(table), {}))
-
-    def rename(self, definition: TableDefinition) -> None:
-        """Take note of the names that a table's columns had before."""
-        if definition.renamed:
-            self._renames.setdefault(table_key(definition.table), {}).update(
-                dict.fromkeys(definition.renamed)
-            )
 
     def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
         """Names that columns of a table had, each with a later one; of dropped columns and tables, too."""
         return tuple(self._renames.get(table_key(table), ()))
 
-    def touch(self, table: TableId, since: int | None) -> None:
-        """Take note that a statement of this moment was the table's last."""
-        if since is not None:
-            self._latest[table_key(table)] = since
-
     def timed(
         self, definition: TableDefinition, before: TableDefinition | None, since: int | None
     ) -> TableDefinition:
         """The definition with what its columns were; it holds from ``since`` (None: it always did)."""
-        known = self._columns.setdefault(table_key(definition.table), {})
+        key = table_key(definition.table)
+        if definition.renamed:
+            self._renames.setdefault(key, {}).update(dict.fromkeys(definition.renamed))
+        known = self._columns.setdefault(key, {})
         types = {} if before is None else {c.name.casefold(): c.type for c in before.columns}
         for column in definition.columns:
             name = column.name.casefold()
@@ -187,10 +179,8 @@ class TypeHistory:
 
     def forget(self, table: TableId) -> None:
         """Know nothing of a table."""
-        self._columns.pop(table_key(table), None)
-        self._latest.pop(table_key(table), None)
-        self._parted.pop(table_key(table), None)
-        self._renames.pop(table_key(table), None)
+        for known in (self._columns, self._latest, self._parted, self._renames):
+            known.pop(table_key(table), None)
 
     def columns(self, table: TableId) -> tuple[Column, ...]:
         """Every column that a table of this name ever had."""

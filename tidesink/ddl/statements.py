@@ -7,7 +7,7 @@ stored columns with the fewest columns, the oldest among equals.
 Column definitions become a Column with the default and the type text that TiDB would show. Rules from TiDB
 (2026-06-25), as its own encoders showed them: display widths, ``decimal`` is ``decimal(10,0)``, ``CHARACTER
 SET binary`` turns text into binary, a NOT NULL YEAR without default has ``0000``, a column added NOT NULL
-has its type's zero for existing rows.
+without a default has none, and its type's zero in existing rows.
 
 A producer that restarts sends statements again: what an ALTER TABLE already did is left unchanged.
 """
@@ -15,8 +15,9 @@ A producer that restarts sends statements again: what an ALTER TABLE already did
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from tidesink.errors import ConfigError, shown
 from tidesink.events import Column, ColumnType, TableId, TableSchema
@@ -28,6 +29,7 @@ from tidesink.typemap.mysql_types import (
     parse_sql_type,
     shown_type,
     split_by_comma,
+    tokens,
     zero_text,
 )
 from tidesink.typemap.table import find_row
@@ -36,19 +38,10 @@ _ATTRIBUTES = frozenset({"UNSIGNED", "SIGNED", "ZEROFILL"})
 _LONGEST_TYPE_NAME = 3  # "national character varying"
 
 
-@dataclass(frozen=True)
-class ColumnDefinition:
-    """A parsed column with what the definition says about keys and its place."""
-
-    column: Column
-    primary: bool = False
-    unique: bool = False
-    place: str | None = None  # "FIRST", or "AFTER"
-    after: str | None = None
-
-
 @dataclass
 class _Options:
+    """What a column's definition says behind its type; ``after`` is the column that ``AFTER`` names."""
+
     nullable: bool | None = None
     default: list[Token] | None = None
     on_update: bool = False
@@ -57,8 +50,15 @@ class _Options:
     primary: bool = False
     unique: bool = False
     charset: str | None = None
-    place: str | None = None
+    first: bool = False
     after: str | None = None
+
+
+class ColumnDefinition(NamedTuple):
+    """A parsed column, with what its definition says about keys and its place."""
+
+    column: Column
+    options: _Options
 
 
 def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefinition:
@@ -74,21 +74,16 @@ def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefiniti
         _read_option(sql, options)
     column_type = parse_sql_type(shown_type(word, arguments, attributes, charset=options.charset))
     nullable = options.nullable is not False and not options.primary
-    column = Column(
-        name=name,
-        type=column_type,
-        nullable=nullable,
-        default=_default(options, column_type, nullable),
-        virtual=options.generated and not options.stored,
-    )
-    return ColumnDefinition(column, options.primary, options.unique, options.place, options.after)
+    default = _default(options, column_type, nullable)
+    virtual = options.generated and not options.stored
+    return ColumnDefinition(Column(name, column_type, nullable, default, virtual=virtual), options)
 
 
-def with_origin_default(column: Column) -> Column:
+def _with_origin_default(column: Column) -> Column:
     """The column as ADD COLUMN leaves it: NOT NULL without a default gives old rows the type's zero."""
     if column.nullable or column.virtual or column.default is not None:
         return column
-    return replace(column, default=zero_text(column.type))
+    return replace(column, origin_default=zero_text(column.type), redefaulted=True)
 
 
 def _default(options: _Options, column_type: ColumnType, nullable: bool) -> str | None:
@@ -133,40 +128,36 @@ def _type_name(sql: SqlReader) -> str:
     raise ConfigError(f"unknown SQL type {shown(sql.peek().text)}")
 
 
+# Options that are words alone.
+_PLAIN_OPTIONS: Final[Mapping[tuple[str, ...], tuple[str, object]]] = {
+    ("NOT", "NULL"): ("nullable", False),
+    ("NULL",): ("nullable", True),
+    ("PRIMARY", "KEY"): ("primary", True),
+    ("PRIMARY",): ("primary", True),
+    ("UNIQUE", "KEY"): ("unique", True),
+    ("UNIQUE",): ("unique", True),
+    ("KEY",): ("primary", True),
+    ("BYTE",): ("charset", "binary"),
+    ("FIRST",): ("first", True),
+}
+
+
 def _read_option(sql: SqlReader, options: _Options) -> None:
-    if sql.skip("NOT", "NULL"):
-        options.nullable = False
-    elif sql.skip("NULL"):
-        options.nullable = True
+    plain = next((found for words, found in _PLAIN_OPTIONS.items() if sql.skip(*words)), None)
+    if plain is not None:
+        setattr(options, *plain)
     elif sql.skip("DEFAULT"):
         options.default = _expression(sql)
     elif sql.skip("ON", "UPDATE"):
         options.on_update = True
         _expression(sql)
-    elif sql.skip_any("PRIMARY"):
-        sql.skip("KEY")
-        options.primary = True
-    elif sql.skip_any("UNIQUE"):
-        sql.skip("KEY")
-        options.unique = True
-    elif sql.skip("KEY"):
-        options.primary = True
     elif sql.sees("AS", "(") or sql.sees("GENERATED"):
         _read_generated(sql, options)
-    else:
-        _read_plain_option(sql, options)
-
-
-def _read_plain_option(sql: SqlReader, options: _Options) -> None:
-    if sql.skip("CHARACTER", "SET") or sql.skip("CHARSET") or sql.skip("CHAR", "SET"):
+    elif sql.skip("CHARACTER", "SET") or sql.skip("CHARSET") or sql.skip("CHAR", "SET"):
         sql.skip("=")
         options.charset = sql.take().text.lower()
-    elif sql.skip("BYTE"):
-        options.charset = "binary"
-    elif sql.skip("FIRST"):
-        options.place = "FIRST"
     elif sql.skip("AFTER"):
-        options.place, options.after = "AFTER", sql.name()
+        options.after = sql.name()
     elif sql.skip_any("COMMENT", "COLLATE", "COLUMN_FORMAT", "STORAGE"):
         sql.take()
     elif sql.skip("REFERENCES"):
@@ -273,6 +264,10 @@ class TableDefinition:
         best = min(eligible, key=lambda unique: len(unique.columns), default=None)
         return set() if best is None else {name.casefold() for name in best.columns}
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a column; names compare as MySQL's do."""
+        return name.casefold() in self.names
+
     def place_of(self, name: str) -> int:
         """The column's place; names compare as MySQL's do.
 
@@ -300,10 +295,9 @@ def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:
         ConfigError: not to be read.
     """
     table = read_table_name(sql, default_schema)
-    parts = split_by_comma(sql.group())
+    found = SqlReader(sql.group()).parts()
     charset = _table_charset(sql)
     definition = TableDefinition(table, charset=charset)
-    found = [SqlReader(part) for part in parts if part]
     columns = [read_column(part, charset=charset) for part in found if not starts_constraint(part)]
     # TiDB numbers table-level indexes before the columns' own.
     for part in found:
@@ -311,10 +305,6 @@ def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:
             definition = add_constraint(definition, part)
     for column in columns:
         definition = append_column(definition, column)
-    return _checked(definition)
-
-
-def _checked(definition: TableDefinition) -> TableDefinition:
     for name in definition.primary_key:
         definition.place_of(name)
     if not definition.columns:
@@ -331,6 +321,52 @@ def _table_charset(sql: SqlReader) -> str | None:
         else:
             sql.take()
     return charset
+
+
+def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
+    """The statements of SQL, without the semicolons between them."""
+    statement: list[Token] = []
+    for token in [*sql, Token("sign", ";")]:
+        if not token.says(";"):
+            statement.append(token)
+        elif statement:
+            yield SqlReader(statement)
+            statement = []
+
+
+def producer_statements(query: str) -> Iterator[SqlReader]:
+    """The statements of a DDL event's text.
+
+    Raises:
+        ConfigError: text that is no SQL.
+    """
+    # TiDB's restorer leaves backslashes as they are (tiflow c7b2588); what a person wrote escapes them.
+    try:
+        found = tokens(query, backslash_escapes=False)
+    except ConfigError:
+        found = tokens(query)
+    return statements(found)
+
+
+def read_alter(sql: SqlReader, default_schema: str) -> tuple[TableId, list[SqlReader]] | None:
+    """The table of an ALTER TABLE and the parts behind it; None for any other statement."""
+    if not sql.skip("ALTER", "TABLE"):
+        return None
+    return read_table_name(sql, default_schema), sql.parts()
+
+
+def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
+    """The tables behind DROP TABLE."""
+    sql.skip("IF", "EXISTS")
+    return [read_table_name(part, default_schema) for part in sql.parts()]
+
+
+def read_renamed(sql: SqlReader, default_schema: str) -> Iterator[tuple[TableId, TableId]]:
+    """The old and the new names behind RENAME TABLE."""
+    for pair in sql.parts():
+        old = read_table_name(pair, default_schema)
+        pair.need("TO")
+        yield old, read_table_name(pair, default_schema)
 
 
 def read_table_name(sql: SqlReader, default_schema: str) -> TableId:
@@ -396,22 +432,14 @@ def append_column(
 def with_own_keys(definition: TableDefinition, found: ColumnDefinition) -> TableDefinition:
     """The definition with the keys a column definition carries itself."""
     name = found.column.name
-    if found.primary:
+    if found.options.primary:
         definition = replace(definition, primary_key=(name,))
-    if found.unique:
+    if found.options.unique:
         definition = add_unique(definition, name, (name,))
     return definition
 
 
-@dataclass(frozen=True)
-class Altered:
-    """A definition after one ALTER, and the name it moved to, if it did."""
-
-    definition: TableDefinition
-    renamed_to: TableId | None = None
-
-
-def alter(definition: TableDefinition, sql: SqlReader) -> Altered:
+def alter(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
     """The table after one part of an ALTER TABLE; parts about neither columns nor keys change nothing.
 
     Raises:
@@ -420,9 +448,9 @@ def alter(definition: TableDefinition, sql: SqlReader) -> Altered:
     verb = sql.take()
     if verb.says("RENAME") and not sql.peek().says("COLUMN", "INDEX", "KEY"):
         sql.skip_any("TO", "AS", "=")
-        return Altered(definition, read_table_name(sql, definition.table.schema))
+        return replace(definition, table=read_table_name(sql, definition.table.schema))
     change = _VERBS.get(verb.text.upper())
-    return Altered(definition if change is None else change(definition, sql))
+    return definition if change is None else change(definition, sql)
 
 
 def _add(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
@@ -446,16 +474,17 @@ def _add(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
 
 def _add_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
     found = read_column(sql, charset=definition.charset)
-    if any(c.name.casefold() == found.column.name.casefold() for c in definition.columns):
+    if definition.has(found.column.name):
         return definition
-    found = replace(found, column=with_origin_default(found.column))
+    found = found._replace(column=_with_origin_default(found.column))
     return append_column(definition, found, at=_place(definition, found))
 
 
 def _place(definition: TableDefinition, found: ColumnDefinition) -> int | None:
-    if found.place == "FIRST":
+    if found.options.first:
         return 0
-    return definition.place_of(found.after) + 1 if found.after is not None else None
+    after = found.options.after
+    return None if after is None else definition.place_of(after) + 1
 
 
 def _drop(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
@@ -469,17 +498,13 @@ def _drop(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
     sql.skip("COLUMN")
     sql.skip("IF", "EXISTS")
     name = sql.name()
-    return _without(definition, name) if _has(definition, name) else definition
+    return _without(definition, name) if definition.has(name) else definition
 
 
 def drop_index(definition: TableDefinition, name: str) -> TableDefinition:
     """The definition without the unique index of this name, if it is one."""
     kept = tuple(unique for unique in definition.uniques if unique.name.casefold() != name.casefold())
     return replace(definition, uniques=kept)
-
-
-def _has(definition: TableDefinition, name: str) -> bool:
-    return any(column.name.casefold() == name.casefold() for column in definition.columns)
 
 
 def _without(definition: TableDefinition, name: str) -> TableDefinition:
@@ -505,27 +530,23 @@ def _change(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
     sql.skip("IF", "EXISTS")
     old = sql.name()
     found = read_column(sql, charset=definition.charset)
-    return _redefine(definition, old if _has(definition, old) else found.column.name, found)
+    return _redefine(definition, old if definition.has(old) else found.column.name, found)
 
 
 def _redefine(definition: TableDefinition, old: str, found: ColumnDefinition) -> TableDefinition:
     at = definition.place_of(old)
-    before = definition.columns[at]
-    column = _with_defaults_as(before, found.column).redefined_by(found.column)
-    rest = replace(definition, columns=definition.columns[:at] + definition.columns[at + 1 :])
-    place = at if found.place is None else _place(rest, found)
-    columns = list(rest.columns)
-    columns.insert(at if place is None else place, column)
-    changed = replace(definition, columns=tuple(columns))
-    return with_own_keys(_renamed_in_keys(changed, before.name, column.name), found)
-
-
-def _with_defaults_as(column: Column, new: Column) -> Column:
-    return replace(
-        column,
-        default=default_as(column.default, column.type, new.type),
-        origin_default=default_as(column.origin_default, column.type, new.type),
+    before, new = definition.columns[at], found.column
+    with_defaults = replace(
+        before,
+        default=default_as(before.default, before.type, new.type),
+        origin_default=default_as(before.origin_default, before.type, new.type),
     )
+    rest = replace(definition, columns=definition.columns[:at] + definition.columns[at + 1 :])
+    place = _place(rest, found)
+    columns = list(rest.columns)
+    columns.insert(at if place is None else place, with_defaults.redefined_by(new))
+    changed = replace(definition, columns=tuple(columns))
+    return with_own_keys(_renamed_in_keys(changed, before.name, new.name), found)
 
 
 def _rename(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
@@ -534,9 +555,11 @@ def _rename(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
     old = sql.name()
     sql.need("TO")
     new = sql.name()
-    if _has(definition, new) and not _has(definition, old):
+    if definition.has(new) and not definition.has(old):
         return definition
-    return _renamed(definition, definition.place_of(old), new)
+    at = definition.place_of(old)
+    column = definition.columns[at]
+    return _renamed_in_keys(_with_column(definition, at, replace(column, name=new)), column.name, new)
 
 
 def _rename_index(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
@@ -548,12 +571,6 @@ def _rename_index(definition: TableDefinition, sql: SqlReader) -> TableDefinitio
         replace(u, name=new) if u.name.casefold() == old.casefold() else u for u in definition.uniques
     )
     return replace(definition, uniques=uniques)
-
-
-def _renamed(definition: TableDefinition, at: int, name: str) -> TableDefinition:
-    old = definition.columns[at]
-    changed = _with_column(definition, at, replace(old, name=name))
-    return _renamed_in_keys(changed, old.name, name)
 
 
 def _with_column(definition: TableDefinition, at: int, column: Column) -> TableDefinition:
@@ -591,10 +608,7 @@ def _alter_column(definition: TableDefinition, sql: SqlReader) -> TableDefinitio
     if sql.skip("DROP", "DEFAULT"):
         return _with_column(definition, at, column.redefined_by(replace(column, default=None)))
     sql.need("SET", "DEFAULT")
-    rest = []
-    while not sql.done:
-        rest.append(sql.take())
-    changed = replace(column, default=default_text(rest, column.type))
+    changed = replace(column, default=default_text(sql.rest(), column.type))
     return _with_column(definition, at, column.redefined_by(changed))
 
 

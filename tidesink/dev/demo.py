@@ -1,7 +1,9 @@
 """``make demo``: a broker, a registry, a workload, the worker, and the check of every value.
 
-Everything lives in one directory and begins afresh each time, so that two runs print the same. What
-was downloaded stays in the cache: the second run starts in seconds.
+The workload is seeded and repeatable, and goes through tidesink's own encoders to real topics: schemas,
+records as TiCDC sends them (restarts too), and a file of the end state. Everything lives in one directory
+and begins afresh each time, so that two runs print the same. What was downloaded stays in the cache: the
+second run starts in seconds.
 """
 
 from __future__ import annotations
@@ -12,25 +14,243 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from random import Random
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidesink.codecs.base import CodecOptions
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.config import Config, load_config
+from tidesink.dev import shop
 from tidesink.dev.lake_check import TableCheck, check_table
-from tidesink.dev.processes import free_ports
-from tidesink.dev.shop import load_expected
-from tidesink.dev.stack import DevStack, StackAddresses
-from tidesink.dev.workload import WorkloadOptions, WorkloadReport, write_workload
-from tidesink.errors import DevStackError
-from tidesink.schema_registry import open_registry
+from tidesink.dev.shop import Change, ShopChanges, load_expected, save_expected
+from tidesink.dev.stack import DevStack, StackAddresses, free_ports
+from tidesink.errors import DevStackError, SourceUnavailableError
+from tidesink.events import DdlEvent
+from tidesink.schema_registry import SchemaRegistry, open_registry
+from tidesink.schema_registry.naming import TopicRule
 from tidesink.sinks.spark.jvm import spark_connector_jars
 
 if TYPE_CHECKING:
     from tidesink.sinks.batch.observers import Listener, RunReport
+
+
+_TIMEOUT_S = 60
+_ERRORS_ONLY = 3  # syslog's: retries against a broker that has just started are not worth a line
+
+
+class OutgoingRecord(NamedTuple):
+    """One encoded Kafka record and where it goes."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass
+class WorkloadReport:
+    """What was written: row events, DDL events, records of re-sent suffixes, and records by topic."""
+
+    expected: Path
+    events: int = 0
+    ddl: int = 0
+    resent: int = 0
+    by_topic: dict[str, int] = field(default_factory=dict)
+
+
+class RecordEncoder:
+    """Changes to Kafka records: topic by rule, one partition a key (dispatcher ``index-value``)."""
+
+    def __init__(self, codec: Codec, rule: TopicRule, partitions: int) -> None:
+        self._codec = codec
+        self._rule = rule
+        self._partitions = partitions
+
+    def encode(self, change: Change) -> OutgoingRecord | None:
+        """The record of one change, or None where the protocol sends none."""
+        topic = self._rule.topic_for(change.table)
+        record = self._codec.encode(change, topic=topic)
+        if record is None:
+            return None
+        return OutgoingRecord(topic, self._partition(change), record.key, record.value)
+
+    def _partition(self, change: Change) -> int:
+        if isinstance(change, DdlEvent):
+            return 0
+        key = repr(tuple((change.key or {}).values())).encode()
+        return zlib.crc32(key) % self._partitions
+
+
+def resend_suffixes(
+    records: Iterable[OutgoingRecord], random: Random, every: int
+) -> Iterator[tuple[OutgoingRecord, bool]]:
+    """The records, and after about ``every`` of them a suffix once more (True), as after a restart.
+
+    A restarted changefeed begins at its checkpoint and sends all since again, in the same order.
+    """
+    recent: deque[OutgoingRecord] = deque(maxlen=max(1, every // 4))
+    until_restart = random.randint(1, 2 * every)
+    for record in records:
+        yield record, False
+        recent.append(record)
+        until_restart -= 1
+        if until_restart <= 0:
+            suffix = list(recent)[-random.randint(1, len(recent)) :]
+            yield from ((again, True) for again in suffix)
+            until_restart = random.randint(1, 2 * every)
+
+
+def create_topics(brokers: str, topics: Iterable[str], partitions: int) -> None:
+    """Create the topics that are not there yet.
+
+    Raises:
+        SourceUnavailableError: the broker does not answer.
+    """
+    admin = AdminClient(
+        {"bootstrap.servers": brokers, "socket.timeout.ms": 10_000, "log_level": _ERRORS_ONLY}
+    )
+    new = [NewTopic(topic, num_partitions=partitions, replication_factor=1) for topic in topics]
+    for topic, future in admin.create_topics(new, request_timeout=_TIMEOUT_S).items():
+        try:
+            future.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise SourceUnavailableError(
+                    f"cannot create the topic: {error.args[0].str()}", topic=topic
+                ) from error
+
+
+def shop_topics(rule: TopicRule) -> list[str]:
+    """The topics of the shop's tables, each once: a rule may give several tables one."""
+    return list(dict.fromkeys(rule.topic_for(table) for table in shop.CREATE))
+
+
+class RecordSender:
+    """Sends records to Kafka in order, idempotently, at a chosen rate."""
+
+    def __init__(self, brokers: str, *, rate: float | None, sent: WorkloadReport) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": brokers,
+                "log_level": _ERRORS_ONLY,
+                "enable.idempotence": True,
+                "linger.ms": 20,
+                "compression.type": "lz4",
+            }
+        )
+        self._rate = rate
+        self._sent = sent
+        self._started = time.monotonic()
+        self._failed: list[str] = []
+
+    def send(self, record: OutgoingRecord) -> None:
+        """Queue one record; waits where the rate or the queue asks for it."""
+        self._pace()
+        while True:
+            try:
+                self._producer.produce(
+                    record.topic, record.value, record.key, record.partition, on_delivery=self._delivered
+                )
+                break
+            except BufferError:
+                self._producer.poll(0.2)
+        self._producer.poll(0)
+        self._sent.by_topic[record.topic] = self._sent.by_topic.get(record.topic, 0) + 1
+
+    def close(self) -> None:
+        """Wait until the broker has everything.
+
+        Raises:
+            SourceUnavailableError: some record did not arrive.
+        """
+        left = self._producer.flush(_TIMEOUT_S)
+        if left or self._failed:
+            raise SourceUnavailableError(
+                f"{left + len(self._failed)} records did not reach the broker: {self._failed[:1]}"
+            )
+
+    def _delivered(self, error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            self._failed.append(error.str())
+
+    def _pace(self) -> None:
+        if self._rate:
+            ahead = sum(self._sent.by_topic.values()) / self._rate - (time.monotonic() - self._started)
+            if ahead > 0:
+                time.sleep(ahead)
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What to write. ``rate`` is records a second (None: as fast as possible).
+
+    ``restart_every`` is the mean number of records between two re-sent suffixes.
+    """
+
+    brokers: str
+    expected: Path
+    protocol: str = "flat-avro"
+    topic_rule: str = "{schema}_{table}"
+    registry: SchemaRegistry | None = None
+    codec: CodecOptions = field(default_factory=CodecOptions)
+    events: int = 20_000
+    partitions: int = 4
+    seed: int = 1
+    rate: float | None = None
+    restart_every: int = 4_000
+
+
+def write_workload(options: WorkloadOptions, say: Callable[[str], None] = lambda _: None) -> WorkloadReport:
+    """Write the shop's changes to Kafka and its final state to ``options.expected``.
+
+    ``say`` hears of each quarter of the row events that is sent.
+
+    Raises:
+        SourceUnavailableError: the broker does not answer.
+        RegistryError: a schema cannot be registered.
+    """
+    rule = TopicRule.parse(options.topic_rule)
+    create_topics(options.brokers, shop_topics(rule), options.partitions)
+    codec = open_codec(options.protocol, options=options.codec, registry=options.registry)
+    encoder = RecordEncoder(codec, rule, options.partitions)
+    sent = WorkloadReport(options.expected)
+    changes = ShopChanges(options.seed, options.events)
+    sender = RecordSender(options.brokers, rate=options.rate, sent=sent)
+    random = Random(options.seed)  # noqa: S311 - repeatable on purpose
+    for record, again in resend_suffixes(
+        _records(changes, encoder, sent, _quarters(options.events, say)), random, options.restart_every
+    ):
+        sender.send(record)
+        sent.resent += again
+    sender.close()
+    save_expected(options.expected, changes.tables)
+    return sent
+
+
+def _records(
+    changes: ShopChanges, encoder: RecordEncoder, sent: WorkloadReport, progress: Callable[[int], None]
+) -> Iterator[OutgoingRecord]:
+    for transaction in changes.transactions():
+        for change in transaction:
+            if isinstance(change, DdlEvent):
+                sent.ddl += 1
+            else:
+                sent.events += 1
+            record = encoder.encode(change)
+            if record is not None:
+                yield record
+        progress(sent.events)
+
 
 Say = Callable[[str], None]
 
@@ -93,16 +313,8 @@ class _Steps:
         self.seconds[name] = round(time.monotonic() - started, 1)
 
 
-def run_demo(
-    options: DemoOptions,
-    say: Say,
-    *,
-    listener: Listener | None = None,
-    on_workload: Callable[[WorkloadReport], None] = lambda _: None,
-) -> DemoResult:
+def run_demo(options: DemoOptions, say: Say, *, listener: Listener | None = None) -> DemoResult:
     """Run the whole job once; nothing is left running, whatever happens.
-
-    ``on_workload`` hears what was written before the worker starts.
 
     Raises:
         DevStackError: no Java, jars not to be had, a service that does not start, or another demo here.
@@ -118,7 +330,7 @@ def run_demo(
         shutil.rmtree(directory, ignore_errors=True)
         try:
             steps = _Steps(say, {})
-            return _run(options, stack, steps, () if listener is None else (listener,), on_workload)
+            return _run(options, stack, steps, () if listener is None else (listener,))
         finally:
             with _undisturbed():
                 stack.down()
@@ -150,13 +362,7 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _run(
-    options: DemoOptions,
-    stack: DevStack,
-    steps: _Steps,
-    listeners: tuple[Listener, ...],
-    on_workload: Callable[[WorkloadReport], None],
-) -> DemoResult:
+def _run(options: DemoOptions, stack: DevStack, steps: _Steps, listeners: tuple[Listener, ...]) -> DemoResult:
     directory = stack.directory
     with steps.step("jars", "Spark's connectors"):
         spark_connector_jars(progress=steps.say)
@@ -164,7 +370,9 @@ def _run(
         addresses = stack.up(steps.say)
     with steps.step("workload", f"{options.events:,} row events of a shop, as {options.protocol}"):
         workload = _write(options, directory, addresses, steps.say)
-        on_workload(workload)
+        records = sum(workload.by_topic.values())
+        again = f"{workload.resent:,} of them sent again as after a restart of the changefeed"
+        steps.say(f"workload: {records:,} records in {len(workload.by_topic)} topics, {again}")
     config = _config(options, directory, addresses)
     with steps.step("worker", "Spark starts, then reads the topics until they are drained"):
         run = _work(load_config(config), listeners)
@@ -186,7 +394,7 @@ def _write(options: DemoOptions, directory: Path, addresses: StackAddresses, say
                 events=options.events,
                 seed=options.seed,
             ),
-            _quarters(options.events, say),
+            say,
         )
     finally:
         if registry is not None:

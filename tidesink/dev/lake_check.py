@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidesink.dev.shop import ExpectedTable
-from tidesink.typemap.parse import DECIMAL_CONTEXT
+from tidesink.typemap.values import DECIMAL_CONTEXT
 
 _SHOWN = 3
 

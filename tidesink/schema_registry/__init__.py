@@ -1,8 +1,6 @@
 """Schemas by id and by subject: the registry client, its in-memory twin, and the names TiCDC uses."""
 
-from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
 from tidesink.schema_registry.base import (
-    COMPATIBILITY_LEVELS,
     CompatibilityLevel,
     CompatibilityResult,
     RegisteredSchema,
@@ -10,9 +8,13 @@ from tidesink.schema_registry.base import (
     SchemaRegistry,
     SchemaWriter,
 )
-from tidesink.schema_registry.client import SchemaRegistryClient, open_registry
+from tidesink.schema_registry.client import (
+    GlueSchemas,
+    MemorySchemaRegistry,
+    SchemaRegistryClient,
+    open_registry,
+)
 from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities
-from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.schema_registry.naming import (
     SubjectPart,
     TopicRule,
@@ -20,15 +22,23 @@ from tidesink.schema_registry.naming import (
     sanitize_namespace,
     subject,
 )
-from tidesink.schema_registry.transport import RetryPolicy, Timeouts
+from tidesink.schema_registry.transport import (
+    Auth,
+    BasicAuth,
+    BearerAuth,
+    NoAuth,
+    RetryPolicy,
+    Timeouts,
+    TlsOptions,
+)
 
 __all__ = [
-    "COMPATIBILITY_LEVELS",
     "Auth",
     "BasicAuth",
     "BearerAuth",
     "CompatibilityLevel",
     "CompatibilityResult",
+    "GlueSchemas",
     "Incompatibility",
     "MemorySchemaRegistry",
     "NoAuth",

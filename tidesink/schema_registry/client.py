@@ -2,41 +2,238 @@
 
 Only what TiCDC uses: Avro, no references, and registration with ``{"schema": …}`` alone (tiflow c7b2588).
 ``open_registry`` opens a registry by its URL, the one in memory included.
+
+The registry in memory keeps the contract of the HTTP client: ids are global per schema, a subject's level
+is enforced. Two texts are one schema when they are equal as JSON, as with Confluent's registry (Apicurio
+3.0 compares text). Like Apicurio's, it starts with level NONE.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import quote
+from uuid import UUID
 
-from tidesink.errors import ConfigError, RegistryError
+from tidesink.errors import ConfigError, RegistryError, SchemaNotFoundError
 from tidesink.schema_registry import compatibility
-from tidesink.schema_registry.auth import Auth, Endpoint, TlsOptions
 from tidesink.schema_registry.base import (
     COMPATIBILITY_LEVELS,
     CompatibilityLevel,
     CompatibilityResult,
     RegisteredSchema,
     SchemaRegistry,
-    TtlCache,
-    error_code,
-    expect,
-    is_not_found,
-    member,
-    not_a_registry,
-    refusal,
     require_level,
-    said,
 )
 from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities, parse_avro
-from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.schema_registry.transport import Answer, RetryPolicy, Timeouts, Transport
+from tidesink.schema_registry.transport import (
+    Answer,
+    Auth,
+    Endpoint,
+    RetryPolicy,
+    Timeouts,
+    TlsOptions,
+    Transport,
+)
+
+
+class MemorySchemaRegistry:
+    """Schemas, subjects and levels in dictionaries; ``schemas`` are known by id from the start."""
+
+    def __init__(
+        self,
+        schemas: Mapping[int, str] | None = None,
+        *,
+        compatibility: CompatibilityLevel = "NONE",
+        url: str = "memory://",
+    ) -> None:
+        self.url = url
+        self._lock = threading.RLock()
+        self._texts: dict[int, str] = dict(schemas or {})
+        self._ids: dict[str, int] = {}
+        self._subjects: dict[str, list[RegisteredSchema]] = {}
+        self._levels: dict[str | None, CompatibilityLevel] = {None: require_level(compatibility)}
+        for schema_id, text in self._texts.items():
+            self._ids.setdefault(_identity(text), schema_id)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, {len(self._texts)} schemas)"
+
+    def schema_by_id(self, schema_id: int) -> str:
+        """The text first registered under an id; raises SchemaNotFoundError."""
+        with self._lock:
+            if schema_id not in self._texts:
+                raise compatibility.unknown_id(schema_id, self.url)
+            return self._texts[schema_id]
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """The newest version of a subject; raises SchemaNotFoundError."""
+        with self._lock:
+            return self._history(subject)[-1]
+
+    def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
+        """Where a subject holds this schema, or None."""
+        identity = _identity(schema_text)
+        with self._lock:
+            history = self._subjects.get(subject, ())
+            return next((item for item in history if _identity(item.schema_text) == identity), None)
+
+    def versions(self, subject: str) -> list[int]:
+        """The versions of a subject, ascending; raises SchemaNotFoundError."""
+        with self._lock:
+            return [_version(item) for item in self._history(subject)]
+
+    def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
+        """One version of a subject; raises SchemaNotFoundError."""
+        with self._lock:
+            for item in self._history(subject):
+                if item.version == version:
+                    return item
+        raise compatibility.unknown_version(subject, version, self.url)
+
+    def subjects(self) -> list[str]:
+        """Every subject, sorted."""
+        with self._lock:
+            return sorted(self._subjects)
+
+    def places(self, schema_id: int) -> list[tuple[str, int]]:
+        """The subjects and versions that hold a schema, sorted; raises SchemaNotFoundError."""
+        self.schema_by_id(schema_id)
+        with self._lock:
+            held = [item for history in self._subjects.values() for item in history if item.id == schema_id]
+            return sorted((str(item.subject), _version(item)) for item in held)
+
+    def register(self, subject: str, schema_text: str) -> int:
+        """The id of a schema under a subject, new or not.
+
+        Raises IncompatibleSchemaError, and RegistryError for what is no Avro schema.
+        """
+        parse_avro(schema_text)
+        with self._lock:
+            held = self.lookup(subject, schema_text)
+            if held is not None:
+                return held.id
+            found = self._against(subject, schema_text)
+            if found:
+                level = self.compatibility_level(subject)
+                raise compatibility.incompatible(subject, level=level, found=found, said="", url=self.url)
+            return self._add(subject, schema_text)
+
+    def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
+        """Whether ``register`` would take the schema now."""
+        with self._lock:
+            found = self._against(subject, schema_text)
+        return CompatibilityResult(not found, tuple(map(str, found)))
+
+    def compatibility_level(self, subject: str | None = None) -> CompatibilityLevel:
+        """The level that holds for a subject, or the registry's own."""
+        with self._lock:
+            return self._levels.get(subject) or self._levels[None]
+
+    def set_compatibility_level(self, level: CompatibilityLevel, *, subject: str | None = None) -> None:
+        """Set the level of a subject, or the registry's own."""
+        with self._lock:
+            self._levels[subject] = require_level(level)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _history(self, subject: str) -> list[RegisteredSchema]:
+        if subject not in self._subjects:
+            raise compatibility.unknown_subject(subject, self.url)
+        return self._subjects[subject]
+
+    def _against(self, subject: str, schema_text: str) -> tuple[Incompatibility, ...]:
+        history = [item.schema_text for item in self._subjects.get(subject, ())]
+        return incompatibilities(self.compatibility_level(subject), schema_text, history)
+
+    def _add(self, subject: str, schema_text: str) -> int:
+        schema_id = self._ids.setdefault(_identity(schema_text), max(self._texts, default=0) + 1)
+        text = self._texts.setdefault(schema_id, schema_text)
+        history = self._subjects.setdefault(subject, [])
+        history.append(
+            RegisteredSchema(schema_id, text, subject, _version(history[-1]) + 1 if history else 1)
+        )
+        return schema_id
+
+
+class GlueSchemas:
+    """Schemas that AWS Glue registered, by the UUID that TiCDC writes before each payload.
+
+    ``name``: of the file that they come from, for messages.
+    """
+
+    def __init__(self, schemas: Mapping[UUID, str], *, name: str = "memory") -> None:
+        self._schemas = dict(schemas)
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name!r}, {len(self._schemas)} schemas)"
+
+    def schema_by_uuid(self, uuid: UUID) -> str:
+        """The text of a schema version; raises SchemaNotFoundError."""
+        if uuid not in self._schemas:
+            raise SchemaNotFoundError(f"no Glue schema version {uuid} in {self._name}: add its line")
+        return self._schemas[uuid]
+
+
+def _version(item: RegisteredSchema) -> int:
+    return item.version or 0
+
+
+def _identity(schema_text: str) -> str:
+    try:
+        return json.dumps(json.loads(schema_text), sort_keys=True)
+    except (ValueError, RecursionError):
+        return schema_text
+
 
 T = TypeVar("T")
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class TtlCache(Generic[K, V]):
+    """Values by key, forgotten ``ttl_seconds`` after they were put; None keeps them for ever.
+
+    ``clock`` gives seconds and never runs backwards.
+    """
+
+    def __init__(self, ttl_seconds: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ttl = ttl_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: dict[K, tuple[float, V]] = {}
+
+    def get(self, key: K) -> V | None:
+        """The value, or None when there is none or it is too old."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            put_at, value = entry
+            if self._ttl is None or self._clock() - put_at < self._ttl:
+                return value
+            del self._entries[key]
+            return None
+
+    def put(self, key: K, value: V) -> V:
+        """Remember a value and give it back."""
+        with self._lock:
+            self._entries[key] = (self._clock(), value)
+        return value
+
+    def forget(self, key: K) -> None:
+        """Drop one value, if it is there."""
+        with self._lock:
+            self._entries.pop(key, None)
+
 
 LATEST_TTL_SECONDS = 30.0
 # Long enough that a run of records with one bad id costs one request, short enough for a lagging replica.
@@ -97,7 +294,7 @@ class SchemaRegistryClient:
         if unknown_at is not None:
             raise compatibility.unknown_id(schema_id, unknown_at)
         answer = self._transport.send("GET", f"/schemas/ids/{schema_id}")
-        if is_not_found(answer):
+        if answer.is_not_found:
             raise compatibility.unknown_id(schema_id, self._unknown.put(schema_id, answer.url))
         return self._texts.put(schema_id, _avro_text(answer))
 
@@ -109,12 +306,12 @@ class SchemaRegistryClient:
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
         """Where a subject holds this schema, or None."""
         answer = self._transport.send("POST", f"/subjects/{_escaped(subject)}", {"schema": schema_text})
-        return None if is_not_found(answer) else _registered(answer)
+        return None if answer.is_not_found else _registered(answer)
 
     def versions(self, subject: str) -> list[int]:
         """The versions of a subject, ascending; raises SchemaNotFoundError."""
         answer = self._transport.send("GET", f"/subjects/{_escaped(subject)}/versions")
-        if is_not_found(answer):
+        if answer.is_not_found:
             raise compatibility.unknown_subject(subject, answer.url)
         return sorted(_items(answer, int))
 
@@ -129,7 +326,7 @@ class SchemaRegistryClient:
     def places(self, schema_id: int) -> list[tuple[str, int]]:
         """The subjects and versions that hold a schema, sorted; raises SchemaNotFoundError."""
         answer = self._transport.send("GET", f"/schemas/ids/{schema_id}/versions")
-        if is_not_found(answer):
+        if answer.is_not_found:
             raise compatibility.unknown_id(schema_id, answer.url)
         found = [(item.get("subject"), item.get("version")) for item in _items(answer, dict)]
         return sorted((str(subject), version) for subject, version in found if isinstance(version, int))
@@ -141,22 +338,22 @@ class SchemaRegistryClient:
             return known
         path = f"/subjects/{_escaped(subject)}/versions"
         answer = self._transport.send("POST", path, {"schema": schema_text})
-        if answer.status == 409 and error_code(answer) is not None:
+        if answer.status == 409 and answer.error_code is not None:
             raise self._incompatible(subject, schema_text, answer)
-        expect(answer, dict, subject=subject)
-        schema_id = member(answer, "id", int)
+        answer.expect(dict, subject=subject)
+        schema_id = answer.member("id", int)
         self._latest.forget(subject)
         return self._registered.put((subject, schema_text), schema_id)
 
     def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
         """Whether ``register`` would take the schema now; a subject without versions takes any."""
         answer = self._ask_compatibility(subject, schema_text)
-        if is_not_found(answer):
+        if answer.is_not_found:
             return CompatibilityResult(compatible=True)
-        if answer.status == 422 and error_code(answer) is not None:
+        if answer.status == 422 and answer.error_code is not None:
             parse_avro(schema_text)  # where it is no schema, this says so
-            return CompatibilityResult(False, (said(answer),))
-        compatible = member(answer, "is_compatible", bool)
+            return CompatibilityResult(False, (answer.said,))
+        compatible = answer.member("is_compatible", bool)
         messages = _messages(answer)
         if not (compatible or messages):  # Apicurio does not say why
             messages = tuple(map(str, self._own_findings(subject, schema_text)[1]))
@@ -167,7 +364,7 @@ class SchemaRegistryClient:
         if subject is not None:
             answer = self._transport.send("GET", f"/config/{_escaped(subject)}?defaultToGlobal=true")
             # Confluent has codes of its own for a subject without a level (40408) or without versions.
-            if answer.status != 404 or error_code(answer) is None:
+            if answer.status != 404 or answer.error_code is None:
                 return _level(answer)
         return _level(self._transport.send("GET", "/config"))
 
@@ -175,41 +372,13 @@ class SchemaRegistryClient:
         """Set the level of a subject, or the registry's own."""
         path = "/config" if subject is None else f"/config/{_escaped(subject)}"
         answer = self._transport.send("PUT", path, {"compatibility": require_level(level)})
-        expect(answer, dict, subject=subject)
-
-    def begin_import(self, subject: str) -> bool:
-        """Put a subject without versions in IMPORT mode; False where the registry has or allows no modes."""
-        answer = self._transport.send("PUT", f"/mode/{_escaped(subject)}", {"mode": "IMPORT"})
-        # Apicurio 3.0 answers 204 and does nothing.
-        return isinstance(answer.body, dict) and answer.body.get("mode") == "IMPORT"
-
-    def import_version(self, schema: RegisteredSchema) -> int:
-        """Register a schema under its own id and version; the id that it got (Apicurio's is its own)."""
-        subject = str(schema.subject)
-        body = {"schema": schema.schema_text, "id": schema.id, "version": schema.version}
-        answer = self._transport.send("POST", f"/subjects/{_escaped(subject)}/versions", body)
-        if answer.status in {409, 422} and error_code(answer) is not None:
-            raise RegistryError(
-                f"the registry does not take id {schema.id} for version {schema.version}: {said(answer)}. "
-                "Where another schema has that id, import with new ids, or into an empty registry",
-                url=answer.url,
-                subject=subject,
-                schema_id=schema.id,
-            )
-        self._latest.forget(subject)
-        return member(answer, "id", int)
-
-    def end_import(self, subject: str) -> None:
-        """Let the registry's own mode hold for the subject again."""
-        path = f"/mode/{_escaped(subject)}"
-        if self._transport.send("DELETE", path).status // 100 != 2:  # Confluent's before 7.0 cannot
-            expect(self._transport.send("PUT", path, {"mode": "READWRITE"}), dict, subject=subject)
+        answer.expect(dict, subject=subject)
 
     def _version(self, subject: str, version: int | str) -> RegisteredSchema:
         answer = self._transport.send("GET", f"/subjects/{_escaped(subject)}/versions/{version}")
-        if not is_not_found(answer):
+        if not answer.is_not_found:
             return _registered(answer)
-        if isinstance(version, int) and error_code(answer) == 40402:
+        if isinstance(version, int) and answer.error_code == 40402:
             raise compatibility.unknown_version(subject, version, answer.url)
         raise compatibility.unknown_subject(subject, answer.url)
 
@@ -221,7 +390,7 @@ class SchemaRegistryClient:
         path = f"/compatibility/subjects/{_escaped(subject)}/versions"
         if self.compatibility_level(subject).endswith("_TRANSITIVE"):
             answer = self._transport.send("POST", f"{path}?verbose=true", {"schema": schema_text})
-            if answer.status not in {404, 405} or is_not_found(answer):
+            if answer.status not in {404, 405} or answer.is_not_found:
                 return answer  # else an older registry, which compares with one version at a time
         return self._transport.send("POST", f"{path}/latest?verbose=true", {"schema": schema_text})
 
@@ -232,7 +401,7 @@ class SchemaRegistryClient:
         except RegistryError:  # the refusal itself is known: do not hide it behind a second error
             level, found, messages = None, (), ()
         return compatibility.incompatible(
-            subject, level=level, found=found, said=next(iter(messages), said(answer)), url=answer.url
+            subject, level=level, found=found, said=next(iter(messages), answer.said), url=answer.url
         )
 
     def _own_findings(
@@ -250,8 +419,8 @@ def _escaped(subject: str) -> str:
 
 
 def _avro_text(answer: Answer) -> str:
-    text = member(answer, "schema", str)
-    body = expect(answer, dict)
+    text = answer.member("schema", str)
+    body = answer.expect(dict)
     kind = body.get("schemaType") or "AVRO"
     if kind != "AVRO" or body.get("references"):
         what = f"of type {kind}" if kind != "AVRO" else "with references to others"
@@ -264,23 +433,23 @@ def _avro_text(answer: Answer) -> str:
 
 def _registered(answer: Answer) -> RegisteredSchema:
     text = _avro_text(answer)
-    subject, version = member(answer, "subject", str), member(answer, "version", int)
-    return RegisteredSchema(member(answer, "id", int), text, subject, version)
+    subject, version = answer.member("subject", str), answer.member("version", int)
+    return RegisteredSchema(answer.member("id", int), text, subject, version)
 
 
 def _items(answer: Answer, kind: type[T]) -> list[T]:
-    items: list[T] = expect(answer, list)
+    items: list[T] = answer.expect(list)
     if not all(isinstance(item, kind) for item in items):
-        raise not_a_registry(answer)
+        raise answer.not_a_registry()
     return items
 
 
 def _level(answer: Answer) -> CompatibilityLevel:
     if answer.status // 100 != 2:
-        raise refusal(answer)
-    name = expect(answer, dict).get("compatibilityLevel")
+        raise answer.refusal()
+    name = answer.expect(dict).get("compatibilityLevel")
     if name not in COMPATIBILITY_LEVELS:
-        raise not_a_registry(answer)
+        raise answer.not_a_registry()
     return require_level(name)
 
 

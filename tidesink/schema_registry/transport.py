@@ -1,4 +1,8 @@
-"""One request to a registry: addresses in turn, time-outs, retries with full jitter.
+"""One request to a registry: credentials, certificates, addresses in turn, time-outs, retries with jitter.
+
+Secrets stay out of every ``repr``, error and URL: credentials inside a URL are moved into
+:class:`BasicAuth`, and :func:`hide` removes secrets from whatever a server answers. Bearer tokens come by
+OAuth 2.0 client credentials (RFC 6749, section 4.4) when one is needed, and are cached.
 
 Only what may pass is tried again: transport errors, 408, 429 and 5xx. Any other answer is final, also
 where a second address is configured.
@@ -8,23 +12,334 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from http.cookiejar import DefaultCookiePolicy
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import SplitResult, quote, quote_plus, unquote, urlsplit, urlunsplit
 
 import requests
 from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
-from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
-from tidesink.errors import RegistryError, RegistryUnavailableError
-from tidesink.schema_registry.auth import Auth, Endpoint, TlsOptions, TokenUnavailableError, hide
+from tidesink.errors import (
+    ConfigError,
+    ContextValue,
+    RegistryError,
+    RegistryUnavailableError,
+    SchemaNotFoundError,
+)
+
+_CREDENTIALS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://|//)?.*@", re.DOTALL)
+_URL_FORM = "write http://host:port/path or https://host:port/path"
+
+
+class Auth:
+    """A way to sign a request: this one not at all."""
+
+    def header(self) -> str | None:
+        """The value of ``Authorization``, or None to send none."""
+        return None
+
+    def secrets(self) -> tuple[str, ...]:
+        """Texts which must never be shown."""
+        return ()
+
+    def renew(self, refused: str | None) -> bool:  # noqa: ARG002
+        """Whether a request that was refused with this header (HTTP 401) may pass with a new one."""
+        return False
+
+
+@dataclass(frozen=True)
+class NoAuth(Auth):
+    """Requests go out unsigned."""
+
+
+@dataclass(frozen=True)
+class BasicAuth(Auth):
+    """User name and password (Confluent Cloud: API key and secret)."""
+
+    username: str
+    password: str = field(repr=False)
+
+    def header(self) -> str | None:
+        """``Basic`` with both in UTF-8."""
+        return f"Basic {self._token()}"
+
+    def secrets(self) -> tuple[str, ...]:
+        """The password, as it is and as it travels in headers and URLs."""
+        return self._token(), self.password, quote(self.password, safe="")
+
+    def _token(self) -> str:
+        return b64encode(f"{self.username}:{self.password}".encode()).decode("ascii")
+
+
+@dataclass(frozen=True)
+class BearerAuth(Auth):
+    """A token."""
+
+    token: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not (self.token and self.token.isascii() and self.token.isprintable()):
+            raise ConfigError(
+                "a bearer token is one line of printable ASCII: does its file end in a line break?",
+                key="token",
+            )
+
+    def header(self) -> str | None:
+        """``Bearer`` with the token."""
+        return f"Bearer {self.token}"
+
+    def secrets(self) -> tuple[str, ...]:
+        """The token."""
+        return (self.token,)
+
+
+@dataclass(frozen=True)
+class TlsOptions:
+    """How to check the server's certificate, and which one to show it.
+
+    ``ca``: PEM file of authorities; without it the usual ones. ``client_key`` may be left out where
+    ``client_cert`` holds the key too. Raises :class:`ConfigError` for a file that is not there.
+    """
+
+    ca: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        for option in ("ca", "client_cert", "client_key"):
+            path: Path | None = getattr(self, option)
+            if path is not None and not path.is_file():
+                raise ConfigError(f"no such file: {path}", key=f"tls.{option.replace('_', '-')}")
+        if self.client_key and not self.client_cert:
+            raise ConfigError("a client key needs its certificate", key="tls.client-cert")
+
+    def verify_argument(self) -> bool | str:
+        """``verify`` as requests takes it."""
+        return str(self.ca) if self.verify and self.ca else self.verify
+
+    def cert_argument(self) -> str | tuple[str, str] | None:
+        """``cert`` as requests takes it."""
+        if self.client_cert is None:
+            return None
+        return (str(self.client_cert), str(self.client_key)) if self.client_key else str(self.client_cert)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One registry: its base URL without credentials, and how to sign in there."""
+
+    url: str
+    auth: Auth = NoAuth()
+
+    @classmethod
+    def parse(cls, url: str, auth: Auth | None = None) -> Endpoint:
+        """Check a URL and move the credentials in it, if any, into ``auth``.
+
+        Raises :class:`ConfigError`, whose text repeats no credentials.
+        """
+        shown = safe_url(url)
+        parts = _split(url.strip(), shown)
+        own = _own_auth(parts)
+        if own and auth:
+            raise ConfigError(f"{shown} carries credentials, and others are configured: keep one", key="url")
+        clean = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+        return cls(clean, own or auth or NoAuth())
+
+
+def safe_url(url: str) -> str:
+    """A URL fit to be shown: credentials, query and fragment are gone, also where it is malformed."""
+    return re.split(r"[?#]", _CREDENTIALS.sub(r"\1***@", url), maxsplit=1)[0]
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """The text with every secret in it replaced by ``***``."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def _split(url: str, shown: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
+        # Not raised inside the except: urlsplit's own message repeats a piece of the URL.
+        raise ConfigError(f"not the URL of a schema registry: {shown!r}; {_URL_FORM}", key="url")
+    if parts.query or parts.fragment:
+        raise ConfigError(f"the URL of a schema registry has no query or fragment: {shown}", key="url")
+    return parts
+
+
+def _own_auth(parts: SplitResult) -> BasicAuth | None:
+    if parts.username is None:
+        return None
+    return BasicAuth(unquote(parts.username), unquote(parts.password or ""))
+
+
+# A token is not used in its last seconds: the request must get there first, and clocks differ.
+_MARGIN_SECONDS: Final = 30.0
+# RFC 6749 only recommends to say `expires_in`.
+_UNSAID_SECONDS: Final = 300.0
+_REFUSED: Final = frozenset({400, 401, 403})
+_SHOWN: Final = 160
+
+
+class TokenUnavailableError(OSError):
+    """The token endpoint gave no token now, and may later: the transport tries again."""
+
+
+@dataclass(frozen=True)
+class _Token:
+    text: str = field(repr=False)
+    until: float
+
+
+@dataclass
+class OAuthClient(Auth):
+    """Gets its tokens from ``token_url``.
+
+    ``timeout`` in seconds. ``clock`` gives seconds and never runs backwards. Threads may share it.
+    Raises ConfigError for a token URL that is none, which repeats no credentials.
+    """
+
+    token_url: str
+    client_id: str
+    client_secret: str = field(repr=False)
+    scope: str = ""
+    tls: TlsOptions = field(default_factory=TlsOptions)
+    timeout: float = 10.0
+    clock: Callable[[], float] = time.monotonic
+    _token: _Token | None = field(default=None, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.token_url.startswith(("https://", "http://")) or "@" in self.token_url:
+            raise ConfigError(
+                f"not the URL of a token endpoint: {safe_url(self.token_url)!r}; write https://host/path "
+                "and keep the secret in client-secret",
+                key="token-url",
+            )
+
+    def header(self) -> str | None:
+        """``Bearer`` with a token that still holds.
+
+        Raises:
+            RegistryError: the endpoint refuses us; says with which of OAuth's codes.
+            TokenUnavailableError: it does not answer.
+        """
+        with self._lock:
+            if self._token is None or self.clock() >= self._token.until:
+                self._token = self._fetch()
+            return f"Bearer {self._token.text}"
+
+    def secrets(self) -> tuple[str, ...]:
+        """The client's secret in its forms, and the token."""
+        token = self._token
+        return (self.client_secret, quote_plus(self.client_secret), self._basic()) + (
+            (token.text,) if token else ()
+        )
+
+    def renew(self, refused: str | None) -> bool:
+        """Forget the token behind a header that was refused: whether another may do better."""
+        with self._lock:
+            # Another thread may have got a new one in between, which nobody refused.
+            if self._token is not None and refused == f"Bearer {self._token.text}":
+                self._token = None
+            return refused is not None
+
+    def _basic(self) -> str:
+        pair = f"{quote_plus(self.client_id)}:{quote_plus(self.client_secret)}"
+        return b64encode(pair.encode()).decode("ascii")
+
+    def _fetch(self) -> _Token:
+        asked_at = self.clock()
+        form = {"grant_type": "client_credentials", **({"scope": self.scope} if self.scope else {})}
+        try:
+            response = requests.post(
+                self.token_url,
+                data=form,
+                headers={"Accept": "application/json"},
+                auth=_Basic(self._basic()),
+                timeout=self.timeout,
+                allow_redirects=False,
+                verify=self.tls.verify_argument(),
+                cert=self.tls.cert_argument(),
+            )
+        except requests.exceptions.SSLError as error:
+            raise self._problem(
+                "is not trusted: give its authority as oauth.ca, or check the host"
+            ) from error
+        except OSError as error:
+            raise TokenUnavailableError(
+                f"the token endpoint {safe_url(self.token_url)} does not answer"
+            ) from error
+        return self._read(response, asked_at)
+
+    def _read(self, response: requests.Response, asked_at: float) -> _Token:
+        body = _json(response)
+        if response.status_code in _REFUSED:
+            code = hide(str(body.get("error", "no reason given"))[:_SHOWN], self.secrets())
+            raise self._problem(
+                f"refuses client {self.client_id!r} (HTTP {response.status_code}, {code}): check client-id, "
+                "client-secret and scope"
+            )
+        if response.status_code // 100 != 2:
+            raise TokenUnavailableError(
+                f"the token endpoint {safe_url(self.token_url)} answers HTTP {response.status_code}"
+            )
+        token, lasts = body.get("access_token"), body.get("expires_in", _UNSAID_SECONDS)
+        if not isinstance(token, str) or not (token and token.isascii() and token.isprintable()):
+            raise self._problem("answers without an access_token: is this the token URL?")
+        seconds = (
+            float(lasts) if isinstance(lasts, int | float | str) and _is_number(lasts) else _UNSAID_SECONDS
+        )
+        # Of a token that lasts less than a minute the margin takes half, or no request could be made.
+        return _Token(token, asked_at + seconds - min(_MARGIN_SECONDS, seconds / 2))
+
+    def _problem(self, what: str) -> RegistryError:
+        return RegistryError(f"the token endpoint {what}", url=safe_url(self.token_url))
+
+
+class _Basic(requests.auth.AuthBase):
+    """Signs with what RFC 6749 wants: requests' own leaves out its form encoding."""
+
+    def __init__(self, pair: str) -> None:
+        self._pair = pair
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Basic {self._pair}"
+        return request
+
+
+def _json(response: requests.Response) -> dict[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _is_number(value: float | str) -> bool:
+    try:
+        return float(value) > 0
+    except ValueError:
+        return False
+
 
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = f"{_MEDIA_TYPE}, application/json"
@@ -54,9 +369,22 @@ class RetryPolicy:
     total_seconds: float = 30.0
 
 
+T = TypeVar("T")
+
+# Confluent's codes (Schema Registry API v1), which Apicurio's ccompat v7 uses too: subject, version, schema.
+_NOT_FOUND: Final = frozenset({40401, 40402, 40403})
+_SIGN_IN: Final = {
+    401: "it wants credentials, or other ones: check the registry's username and password or its token",
+    403: "these credentials may not do this: give their owner the right, or use others",
+}
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What a registry said: HTTP status, parsed JSON (None where it is none), and where it came from."""
+    """What a registry said: HTTP status, parsed JSON (None where it is none), and where it came from.
+
+    An answer of a form that Confluent's API does not have is a sign that something else listens at the URL.
+    """
 
     status: int
     body: Any
@@ -74,6 +402,62 @@ class Answer:
         shown = hide(text, self.secrets)[:4096]
         line = " ".join("".join(c if c.isprintable() else " " for c in shown).split())
         return line if len(line) <= _EXCERPT_LENGTH else f"{line[:_EXCERPT_LENGTH]}…"
+
+    @property
+    def said(self) -> str:
+        """The registry's own words, as far as they are fit to be shown."""
+        message = self.body.get("message") if isinstance(self.body, dict) else None
+        return self.fit(message) if isinstance(message, str) and message else self.excerpt
+
+    @property
+    def error_code(self) -> int | None:
+        """The registry's own code of an error, or None where it is not a registry's error."""
+        code = self.body.get("error_code") if isinstance(self.body, dict) else None
+        return code if isinstance(code, int) else None
+
+    @property
+    def is_not_found(self) -> bool:
+        """Whether a registry says that it does not hold what was asked for."""
+        return self.status == 404 and self.error_code in _NOT_FOUND
+
+    def expect(self, kind: type[T], **context: ContextValue) -> T:
+        """The body of a good answer; raises the error that any other answer stands for."""
+        if self.status // 100 != 2:
+            raise self.refusal(**context)
+        if not isinstance(self.body, kind):
+            raise self.not_a_registry()
+        return self.body
+
+    def member(self, name: str, kind: type[T]) -> T:
+        """One member of a good answer's object; raises RegistryError for a missing one or another type."""
+        body: dict[str, Any] = self.expect(dict)
+        value = body.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.not_a_registry()
+        return value
+
+    def refusal(self, **context: ContextValue) -> RegistryError:
+        """The error for an answer that is neither good nor worth another try."""
+        code = self.error_code
+        if self.status in _SIGN_IN:
+            reason = f"the schema registry answers HTTP {self.status}: {_SIGN_IN[self.status]}"
+            return RegistryError(reason, url=self.url, **context)
+        if self.is_not_found:
+            return SchemaNotFoundError(f"not found: {self.said}", url=self.url, **context)
+        # Confluent answers an unknown path with the code 404: a registry, but not at this path.
+        if code is None or code == 404:
+            return self.not_a_registry()
+        reason = f"the schema registry refuses (HTTP {self.status}, code {code}): {self.said}"
+        return RegistryError(reason, url=self.url, **context)
+
+    def not_a_registry(self) -> RegistryError:
+        """The error for an answer which no schema registry gives."""
+        shown = f": {self.excerpt}" if self.excerpt else ", nothing in it"
+        return RegistryError(
+            f"is this URL a schema registry? It answers HTTP {self.status}{shown} "
+            "(the URL may need a path, as Apicurio's /apis/ccompat/v7)",
+            url=self.url,
+        )
 
 
 @dataclass(frozen=True)
@@ -137,19 +521,16 @@ class Transport:
         Raises :class:`RegistryUnavailableError` when every address failed until the policy gave up, and
         :class:`RegistryError` for a certificate that is not trusted.
         """
-        started = time.monotonic()
-        retrying = Retrying(
-            retry=retry_if_exception_type(_PassingFault),
-            wait=self._wait,
-            stop=self._gives_up,
-            sleep=self.sleep,
-            reraise=True,
-        )
-        try:
-            return retrying(self._try_each, method, path, body)
-        except _PassingFault as fault:
-            attempts = retrying.statistics.get("attempt_number", 1)
-            raise self._unavailable(fault, attempts, time.monotonic() - started) from fault.__cause__
+        started, attempt = time.monotonic(), 0
+        while True:
+            attempt += 1
+            try:
+                return self._try_each(method, path, body)
+            except _PassingFault as fault:
+                seconds, asked = time.monotonic() - started, fault.retry_after()
+                if attempt >= self.retry.attempts or seconds + (asked or 0.0) > self.retry.total_seconds:
+                    raise self._unavailable(fault, attempt, seconds) from fault.__cause__
+            self.sleep(self._pause(attempt) if asked is None else asked)
 
     def _try_each(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
         failures: list[_Failure] = []
@@ -215,18 +596,9 @@ class Transport:
             return f"no answer within {self.timeouts.read:g} s"
         return _os_reason(chain) or type(error).__name__
 
-    def _wait(self, state: RetryCallState) -> float:
-        asked = _fault(state).retry_after()
-        if asked is not None:
-            return asked
-        ceiling = self.retry.base_seconds * 2 ** (state.attempt_number - 1)
+    def _pause(self, attempt: int) -> float:
+        ceiling = self.retry.base_seconds * 2 ** (attempt - 1)
         return random.uniform(0, min(ceiling, self.retry.longest_wait_seconds))  # noqa: S311  # jitter
-
-    def _gives_up(self, state: RetryCallState) -> bool:
-        if state.attempt_number >= self.retry.attempts:
-            return True
-        wait = _fault(state).retry_after() or 0.0
-        return (state.seconds_since_start or 0.0) + wait > self.retry.total_seconds
 
     def _unavailable(self, fault: _PassingFault, attempts: int, seconds: float) -> RegistryUnavailableError:
         reasons = "; ".join(f"{failure.url}: {failure.reason}" for failure in fault.failures)
@@ -237,12 +609,6 @@ class Transport:
             f"the schema registry gave no usable answer in {tries} over {seconds:.1f} s ({reasons}){asked}: "
             "is it running, and is the URL right?"
         )
-
-
-def _fault(state: RetryCallState) -> _PassingFault:
-    error = state.outcome.exception() if state.outcome else None
-    assert isinstance(error, _PassingFault)  # noqa: S101  # the only error that is retried
-    return error
 
 
 def _answer(response: requests.Response, endpoint: Endpoint) -> Answer:

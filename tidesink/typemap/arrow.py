@@ -1,8 +1,8 @@
-"""Columns of wire values to Arrow: what ``typemap.parse`` does for one value, for an array of them.
+"""Columns of wire values to Arrow: what ``typemap.values`` does for one value, for an array of them.
 
 ``arrow_type`` names a column's Arrow type. ``from_text`` reads canal-json's texts, ``from_value`` the
 values of a ``ChangeEvent`` as an Arrow array, ``from_python`` the same values as Python objects, one by
-one with ``parse.target_reader``. The scalar readers are the reference: an array's usual values are
+one with ``values.target_reader``. The scalar readers are the reference: an array's usual values are
 converted all at once (``arrow_text``), each distinct other value goes through the scalar reader, and a
 value that this reader refuses is reported as not proven.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, tzinfo
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,10 +22,16 @@ from numpy.typing import NDArray
 
 from tidesink.errors import ValueOutOfRangeError, shown
 from tidesink.events import ColumnType, Value
-from tidesink.typemap.arrow_text import Convert, converter, is_shaped
-from tidesink.typemap.parse import TargetValue, target_reader, text_reader
-from tidesink.typemap.render import ZeroDate, spark_type, type_words
-from tidesink.typemap.table import SPARK_MAX_PRECISION
+from tidesink.typemap.arrow_text import Convert, converter
+from tidesink.typemap.table import (
+    SHAPED_READERS,
+    SPARK_MAX_PRECISION,
+    ZeroDate,
+    row_of,
+    spark_type,
+    type_words,
+)
+from tidesink.typemap.values import TargetValue, target_reader, text_reader
 
 Mask = NDArray[np.bool_]
 Read = Callable[[Any], TargetValue]
@@ -67,12 +73,9 @@ class PythonResult(NamedTuple):
     zero_dates: Mask | None
 
 
-def arrow_type(column_type: ColumnType, *, zero_date: ZeroDate = "null", key: bool = False) -> pa.DataType:
-    """The Arrow type that holds every value of a column exactly: the one Spark's type maps to.
-
-    In a key a date no calendar has is an error whatever the policy, as in the target's key columns.
-    """
-    return arrow_of_spark(spark_type(column_type, zero_date="error" if key else zero_date).ddl)
+def arrow_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> pa.DataType:
+    """The Arrow type that holds every value of a column exactly: the one Spark's type maps to."""
+    return arrow_of_spark(spark_type(column_type, zero_date=zero_date).ddl)
 
 
 def arrow_of_spark(ddl: str) -> pa.DataType:
@@ -110,18 +113,18 @@ def _plan(column_type: ColumnType, zero_date: ZeroDate, time_zone: tzinfo) -> _P
 
 
 def from_text(
-    texts: pa.Array, column_type: ColumnType, *, zero_date: ZeroDate, time_zone: tzinfo, key: bool = False
+    texts: pa.Array, column_type: ColumnType, *, zero_date: ZeroDate, time_zone: tzinfo
 ) -> ColumnResult:
     """The column from canal-json's texts (a string or large_string array).
 
     Equals ``target_reader`` of ``text_reader`` of each text; a text that either refuses is not proven.
     """
-    plan = _plan(column_type, "error" if key else zero_date, time_zone)
+    plan = _plan(column_type, zero_date, time_zone)
     return _from_strings(_as_strings(texts), plan, plan.read_text)
 
 
 def from_value(
-    values: pa.Array, column_type: ColumnType, *, zero_date: ZeroDate, time_zone: tzinfo, key: bool = False
+    values: pa.Array, column_type: ColumnType, *, zero_date: ZeroDate, time_zone: tzinfo
 ) -> ColumnResult:
     """The column from an array of a ChangeEvent's own values, of whatever Arrow type holds them.
 
@@ -129,8 +132,8 @@ def from_value(
     booleans. Equals ``target_reader`` of each value; one that it refuses, or that the column's Arrow type
     does not hold, is not proven.
     """
-    plan = _plan(column_type, "error" if key else zero_date, time_zone)
-    shaped = is_shaped(column_type)
+    plan = _plan(column_type, zero_date, time_zone)
+    shaped = row_of(column_type).reader in SHAPED_READERS
     if shaped and values.type in _ONLY_STRINGS:
         # Text is the value, and its shape is all that the reader of canal-json's text looks at.
         return _from_strings(_as_strings(values), plan, plan.read_value)
@@ -146,13 +149,12 @@ def from_python(
     *,
     zero_date: ZeroDate,
     time_zone: tzinfo,
-    key: bool = False,
 ) -> PythonResult:
     """The column from a ChangeEvent's own values, one by one: the reference of the other two.
 
     What ``target_reader`` refuses or the column's Arrow type does not hold is in ``errors`` by its index.
     """
-    plan = _plan(column_type, "error" if key else zero_date, time_zone)
+    plan = _plan(column_type, zero_date, time_zone)
     return _scalar_by_scalar(values, plan, plan.read_value)
 
 
@@ -282,17 +284,17 @@ def _cast_of(wire: pa.DataType, target: pa.DataType) -> Cast | None:
     if wire == target:
         return lambda values: values
     is_int, is_decimal = pa.types.is_integer(wire), pa.types.is_decimal(wire)
-    if is_int and (pa.types.is_integer(target) or target == pa.string()):
-        return lambda values: pc.cast(values, target)
-    if (is_int or is_decimal) and pa.types.is_decimal(target):
-        return lambda values: pc.cast(values, target)
     if pa.types.is_floating(wire) and pa.types.is_floating(target):
-        return lambda values: _cast_float(values, target)
+        return partial(_cast_float, target=target)
     if is_decimal and target == pa.string():
         return _decimal_text
-    if (wire, target) in ((pa.large_string(), pa.string()), (pa.large_binary(), pa.binary())):
-        return lambda values: pc.cast(values, target)
-    return None
+    to_number = pa.types.is_integer(target) or pa.types.is_decimal(target)
+    exact = (
+        (is_int and (to_number or target == pa.string()))
+        or (is_decimal and pa.types.is_decimal(target))
+        or (wire, target) in ((pa.large_string(), pa.string()), (pa.large_binary(), pa.binary()))
+    )
+    return partial(pc.cast, target_type=target) if exact else None
 
 
 def _cast_float(values: pa.Array, target: pa.DataType) -> pa.Array | None:

@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidesink.events import ColumnType
-from tidesink.typemap.parse import (
+from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.values import (
     DATETIME,
     INSTANT,
     LOCAL_DATE,
@@ -35,12 +36,12 @@ from tidesink.typemap.parse import (
     integer_bounds,
     padded_decimal,
 )
-from tidesink.typemap.table import Reader, row_of
 
 Mask = NDArray[np.bool_]
 # The values, null where the text is null or left to the scalar reader; and which rows are left, if any.
 Converted = tuple[pa.Array, "Mask | None"]
 Convert = Callable[[pa.Array], Converted]
+# Whether texts, of which there are some, have the usual shape.
 Look = Callable[["_View"], bool]
 
 _ZERO, _MINUS, _POINT, _SPACE, _COLON = b"0-. :"
@@ -51,9 +52,6 @@ _MOST_DIGITS: Final = 100
 _FLOAT_DIGITS: Final = 300
 # Bytes looked at together: they and what is made of them stay in the processor's cache.
 _BLOCK: Final = 1 << 16
-_SHAPED: Final = frozenset(
-    {"date", "datetime", "timestamp", "local_date", "local_datetime", "instant", "time"}
-)
 
 _DAY: Final = (
     r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-"
@@ -108,11 +106,6 @@ def _valid(texts: pa.Array) -> Mask:
     return found
 
 
-def is_shaped(column_type: ColumnType) -> bool:
-    """Whether values of the type are text whose shape is checked: dates and times."""
-    return row_of(column_type).reader in _SHAPED
-
-
 def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -> Convert | None:
     """What converts the usual texts of a column; None where each distinct text is read by itself."""
     reader = row_of(column_type).reader
@@ -121,7 +114,7 @@ def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -
     if target == pa.string():
         pattern = _text_pattern(column_type)
         return None if pattern is None else partial(_matching, pattern=pattern)
-    bounds = _bounds(column_type)
+    bounds = integer_bounds(column_type)
     if bounds is not None:
         return _integers(*bounds, target)
     if reader == "decimal":
@@ -226,8 +219,9 @@ def _cast_usual(
 
 
 def _cast_looked_at(texts: pa.Array, look: Look, cast: Convert) -> Converted | None:
+    view = _view(texts)
     try:
-        return cast(texts) if look(_view(texts)) else None
+        return cast(texts) if not len(view.starts) or look(view) else None
     except pa.ArrowInvalid:
         return None
 
@@ -266,12 +260,6 @@ def _only(data: NDArray[np.uint8], extra: bytes) -> bool:
     return True
 
 
-def _bounds(column_type: ColumnType) -> tuple[int, int] | None:
-    if row_of(column_type).reader == "bit":
-        return 0, min(1 << (column_type.length or 64), 1 << 64) - 1
-    return integer_bounds(column_type)
-
-
 def _integers(low: int, high: int, target: pa.DataType) -> Convert:
     wide = pa.int64() if high < 1 << 63 else pa.uint64()
 
@@ -285,8 +273,6 @@ def _integers(low: int, high: int, target: pa.DataType) -> Convert:
 
 
 def _is_integer(view: _View) -> bool:
-    if not len(view.starts):
-        return True
     lengths = view.ends - view.starts
     return bool(lengths.max() <= _INTEGER_DIGITS) and _only(view.data[view.starts[0] :], b"-")
 
@@ -308,8 +294,6 @@ def _is_padded(view: _View, scale: int) -> bool:
 
     That a minus stands in front alone and a point occurs once is left to the cast.
     """
-    if not len(view.starts):
-        return True
     lengths = view.ends - view.starts
     if lengths.max() > (scale + 1 if scale else 0) + 65 or lengths.min() < (scale + 2 if scale else 1):
         return False
@@ -325,8 +309,6 @@ def _is_padded(view: _View, scale: int) -> bool:
 
 def _is_float(view: _View) -> bool:
     """Digits, with a point neither first nor last; the cast refuses what has two, or a minus inside."""
-    if not len(view.starts):
-        return True
     lengths = view.ends - view.starts
     if lengths.max() > _FLOAT_DIGITS or lengths.min() < 1 or not _only(view.data[view.starts[0] :], b"-."):
         return False
@@ -353,13 +335,11 @@ _FLOATS: Final[dict[str, Convert]] = {"float32": _floats(pa.float32()), "float64
 
 
 def _is_day(view: _View) -> bool:
-    return not len(view.starts) or bool(((view.ends - view.starts) == 10).all())
+    return bool((view.ends - view.starts == 10).all())
 
 
 def _is_clock(view: _View, shortest: int = 19) -> bool:
     """Long enough to have seconds, with a space before the time: the cast checks the rest."""
-    if not len(view.starts):
-        return True
     if (view.ends - view.starts).min() < shortest:
         return False
     space, *colons = view.places(10, 13, 16)
@@ -368,9 +348,7 @@ def _is_clock(view: _View, shortest: int = 19) -> bool:
 
 def _is_instant(view: _View) -> bool:
     """A date and time with an offset of hours and minutes."""
-    if not _is_clock(view, 25):
-        return False
-    return not len(view.starts) or bool((view.data[view.ends - 3] == _COLON).all())
+    return _is_clock(view, 25) and bool((view.data[view.ends - 3] == _COLON).all())
 
 
 def _zero_dates(texts: pa.Array) -> Mask | None:
@@ -415,19 +393,26 @@ def _timestamps(zone: tzinfo) -> Convert:
     return partial(_cast_usual, look=_is_clock, pattern=f"{_DAY} {_CLOCK}", cast=cast, seldom=_zero_dates)
 
 
-_cast_local = partial(_in_range, target=pa.timestamp("us"), low=_FIRST_MICROS, high=(1 << 63) - 1)
-_cast_instant = partial(_in_range, target=pa.timestamp("us", "UTC"), low=_FIRST_INSIDE, high=_END_INSIDE)
+_calendar: Final = partial(_cast_usual, seldom=_zero_dates)
+_day: Final = partial(_calendar, look=_is_day, pattern=_DAY, cast=_cast_day)
 _local: Final = partial(
-    _cast_usual, look=_is_clock, pattern=f"{_DAY} {_CLOCK}", cast=_cast_local, seldom=_zero_dates
+    _calendar,
+    look=_is_clock,
+    pattern=f"{_DAY} {_CLOCK}",
+    cast=partial(_in_range, target=pa.timestamp("us"), low=_FIRST_MICROS, high=(1 << 63) - 1),
+)
+_instant: Final = partial(
+    _cast_usual,
+    look=_is_instant,
+    pattern=f"{_DAY} {_CLOCK}{_OFFSET}",
+    cast=partial(_in_range, target=pa.timestamp("us", "UTC"), low=_FIRST_INSIDE, high=_END_INSIDE),
 )
 _CALENDAR: Final[dict[Reader, Convert]] = {
-    "date": partial(_cast_usual, look=_is_day, pattern=_DAY, cast=_cast_day, seldom=_zero_dates),
-    "local_date": partial(_cast_usual, look=_is_day, pattern=_DAY, cast=_cast_day, seldom=_zero_dates),
+    "date": _day,
+    "local_date": _day,
     "datetime": _local,
     "local_datetime": _local,
-    "instant": partial(
-        _cast_usual, look=_is_instant, pattern=f"{_DAY} {_CLOCK}{_OFFSET}", cast=_cast_instant
-    ),
+    "instant": _instant,
 }
 
 

@@ -20,11 +20,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from tidesink.errors import ConfigError, shown
 from tidesink.events import ColumnType
-from tidesink.typemap.table import TypeRow, find_row, row_named, row_of
+from tidesink.typemap.table import NUMBER_READERS, TypeRow, find_row, render_members, row_named, row_of
 
 TokenKind = Literal["word", "quoted", "string", "number", "bits", "hex", "sign"]
 
@@ -107,12 +107,10 @@ def _next(sql: str, at: int, escapes: bool) -> tuple[Token | None, int]:
     if kind == "introducer":
         return None, found.end()
     if kind == "quoted":
-        return Token("quoted", text[1:-1].replace("``", "`")), found.end()
-    if kind in ("bits", "hex"):
-        return Token(
-            "bits" if kind == "bits" else "hex", re.sub(r"^0[bx]|^[bx]'|'$", "", text, flags=re.I)
-        ), found.end()
-    return Token("number" if kind == "number" else "word" if kind == "word" else "sign", text), found.end()
+        text = text[1:-1].replace("``", "`")
+    elif kind in ("bits", "hex"):
+        text = re.sub(r"^0[bx]|^[bx]'|'$", "", text, flags=re.I)
+    return Token(cast("TokenKind", kind), text), found.end()
 
 
 def _string(sql: str, at: int, escapes: bool) -> tuple[Token, int]:
@@ -150,7 +148,11 @@ _END = Token("sign", "")
 
 
 class SqlReader:
-    """Reads tokens one by one; ``skip``-named methods answer whether they took something."""
+    """Reads tokens one by one.
+
+    ``skip``-named methods answer whether they took something; others that take raise a ConfigError where
+    something else stands.
+    """
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
@@ -167,11 +169,7 @@ class SqlReader:
         return self._tokens[at] if at < len(self._tokens) else _END
 
     def take(self) -> Token:
-        """The next token.
-
-        Raises:
-            ConfigError: the statement ends here.
-        """
+        """The next token."""
         token = self.peek()
         if token is _END:
             raise ConfigError("the SQL statement ends too early")
@@ -197,20 +195,12 @@ class SqlReader:
         return True
 
     def need(self, *words: str) -> None:
-        """Takes these words.
-
-        Raises:
-            ConfigError: something else stands there.
-        """
+        """Takes these words."""
         if not self.skip(*words):
             raise ConfigError(f"SQL: expected {' '.join(words)} before {shown(self.peek().text)}")
 
     def name(self) -> str:
-        """An identifier: bare, back-quoted, or double-quoted as under ANSI_QUOTES.
-
-        Raises:
-            ConfigError: no identifier stands there.
-        """
+        """An identifier: bare, back-quoted, or double-quoted as under ANSI_QUOTES."""
         token = self.take()
         if token.kind not in ("word", "quoted", "string"):
             raise ConfigError(f"SQL: expected a name before {shown(token.text)}")
@@ -227,6 +217,16 @@ class SqlReader:
             if depth == 0:
                 return inside
             inside.append(token)
+
+    def rest(self) -> list[Token]:
+        """All tokens that are left; they are taken."""
+        rest = [*self._tokens[self._at :]]
+        self._at = len(self._tokens)
+        return rest
+
+    def parts(self) -> list[SqlReader]:
+        """What is left, between its commas."""
+        return [SqlReader(part) for part in split_by_comma(self.rest()) if part]
 
     def skip_item(self) -> None:
         """Takes one token, or a whole parenthesised group."""
@@ -254,6 +254,7 @@ _SHAPE = re.compile(
     r"\s*([a-z0-9_]+(?:\s+[a-z0-9_]+)*)(?:\s*\((.*)\)((?:\s*(?:unsigned|signed|zerofill))*))?\s*",
     re.I | re.S,
 )
+_ATTRIBUTES = frozenset({"unsigned", "signed", "zerofill"})
 _MEMBER = re.compile(r"'((?:[^']|'')*)'", re.S)
 _LENGTH_AND_SCALE = re.compile(r"\s*\d{1,9}\s*(?:,\s*\d{1,9}\s*)?", re.ASCII)
 _TEMPORAL = frozenset(
@@ -274,22 +275,12 @@ def parse_sql_type(text: str) -> ColumnType:
     found = _SHAPE.fullmatch(text)
     if found is None:
         raise ConfigError(f"{shown(text)} is no SQL type")
-    word, arguments, attributes = found[1].lower(), found[2], (found[3] or "").lower()
-    word, attributes = _split_attributes(word, attributes)
-    row = _row(word, "unsigned" in attributes or "zerofill" in attributes)
-    return _with_arguments(row, arguments, text.strip())
-
-
-def _split_attributes(word: str, attributes: str) -> tuple[str, str]:
-    words = [part for part in word.split() if part not in ("unsigned", "signed", "zerofill")]
-    return " ".join(words), attributes + " " + word
-
-
-def _row(word: str, unsigned: bool) -> TypeRow:
-    if word in ("bool", "boolean"):
-        return row_named("tinyint")
-    base = row_named(word)
-    return (find_row(base.name + " unsigned") or base) if unsigned else base
+    words, attributes = found[1].lower().split(), (found[3] or "").lower().split()
+    name = " ".join(word for word in words if word not in _ATTRIBUTES)
+    row = row_named("tinyint" if name in ("bool", "boolean") else name)
+    if not {"unsigned", "zerofill"}.isdisjoint([*words, *attributes]):
+        row = find_row(row.name + " unsigned") or row
+    return _with_arguments(row, found[2], text.strip())
 
 
 def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnType:
@@ -317,11 +308,6 @@ def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnTyp
 def parse_members(arguments: str) -> tuple[str, ...]:
     """The members of an ENUM or SET argument list, unquoted."""
     return tuple(member.replace("''", "'") for member in _MEMBER.findall(arguments))
-
-
-def render_members(members: Sequence[str]) -> str:
-    """The argument list of an ENUM or SET."""
-    return ",".join("'" + member.replace("'", "''") + "'" for member in members)
 
 
 def shown_type(
@@ -447,7 +433,7 @@ def _bytes(literal: Token) -> bytes:
 def _from_bytes(raw: bytes, reader: str) -> str:
     if reader in ("bit", "binary"):
         return raw.decode("latin-1")
-    if reader in ("integer", "unsigned64", "float32", "float64", "decimal"):
+    if reader in NUMBER_READERS:
         if len(raw) > _MOST_NUMBER:
             raise ConfigError(f"SQL: a number of {len(raw)} bytes is no default of a column")
         return str(int.from_bytes(raw, "big"))
@@ -455,7 +441,7 @@ def _from_bytes(raw: bytes, reader: str) -> str:
 
 
 def _plain_number(text: str, reader: str) -> str:
-    if "e" not in text.lower() or reader not in ("float32", "float64", "decimal", "integer", "unsigned64"):
+    if "e" not in text.lower() or reader not in NUMBER_READERS:
         return text
     try:
         number = Decimal(text)
@@ -470,10 +456,16 @@ def _plain_number(text: str, reader: str) -> str:
 def _bit(literal: Token, column_type: ColumnType) -> str:
     if literal.kind == "string":
         return literal.text.encode().decode("latin-1")
-    width = ((column_type.length or 1) + 7) // 8
-    number = whole_number(literal)
-    size = max(width, (number.bit_length() + 7) // 8)
-    return number.to_bytes(size, "big")[-width:].decode("latin-1")
+    return _bit_text(whole_number(literal), column_type)[-_bit_width(column_type) :]
+
+
+def _bit_width(column_type: ColumnType) -> int:
+    return ((column_type.length or 1) + 7) // 8
+
+
+def _bit_text(number: int, column_type: ColumnType) -> str:
+    size = max(_bit_width(column_type), (number.bit_length() + 7) // 8)
+    return number.to_bytes(size, "big").decode("latin-1")
 
 
 def _padded(text: str, column_type: ColumnType) -> str:
@@ -507,7 +499,11 @@ def _year(text: str) -> str:
     return str(number + (2000 if number <= _MAX_SHORT_YEAR else 1900)) if number or text == "00" else "0000"
 
 
+# By type, or else by reader; numbers have 0.
 _ZERO = {
+    "json": "null",
+    "vector": "[]",
+    "year": "0000",
     "text": "",
     "set": "",
     "date": "0000-00-00",
@@ -518,27 +514,16 @@ _ZERO = {
 }
 
 
-def zero_text(column_type: ColumnType) -> str | None:
+def zero_text(column_type: ColumnType) -> str:
     """What TiDB gives old rows of a column added NOT NULL without a default."""
-    row = row_of(column_type)
-    if column_type.name == "json":
-        return "null"
-    if column_type.name == "vector":
-        return "[]"
-    if row.reader == "binary":
+    reader = row_of(column_type).reader
+    if reader == "binary":
         return _padded("", column_type)
-    if row.reader == "enum":
+    if reader == "enum":
         return (column_type.members or ("",))[0]
-    zero = _ZERO.get(row.reader, "0")
-    if row.reader == "decimal" and column_type.scale:
-        return "0." + "0" * column_type.scale
-    if row.reader in ("datetime", "timestamp", "time") and column_type.fsp:
-        return f"{zero}.{'0' * column_type.fsp}"
-    return zero if column_type.name != "year" else "0000"
-
-
-# Readers of numbers, whose defaults are digits.
-_NUMBER_KINDS = frozenset({"integer", "unsigned64", "float32", "float64", "decimal"})
+    zero = _ZERO.get(column_type.name, _ZERO.get(reader, "0"))
+    digits = column_type.scale if reader == "decimal" else column_type.fsp
+    return f"{zero}.{'0' * digits}" if digits else zero
 
 
 def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None:
@@ -549,21 +534,20 @@ def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None
     old, new = row_of(was).reader, row_of(now).reader
     if text is None or old == new:
         return text
-    if old == "bit" and new in _NUMBER_KINDS:
+    if old == "bit" and new in NUMBER_READERS:
         return str(int.from_bytes(text.encode("latin-1", "replace"), "big"))
     if (
-        old in _NUMBER_KINDS
+        old in NUMBER_READERS
         and new == "bit"
         and text.isascii()
         and text.isdigit()
         and len(text) <= _MOST_NUMBER
     ):
-        number, width = int(text), ((now.length or 1) + 7) // 8
-        return number.to_bytes(max(width, (number.bit_length() + 7) // 8), "big").decode("latin-1")
+        return _bit_text(int(text), now)
     if old == "binary" and new == "text":
         return text.encode("latin-1", "replace").decode("utf-8", "replace")
     if old == "text" and new == "binary":
         return text.encode().decode("latin-1")
-    if old == "enum" and new in _NUMBER_KINDS and was.members is not None and text in was.members:
+    if old == "enum" and new in NUMBER_READERS and was.members is not None and text in was.members:
         return str(1 + was.members.index(text))
     return text

@@ -8,54 +8,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, Literal
 
 from tidesink.events import ColumnType
-from tidesink.typemap.render import CALENDAR_READERS
-from tidesink.typemap.table import SPARK_MAX_PRECISION, TypeRow, row_of
+from tidesink.typemap.table import CALENDAR_READERS, SPARK_MAX_PRECISION, TypeRow, row_of
 from tidesink.typemap.target_schema import ShapeColumn
 
 Database = Literal["postgres", "mysql"]
 
 # Spark type -> the type that holds the same values: Postgres's, and MySQL's and MariaDB's.
-OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = MappingProxyType(
-    {
-        "postgres": {
-            "boolean": "boolean",
-            "int": "integer",
-            "bigint": "bigint",
-            "float": "real",
-            "double": "double precision",
-            "string": "text",
-            "binary": "bytea",
-            "date": "date",
-            "timestamp_ntz": "timestamp without time zone",
-            "timestamp": "timestamp with time zone",
-        },
-        "mysql": {
-            "boolean": "tinyint(1)",
-            "int": "int",
-            "bigint": "bigint",
-            "float": "float",
-            "double": "double",
-            "string": "longtext",
-            "binary": "longblob",
-            "date": "date",
-            "timestamp_ntz": "datetime(6)",
-            "timestamp": "datetime(6)",
-        },
-    }
-)
-DECIMAL_WORD: Final[Mapping[Database, str]] = MappingProxyType({"postgres": "numeric", "mysql": "decimal"})
+OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = {
+    "postgres": {
+        "boolean": "boolean",
+        "int": "integer",
+        "bigint": "bigint",
+        "float": "real",
+        "double": "double precision",
+        "string": "text",
+        "binary": "bytea",
+        "date": "date",
+        "timestamp_ntz": "timestamp without time zone",
+        "timestamp": "timestamp with time zone",
+    },
+    "mysql": {
+        "boolean": "tinyint(1)",
+        "int": "int",
+        "bigint": "bigint",
+        "float": "float",
+        "double": "double",
+        "string": "longtext",
+        "binary": "longblob",
+        "date": "date",
+        "timestamp_ntz": "datetime(6)",
+        "timestamp": "datetime(6)",
+    },
+}
+DECIMAL_WORD: Final[Mapping[Database, str]] = {"postgres": "numeric", "mysql": "decimal"}
 # MySQL's DECIMAL; Postgres's numeric has room for any other.
 MYSQL_MAX_PRECISION: Final = 65
 MYSQL_MAX_SCALE: Final = 30
-_KEY_WORDS: Final = MappingProxyType({"longtext": "varchar", "longblob": "varbinary"})
+_KEY_WORDS: Final = {"longtext": "varchar", "longblob": "varbinary"}
 # Of utf8mb4, which the texts of keys have, and of Postgres's UTF8.
 _LONGEST_CHARACTER: Final = 4
 _NUMBER_BYTES: Final = 8
-_FIXED_BYTES: Final = MappingProxyType({"int": 4, "integer": 4, "date": 3, "boolean": 1, "tinyint(1)": 1})
+_FIXED_BYTES: Final = {"int": 4, "integer": 4, "date": 3, "boolean": 1, "tinyint(1)": 1}
 
 
 @dataclass(frozen=True)
@@ -114,27 +110,26 @@ def of_spark(ddl: str, database: Database) -> str:
     return OF_SPARK[database][ddl]
 
 
-def row_type(row: TypeRow, database: Database) -> str:
-    """A row's type in a database, ``(p,s)`` for precision and scale."""
+def row_type(row: TypeRow, database: Database, spark: str | None = None) -> str:
+    """A row's type in a database, ``(p,s)`` for precision and scale.
+
+    ``spark``: the Spark type of the column, which may have become wider than the row's own.
+    """
     named = row.postgres if database == "postgres" else row.mysql
-    return named or of_spark(row.spark.format(p="p", s="s"), database)
+    if named and spark in (None, row.spark):
+        return named
+    return of_spark(spark or row.spark.format(p="p", s="s"), database)
 
 
 def _of_value(column: ShapeColumn, database: Database) -> str:
     row = row_of(column.type)
     if column.spark != "string":
-        return _named(row, column.spark, database)
+        return row_type(row, database, column.spark)
     if row.reader == "decimal":
         return _wide_decimal(column.type, database)
     if row.reader in CALENDAR_READERS:  # as text: dates no calendar has, or nanoseconds
         return OF_SPARK[database]["string"]
     return row_type(row, database)
-
-
-def _named(row: TypeRow, spark: str, database: Database) -> str:
-    """The row's own type where the column is of the row's Spark type; it may have become wider."""
-    named = row.postgres if database == "postgres" else row.mysql
-    return named if named and row.spark == spark else of_spark(spark, database)
 
 
 def _wide_decimal(column_type: ColumnType, database: Database) -> str:
@@ -161,23 +156,19 @@ def spark_of(found: str, database: Database) -> str:
     return _SPARK_OF[database].get(found, found)
 
 
-_TEXTS: Final[Mapping[Database, frozenset[str]]] = MappingProxyType(
-    {
-        "postgres": frozenset({"text", "json", "numeric", "character varying"}),
-        "mysql": frozenset({"longtext", "mediumtext", "text", "varchar", "json", "time"}),
-    }
-)
-_SPARK_OF: Final[Mapping[Database, Mapping[str, str]]] = MappingProxyType(
-    {
-        "postgres": {found: spark for spark, found in OF_SPARK["postgres"].items()},
-        "mysql": {
-            **{found: spark for spark, found in OF_SPARK["mysql"].items()},
-            "datetime(6)": "timestamp_ntz",
-            "timestamp(6)": "timestamp",
-            "bigint unsigned": "decimal(20,0)",
-        },
-    }
-)
+_TEXTS: Final[Mapping[Database, frozenset[str]]] = {
+    "postgres": frozenset({"text", "json", "numeric", "character varying"}),
+    "mysql": frozenset({"longtext", "mediumtext", "text", "varchar", "json", "time"}),
+}
+_SPARK_OF: Final[Mapping[Database, Mapping[str, str]]] = {
+    "postgres": {found: spark for spark, found in OF_SPARK["postgres"].items()},
+    "mysql": {
+        **{found: spark for spark, found in OF_SPARK["mysql"].items()},
+        "datetime(6)": "timestamp_ntz",
+        "timestamp(6)": "timestamp",
+        "bigint unsigned": "decimal(20,0)",
+    },
+}
 
 
 def _length(column_type: ColumnType) -> int | None:

@@ -1,4 +1,4 @@
-"""THE table of types: the only place in tidesink where a type is spelt.
+"""THE table of types, the only place in tidesink where a type is spelt, and a type on each side by look-up.
 
 Sources: TiCDC classic (tiflow c7b2588) and TiCDC new architecture (ticdc b813e76), checked against
 bytes from their encoders. The Avro side is identified by ``connect.parameters.tidb_type`` first and
@@ -9,38 +9,26 @@ alone; one with a name is read as a row of the table (``SEMANTIC_TYPES``). ``cap
 events of real connectors (MariaDB 10.11, PostgreSQL 15), ``documented`` ones are from Debezium's
 documentation and source.
 
-``docs/types.md`` is generated from this table (``scripts/generate_docs.py``).
+``docs/types.md`` is generated from this table (``scripts/generate_docs.py``). Iceberg tables are made through
+Spark, so Iceberg's type names are those of Spark's types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from tidesink.errors import ConfigError, shown
 from tidesink.events import ColumnType
 
-Reader = Literal[
-    "integer",
-    "unsigned64",
-    "float32",
-    "float64",
-    "decimal",
-    "text",
-    "binary",
-    "bit",
-    "enum",
-    "set",
-    "date",
-    "datetime",
-    "timestamp",
-    "time",
-    "boolean",
-    "local_date",
-    "local_datetime",
-    "instant",
-]
+CalendarReader = Literal["date", "datetime", "timestamp", "local_date", "local_datetime", "instant"]
+NumberReader = Literal["integer", "unsigned64", "float32", "float64", "decimal"]
+Reader = Literal[CalendarReader, NumberReader, "text", "binary", "bit", "enum", "set", "time", "boolean"]
+CALENDAR_READERS: Final[frozenset[Reader]] = frozenset(get_args(CalendarReader))
+# Text whose shape is checked: dates and times.
+SHAPED_READERS: Final[frozenset[Reader]] = CALENDAR_READERS | {"time"}
+NUMBER_READERS: Final[frozenset[Reader]] = frozenset(get_args(NumberReader))
 
 # The largest precision Spark, Delta, Iceberg and Arrow's decimal128 hold.
 SPARK_MAX_PRECISION = 38
@@ -79,15 +67,12 @@ class TypeRow:
     postgres: str | None = None
     mysql: str | None = None
 
-    @property
-    def unsigned(self) -> bool:
-        """True for an unsigned integer."""
-        return self.name.endswith(" unsigned")
+
+def _words(words: str) -> tuple[str, ...]:
+    return tuple(words.split(", "))
 
 
-def _integer(
-    name: str, bits: int, avro: str, sql_type: int, spark: str, width: int, **extra: object
-) -> TypeRow:
+def _integer(name: str, bits: int, avro: str, sql_type: int, spark: str, width: int, **extra: Any) -> TypeRow:
     unsigned = name.endswith(" unsigned")
     big = bits == 64
     return TypeRow(
@@ -101,16 +86,16 @@ def _integer(
         display_width=width,
         minimum=0 if unsigned else -(2 ** (bits - 1)),
         maximum=2**bits - 1 if unsigned else 2 ** (bits - 1) - 1,
-        **extra,  # type: ignore[arg-type]
+        **extra,
     )
 
 
-def _text(name: str, sql_type: int, tidb_type: str = "TEXT", **extra: object) -> TypeRow:
-    return TypeRow(name, tidb_type, "string", sql_type, "text", "str", "string", **extra)  # type: ignore[arg-type]
+def _text(name: str, sql_type: int, tidb_type: str = "TEXT", **extra: Any) -> TypeRow:
+    return TypeRow(name, tidb_type, "string", sql_type, "text", "str", "string", **extra)
 
 
-def _binary(name: str, **extra: object) -> TypeRow:
-    return TypeRow(name, "BLOB", "bytes", 2004, "binary", "bytes", "binary", **extra)  # type: ignore[arg-type]
+def _binary(name: str, **extra: Any) -> TypeRow:
+    return TypeRow(name, "BLOB", "bytes", 2004, "binary", "bytes", "binary", **extra)
 
 
 def _temporal(
@@ -120,21 +105,30 @@ def _temporal(
     return replace(row, mysql=mysql)
 
 
+def _labelled(name: str, sql_type: int, reader: Reader) -> TypeRow:
+    lost = "canal-json has the number alone: labels need the table definition or its DDL"
+    row = TypeRow(name, name.upper(), "string", sql_type, reader, "str", "string", from_avro=True, lost=lost)
+    return replace(row, parameter="allowed")
+
+
 _NO_WIDTH = "Avro calls TINYINT to INT all INT: the column arrives as int"
+_WRAPPED = "wire long above 2^63-1 is negative and is repaired on read"
+_LONG_DECIMAL = "more than 38 digits, or a precision the wire does not say, is kept exactly as text"
 _CALENDAR = "a date no calendar has follows zero-date"
 _ZONED = f"{_CALENDAR}; read in the configured time zone"
-_VARCHAR = (
-    "character varying",
-    "char varying",
-    "nvarchar",
-    "nchar varying",
-    "nchar varchar",
-    "national varchar",
-    "national character varying",
-    "national char varying",
-    "varcharacter",
+_CHAR = _words("character, nchar, national char, national character")
+_VARCHAR = _words(
+    "character varying, char varying, nvarchar, nchar varying, nchar varchar, national varchar, "
+    "national character varying, national char varying, varcharacter"
 )
-_UNNAMED = "canal-json has the number alone: labels need the table definition or its DDL"
+_DECIMAL = _words("numeric, dec, fixed, number")
+_DOUBLE = _words("real, double precision, float8")
+# How the modes named ``string`` write it.
+_AS_TEXT: Final[dict[str, Any]] = {"avro_string_mode": "string", "from_avro": True}
+_BIGINT: Final[dict[str, Any]] = {"sql_type_above": (2**63 - 1, 3), "mysql": "bigint unsigned"}
+_BIT: Final[dict[str, Any]] = {"display_width": 1, "from_avro": True, "parameter": "length"}
+# 0000, then 1901 to 2155.
+_YEAR: Final[dict[str, Any]] = {"display_width": 4, "minimum": 0, "maximum": 2155, "from_avro": True}
 
 TYPES: tuple[TypeRow, ...] = (
     _integer("tinyint", 8, "int", -6, "int", 4, spellings=("int1",), lost=_NO_WIDTH),
@@ -146,31 +140,9 @@ TYPES: tuple[TypeRow, ...] = (
     _integer("int", 32, "int", 4, "int", 11, spellings=("integer", "int4"), from_avro=True),
     _integer("int unsigned", 32, "long", 4, "bigint", 10, sql_type_above=(2**31 - 1, -5), from_avro=True),
     _integer("bigint", 64, "long", -5, "bigint", 20, spellings=("int8", "bigserial"), from_avro=True),
-    _integer(
-        "bigint unsigned",
-        64,
-        "long",
-        -5,
-        "decimal(20,0)",
-        20,
-        avro_string_mode="string",
-        sql_type_above=(2**63 - 1, 3),
-        from_avro=True,
-        lost="wire long above 2^63-1 is negative and is repaired on read",
-        mysql="bigint unsigned",
-    ),
-    TypeRow("float", "FLOAT", "float", 7, "float32", "float", "float", spellings=("float4",), from_avro=True),
-    TypeRow(
-        "double",
-        "DOUBLE",
-        "double",
-        8,
-        "float64",
-        "float",
-        "double",
-        spellings=("real", "double precision", "float8"),
-        from_avro=True,
-    ),
+    _integer("bigint unsigned", 64, "long", -5, "decimal(20,0)", 20, lost=_WRAPPED, **_AS_TEXT, **_BIGINT),
+    TypeRow("float", "FLOAT", "float", 7, "float32", "float", "float", ("float4",), from_avro=True),
+    TypeRow("double", "DOUBLE", "double", 8, "float64", "float", "double", _DOUBLE, from_avro=True),
     TypeRow(
         "decimal",
         "DECIMAL",
@@ -179,12 +151,11 @@ TYPES: tuple[TypeRow, ...] = (
         "decimal",
         "Decimal",
         "decimal({p},{s})",
-        spellings=("numeric", "dec", "fixed", "number"),
-        avro_string_mode="string",
-        from_avro=True,
-        lost="more than 38 digits, or a precision the wire does not say, is kept exactly as text",
+        _DECIMAL,
+        lost=_LONG_DECIMAL,
+        **_AS_TEXT,
     ),
-    _text("char", 1, spellings=("character", "nchar", "national char", "national character")),
+    _text("char", 1, spellings=_CHAR),
     _text("varchar", 12, spellings=_VARCHAR),
     _text("tinytext", 2005),
     _text("text", 2005, from_avro=True),
@@ -196,99 +167,38 @@ TYPES: tuple[TypeRow, ...] = (
     _binary("blob", from_avro=True),
     _binary("mediumblob", spellings=("long varbinary",)),
     _binary("longblob"),
-    TypeRow(
-        "bit",
-        "BIT",
-        "bytes",
-        -7,
-        "bit",
-        "int",
-        "bigint",
-        display_width=1,
-        from_avro=True,
-        parameter="length",
-        lost="BIT(64) is decimal(20,0)",
-    ),
-    TypeRow(
-        "enum",
-        "ENUM",
-        "string",
-        4,
-        "enum",
-        "str",
-        "string",
-        from_avro=True,
-        parameter="allowed",
-        lost=_UNNAMED,
-    ),
-    TypeRow(
-        "set", "SET", "string", -7, "set", "str", "string", from_avro=True, parameter="allowed", lost=_UNNAMED
-    ),
+    TypeRow("bit", "BIT", "bytes", -7, "bit", "int", "bigint", lost="BIT(64) is decimal(20,0)", **_BIT),
+    _labelled("enum", 4, "enum"),
+    _labelled("set", -7, "set"),
     _text("json", 12, tidb_type="JSON", from_avro=True, spellings=("jsonb",), postgres="json", mysql="json"),
     _temporal("date", 91, "date", "date", _CALENDAR),
     _temporal("datetime", 93, "datetime", "timestamp_ntz", _CALENDAR),
     _temporal("timestamp", 93, "timestamp", "timestamp", _ZONED, "timestamp(6)"),
     _temporal("time", 92, "time", "string", "±838:59:59 fits no time type: kept as text", "time(6)"),
-    TypeRow(
-        "year",
-        "YEAR",
-        "int",
-        12,
-        "integer",
-        "int",
-        "int",
-        display_width=4,
-        minimum=0,  # 0000, then 1901 to 2155
-        maximum=2155,
-        from_avro=True,
-    ),
+    TypeRow("year", "YEAR", "int", 12, "integer", "int", "int", **_YEAR),
     TypeRow("vector", "TiDBVECTORFloat32", "string", 12, "text", "str", "string", from_avro=True),
 )
 
 
-def _other(name: str, sql_type: int, lost: str = "", **extra: object) -> TypeRow:
+def _other(name: str, sql_type: int, lost: str = "", **extra: Any) -> TypeRow:
     """A type of another database, kept as text unless ``extra`` says more."""
-    row = _text(name, sql_type)
-    return replace(row, lost=lost, **extra)  # type: ignore[arg-type]
+    return replace(_text(name, sql_type), lost=lost, **extra)
 
 
-_BYTES: dict[str, object] = {
+_BYTES: Final[dict[str, Any]] = {
     "tidb_type": "BLOB",
     "avro": "bytes",
     "reader": "binary",
     "python": "bytes",
     "spark": "binary",
 }
-_SHAPES = (
-    "point",
-    "linestring",
-    "polygon",
-    "multipoint",
-    "multilinestring",
-    "multipolygon",
-    "geometrycollection",
-    "geomcollection",
+_SHAPES = _words(
+    "point, linestring, polygon, multipoint, multilinestring, multipolygon, geometrycollection, "
+    "geomcollection"
 )
-_TEXTS = (
-    "citext",
-    "name",
-    "inet",
-    "inet4",
-    "inet6",
-    "cidr",
-    "macaddr",
-    "macaddr8",
-    "varchar2",
-    "nvarchar2",
-    "clob",
-    "nclob",
-    "ntext",
-    "int4range",
-    "int8range",
-    "numrange",
-    "daterange",
-    "tsrange",
-    "tstzrange",
+_TEXTS = _words(
+    "citext, name, inet, inet4, inet6, cidr, macaddr, macaddr8, varchar2, nvarchar2, clob, nclob, ntext, "
+    "int4range, int8range, numrange, daterange, tsrange, tstzrange"
 )
 _INSTANTS = ("timestamptz", "datetimeoffset")
 _WIDE = "infinity, BC and years above 9999 are text in Python and follow zero-date in Delta"
@@ -396,25 +306,9 @@ def row_of_avro(tidb_type: str, avro: str) -> TypeRow | None:
     return _BY_AVRO.get((tidb_type, avro))
 
 
-Form = Literal[
-    "plain",
-    "days",
-    "time_ms",
-    "time_us",
-    "time_ns",
-    "timestamp_ms",
-    "timestamp_us",
-    "timestamp_ns",
-    "iso_date",
-    "iso_time",
-    "iso_timestamp",
-    "zoned_timestamp",
-    "unscaled",
-    "variable_scale",
-    "bits",
-    "geometry",
-    "structure",
-]
+TimeForm = Literal["days", "time_ms", "time_us", "time_ns", "timestamp_ms", "timestamp_us", "timestamp_ns"]
+TextForm = Literal["iso_date", "iso_time", "iso_timestamp", "zoned_timestamp"]
+Form = Literal["plain", TimeForm, TextForm, "unscaled", "variable_scale", "bits", "geometry", "structure"]
 
 
 @dataclass(frozen=True)
@@ -523,3 +417,180 @@ def semantic_type(name: str | None, wire: str) -> SemanticType | None:
     """The semantic type a schema names; None where it names none that is known in this Connect type."""
     found = _BY_SEMANTIC_NAME.get(name or "")
     return found if found is not None and wire in found.wire else None
+
+
+DecimalMode = Literal["precise", "string"]
+UnsignedMode = Literal["long", "string"]
+ZeroDate = Literal["null", "error", "text"]
+
+# Spark's timestamps end at microseconds.
+_SPARK_FSP = 6
+
+
+@dataclass(frozen=True)
+class SparkType:
+    """A Spark (and Delta) type as DDL text, and why it is not the nearest one, where it is not."""
+
+    ddl: str
+    reason: str | None = None
+
+
+def spark_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> SparkType:
+    """The Spark and Delta type that holds every value of a column exactly."""
+    row = row_of(column_type)
+    if row.reader == "decimal":
+        return _spark_decimal(column_type)
+    if row.reader == "bit" and column_type.length is None:
+        return SparkType("decimal(20,0)", "the topic carries no length for this bit column")
+    if row.reader == "bit" and (column_type.length or 0) > 63:
+        return SparkType("decimal(20,0)")
+    if row.reader in ("enum", "set") and column_type.members is None:
+        return SparkType(
+            row.spark,
+            f"nothing tells the members of this {row.name}: where the topic has their numbers, as canal-json "
+            "has, the numbers are kept as text; give a table definition to have the labels",
+        )
+    if row.reader in CALENDAR_READERS and zero_date == "text":
+        return SparkType("string", "zero-date: text keeps dates no calendar has")
+    if row.reader in ("local_datetime", "instant") and (column_type.fsp or 0) > _SPARK_FSP:
+        return SparkType("string", "Spark's timestamps have no nanoseconds: kept exactly as text")
+    return SparkType(row.spark)
+
+
+def _spark_decimal(column_type: ColumnType) -> SparkType:
+    precision, scale = column_type.precision, column_type.scale
+    if precision is None or scale is None:
+        return SparkType(
+            "string",
+            "the topic carries no precision for this decimal: kept exactly as text; "
+            "give a table definition to have a decimal",
+        )
+    if precision > SPARK_MAX_PRECISION:
+        return SparkType(
+            "string",
+            f"decimal({precision},{scale}) has more than {SPARK_MAX_PRECISION} digits: kept exactly as text",
+        )
+    return SparkType(f"decimal({precision},{scale})")
+
+
+def avro_type(
+    column_type: ColumnType, *, decimal_mode: DecimalMode = "precise", unsigned_mode: UnsignedMode = "long"
+) -> dict[str, object]:
+    """The Avro type object TiCDC writes for a column, ``connect.parameters`` included.
+
+    Key order is the producer's (tiflow c7b2588: type, connect.parameters, logicalType, precision, scale).
+    """
+    row = row_of(column_type)
+    parameters: dict[str, str] = {"tidb_type": row.tidb_type}
+    if row.parameter == "length":
+        parameters["length"] = str(column_type.length or 1)
+    if row.parameter == "allowed":
+        parameters["allowed"] = escape_allowed(column_type.members or ())
+    avro = row.avro
+    string_mode = decimal_mode if row.reader == "decimal" else unsigned_mode
+    if row.avro_string_mode and string_mode == "string":
+        avro = row.avro_string_mode
+    if avro != "decimal":
+        return {"type": avro, "connect.parameters": parameters}
+    return {
+        "type": "bytes",
+        "connect.parameters": parameters,
+        "logicalType": "decimal",
+        "precision": column_type.precision if column_type.precision is not None else 10,
+        "scale": column_type.scale or 0,
+    }
+
+
+def escape_allowed(members: tuple[str, ...]) -> str:
+    """ENUM or SET members as ``connect.parameters.allowed`` holds them: ``,`` as ``\\,``, joined by ``,``."""
+    return ",".join(member.replace(",", "\\,").replace("\\'", "'").replace("''", "'") for member in members)
+
+
+def split_allowed(allowed: str) -> tuple[str, ...]:
+    """The members in ``allowed``. A member that ends in a backslash is ambiguous at the producer."""
+    members, current, index = [], "", 0
+    while index < len(allowed):
+        if allowed.startswith("\\,", index):
+            current, index = current + ",", index + 2
+            continue
+        if allowed[index] == ",":
+            members.append(current)
+            current = ""
+        else:
+            current += allowed[index]
+        index += 1
+    return (*members, current)
+
+
+def type_words(column_type: ColumnType) -> str:
+    """A type as its DDL says it, or by its name and what is known of its digits, length and members."""
+    if column_type.sql:
+        return column_type.sql
+    if column_type.members is not None:
+        return f"{column_type.name}({','.join(map(repr, column_type.members))})"
+    sizes = (column_type.precision, column_type.scale, column_type.length, column_type.fsp)
+    known = ",".join(str(size) for size in sizes if size is not None)
+    return f"{column_type.name}({known})" if known else column_type.name
+
+
+def mysql_type_word(column_type: ColumnType) -> str:
+    """canal-json's short ``mysqlType``: the name without precision, length or fsp."""
+    row = row_of(column_type)
+    spelt = (column_type.sql or row.name).lower()
+    if find_row(spelt.partition("(")[0].strip()) is None and row.reader == "text" and "(" not in spelt:
+        return spelt  # a type this version does not know, kept as the producer spelt it
+    word = row.name
+    attributes = spelt.rpartition(")")[2].split()
+    for attribute in ("unsigned", "zerofill"):
+        if attribute in attributes and attribute not in word.split():
+            word += f" {attribute}"
+    return word
+
+
+def mysql_type_text(column_type: ColumnType) -> str | None:
+    """canal-json's content-compatible ``mysqlType``, the full text; None where too little is known."""
+    row = row_of(column_type)
+    sql = column_type.sql
+    if sql is not None and ("(" in sql or _needs_no_arguments(row)):
+        return sql
+    if row.name == "decimal":
+        return f"decimal({column_type.precision},{column_type.scale or 0})" if column_type.precision else None
+    if row.parameter == "allowed":
+        return None if column_type.members is None else f"{row.name}({render_members(column_type.members)})"
+    if row.reader in _FRACTIONAL:
+        return f"{row.name}({column_type.fsp})" if column_type.fsp else row.name
+    width = column_type.length or row.display_width
+    if width is None:
+        return row.name if _needs_no_arguments(row) else None
+    base, _, unsigned = row.name.partition(" ")
+    return f"{base}({width}) {unsigned}".strip()
+
+
+_FRACTIONAL = frozenset({"datetime", "timestamp", "time"})
+_SIZED = frozenset({"char", "varchar", "binary", "varbinary"})
+
+
+def _needs_no_arguments(row: TypeRow) -> bool:
+    return row.display_width is None and row.parameter is None and row.name not in (*_SIZED, "decimal")
+
+
+def render_members(members: Sequence[str]) -> str:
+    """The argument list of an ENUM or SET."""
+    return ",".join("'" + member.replace("'", "''") + "'" for member in members)
+
+
+def sql_type_code(column_type: ColumnType, value: object) -> int:
+    """canal-json's ``sqlType`` for a value: unsigned integers are promoted above their signed range."""
+    row = row_of(column_type)
+    if row.sql_type_above and isinstance(value, int) and value > row.sql_type_above[0]:
+        return row.sql_type_above[1]
+    return row.sql_type
+
+
+# Spark type -> Iceberg's; the others have Spark's word. A contract test holds it to Iceberg's own library.
+_ICEBERG: Final = {"bigint": "long", "timestamp_ntz": "timestamp", "timestamp": "timestamptz"}
+
+
+def iceberg_type(spark: str) -> str:
+    """The Iceberg type of a Spark DDL type."""
+    return _ICEBERG.get(spark, spark)

@@ -20,17 +20,21 @@ import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timezone
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
-from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError
-from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema
+from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, ValueOutOfRangeError
+from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value
 from tidesink.typemap.mysql_types import default_as
-from tidesink.typemap.render import SparkType, ZeroDate, spark_type
-from tidesink.typemap.table import SPARK_MAX_PRECISION, row_of
+from tidesink.typemap.table import SPARK_MAX_PRECISION, SparkType, ZeroDate, row_of, spark_type
+from tidesink.typemap.values import TargetValue, target_reader, text_reader
 
+# The producer's word for every spelling of the current time: old rows got the moment of the DDL.
+_CURRENT_TIME: Final = "CURRENT_TIMESTAMP"
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 # Digits before and after the point that hold every value of an integer type.
 _WHOLE_DIGITS = {"int": 10, "bigint": 20}
@@ -278,6 +282,31 @@ def with_former(shape: TableShape, former: Iterable[Column]) -> TableShape:
     return replace(
         shape, columns=tuple(_as_it_was(shape, c, types.get(c.name.lower())) for c in shape.columns)
     )
+
+
+def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
+    """What rows from before the column have in it, as the target stores it; None for NULL.
+
+    Raises:
+        ValueOutOfRangeError: the default's text is no value of the type, or says the current time.
+    """
+    text, reader = column.default, row_of(column.type).reader
+    if text is None:
+        return None
+    if text.upper().startswith(_CURRENT_TIME):
+        raise ValueOutOfRangeError(
+            "rows already there got the time of the DDL, which the topic does not carry"
+        )
+    if reader == "bit":
+        # TiDB holds the default of a BIT column as its bytes (one character each).
+        at_source: Value = int.from_bytes(text.encode("latin-1"), "big")
+    elif reader in ("enum", "set"):
+        at_source = text  # by label, where rows in canal-json carry the number
+    else:
+        at_source = text_reader(column.type)(text)
+    zone = timezone.utc if shape.time_zone == "UTC" else ZoneInfo(shape.time_zone)
+    zero_date = "error" if column.key else shape.zero_date
+    return target_reader(column.type, time_zone=zone, zero_date=zero_date)(at_source)
 
 
 def _as_it_was(shape: TableShape, column: ShapeColumn, former: Column | None) -> ShapeColumn:

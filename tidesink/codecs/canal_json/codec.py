@@ -12,30 +12,30 @@ A compressed value is recognised by its bytes. A row that was cut down to its ha
 (``handle-key-only``, ``claim-check``) is completed before it is read: ``codecs.large_messages``. Events of
 tables without a key are identified by TiDB's row key where the message carries it.
 
-Decoding is lenient where nothing can go wrong. ``CanalJsonSchema`` says whether a producer conforms to the
-published JSON Schema of the envelope: TiCDC classic, its new architecture, and Alibaba's Canal (its
-FlatMessage).
+Decoding is lenient where nothing can go wrong; ``envelope.CanalJsonSchema`` is not.
+
+What is encoded is byte for byte the producer's, but for two things that are random there: ``ts`` is a wall
+clock, and the order inside ``mysqlType``, which here is column order.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import orjson
 
-from tidesink.codecs.base import BatchDecoder, ByIdentity, CodecOptions, EncodedRecord, kept
-from tidesink.codecs.canal_json.encode import CanalJsonWriter, RowWriter, merged_names
+from tidesink.codecs.base import ByIdentity, Codec, CodecOptions, EncodedRecord, kept
+from tidesink.codecs.canal_json.envelope import OPS, Parsed, control_event, objects, timestamp
 from tidesink.codecs.canal_json.schema import Keys, RowShape, RowShapes, read_row
+from tidesink.codecs.compression import compressed
 from tidesink.codecs.large_messages import LargeMessages, is_cut_down
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ddl_moment, row_moment
-from tidesink.errors import ConfigError, DecodeError, EncodeError, FramingError, SchemaMismatchError, shown
+from tidesink.errors import ConfigError, DecodeError, EncodeError, SchemaMismatchError
 from tidesink.events import (
     ChangeEvent,
     DdlEvent,
@@ -44,17 +44,15 @@ from tidesink.events import (
     Op,
     Position,
     Row,
-    TableId,
     TableSchema,
     Value,
     WatermarkEvent,
 )
+from tidesink.typemap.table import mysql_type_text, mysql_type_word, row_of, sql_type_code
 from tidesink.typemap.target_schema import ROW_ID, TABLE_ID, RowKey, parse_row_key
+from tidesink.typemap.values import text_writer
 
 if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import ValidationError
-
     from tidesink.codecs.batch import Columnar, ValueOptions
     from tidesink.codecs.canal_json.columns import CanalJsonColumns
 
@@ -66,7 +64,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class CanalJsonCodec(BatchDecoder):
+class CanalJsonCodec(Codec):
     """Decodes and encodes canal-json.
 
     ``definitions`` grows by the DDL events that pass, in either direction. ``keys`` names the key of
@@ -95,7 +93,6 @@ class CanalJsonCodec(BatchDecoder):
         self._large = large or LargeMessages(options)
         self._learns = shapes is None
         self._writer = CanalJsonWriter(options, clock, self._large)
-        self._full_types = options.content_compatible
         self._writers = ByIdentity(RowWriter, _KEPT_WRITERS)
         self._columns: CanalJsonColumns | None = None
 
@@ -110,7 +107,7 @@ class CanalJsonCodec(BatchDecoder):
         try:
             try:
                 parsed: Parsed = orjson.loads(message.value)  # type: ignore[arg-type]  # None is refused
-                op, extension = _OPS[parsed["type"]], parsed.get("_tidb")
+                op, extension = OPS[parsed["type"]], parsed.get("_tidb")
                 # One row, of which nothing is elsewhere: nearly all messages.
                 usual = parsed["isDdl"] is False and len(parsed["data"]) == 1
                 if usual and (extension is None or len(extension) == 1):
@@ -126,11 +123,11 @@ class CanalJsonCodec(BatchDecoder):
         found: list[Event] = []
         for parsed in objects(message.value, self._large):
             if _is_row(parsed):
-                op, whole = _OPS[parsed["type"]], self._whole(parsed)
+                op, whole = OPS[parsed["type"]], self._whole(parsed)
                 for at, one in enumerate(_each_alone(whole, op), len(found)):
                     found.append(self._row(one, op, message, at))
                 continue
-            event = _control(parsed, parsed.get("type"), message, len(found))
+            event = control_event(parsed, parsed.get("type"), message, len(found))
             if isinstance(event, DdlEvent) and self._learns:
                 self._learn(event)
             found.append(event)
@@ -213,7 +210,8 @@ class CanalJsonCodec(BatchDecoder):
 
     def _encode(self, event: Event) -> bytes | None:
         if isinstance(event, ChangeEvent):
-            return self._writer.row(event, self._row_writer(event.schema or self._schema_of(event)))
+            schema = event.schema or self._schema_of(event)
+            return self._writer.row(event, self._writers.get(schema, self._options.content_compatible))
         if isinstance(event, DdlEvent):
             self._learn(event)
             return self._writer.ddl(event)
@@ -228,84 +226,33 @@ class CanalJsonCodec(BatchDecoder):
         except ConfigError as error:
             self.unread_ddl[event.query] = error.message
 
-    def _row_writer(self, schema: TableSchema) -> RowWriter:
-        return self._writers.get(schema, self._full_types)
-
     def _schema_of(self, event: ChangeEvent) -> TableSchema:
+        """The schema of an event that has none, by the definitions and by what decoding kept beside it."""
         extension = event.extension or {}
-        mysql_type = extension.get("mysqlType")
-        pk_names = extension.get("pkNames", self._primary_key(event))
-        names = merged_names(event.before, event.after)
-        schema = self._shapes.find(
+        definition, mysql_type = self.definitions.get(event.table), extension.get("mysqlType")
+        if definition is None and not mysql_type:
+            raise EncodeError(
+                "the event has no column types: give a table definition, or keep extension.mysqlType",
+                table=str(event.table),
+            )
+        key = event.key or () if definition is None else (one.name for one in definition.primary_key)
+        names = dict.fromkeys(name for row in (event.before, event.after) for name in row or ())
+        return self._shapes.find(
             event.table.schema,
             event.table.name,
-            dict.fromkeys(names),
+            names,
             mysql_type=mysql_type,
-            pk_names=pk_names,
+            pk_names=extension.get("pkNames", list(key)),
             commit_ts=row_moment(event.commit_ts, extension.get("es")),
         ).schema
-        self._refuse_untyped(schema, mysql_type)
-        return schema
-
-    def _primary_key(self, event: ChangeEvent) -> list[str]:
-        definition = self.definitions.get(event.table)
-        if definition is None:
-            return list(event.key or ())
-        return [column.name for column in definition.primary_key]
-
-    def _refuse_untyped(self, schema: TableSchema, mysql_type: object) -> None:
-        if mysql_type or self.definitions.get(schema.table) is not None:
-            return
-        raise EncodeError(
-            "the event has no column types: give a table definition, or keep extension.mysqlType",
-            table=str(schema.table),
-        )
 
 
-_OPS = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 # Members of an enum are looked up again each time, which is felt a row.
 _UPDATE, _DELETE = Op.UPDATE, Op.DELETE
-_WATERMARK = "TIDB_WATERMARK"
-Parsed = dict[str, Any]
 
 # Named tuples made from a whole tuple: half the time of their constructors, which is felt a row.
 _event = cast("Callable[[tuple[object, ...]], ChangeEvent]", partial(tuple.__new__, ChangeEvent))
 _position = cast("Callable[[tuple[object, ...]], Position]", partial(tuple.__new__, Position))
-
-
-def objects(value: bytes | None, large: LargeMessages) -> list[Parsed]:
-    """The JSON objects of one record's value, compressed or not, as they were sent.
-
-    Raises:
-        DecodeError: no value, a damaged one, or no JSON object.
-    """
-    if not value:
-        raise FramingError("the record has no value: canal-json never writes one without")
-    try:
-        return [_object(orjson.loads(value))]
-    except orjson.JSONDecodeError:
-        plain = large.plain(value)
-    return _parsed(value if plain is None else plain)
-
-
-def _parsed(value: bytes) -> list[Parsed]:
-    try:
-        return [_object(orjson.loads(value))]
-    except orjson.JSONDecodeError as error:
-        # Inside JSON text a newline is always escaped, so each bare one ends an object.
-        lines = [line for line in value.split(b"\n") if line.strip()]
-        try:
-            if len(lines) > 1:
-                return [_object(orjson.loads(line)) for line in lines]
-        except orjson.JSONDecodeError:
-            pass
-        raise FramingError(f"the value is no JSON: {error}; is the topic's protocol canal-json?") from None
-
-
-def _object(parsed: object) -> Parsed:
-    if not isinstance(parsed, dict):
-        raise SchemaMismatchError(f"expected a JSON object, not {type(parsed).__name__}")
-    return parsed
 
 
 def _each_alone(parsed: Parsed, op: Op) -> Iterator[Parsed]:
@@ -325,7 +272,7 @@ def _each_alone(parsed: Parsed, op: Op) -> Iterator[Parsed]:
 
 def _is_row(parsed: Parsed) -> bool:
     kind = parsed.get("type")
-    return type(kind) is str and kind in _OPS and parsed.get("isDdl") is not True
+    return type(kind) is str and kind in OPS and parsed.get("isDdl") is not True
 
 
 def _old_rows(parsed: Parsed, rows: list[object]) -> list[object]:
@@ -352,15 +299,7 @@ def _commit_ts(extension: object) -> int | None:
     value = extension.get("commitTs")
     if type(value) is int and value >= 0:  # asked for each row
         return value
-    return _timestamp(extension, "commitTs")
-
-
-def _timestamp(extension: Mapping[str, object], member: str) -> int | None:
-    value = extension.get(member)
-    # orjson reads integers beyond 64 bits as floats, which are refused here with everything else.
-    if value is not None and (type(value) is not int or value < 0):
-        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}")
-    return value
+    return timestamp(extension, "commitTs")
 
 
 def _extension(
@@ -387,55 +326,13 @@ def _extension(
     return extension or None
 
 
-def _control(parsed: Parsed, kind: object, message: Message, index: int) -> Event:
-    if type(kind) is not str:
-        raise SchemaMismatchError("the message has no 'type'")
-    extension = parsed.get("_tidb")
-    if extension is not None and type(extension) is not dict:
-        raise SchemaMismatchError("'_tidb' must be an object")
-    if kind == _WATERMARK:
-        return _watermark(extension or {}, message, index)
-    if parsed.get("isDdl") is not True or kind in _OPS:
-        raise SchemaMismatchError(
-            f"unknown message (type {shown(kind, 40)}, isDdl {shown(parsed.get('isDdl'), 40)}): "
-            f"expected INSERT, UPDATE, DELETE, {_WATERMARK}, or a DDL"
-        )
-    return _ddl(parsed, kind, message, index)
-
-
-def _watermark(extension: Mapping[str, object], message: Message, index: int) -> WatermarkEvent:
-    watermark = _timestamp(extension, "watermarkTs")
-    if watermark is None:
-        raise SchemaMismatchError("a watermark without '_tidb.watermarkTs'")
-    position = Position(message.topic, message.partition, message.offset, index, (watermark,))
-    return WatermarkEvent(watermark, position)
-
-
-def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:
-    database, name, query = (_text(parsed, member) for member in ("database", "table", "sql"))
-    commit_ts = _timestamp(parsed.get("_tidb") or {}, "commitTs")
-    source = None if commit_ts is None else (commit_ts,)
-    position = Position(message.topic, message.partition, message.offset, index, source)
-    es = kept(parsed.get("es"), "es")
-    extension = {"es": es} if commit_ts is None and es is not None else None
-    return DdlEvent(TableId(database, name), query, kind, commit_ts, position, extension)
-
-
-def _text(parsed: Parsed, member: str) -> str:
-    value = parsed.get(member)
-    if type(value) is not str:
-        raise SchemaMismatchError(f"a DDL message needs {member!r} as text")
-    return value
-
-
 def row_key_of(event: ChangeEvent) -> RowKey:
     """The row key that a canal-json event carries (``output-row-key``, new TiCDC).
 
     Raises:
         SchemaMismatchError: it carries none, or that of a table with a clustered key.
     """
-    members = (event.extension or {}).get("_tidb")
-    return parse_row_key(members.get("rowkey") if isinstance(members, Mapping) else None)
+    return parse_row_key(_tidb(event).get("rowkey"))
 
 
 def keyed_by_row(event: ChangeEvent) -> ChangeEvent:
@@ -452,94 +349,282 @@ def keyed_by_row(event: ChangeEvent) -> ChangeEvent:
     return event._replace(key=key, before=before, after=after)
 
 
-_FILE: Final = "canal-json.schema.json"
-_PLAIN_NAME: Final = re.compile(r"\w+")
+# Writing
+
+# Bytes TiCDC counts for a record around its value.
+RECORD_OVERHEAD = 36
+_KEPT_OBJECTS = 64
+_ONLY_HANDLE_KEY = ',"onlyHandleKey":true'
+
+# Go's HTML-safe escaping: these four short forms, all else that is not plain as \u00XX.
+_SPECIAL = re.compile('[\x00-\x1f"\\\\<>&\u2028\u2029]')
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
+_ESCAPED = {c: _SHORT.get(c, f"\\u{ord(c):04x}") for c in [*map(chr, range(32)), *'"\\<>&\u2028\u2029']}
 
 
-def canal_json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of one canal-json object."""
-    text = (files("tidesink.codecs") / "schemas" / _FILE).read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+def json_text(text: str) -> str:
+    """A JSON string literal as Go writes it."""
+    if _SPECIAL.search(text) is None:  # most texts
+        return f'"{text}"'
+    return '"' + _SPECIAL.sub(lambda found: _ESCAPED[found.group()], text) + '"'
 
 
-class CanalJsonSchema:
-    """Checks messages against the schema; compressed ones are opened, claim-check files are not fetched."""
+class RowWriter:
+    """Writes the rows of one table schema; ``full_types``: with the full texts of their types."""
 
-    def __init__(self, options: CodecOptions | None = None) -> None:
-        self._large = LargeMessages(options or CodecOptions())
+    def __init__(self, schema: TableSchema, full_types: bool) -> None:
+        written = [column for column in schema.columns if not column.virtual]
+        self._schema, self._full_types = schema, full_types
+        self._columns = {c.name: (json_text(c.name), text_writer(c.type)) for c in written}
+        # None where the code depends on the value.
+        self._sql_codes = {
+            c.name: None if row_of(c.type).sql_type_above else str(sql_type_code(c.type, None))
+            for c in written
+        }
+        # By the columns of a row: nearly all rows of a table have the same ones.
+        self._mysql_types: dict[tuple[str, ...], str] = {}
+        self.pk_names = "[" + ",".join(json_text(column.name) for column in schema.primary_key) + "]"
+        self.handle_names = frozenset(column.name for column in schema.handle_columns)
 
-    def check(self, message: Message) -> None:
-        """Nothing where the message has the form of canal-json.
+    def texts(self, row: Row) -> dict[str, str]:
+        """Each column's JSON text, in table order; a column the row has not is left out.
 
         Raises:
-            SchemaMismatchError: it has not; the reason has the JSON path of the first wrong member.
-            FramingError: no JSON at all; context has topic, partition, offset.
+            EncodeError: a value that is none of its column's type, or a column the schema has not.
         """
+        found: dict[str, str] = {}
+        for name, (_, write) in self._columns.items():
+            if name in row:
+                value = row[name]
+                try:
+                    found[name] = "null" if value is None else json_text(write(value))
+                except EncodeError as error:
+                    error.with_context(column=name)
+                    raise
+        unknown = [name for name in row if name not in self._schema.by_name] if len(found) < len(row) else []
+        if unknown:
+            raise EncodeError("the event's schema has no such column", column=unknown[0])
+        return found
+
+    def object_of(self, texts: Mapping[str, str]) -> str:
+        """A JSON object of columns."""
+        return "{" + ",".join(f"{self._columns[name][0]}:{text}" for name, text in texts.items()) + "}"
+
+    def sql_types(self, row: Row, names: Iterable[str]) -> str:
+        """The ``sqlType`` object of these columns, for a row's values."""
+        types = self._schema.by_name
+        codes = {n: self._sql_codes[n] or str(sql_type_code(types[n].type, row.get(n))) for n in names}
+        return self.object_of(codes)
+
+    def mysql_types(self, names: Iterable[str]) -> str:
+        """The ``mysqlType`` object of these columns.
+
+        Raises:
+            EncodeError: a full type text is asked for, and too little is known of a column.
+        """
+        place = tuple(names)
+        known = self._mysql_types.get(place)
+        if known is None:
+            if len(self._mysql_types) >= _KEPT_OBJECTS:
+                self._mysql_types.clear()
+            known = self.object_of({name: self._type_text(name) for name in place})
+            self._mysql_types[place] = known
+        return known
+
+    def _type_text(self, name: str) -> str:
+        column_type = self._schema.by_name[name].type
+        text = mysql_type_text(column_type) if self._full_types else mysql_type_word(column_type)
+        if text is None:
+            raise EncodeError(
+                f"content-compatible needs the full type, and only {row_of(column_type).name} is known: "
+                "give a table definition",
+                column=name,
+            )
+        return json_text(text)
+
+
+class CanalJsonWriter:
+    """Writes canal-json values under one set of producer options. ``clock`` gives ms since 1970.
+
+    ``large`` keeps the rows that are too large for Kafka.
+    """
+
+    def __init__(self, options: CodecOptions, clock: Callable[[], int], large: LargeMessages) -> None:
+        self._options = options
+        self._clock = clock
+        self._large = large
+
+    def row(self, event: ChangeEvent, writer: RowWriter) -> bytes:
+        """The message of one row change.
+
+        Raises:
+            EncodeError: an event canal-json has no message for, or one too large.
+        """
+        value = self._sent(self._row(event, writer, cut=_as_decoded(event)))
+        if self._fits(value):
+            return value
+        return self._cut_down(event, writer, value)
+
+    def _row(self, event: ChangeEvent, writer: RowWriter, *, cut: str) -> bytes:
+        """A row's message; ``cut``, where it is given, is the member of ``_tidb`` that says so."""
+        row, old = _images(event)
+        texts = writer.texts(row)
+        deletes = event.op is Op.DELETE and self._options.delete_only_output_handle_key_columns
+        if (cut or deletes) and writer.handle_names:
+            texts = _only(texts, writer.handle_names)
+        before = "null"
+        if old is not None:
+            sent = self._old(event, writer.texts(old), writer.texts(row))
+            before = f"[{writer.object_of(_only(sent, texts) if cut else sent)}]"
+        return self._message(
+            event,
+            kind=event.op.value.upper(),
+            pk_names=writer.pk_names,
+            body=f'"sqlType":{writer.sql_types(row, texts)},"mysqlType":{writer.mysql_types(texts)},'
+            f'"old":{before},"data":[{writer.object_of(texts)}]',
+            cut=cut,
+        )
+
+    def _cut_down(self, event: ChangeEvent, writer: RowWriter, whole: bytes) -> bytes:
+        """A row that is too large, as TiCDC sends it by ``large-message-handle-option``.
+
+        Raises:
+            EncodeError: the option is none, or the row is too large even so.
+        """
+        options = self._options
+        if options.large_message_handle_option == "none":
+            raise self._too_large(event, whole)
+        if not options.enable_tidb_extension or not writer.handle_names:
+            lacks = "a handle key" if options.enable_tidb_extension else "enable-tidb-extension"
+            raise self._too_large(event, whole, f"; {options.large_message_handle_option} needs {lacks}")
+        claims = self._large.claims if options.large_message_handle_option == "claim-check" else None
+        if options.large_message_handle_option == "claim-check" and claims is None:
+            raise self._too_large(event, whole, "; claim-check needs claim-check-storage-uri")
+        location = claims.new_location() if claims else ""
+        cut = f',"claimCheckLocation":{json_text(location)}' if claims else _ONLY_HANDLE_KEY
+        value = self._sent(self._row(event, writer, cut=cut))
+        if not self._fits(value):
+            raise self._too_large(event, value, "; so large are the columns of its handle key")
+        if claims:
+            claims.store(location, whole)
+        return value
+
+    def _fits(self, value: bytes) -> bool:
+        return len(value) + RECORD_OVERHEAD <= self._options.max_message_bytes
+
+    def _too_large(self, event: ChangeEvent, value: bytes, more: str = "") -> EncodeError:
+        return EncodeError(
+            f"message is too large: {len(value) + RECORD_OVERHEAD} bytes, max-message-bytes is "
+            f"{self._options.max_message_bytes}, large-message-handle-option is "
+            f"{self._options.large_message_handle_option}{more}",
+            table=str(event.table),
+        )
+
+    def _sent(self, value: bytes) -> bytes:
+        return compressed(value, self._options.large_message_handle_compression)
+
+    def _old(self, event: ChangeEvent, old: dict[str, str], new: Mapping[str, str]) -> dict[str, str]:
+        sent = (event.extension or {}).get("old")
+        if isinstance(sent, list):  # a decoded event says which columns there were
+            return {name: text for name, text in old.items() if name in sent}
+        if not (self._options.only_output_updated_columns or self._options.content_compatible):
+            return old
+        return {name: text for name, text in old.items() if new.get(name) != text}
+
+    def ddl(self, event: DdlEvent) -> bytes:
+        """The message of a schema change."""
+        value = self._message(
+            event,
+            kind=event.kind,
+            pk_names="null",
+            is_ddl="true",
+            sql=event.query,
+            body='"sqlType":null,"mysqlType":null,"data":null,"old":null',
+        )
+        return self._sent(value)
+
+    def watermark(self, event: WatermarkEvent) -> bytes | None:
+        """The message of a watermark; None without the TiDB extension, which alone has a place for it."""
+        if not self._options.enable_tidb_extension:
+            return None
+        value = (
+            '{"id":0,"database":"","table":"","pkNames":null,"isDdl":false,"type":"TIDB_WATERMARK",'
+            f'"es":{event.commit_ts >> 18},"ts":{self._clock()},"sql":"","sqlType":null,"mysqlType":null,'
+            f'"data":null,"old":null,"_tidb":{{"watermarkTs":{event.commit_ts}}}}}'
+        ).encode()
+        return self._sent(value)
+
+    def _message(
+        self,
+        event: ChangeEvent | DdlEvent,
+        *,
+        kind: str,
+        pk_names: str,
+        body: str,
+        is_ddl: str = "false",
+        sql: str = "",
+        cut: str = "",
+    ) -> bytes:
+        text = (
+            f'{{"id":0,"database":{json_text(event.table.schema)},"table":{json_text(event.table.name)},'
+            f'"pkNames":{pk_names},"isDdl":{is_ddl},"type":{json_text(kind)},"es":{_es(event)},'
+            f'"ts":{self._clock()},"sql":{json_text(sql)},{body}{self._extension(event, cut)}}}'
+        )
         try:
-            for parsed in objects(message.value, self._large):
-                self._check(parsed)
-        except DecodeError as error:
-            error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
-            raise
+            return text.encode()
+        except UnicodeEncodeError as error:
+            raise EncodeError("a text holds half a surrogate pair, which is no character") from error
 
-    def _check(self, parsed: dict[str, Any]) -> None:
-        from jsonschema.exceptions import best_match
-
-        worst = best_match(self._validator.iter_errors(parsed))
-        if worst is not None:
-            raise SchemaMismatchError(f"{_path(worst)}: {_reason(worst)}, by {_FILE}")
-
-    @cached_property
-    def _validator(self) -> Draft202012Validator:
-        from jsonschema import Draft202012Validator
-
-        return Draft202012Validator(canal_json_schema())
+    def _extension(self, event: ChangeEvent | DdlEvent, cut: str) -> str:
+        if not self._options.enable_tidb_extension:
+            return ""
+        if event.commit_ts is None:
+            raise EncodeError("enable-tidb-extension needs commit_ts, and the event has none")
+        row_key = ""
+        if self._options.output_row_key and isinstance(event, ChangeEvent):
+            row_key = f',"rowkey":{json_text(_row_key(event))}'
+        return f',"_tidb":{{"commitTs":{event.commit_ts}{cut}{row_key}}}'
 
 
-def _path(error: ValidationError) -> str:
-    """``$.data[0].id``; a name with other characters stands in quotes."""
-    path = "$"
-    for part in error.absolute_path:
-        plain = f".{part}" if _PLAIN_NAME.fullmatch(str(part)) else f"[{shown(part)}]"
-        path += f"[{part}]" if isinstance(part, int) else plain
-    return path
+def _only(texts: Mapping[str, str], names: Container[str]) -> dict[str, str]:
+    return {name: text for name, text in texts.items() if name in names}
 
 
-def _reason(error: ValidationError) -> str:
-    """What is wrong in our words: jsonschema's own quote the whole value, which may be a row."""
-    keyword = str(error.validator)
-    wanted: Any = error.validator_value
-    value: Any = error.instance
-    if keyword == "required":
-        return f"{', '.join(repr(name) for name in wanted if name not in value)} is missing"
-    if keyword == "additionalProperties" and isinstance(value, dict):
-        known = canal_json_schema()["$defs"]["extension"]["properties"]  # the only closed object
-        unknown = sorted(value.keys() - known.keys())
-        return f"{', '.join(map(shown, unknown))} is unknown there"
-    words = _WORDS.get(keyword, f"breaks the rule {keyword}")
-    what = f"the {_KINDS[type(value)]} there" if isinstance(value, dict | list) else _json_text(value)
-    return f"{what} {words.format(wanted=_listed(wanted))}"
+def _as_decoded(event: ChangeEvent) -> str:
+    """A delete that came with its handle key alone, and was not looked up, goes out as it came."""
+    cut = event.op is Op.DELETE and _tidb(event).get("onlyHandleKey") is True
+    return _ONLY_HANDLE_KEY if cut else ""
 
 
-def _json_text(value: Any) -> str:
-    return shown(value) if isinstance(value, str) else json.dumps(value)
+def _tidb(event: ChangeEvent) -> Mapping[str, object]:
+    """The members of ``_tidb`` that decoding kept beside the event."""
+    members = (event.extension or {}).get("_tidb")
+    return members if isinstance(members, Mapping) else {}
 
 
-def _listed(wanted: Any) -> str:
-    if isinstance(wanted, list):
-        return " or ".join(map(str, wanted))
-    return wanted if isinstance(wanted, str) else json.dumps(wanted)
+def _row_key(event: ChangeEvent) -> str:
+    key = _tidb(event).get("rowkey")
+    if not isinstance(key, str):
+        raise EncodeError("output-row-key needs extension._tidb.rowkey, and the event has none")
+    return key
 
 
-_KINDS: Final[dict[type, str]] = {dict: "object", list: "array"}
-_WORDS: Final = {
-    "type": "is not of the type {wanted}",
-    "enum": "is not one of {wanted}",
-    "const": "must be {wanted}",
-    "minLength": "is empty",
-    "minItems": "is empty",
-    "minimum": "is below {wanted}",
-    "maximum": "is above {wanted}",
-    "uniqueItems": "names a column twice",
-}
+def _es(event: ChangeEvent | DdlEvent) -> int:
+    es = (event.extension or {}).get("es")
+    if isinstance(es, int):
+        return es
+    if event.commit_ts is None:
+        raise EncodeError(
+            "canal-json needs the commit time: the event has neither commit_ts nor extension.es"
+        )
+    return event.commit_ts >> 18
+
+
+def _images(event: ChangeEvent) -> tuple[Row, Row | None]:
+    """The row for ``data`` and the one for ``old``."""
+    row = event.before if event.op is Op.DELETE else event.after
+    if event.op not in (Op.INSERT, Op.UPDATE, Op.DELETE):
+        raise EncodeError(f"canal-json has no message for {event.op.value!r}", table=str(event.table))
+    if row is None or (event.op is Op.UPDATE and event.before is None):
+        raise EncodeError(f"an image of the {event.op.value} is missing", table=str(event.table))
+    return row, event.before if event.op is Op.UPDATE else None

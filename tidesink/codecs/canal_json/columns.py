@@ -32,6 +32,7 @@ from tidesink.codecs.batch import (
     op_code,
     source_lists,
 )
+from tidesink.codecs.canal_json.envelope import OPS
 from tidesink.codecs.canal_json.scan import Indices, Mask, Scan, Tokens, ends, odd_starts, scan
 from tidesink.codecs.canal_json.schema import RowShape, RowShapes
 from tidesink.codecs.compression import compression_of
@@ -43,7 +44,6 @@ from tidesink.typemap.arrow import from_text
 
 T = TypeVar("T")
 
-_OPS: Final = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 _UPDATE, _DELETE = op_code(Op.UPDATE), op_code(Op.DELETE)
 # So many records are scanned at once: their bytes fit a processor's cache. Fewer cost more each.
 _CHUNK_RECORDS: Final = 16_384
@@ -83,6 +83,14 @@ class _Body(NamedTuple):
     commit_ts: int = _NO_TOKEN
     row_key: int = _NO_TOKEN
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """``data``, ``commit_ts``, ``row_key``, and where ``old`` is null."""
+        return self.data, self.commit_ts, self.row_key, 0 if self.old is None else _NO_TOKEN
+
+
+_NO_PLACES: Final = (_NO_TOKEN,) * 4
+
 
 def read_head(frame: bytes) -> _Head | None:
     """What a head says of a row change; None for one that the row codec has to look at."""
@@ -93,7 +101,7 @@ def read_head(frame: bytes) -> _Head | None:
     except orjson.JSONDecodeError:
         return None
     kind = parsed.get("type")
-    op = _OPS.get(kind) if type(kind) is str else None
+    op = OPS.get(kind) if type(kind) is str else None
     if op is None or parsed.get("isDdl") is not False or _FIRST_OF_BODY & parsed.keys():
         return None
     get = parsed.get
@@ -190,7 +198,9 @@ class CanalJsonColumns:
         self._large = large
         self._heads = _Remembered(read_head)
         self._bodies = _Remembered(read_body)
-        self._types = ByIdentity(_row_types, _MOST_TYPES)
+        self._types: ByIdentity[RowTypes] = ByIdentity(
+            lambda shape, options: RowTypes(shape.schema, shape.key or None, options), _MOST_TYPES
+        )
 
     def step(self, options: ValueOptions) -> Callable[[Records], ColumnarResult]:
         """The columnar step for one batch; it scans a chunk once, whatever it is asked for of it."""
@@ -234,19 +244,23 @@ class CanalJsonColumns:
         heads = self._heads.all(found.heads.dictionary)
         bodies = self._bodies.all(found.bodies.dictionary)
         head, body = (one.indices.to_numpy().astype(np.int64) for one in (found.heads, found.bodies))
+        # Of each record the places of what is not in every one.
+        places = np.array([_NO_PLACES if one is None else one.places for one in bodies], np.int64)
+        data, commit_ts, row_key, no_old = places.reshape(-1, len(_NO_PLACES))[body].T
         known = found.proven & _is_known(heads)[head] & _is_known(bodies)[body]
-        known &= _as_expected(found.tokens, bodies, body)
+        known &= _as_expected(found.tokens, commit_ts, row_key, no_old)
         rows = np.flatnonzero(known)
-        first, body = found.tokens.first[rows], body[rows]
+        first = found.tokens.first[rows]
+        times = _commit_ts(found.tokens, first, commit_ts[rows])
         return _Rows(
             found,
             rows,
             found.where[rows],
             head[rows],
-            body,
+            body[rows],
             first,
-            first + _places(bodies, body, lambda one: one.data),
-            _commit_ts(found.tokens, first, _places(bodies, body, lambda one: one.commit_ts)),
+            first + data[rows],
+            times,
             heads,
             bodies,
         )
@@ -256,7 +270,7 @@ class CanalJsonColumns:
         left = np.ones(size, np.bool_)
         tables: list[ChangeTable] = []
         for shape, places in self._by_shape(chunk.rows, chunk.rows.between(at, at + size)):
-            table = _TableOfShape(shape, self._types_of(shape, options), options, chunk.rows, places)
+            table = _TableOfShape(shape, self._types.get(shape, options), options, chunk.rows, places)
             found, proven = table.read(records, chunk.rows.where[places] - at)
             tables.append(found)
             left[proven] = False
@@ -315,13 +329,6 @@ class CanalJsonColumns:
         updates = head.op == _UPDATE
         return shape if not updates or (body.old is not None and known.issuperset(body.old)) else None
 
-    def _types_of(self, shape: RowShape, options: ValueOptions) -> RowTypes:
-        return self._types.get(shape, options)
-
-
-def _row_types(shape: RowShape, options: ValueOptions) -> RowTypes:
-    return RowTypes(shape.schema, shape.key or None, options)
-
 
 class _Remembered(Generic[T]):
     """What distinct bytes mean, each read once; all is forgotten when it is too much."""
@@ -367,27 +374,18 @@ def _within(moments: Indices, shape: RowShape) -> Mask:
     return fits if shape.until > _INT64_MAX else fits & (moments < shape.until)
 
 
-def _as_expected(tokens: Tokens, bodies: Sequence[_Body | None], body: Indices) -> Mask:
+def _as_expected(tokens: Tokens, commit_ts: Indices, row_key: Indices, no_old: Indices) -> Mask:
     """Which records' tokens are of the kinds that their skeletons stand for.
 
     ``commitTs`` is a number and nothing else is, ``old`` without a row is null, and ``rowkey`` is a text.
     """
     first = tokens.first[:-1]
     numbers = np.append(0, np.cumsum(tokens.number))
-    found = numbers[tokens.first[1:]] - numbers[first]
-    commit_ts = _places(bodies, body, lambda one: one.commit_ts)
-    expected = np.where(commit_ts < 0, found == 0, found == 1)
-    expected &= _flag(tokens.number, first, commit_ts)
-    expected &= _flag(
-        tokens.null, first, _places(bodies, body, lambda one: 0 if one.old is None else _NO_TOKEN)
-    )
-    found_all: Mask = expected & _flag(~tokens.null, first, _places(bodies, body, lambda one: one.row_key))
-    return found_all
-
-
-def _places(bodies: Sequence[_Body | None], body: Indices, place: Callable[[_Body], int]) -> Indices:
-    each = np.array([_NO_TOKEN if one is None else place(one) for one in bodies], np.int64)
-    return each[body] if len(each) else body
+    found: Mask = numbers[tokens.first[1:]] - numbers[first] == (commit_ts >= 0)
+    found &= _flag(tokens.number, first, commit_ts)
+    found &= _flag(tokens.null, first, no_old)
+    found &= _flag(~tokens.null, first, row_key)
+    return found
 
 
 def _flag(flags: Mask, first: Indices, place: Indices) -> Mask:

@@ -9,18 +9,31 @@ A record is cut at ``,"old":`` into a head and a body. The head without the digi
 the body without its values (*tokens*: text, null, or digits behind a key) repeat from record to record, so
 each distinct one is parsed once, and equal bytes are equal JSON. ``Scan`` says why that proves a record;
 what it does not prove is left to the row codec, which alone names faults.
+
+What a topic says of its tables is found without decoding rows, too. Most records are distinguished by their
+first bytes, and each distinct beginning is looked at once. A record that does not begin as TiCDC's do is
+parsed. What names no table, or cannot be read, may be anybody's.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.codecs.avro_columns import is_utf8
+from tidesink.codecs.compression import Compression, compression_of, decompressed
+from tidesink.errors import FramingError
+from tidesink.events import TableId
 
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
@@ -132,23 +145,6 @@ def _usable(values: pa.Array) -> Indices:
     if not values.null_count:
         return np.arange(len(values))
     return np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-
-
-def _is_utf8(body: pa.BinaryArray) -> Mask:
-    """Which values are valid UTF-8."""
-    try:
-        body.cast(pa.string())
-    except pa.ArrowInvalid:
-        return np.array([_decodes(one) for one in body.to_pylist()], np.bool_)
-    return np.ones(len(body), np.bool_)
-
-
-def _decodes(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _pieces(data: Bytes, bounds: npt.NDArray[np.int32]) -> pa.BinaryArray:
@@ -285,7 +281,7 @@ class _Bodies:
         content = np.frombuffer(_content(body), np.uint8)
         self.data: Bytes = np.concatenate([content, np.zeros(_PADDING, np.uint8)])
         self.starts = np.frombuffer(body.buffers()[1], np.int32, len(body) + 1).astype(np.int64)
-        self.proven = _is_utf8(body)
+        self.proven = is_utf8(body)
         self._slashes = np.flatnonzero(self.data == _BACKSLASH)
 
     def tokens(self) -> tuple[Tokens, pa.BinaryArray]:
@@ -431,3 +427,211 @@ def odd_starts(values: pa.Array) -> Indices:
     some = np.flatnonzero(np.diff(offsets) > 0)
     found: Indices = some[data[offsets[some]] != _OBJECT]
     return found
+
+
+# The tables that records name
+
+_TEXT: Final = rb'"((?:[^"\\]|\\.)*)"'
+_HEAD: Final = re.compile(rb'\{"id":0,"database":' + _TEXT + rb',"table":' + _TEXT + rb",", re.DOTALL)
+# What is looked at of each record: names of usual length end before it, and what changes begins behind.
+_HEAD_BYTES: Final = 72
+_MOST_HEADS: Final = 10_000
+_WATERMARK: Final = "TIDB_WATERMARK"
+_DDL_MARK: Final = '"isDdl":true'
+# Indices of records by their first bytes.
+_NO_TABLE: Final = -1
+_TO_PARSE: Final = -2
+
+
+class NamedRecords(NamedTuple):
+    """The table that each record names: ``codes`` are indices of ``tables``, -1 for what names none.
+
+    ``strangers``: which records are rows of tables that are not known.
+    """
+
+    tables: tuple[TableId, ...]
+    codes: Indices
+    strangers: Mask
+
+    def own(self, table: TableId) -> Mask:
+        """The records that are a table's: what names none is everybody's."""
+        return np.array([*(one == table for one in self.tables), True], np.bool_)[self.codes]
+
+
+@dataclass(frozen=True)
+class TableNames:
+    """Tells which table a record names. ``known``: the tables that are read at all.
+
+    ``opens_up_to``: values may be compressed, and stand for so many bytes at most; None: they are not.
+    """
+
+    known: frozenset[TableId]
+    opens_up_to: int | None = None
+
+    def of(self, records: pa.RecordBatch) -> NamedRecords:
+        """The tables that Kafka records name."""
+        values = records.column("value")
+        tables = dict(zip(sorted(self.known), range(len(self.known)), strict=True))
+        heads = pc.binary_slice(values, 0, _HEAD_BYTES).dictionary_encode()
+        named = (self._in_head(head) for head in heads.dictionary.to_pylist())
+        # Of a table that is not known the whole record has to be sound.
+        by_head = [_TO_PARSE if one is None else tables.get(one, _TO_PARSE) for one in named]
+        codes = np.array([*by_head, _NO_TABLE], np.int64)[_indices(heads)]
+        strangers = np.zeros(len(codes), np.bool_)
+        for at in np.flatnonzero(codes == _TO_PARSE).tolist():
+            parsed = _parsed(self._opened(values[at].as_py()))
+            table = _table_of(parsed)
+            codes[at] = _NO_TABLE if table is None else tables.setdefault(table, len(tables))
+            strangers[at] = table is not None and table not in self.known and _is_row(parsed)
+        return NamedRecords(tuple(tables), codes, strangers)
+
+    def _in_head(self, head: bytes) -> TableId | None:
+        if head not in self._heads:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            self._heads[head] = _table_in(head)
+        return self._heads[head]
+
+    @cached_property
+    def _heads(self) -> dict[bytes, TableId | None]:
+        return {}
+
+    def _opened(self, value: bytes) -> bytes:
+        if self.opens_up_to is None or value.startswith(b"{"):
+            return value
+        try:
+            return decompressed(value, most=self.opens_up_to) or value
+        except FramingError:
+            return b""
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+
+# What is asked of the records of a range, whose values are not compressed any more
+
+
+class Census(NamedTuple):
+    """The tables with a row among some records, and how a value is compressed that is not opened."""
+
+    tables: frozenset[TableId]
+    compression: Compression
+
+
+def census(records: Iterator[pa.RecordBatch]) -> Census:
+    """The tables that rows name."""
+    found: set[TableId] = set()
+    compression: Compression = "none"
+    for batch in records:
+        values = batch.column("value")
+        heads = pc.binary_slice(values, 0, _HEAD_BYTES).dictionary_encode()
+        named = [_table_in(head) for head in heads.dictionary.to_pylist()]
+        for at, code in enumerate(_indices(heads).tolist()):
+            if code == len(named) or named[code] in found:
+                continue
+            value: bytes = values[at].as_py()
+            if compression == "none" and not value.startswith(b"{"):
+                compression = compression_of(value)
+            parsed = _parsed(value)
+            table = _table_of(parsed)
+            if table is not None and _is_row(parsed):
+                found.add(table)
+    return Census(frozenset(found), compression)
+
+
+def marked_ddl(records: Iterator[pa.RecordBatch]) -> list[bytes]:
+    """The values that may be DDL events, in their order; a row with these bytes in a value is among them."""
+    columns = (batch.column("value") for batch in records)
+    return [value for one in columns for value in one.filter(pc.match_substring(one, _DDL_MARK)).to_pylist()]
+
+
+class RowWords(NamedTuple):
+    """What a row says of itself: column names in order, their type words, the key's names; its offset."""
+
+    names: tuple[str, ...]
+    types: dict[str, str]
+    keys: list[str]
+    offset: int
+
+
+def row_forms(table: TableId, records: Iterator[pa.RecordBatch]) -> list[RowWords]:
+    """The forms of a table's rows: of each set of columns, in order, the words of the newest row."""
+    names = TableNames(frozenset({table}))
+    rows = (
+        _row_words(offset, _parsed(value))
+        for batch in records
+        for offset, value in _valued(batch.filter(pa.array(names.of(batch).own(table))))
+    )
+    return newest_forms(filter(None, rows))
+
+
+def newest_forms(words: Iterator[RowWords]) -> list[RowWords]:
+    """Of each form the newest."""
+    found: dict[tuple[str, ...], RowWords] = {}
+    for one in words:
+        known = found.get(one.names)
+        if known is None or known.offset <= one.offset:
+            found[one.names] = one
+    return list(found.values())
+
+
+def _row_words(offset: int, parsed: Any) -> RowWords | None:
+    if not _is_row(parsed):
+        return None
+    data, types, keys = (parsed.get(name) for name in ("data", "mysqlType", "pkNames"))
+    first = data[0] if isinstance(data, list) and data else None
+    if not isinstance(first, dict):
+        return None
+    types = types if isinstance(types, dict) else {}
+    return RowWords(tuple(first), types, keys if isinstance(keys, list) else [], offset)
+
+
+def _valued(batch: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+    pairs = zip(batch.column("offset").to_pylist(), batch.column("value").to_pylist(), strict=True)
+    return ((offset, value) for offset, value in pairs if value is not None)
+
+
+def _indices(heads: pa.DictionaryArray) -> Indices:
+    """The index of each record's head; of a record without a value the number of heads."""
+    found: Indices = heads.indices.fill_null(len(heads.dictionary)).to_numpy(zero_copy_only=False)
+    return found.astype(np.int64)
+
+
+def _table_in(head: bytes) -> TableId | None:
+    """The table that the first bytes of a record name; None where they do not say it in TiCDC's form."""
+    found = _HEAD.match(head)
+    if found is None:
+        return None
+    try:
+        schema, name = (json.loads(b'"' + part + b'"') for part in found.groups())
+    except ValueError:
+        return None
+    return TableId(schema, name) if name else None
+
+
+def _parsed(value: bytes) -> Any:
+    """The first object of a value; None where there is none."""
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return _first_object(value)
+
+
+def _first_object(value: bytes) -> Any:
+    """Of several objects, each on a line, the first."""
+    try:
+        return orjson.loads(value.lstrip().split(b"\n", 1)[0])
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _table_of(parsed: Any) -> TableId | None:
+    if not isinstance(parsed, dict):
+        return None
+    schema, name = parsed.get("database") or "", parsed.get("table")
+    return TableId(schema, name) if isinstance(schema, str) and isinstance(name, str) and name else None
+
+
+def _is_row(parsed: Any) -> bool:
+    """Whether a message is of a row, and not of a DDL event or a watermark."""
+    return isinstance(parsed, dict) and parsed.get("isDdl") is False and parsed.get("type") != _WATERMARK

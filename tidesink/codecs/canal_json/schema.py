@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import NEVER, row_moment
+from tidesink.ddl.history import NEVER, row_moment, table_key
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader
 from tidesink.typemap.table import row_of
+from tidesink.typemap.values import TextReader, integer_bounds, keeps_text, text_reader
 
 RawRow = dict[str, object]
 Keys = Mapping[TableId, Sequence[str]]
@@ -130,12 +130,20 @@ def _not_text(name: str, value: object) -> SchemaMismatchError:
     )
 
 
+class _Words(NamedTuple):
+    """What a row says of its columns: their names in order, their type words, and the key's names."""
+
+    names: list[str]
+    types: Mapping[str, str]
+    keys: list[str]
+
+
 class RowShapes:
     """The shapes met so far, found again without building anything."""
 
     def __init__(self, definitions: TableDefinitions, keys: Keys | None) -> None:
         self._definitions = definitions
-        self._keys = {_folded(table): tuple(names) for table, names in (keys or {}).items()}
+        self._keys = {table_key(table): tuple(names) for table, names in (keys or {}).items()}
         self._shapes: dict[tuple[str, str], list[RowShape]] = {}
         self._recent: RowShape | None = None
         self._version = definitions.version
@@ -144,7 +152,7 @@ class RowShapes:
         """The columns that the configuration names a table's rows by; empty where it does not."""
         if type(database) is not str or type(name) is not str:
             return ()
-        return self._keys.get(_folded(TableId(database, name)), ())
+        return self._keys.get(table_key(TableId(database, name)), ())
 
     def moment(self, es: object) -> int:
         """When a row without a commit ts was committed, for ``find``; asks nothing where it matters not."""
@@ -178,73 +186,49 @@ class RowShapes:
             and recent.since <= commit_ts < recent.until
         ):
             return recent
-        self._recent = found = self._other(
-            (database, name), names, mysql_type=mysql_type, pk_names=pk_names, commit_ts=commit_ts
-        )
-        return found
-
-    def _other(
-        self,
-        table: tuple[object, object],
-        names: list[str],
-        *,
-        mysql_type: object,
-        pk_names: object,
-        commit_ts: int,
-    ) -> RowShape:
-        """The shape of a row that is not of the most recent one."""
         if self._version != self._definitions.version:
             self._shapes.clear()
             self._version = self._definitions.version
+        self._recent = found = self._other((database, name), (names, mysql_type, pk_names), commit_ts)
+        return found
+
+    def _other(
+        self, table: tuple[object, object], words: tuple[list[str], object, object], commit_ts: int
+    ) -> RowShape:
+        """The shape of a row that is not of the most recent one."""
         try:
             known = self._shapes[table]  # type: ignore[index]  # any other key is just not there
         except (KeyError, TypeError):  # an unknown table, or a JSON list or object, which is no name
             known = []
         for shape in known:
-            if (
-                shape.mysql_type == mysql_type
-                and shape.names == names
-                and shape.pk_names == pk_names
-                and shape.since <= commit_ts < shape.until
-            ):
+            said = (shape.names, shape.mysql_type, shape.pk_names)
+            if said == words and shape.since <= commit_ts < shape.until:
                 return shape
-        shape = self._build(_table(*table), names, _types(mysql_type), _names(pk_names), commit_ts=commit_ts)
-        return self._added(shape)
-
-    def _added(self, shape: RowShape) -> RowShape:
-        table = shape.table
-        known = self._shapes.setdefault(table, [])
-        known.insert(0, shape)
-        del known[_KEPT_SHAPES:]
+        named, (names, types, keys) = _table(*table), words
+        shape = self._build(named, _Words(names, _types(types), _names(keys)), commit_ts)
+        self._shapes[named] = [shape, *known][:_KEPT_SHAPES]
         return shape
 
-    def _build(
-        self,
-        table: TableId,
-        names: list[str],
-        mysql_type: Mapping[str, str],
-        pk_names: list[str],
-        *,
-        commit_ts: int,
-    ) -> RowShape:
+    def _build(self, table: TableId, words: _Words, commit_ts: int) -> RowShape:
         """A new shape: each column's type from where the module says."""
         known = self._defined(table)
-        complete = all(name.casefold() in known for name in names)
+        complete = all(name.casefold() in known for name in words.names)
         # A column that was dropped since, or whose table was.
         known = {c.name.casefold(): c for c in self._definitions.former(table)} | known
-        columns = tuple(self._columns(names, mysql_type, pk_names, known, commit_ts=commit_ts))
+        columns = tuple(self._columns(words, known, commit_ts))
         changes = sorted({was.until for c in known.values() for was in c.earlier})
+        bounds = [(c, integer_bounds(c.type)) for c in columns if not keeps_text(c.type)]
         return RowShape(
             table=table,
-            names=names,
-            mysql_type=mysql_type,
-            pk_names=pk_names,
+            names=words.names,
+            mysql_type=words.types,
+            pk_names=words.keys,
             schema=TableSchema(table, columns),
-            integers=tuple(_integers(columns)),
-            others=tuple((c.name, text_reader(c.type)) for c in columns if not _is_read_apart(c.type)),
+            integers=tuple((c.name, *both, text_reader(c.type)) for c, both in bounds if both is not None),
+            others=tuple((c.name, text_reader(c.type)) for c, both in bounds if both is None),
             texts=tuple(c.name for c in columns if keeps_text(c.type)),
-            key=self._key(table, names, pk_names),
-            wire_types=None if complete else mysql_type,
+            key=self._key(table, words),
+            wire_types=None if complete else words.types,
             since=max((at for at in changes if at <= commit_ts), default=0),
             until=min((at for at in changes if at > commit_ts), default=NEVER + 1),
         )
@@ -254,25 +238,17 @@ class RowShapes:
         definition = self._definitions.get(table)
         return {c.name.casefold(): c for c in definition.columns} if definition else {}
 
-    def _columns(
-        self,
-        names: list[str],
-        mysql_type: Mapping[str, str],
-        pk_names: list[str],
-        known: Mapping[str, Column],
-        *,
-        commit_ts: int,
-    ) -> Iterator[Column]:
+    def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         """The columns of a row; ``known``: those that are defined, by their names, folded."""
-        for name in names:
-            word, defined = mysql_type.get(name), known.get(name.casefold())
-            yield _column(name, word, defined, primary=name in pk_names, commit_ts=commit_ts)
+        for name in words.names:
+            word, defined = words.types.get(name), known.get(name.casefold())
+            yield _column(name, word, defined, primary=name in words.keys, commit_ts=commit_ts)
 
-    def _key(self, table: TableId, names: list[str], pk_names: list[str]) -> tuple[str, ...]:
-        wanted = self._keys.get(_folded(table))
+    def _key(self, table: TableId, words: _Words) -> tuple[str, ...]:
+        wanted = self._keys.get(table_key(table))
         if wanted is None:
-            return tuple(pk_names)
-        spelt = {name.casefold(): name for name in names}
+            return tuple(words.keys)
+        spelt = {name.casefold(): name for name in words.names}
         return tuple(spelt.get(name.casefold(), name) for name in wanted)
 
 
@@ -288,35 +264,28 @@ class DefinedShapes(RowShapes):
         super().__init__(definitions, keys)
         self._own_keys = own_keys
 
-    def _columns(
-        self,
-        names: list[str],
-        mysql_type: Mapping[str, str],
-        pk_names: list[str],
-        known: Mapping[str, Column],
-        *,
-        commit_ts: int,
-    ) -> Iterator[Column]:
+    def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
+        names, types, keys = words
         folded = [name.casefold() for name in names]
         twice = next((name for at, name in enumerate(names) if name.casefold() in folded[:at]), None)
         if twice is not None:
             raise SchemaMismatchError("the row has the column twice", column=twice)
         if not known.keys() >= {*folded}:
-            yield from (Column(name, ColumnType("text", sql=mysql_type.get(name))) for name in names)
+            yield from (Column(name, ColumnType("text", sql=types.get(name))) for name in names)
             return
         for name in names:
-            word, defined = mysql_type.get(name) or "", known[name.casefold()]
+            word, defined = types.get(name) or "", known[name.casefold()]
             column_type = _in_force(defined, word, commit_ts)
             if _contradicts(word, column_type):
                 raise SchemaMismatchError(_OTHER_TYPE, column=name)
-            primary = name in pk_names
+            primary = name in keys
             yield replace(defined, name=name, type=column_type, primary_key=primary, earlier=())
 
-    def _key(self, table: TableId, names: list[str], pk_names: list[str]) -> tuple[str, ...]:
-        if not self._defined(table).keys() >= {name.casefold() for name in names}:
+    def _key(self, table: TableId, words: _Words) -> tuple[str, ...]:
+        if not self._defined(table).keys() >= {name.casefold() for name in words.names}:
             return ()
-        key = super()._key(table, names, pk_names)
-        named = {name.casefold() for name in pk_names}
+        key = super()._key(table, words)
+        named = {name.casefold() for name in words.keys}
         if self._own_keys and named and named != {name.casefold() for name in key}:
             raise SchemaMismatchError(
                 f"the row's pkNames are not the table's key ({', '.join(key)}): the source's key was "
@@ -368,17 +337,6 @@ def _contradicts(word: str, column_type: ColumnType) -> bool:
     return coded["enum"] or coded["set"] or (reader == "text" and coded["binary"])
 
 
-def _integers(columns: Sequence[Column]) -> Iterator[IntegerColumn]:
-    for column in columns:
-        bounds = integer_bounds(column.type)
-        if bounds is not None:
-            yield column.name, *bounds, text_reader(column.type)
-
-
-def _is_read_apart(column_type: ColumnType) -> bool:
-    return keeps_text(column_type) or integer_bounds(column_type) is not None
-
-
 def _table(database: object, name: object) -> TableId:
     if not (isinstance(database, str) and isinstance(name, str) and database and name):
         raise SchemaMismatchError("the message names no table: 'database' and 'table' must be text")
@@ -399,10 +357,6 @@ def _names(pk_names: object) -> list[str]:
     if not isinstance(pk_names, list) or not all(isinstance(name, str) for name in pk_names):
         raise SchemaMismatchError("'pkNames' must be a list of column names")
     return pk_names
-
-
-def _folded(table: TableId) -> tuple[str, str]:
-    return table.schema.casefold(), table.name.casefold()
 
 
 def _column(

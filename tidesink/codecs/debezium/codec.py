@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.codecs.base import BatchDecoder, BinaryHandling, CodecOptions, EncodedRecord, kept
+from tidesink.codecs.base import BinaryHandling, Codec, CodecOptions, EncodedRecord, kept
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.encode import AvroWriter, JsonWriter, TicdcWriter
 from tidesink.codecs.debezium.envelope import (
@@ -80,7 +80,7 @@ _MOST_TOPICS: Final = 65536
 _MOST_UNREAD: Final = 1000
 
 
-class DebeziumCodec(BatchDecoder):
+class DebeziumCodec(Codec):
     """Decodes Debezium's records; what the two codecs have in common.
 
     ``definitions`` gives types, above all to records without a schema. So does the DDL that passes,

@@ -36,7 +36,7 @@ from tidesink.codecs.debezium.encode_values import (
     wire_value,
 )
 from tidesink.codecs.debezium.formats import bare_schema
-from tidesink.codecs.flat_avro.record import to_wire
+from tidesink.codecs.flat_avro.payloads import to_wire
 from tidesink.errors import EncodeError
 from tidesink.events import (
     ChangeEvent,
@@ -52,8 +52,7 @@ from tidesink.events import (
 )
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.typemap.render import mysql_type_word
-from tidesink.typemap.table import row_of
+from tidesink.typemap.table import mysql_type_word, row_of
 
 _OPS: Final = {Op.INSERT: "c", Op.UPSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
 _PRIMITIVES: Final = {"int16": "int", "int32": "int", "int64": "long"}

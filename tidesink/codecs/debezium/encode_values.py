@@ -20,9 +20,8 @@ from tidesink.codecs.debezium.envelope import TICDC, connector_of
 from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
 from tidesink.events import Column, DdlEvent, TableId, Value, WatermarkEvent, physical_ms
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.typemap.parse import fit_decimal, integer_bounds, shortest_float32
-from tidesink.typemap.render import escape_allowed, mysql_type_word
-from tidesink.typemap.table import row_of
+from tidesink.typemap.table import escape_allowed, mysql_type_word, row_of
+from tidesink.typemap.values import fit_decimal, integer_bounds, shortest_float32
 
 Members = dict[str, Any]
 

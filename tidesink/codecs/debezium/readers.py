@@ -40,8 +40,8 @@ from tidesink.codecs.debezium.scalars import WORDS, scale_of
 from tidesink.codecs.debezium.values import placeholders, wire_reader, wire_type
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
-from tidesink.typemap.parse import fit_decimal, integer_bounds, text_reader, wire_unsigned
 from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.values import fit_decimal, integer_bounds, text_reader, wire_unsigned
 
 ValueReader = Callable[[object], "Value | Unavailable"]
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from tidesink.codecs.debezium.connect_schema import PRECISION, ConnectSchema
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError, shown
-from tidesink.typemap.parse import DECIMAL_CONTEXT
+from tidesink.typemap.values import DECIMAL_CONTEXT
 
 _FLOAT32: Final = struct.Struct("<f")
 INTEGER_BITS: Final = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}

@@ -27,9 +27,8 @@ from tidesink.codecs.debezium.values import placeholders
 from tidesink.errors import DecodeError
 from tidesink.events import Column
 from tidesink.typemap.arrow import arrow_type, from_python
-from tidesink.typemap.parse import integer_bounds
-from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.table import row_of, semantic_type
+from tidesink.typemap.table import ZeroDate, row_of, semantic_type
+from tidesink.typemap.values import integer_bounds
 
 Mask = npt.NDArray[np.bool_]
 # A kernel's arrays: the target's values, and which of the wire's it could not decide (None: none).

@@ -63,8 +63,15 @@ from tidesink.codecs.debezium.scalars import (
 )
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
-from tidesink.typemap.render import split_allowed
-from tidesink.typemap.table import PLAIN_TYPES, Form, TypeRow, find_row, row_named, semantic_type
+from tidesink.typemap.table import (
+    PLAIN_TYPES,
+    Form,
+    TypeRow,
+    find_row,
+    row_named,
+    semantic_type,
+    split_allowed,
+)
 
 # Debezium's stand-ins for a default that only the database computes, which is far more often the current
 # time than the first second of 1970.

@@ -3,44 +3,68 @@
 Bytes: a Confluent header and one Avro record for the key, one for the value. A delete is a null value, a
 marker (03 and the commit_ts), or, with ``avro-include-before-value``, a record whose ``_tidb_op`` is ``d``
 (tiflow c7b2588, ticdc b813e76). The bytes themselves show which of the two producers wrote them.
+
+With ``avro-enable-watermark`` a record with a null key starts with 01 (DDL, JSON) or 02 (watermark, uint64
+big-endian); the new architecture then writes a delete's value as 03 and its commit_ts, uint64 big-endian,
+unless values carry the row before (tiflow c7b2588 and ticdc b813e76).
+
+An AWS Glue header takes the place of Confluent's: byte 03, a compression byte (00 none, 05 zlib), the 16
+bytes of the schema version's UUID, then the Avro payload, compressed or not (AWS Glue Schema Registry
+serializers; TiCDC tiflow c7b2588 writes it uncompressed).
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+import struct
+import threading
+import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from uuid import UUID
 
 from tidesink.codecs.base import (
+    GLUE_SIZE,
     HEADER_SIZE,
-    BatchDecoder,
     ByIdentity,
+    Codec,
     CodecOptions,
     EncodedRecord,
     TableOfTopic,
+    header,
+    is_glue,
     schema_id_of,
+    what_else,
 )
-from tidesink.codecs.flat_avro.decode import BIT_WIDTH, FULL, DecodePlan, RecordReader
-from tidesink.codecs.flat_avro.encode import RecordWriter, key_row
-from tidesink.codecs.flat_avro.framing import (
-    DeleteMarker,
-    GlueFrames,
-    decode_control,
-    encode_ddl,
-    encode_delete_marker,
-    encode_watermark,
-    is_glue_framed,
+from tidesink.codecs.flat_avro.payloads import (
+    BIT_WIDTH,
+    FULL,
+    DecodePlan,
+    RecordReader,
+    RecordWriter,
+    key_row,
 )
-from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
-from tidesink.codecs.flat_avro.schema import includes_before, key_record, value_record
+from tidesink.codecs.flat_avro.schema import (
+    WriterRecord,
+    includes_before,
+    key_record,
+    parse_record,
+    schema_text,
+    value_record,
+)
 from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.errors import (
     ChecksumError,
     DecodeError,
     EncodeError,
+    FramingError,
     RegistryError,
     SchemaMismatchError,
     TidesinkError,
+    UnnamedRowError,
+    shown,
 )
 from tidesink.events import (
     ChangeEvent,
@@ -50,12 +74,13 @@ from tidesink.events import (
     Message,
     MessageEvent,
     Op,
+    Position,
     SchemaIds,
     TableId,
     TableSchema,
+    WatermarkEvent,
 )
-from tidesink.schema_registry.base import SchemaRegistry
-from tidesink.schema_registry.glue import SchemaSource
+from tidesink.schema_registry.base import SchemaRegistry, SchemaSource
 from tidesink.schema_registry.naming import SubjectPart, subject
 
 if TYPE_CHECKING:
@@ -69,7 +94,7 @@ _MOST_WRITERS: Final = 4096
 _log = logging.getLogger(__name__)
 
 
-class FlatAvroCodec(BatchDecoder):
+class FlatAvroCodec(Codec):
     """Decodes and encodes flat-avro; one instance may be shared by threads.
 
     ``table_of_topic`` says which table a topic carries; without it, or where it gives None, the table has
@@ -78,7 +103,7 @@ class FlatAvroCodec(BatchDecoder):
     their checksum says are logged by the logger of this module's name.
     """
 
-    name: Final = "flat-avro"
+    name = "flat-avro"
 
     def __init__(
         self,
@@ -105,8 +130,7 @@ class FlatAvroCodec(BatchDecoder):
             DecodeError: this record cannot be decoded; context has topic, partition and offset.
             RegistryError: the writer's schema cannot be had.
         """
-        key, value = message.key, message.value
-        plan = self._plans.get((message.topic, key and key[:HEADER_SIZE], value and value[:HEADER_SIZE]))
+        plan = self._plans.get(_heads(message))
         try:
             if plan is None:
                 if is_glue_framed(message):
@@ -119,7 +143,8 @@ class FlatAvroCodec(BatchDecoder):
                 plan = self._plan(message)
             return (plan.read(message) if plan.sums is None else self._summed(message, plan.sums, plan),)
         except (DecodeError, RegistryError) as error:
-            raise _placed(error, message) from error
+            error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
+            raise
 
     def columnar(self, options: ValueOptions) -> Columnar:
         """The columnar step, for ``codecs.batch.decode_in_columns``."""
@@ -221,8 +246,7 @@ class FlatAvroCodec(BatchDecoder):
         return RowSums(record.table_schema(record.table, ()).columns, self._options.time_zone)
 
     def _plan_of(self, message: Message) -> DecodePlan:
-        heads = (message.key and message.key[:HEADER_SIZE], message.value and message.value[:HEADER_SIZE])
-        return self._plans.get((message.topic, *heads)) or self._plan(message)
+        return self._plans.get(_heads(message)) or self._plan(message)
 
     def _plan(self, message: Message) -> DecodePlan:
         key = None if message.key is None else schema_id_of(message.key, "key")
@@ -238,8 +262,7 @@ class FlatAvroCodec(BatchDecoder):
         schema = record.table_schema(table, keys)
         ids, sums = SchemaIds(key, value), self._sums(value_reader)
         plan = DecodePlan(key_reader, value_reader, table, schema, ids, sums)
-        heads = (message.key and message.key[:HEADER_SIZE], message.value and message.value[:HEADER_SIZE])
-        self._plans[message.topic, heads[0], heads[1]] = plan
+        self._plans[_heads(message)] = plan
         return plan
 
     def _reader(self, part: str, schema_id: int | None) -> RecordReader | None:
@@ -294,10 +317,8 @@ class FlatAvroCodec(BatchDecoder):
         record = parse_record(text)
         schema_id = self._registry.register(subject(topic, part), text)
         full_width = self._options.producer == "new"
-        writer = RecordWriter.of(schema_id, record, columns=built.columns, full_width_bit=full_width)
-        return (
-            replace(writer, sums=RowSums(built.summed, self._options.time_zone)) if built.summed else writer
-        )
+        sums = RowSums(built.summed, self._options.time_zone) if built.summed else None
+        return RecordWriter(schema_id, record, built.columns, full_width_bit=full_width, sums=sums)
 
     def _id_writer(self, schema_id: int, wide: bool) -> RecordWriter:
         writer = self._id_writers.get((schema_id, wide))
@@ -305,9 +326,15 @@ class FlatAvroCodec(BatchDecoder):
             record = self._record(schema_id)
             columns = tuple(_without_labels(one) for one in record.table_schema(record.table, ()).columns)
             full_width = wide or record.before is not None
-            writer = RecordWriter.of(schema_id, record, columns=columns, full_width_bit=full_width)
+            writer = RecordWriter(schema_id, record, columns, full_width_bit=full_width)
             self._id_writers[schema_id, wide] = writer
         return writer
+
+
+def _heads(message: Message) -> tuple[str, bytes | None, bytes | None]:
+    """What all records of one plan have in common."""
+    key, value = message.key, message.value
+    return message.topic, key and key[:HEADER_SIZE], value and value[:HEADER_SIZE]
 
 
 def _without_labels(column: Column) -> Column:
@@ -319,5 +346,215 @@ def _key(writer: RecordWriter | None, event: ChangeEvent) -> bytes | None:
     return None if writer is None else writer.write_row(key_row(event, writer.rows.names))
 
 
-def _placed(error: TidesinkError, message: Message) -> TidesinkError:
-    return error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
+# Records that are no rows, and AWS Glue's frames
+
+_DDL: Final = 1
+_WATERMARK: Final = 2
+_DELETE_MARKER: Final = 3
+_UINT64: Final = struct.Struct(">BQ")
+_UINT64_END: Final = 1 << 64
+_TS_END: Final = 1 << 63
+_NUMBER_END: Final = 10**18
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_REMEDY: Final = "set avro-include-before-value=true in the changefeed's sink URI"
+
+
+class DeleteMarker(NamedTuple):
+    """The value of a delete whose row the record's key names."""
+
+    commit_ts: int
+
+
+def decode_control(message: Message) -> DdlEvent | WatermarkEvent | DeleteMarker | None:
+    """The DDL or watermark of a record, or the marker in place of its value; None where it is a row's.
+
+    Raises:
+        FramingError: the record starts like a control event and is none.
+        SchemaMismatchError: a control event or a marker of another shape than TiCDC's.
+        UnnamedRowError: a delete that does not say which row.
+    """
+    key, value = message.key, message.value
+    if value is None:
+        if key is None:
+            _refuse_unnamed("key and value are null")
+        return None
+    kind = value[0] if value else None
+    if kind == _DELETE_MARKER and not is_glue(value):
+        return _marker(key, value)
+    if kind not in (_DDL, _WATERMARK):
+        return None
+    if key is not None:
+        raise FramingError(
+            f"the value starts with {kind:02x}, a control event's byte, and the key is not null"
+        )
+    return _ddl(message, value) if kind == _DDL else _watermark(message, value)
+
+
+def _refuse_unnamed(how: str) -> NoReturn:
+    raise UnnamedRowError(
+        f"a delete names no row: {how}. New-architecture TiCDC writes this for a table without primary key, "
+        f"so the delete is lost: {_REMEDY}"
+    )
+
+
+def _marker(key: bytes | None, value: bytes) -> DeleteMarker:
+    if key is None:
+        _refuse_unnamed("the key is null and the value is a delete marker")
+    if len(value) != _UINT64.size:
+        raise SchemaMismatchError(
+            f"the value starts with 03 as a delete marker, which has 9 bytes, and has {len(value)}"
+        )
+    (_, commit_ts) = _UINT64.unpack(value)
+    if commit_ts >= _TS_END:
+        raise SchemaMismatchError(f"a delete marker has commit_ts {commit_ts}: TiDB's are below 2^63")
+    return DeleteMarker(commit_ts)
+
+
+def _watermark(message: Message, value: bytes) -> WatermarkEvent:
+    if len(value) != _UINT64.size:
+        raise SchemaMismatchError(f"a watermark has {_UINT64.size} bytes, not {len(value)}")
+    (_, commit_ts) = _UINT64.unpack(value)
+    position = Position(message.topic, message.partition, message.offset, 0, (commit_ts,))
+    return WatermarkEvent(commit_ts, position)
+
+
+def _ddl(message: Message, value: bytes) -> DdlEvent:
+    try:
+        found: Any = json.loads(value[1:])
+    except (ValueError, RecursionError) as error:
+        raise SchemaMismatchError(f"a DDL event is no JSON: {error!s:.120}") from error
+    if not isinstance(found, dict):
+        raise SchemaMismatchError("a DDL event is no JSON object")
+    query, schema, table = (_member(found, name, str) for name in ("query", "schema", "table"))
+    kind, commit_ts = (_member(found, name, int) for name in ("type", "commitTs"))
+    return DdlEvent(
+        table=TableId(schema, table),
+        query=query,
+        kind=str(kind),
+        commit_ts=commit_ts,
+        position=Position(message.topic, message.partition, message.offset, 0, (commit_ts,)),
+        extension={"type": kind},
+    )
+
+
+def _member(found: dict[str, Any], name: str, kind: type) -> Any:
+    value = found.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise SchemaMismatchError(f"a DDL event has {name}={shown(value, 40)}, not a {kind.__name__}")
+    if isinstance(value, int) and abs(value) >= _NUMBER_END:
+        raise SchemaMismatchError(f"a DDL event has a {name} of more than 18 digits")
+    if isinstance(value, str) and _SURROGATE.search(value):
+        raise SchemaMismatchError(f"a DDL event has a {name} that is no Unicode text")
+    return value
+
+
+def encode_watermark(event: WatermarkEvent) -> bytes:
+    """The value of a watermark's record."""
+    return _with_ts(_WATERMARK, event.commit_ts)
+
+
+def encode_delete_marker(commit_ts: int | None) -> bytes:
+    """The value of a delete marker's record."""
+    return _with_ts(_DELETE_MARKER, commit_ts)
+
+
+def _with_ts(kind: int, commit_ts: int | None) -> bytes:
+    if commit_ts is None or not 0 <= commit_ts < _UINT64_END:
+        raise EncodeError(f"commit_ts {commit_ts} is no unsigned 64-bit number")
+    return _UINT64.pack(kind, commit_ts)
+
+
+def encode_ddl(event: DdlEvent) -> bytes:
+    """The value of a DDL event's record.
+
+    Raises:
+        EncodeError: TiDB's number of the action is neither in ``extension["type"]`` nor in ``kind``.
+    """
+    number = (event.extension or {}).get("type", event.kind)
+    if not isinstance(number, int) and not str(number).isdecimal():
+        raise EncodeError(
+            f"a DDL event in flat-avro needs TiDB's number of its action, not {shown(number, 40)}"
+        )
+    members = {
+        "query": event.query,
+        "type": int(str(number)),
+        "schema": event.table.schema,
+        "table": event.table.name,
+        "commitTs": event.commit_ts,
+    }
+    return bytes([_DDL]) + schema_text(members).encode()
+
+
+# What a compressed payload may come to: far above Kafka's own limits, far below a worker's memory.
+MOST_BYTES: Final = 64 * 2**20
+_ZLIB: Final = 5
+# Confluent's ids are positive int32: from here on, no registry has one.
+_FIRST_ID: Final = 1 << 31
+
+
+def is_glue_framed(message: Message) -> bool:
+    """Whether key or value has a Glue header."""
+    return is_glue(message.key or b"") or is_glue(message.value or b"")
+
+
+class GlueFrames:
+    """Turns Glue-framed messages into Confluent-framed ones, under ids that no registry gives.
+
+    ``records`` gets the schema behind each such id. Threads may share one.
+    """
+
+    def __init__(self, source: SchemaSource | None, records: dict[int, WriterRecord]) -> None:
+        self._source = source
+        self._records = records
+        self._ids: dict[UUID, int] = {}
+        self._lock = threading.Lock()
+
+    def translated(self, message: Message) -> Message:
+        """The same message under Confluent headers, payloads inflated.
+
+        Raises:
+            FramingError: no source is given, or only one part of the message is framed by Glue.
+            SchemaMismatchError: a payload that does not inflate, or a schema that TiCDC does not write.
+            RegistryError: the schema cannot be had.
+        """
+        return replace(message, key=self._part(message.key, "key"), value=self._part(message.value, "value"))
+
+    def _part(self, data: bytes | None, part: str) -> bytes | None:
+        if data is None:
+            return None
+        if not is_glue(data):
+            raise FramingError(f"one part has an AWS Glue header, and the {part} {what_else(data)}")
+        payload = data[GLUE_SIZE:]
+        plain = _inflated(payload, part) if data[1] == _ZLIB else payload
+        return header(self._id(UUID(bytes=data[2:GLUE_SIZE]))) + plain
+
+    def _id(self, uuid: UUID) -> int:
+        known = self._ids.get(uuid)
+        if known is not None:
+            return known
+        if self._source is None:
+            raise FramingError(
+                f"the message has an AWS Glue schema registry header (schema version {uuid}) and no source "
+                'of Glue schemas is given: give --schemas FILE with lines {"id": "<uuid>", "schema": …}'
+            )
+        try:
+            record = parse_record(self._source.schema_by_uuid(uuid))
+        except DecodeError as error:
+            raise error.with_context(schema_id=str(uuid)) from error
+        with self._lock:
+            schema_id = self._ids.get(uuid, _FIRST_ID + len(self._ids))
+            self._records[schema_id] = record
+            return self._ids.setdefault(uuid, schema_id)
+
+
+def _inflated(payload: bytes, part: str) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(payload, MOST_BYTES)
+    except zlib.error as error:
+        raise SchemaMismatchError(f"the {part}'s payload is no zlib stream: {error}") from error
+    if stream.unconsumed_tail:
+        raise SchemaMismatchError(f"the {part}'s payload inflates to more than {MOST_BYTES} bytes")
+    if not stream.eof or stream.unused_data:
+        raise SchemaMismatchError(f"the {part}'s payload is no whole zlib stream: it is cut, or more follows")
+    return plain

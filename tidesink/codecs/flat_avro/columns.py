@@ -2,7 +2,7 @@
 
 Records are grouped by topic and by the five bytes of both Confluent headers. Each group has one pair of
 schemas, so one plan of the row codec holds for it: table, columns and types are the plan's. Watermarks and
-delete markers (value 02 or 03 and eight bytes, ``flat_avro.framing``) are read here too. DDL, AWS Glue's
+delete markers (value 02 or 03 and eight bytes, ``flat_avro.codec``) are read here too. DDL, AWS Glue's
 frames, rows with a checksum that is asked for, and whatever is not proven are left to the row codec.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import tzinfo
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -29,16 +30,16 @@ from tidesink.codecs.batch import (
     Records,
     RowTypes,
     ValueOptions,
+    name_lists,
     op_array,
     op_code,
 )
-from tidesink.codecs.flat_avro.decode import DecodePlan
-from tidesink.codecs.flat_avro.record import EXTENSION, AvroColumn, WriterRecord
-from tidesink.codecs.flat_avro.schema import BEFORE, COMMIT_TS, OP
+from tidesink.codecs.flat_avro.payloads import OPS, DecodePlan
+from tidesink.codecs.flat_avro.schema import BEFORE, COMMIT_TS, EXTENSION, OP, AvroColumn, WriterRecord
 from tidesink.errors import DecodeError, RegistryError
-from tidesink.events import Column, ColumnType, Message, Op, Position, WatermarkEvent
+from tidesink.events import ColumnType, Message, Op, Position, WatermarkEvent
 from tidesink.typemap.arrow import ColumnResult, from_text, from_value
-from tidesink.typemap.table import row_of
+from tidesink.typemap.table import ZeroDate, row_of
 
 PlanOf = Callable[[Message], DecodePlan]
 Heads = npt.NDArray[np.uint64]
@@ -50,7 +51,6 @@ _WATERMARK: Final = 3 << 40
 _OTHER: Final = 4 << 40
 _HEAD_BITS: Final = np.uint64((1 << 40) - 1)
 _CONTROL_SIZE: Final = 9
-_OPS: Final = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ class _Batch:
         kind = values.words() & np.uint64(0xFF)
         whole = values.end - values.start == _CONTROL_SIZE
         keys = self._key_heads[others]
-        marker = whole & (kind == 3) & (keys < _NULL) & (self._commit_ts(others) >= 0)
+        marker = whole & (kind == 3) & (keys < _NULL) & (self.commit_ts(others) >= 0)
         self._value_heads[others[marker]] = _MARKER
         self._value_heads[others[whole & (kind == 2) & (keys == _NULL)]] = _WATERMARK
 
-    def _commit_ts(self, rows: Indices) -> npt.NDArray[np.int64]:
+    def commit_ts(self, rows: Indices) -> npt.NDArray[np.int64]:
         """The commit_ts after the first byte of control records; negative where it is 2^63 or more."""
         values = self.values.take(rows)
         words = RecordBytes(values.data, np.minimum(values.start + 1, values.end), values.end).words()
@@ -157,16 +157,12 @@ class _Batch:
         rows = np.flatnonzero(self._value_heads == _WATERMARK)
         if not len(rows):
             return []
-        times = self._commit_ts(rows).view(np.uint64).tolist()
+        times = self.commit_ts(rows).view(np.uint64).tolist()
         messages = self.records.take(rows)
         return [
             (record, WatermarkEvent(ts, Position(one.topic, one.partition, one.offset, 0, (ts,))))
             for (record, one), ts in zip(messages, times, strict=True)
         ]
-
-    def marker_times(self, rows: Indices) -> npt.NDArray[np.int64]:
-        """The commit_ts of delete markers."""
-        return self._commit_ts(rows)
 
     def groups(self) -> Iterator[_Group]:
         """The records that are rows, by topic and heads."""
@@ -218,25 +214,31 @@ def _group_decoder(plan: DecodePlan, options: ValueOptions) -> _GroupDecoder | N
     """The decoder of a plan's records; None where the row codec must see each of them."""
     if plan.sums is not None:
         return None
-    keys = None if plan.key is None else plan.key.record.column_names
-    types = RowTypes(plan.schema, keys, options)
-    images = _Images(types, plan.schema.by_name, options)
-    key = None if plan.key is None else _Part.of(plan.key.record, images)
-    value = None if plan.value is None else _Part.of(plan.value.record, images)
-    parts = [part for part, reader in ((key, plan.key), (value, plan.value)) if reader is not None]
-    if any(part is None for part in parts):
+    types = RowTypes(plan.schema, None if plan.key is None else plan.key.record.column_names, options)
+    columns = {one.name: (one.type, types.zero_date_of(one)) for one in plan.schema.columns}
+    readers = (plan.key, plan.value)
+    key, value = (None if one is None else _Part.of(one.record, columns, options) for one in readers)
+    if (plan.key and not key) or (plan.value and not value):
         return None
     return _GroupDecoder(plan, types, key, value)
 
 
-class _Rows(NamedTuple):
-    """What the records of a chunk say: one entry a record."""
+class _Image(NamedTuple):
+    """The typed columns of one image, and where their dates are none of the calendar."""
 
-    ops: npt.NDArray[np.int8]
-    commit_ts: pa.Array | None
-    before: pa.Array
-    after: pa.Array
-    zero_dates: pa.Array
+    arrays: list[pa.Array]
+    zero_dates: dict[str, Mask]
+
+
+_NO_IMAGE: Final = _Image([], {})
+
+
+class _Half(NamedTuple):
+    """What was decoded of keys or values: the row, the row before and where there is one, the extension."""
+
+    row: _Image = _NO_IMAGE
+    before: tuple[_Image, Mask] | None = None
+    extension: Mapping[str, pa.Array] = {}
 
 
 @dataclass(frozen=True)
@@ -253,8 +255,9 @@ class _GroupDecoder:
         chunks, left = [], []
         for begin in range(0, len(group.rows), CHUNK_RECORDS):
             rows = group.rows[begin : begin + CHUNK_RECORDS]
-            table, unproven = self._chunk(batch, rows, group.value == _MARKER)
-            if unproven is not None:
+            unproven = np.zeros(len(rows), np.bool_)
+            table = self._chunk(batch, rows, unproven, group.value == _MARKER)
+            if unproven.any():
                 left.append(rows[unproven])
                 table = table.filter(pa.array(~unproven))
             chunks.append(table)
@@ -262,92 +265,48 @@ class _GroupDecoder:
         table = ChangeTable(self.plan.table, self.plan.schema, self.plan.schema_id, found)
         return table, np.concatenate(left) if left else np.empty(0, np.int64)
 
-    def _chunk(self, batch: _Batch, rows: Indices, marked: bool) -> tuple[pa.RecordBatch, Mask | None]:
-        proof = _Proof()
-        key = None if self.key is None else self.key.decode(_some(batch.keys, rows), proof)
-        if self.value is not None:
-            found = self._rows(self.value.decode(_some(batch.values, rows), proof), proof)
-        else:
-            found = self._deletes(key or _no_half(len(rows)))
-        if marked:
-            found = found._replace(commit_ts=pa.array(batch.marker_times(rows)))
+    def _chunk(self, batch: _Batch, rows: Indices, left: Mask, marked: bool) -> pa.RecordBatch:
+        count = len(rows)
+        key = _Half() if self.key is None else self.key.decode(_some(batch.keys, rows), left)
+        half = key if self.value is None else self.value.decode(_some(batch.values, rows), left)
+        # Of a delete without a value the key is all that is known of the row.
+        op = Op.DELETE if self.value is None else Op.UPSERT
+        ops = _ops(half.extension[OP], left) if OP in half.extension else np.full(count, op_code(op), np.int8)
+        commit_ts = pa.array(batch.commit_ts(rows)) if marked else half.extension.get(COMMIT_TS)
         columns = {
-            **_places(batch.records, rows),
-            **self._columns(found, len(rows)),
-            "key": self._keys(key, len(rows)),
-        }
-        schema = self.types.table
-        table = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-        return table, proof.left
-
-    def _columns(self, found: _Rows, count: int) -> dict[str, pa.Array]:
-        return {
-            "op": op_array(found.ops),
-            "commit_ts": pa.nulls(count, pa.int64()) if found.commit_ts is None else found.commit_ts,
-            "source": _sources(found.commit_ts, count),
-            "before": found.before,
-            "after": found.after,
+            **batch.records.places(rows),
+            "op": op_array(ops),
+            "commit_ts": pa.nulls(count, pa.int64()) if commit_ts is None else commit_ts,
+            "source": _sources(commit_ts, count),
+            "key": pa.nulls(count, self.types.key)
+            if self.key is None
+            else _struct(self.types.key, key.row, count),
+            **self._images(half, ops == op_code(Op.DELETE)),
             "unavailable": pa.nulls(count, NAMES_TYPE),
             "unavailable_before": pa.nulls(count, NAMES_TYPE),
-            "zero_dates": found.zero_dates,
         }
+        schema = self.types.table
+        return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
-    def _keys(self, key: _Half | None, count: int) -> pa.StructArray:
-        if key is None:
-            return pa.nulls(count, self.types.key)
-        return _struct(self.types.key, key.row.arrays, count)
-
-    def _deletes(self, key: _Half) -> _Rows:
-        """Deletes whose value is null or a marker: the key is all that is known of the row."""
-        ops = np.full(key.records, op_code(Op.DELETE), np.int8)
-        row = _struct(self.types.row, key.row.arrays, key.records)
-        return _Rows(
-            ops, None, row, pa.nulls(key.records, self.types.row), _names(key.row.zero_dates, key.records)
-        )
-
-    def _rows(self, half: _Half, proof: _Proof) -> _Rows:
-        count = half.records
-        ops, unknown = _ops(half.extension.get(OP), count)
-        proof.leave(unknown)
-        deleted = ops == op_code(Op.DELETE)
+    def _images(self, half: _Half, deleted: Mask) -> dict[str, pa.Array]:
+        """The rows before and after, and the zero dates of each record's row."""
+        kind, count, row = self.types.row, len(deleted), half.row
+        image, present = half.before or (_NO_IMAGE, np.zeros(count, np.bool_))
+        before = _struct(kind, image, count, present)
         if not deleted.any():
-            after = _struct(self.types.row, half.row.arrays, count)
-            zero_dates = _names(half.row.zero_dates, count)
-            return _Rows(ops, half.extension.get(COMMIT_TS), self._before(half, count), after, zero_dates)
-        after = _struct(self.types.row, half.row.arrays, count, ~deleted)
-        return _Rows(
-            ops,
-            half.extension.get(COMMIT_TS),
-            self._before_or_row(half, deleted),
-            after,
-            _names(_zero_dates_of(half, deleted), count),
-        )
-
-    def _before(self, half: _Half, count: int) -> pa.Array:
-        if half.before is None:
-            return pa.nulls(count, self.types.row)
-        image, present = half.before
-        return _struct(self.types.row, image.arrays, count, present)
-
-    def _before_or_row(self, half: _Half, deleted: Mask) -> pa.Array:
-        """The row before; of deletes that leave it out, the row that their record holds outside."""
-        if half.before is None:
-            return _struct(self.types.row, half.row.arrays, half.records, deleted)
-        outside = deleted & ~half.before[1]
-        before = self._before(half, len(deleted))
-        if not outside.any():
-            return before
-        return pc.if_else(pa.array(outside), _struct(self.types.row, half.row.arrays, half.records), before)
-
-
-def _zero_dates_of(half: _Half, deleted: Mask) -> dict[str, Mask]:
-    """The zero dates of each record's row: of a delete those of the row before, where it has one."""
-    image, present = half.before or (_Image([], {}), np.zeros(len(deleted), bool))
-    of_before = deleted & present
-    found = {name: rows & ~of_before for name, rows in half.row.zero_dates.items()}
-    for name, rows in image.zero_dates.items():
-        found[name] = found.get(name, False) | (rows & of_before)
-    return found
+            zero_dates = name_lists(row.zero_dates, count)
+            return {"before": before, "after": _struct(kind, row, count), "zero_dates": zero_dates}
+        # A delete's record holds the row outside, and may leave it out inside.
+        outside = deleted & ~present
+        if not present.any():
+            before = _struct(kind, row, count, outside)
+        elif outside.any():
+            before = pc.if_else(pa.array(outside), _struct(kind, row, count), before)
+        found = {name: rows & ~(deleted & present) for name, rows in row.zero_dates.items()}
+        for name, rows in image.zero_dates.items():
+            found[name] = found.get(name, False) | (rows & deleted & present)
+        after = _struct(kind, row, count, ~deleted)
+        return {"before": before, "after": after, "zero_dates": name_lists(found, count)}
 
 
 def _some(parts: RecordBytes, rows: Indices) -> RecordBytes:
@@ -356,36 +315,24 @@ def _some(parts: RecordBytes, rows: Indices) -> RecordBytes:
     return parts.slice(begin, end) if end - begin == len(rows) else parts.take(rows)
 
 
-def _places(records: Records, rows: Indices) -> dict[str, pa.Array]:
-    begin, end = int(rows[0]), int(rows[-1]) + 1
-    kept = {"topic": records.topic, "partition": records.partition, "offset": records.offset}
-    if end - begin == len(rows):
-        found = {name: array.slice(begin, len(rows)) for name, array in kept.items()}
-    else:
-        where = pa.array(rows)
-        found = {name: array.take(where) for name, array in kept.items()}
-    indices = {"record": pa.array(rows + records.start), "index": pa.array(np.zeros(len(rows), np.int32))}
-    return {**indices, **found}
-
-
-def _struct(
-    kind: pa.StructType, arrays: Sequence[pa.Array], count: int, present: Mask | None = None
-) -> pa.StructArray:
+def _struct(kind: pa.StructType, image: _Image, count: int, present: Mask | None = None) -> pa.StructArray:
+    if present is not None and not present.any():
+        return pa.nulls(count, kind)
     validity = None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.Array.from_buffers(kind, count, [validity], children=list(arrays))
+    return pa.Array.from_buffers(kind, count, [validity], children=image.arrays)
 
 
-def _ops(values: pa.Array | None, count: int) -> tuple[npt.NDArray[np.int8], Mask | None]:
-    """The ops of ``_tidb_op``'s texts, and which are none."""
-    if values is None:
-        return np.full(count, op_code(Op.UPSERT), np.int8), None
+def _ops(values: pa.Array, left: Mask) -> npt.NDArray[np.int8]:
+    """The ops of ``_tidb_op``'s texts."""
     # A null is a text that is no UTF-8, whose record is not proven.
     found = values.fill_null("").dictionary_encode()
     texts = found.dictionary.to_pylist()
-    codes = np.array([op_code(_OPS.get(text, Op.UPSERT)) for text in texts], np.int8)
     indices = found.indices.to_numpy(zero_copy_only=False)
-    unknown = np.array([text not in _OPS for text in texts])
-    return codes[indices], unknown[indices] if unknown.any() else None
+    left |= np.array([text not in OPS for text in texts], np.bool_)[indices]
+    ops: npt.NDArray[np.int8] = np.array([op_code(OPS.get(text, Op.UPSERT)) for text in texts], np.int8)[
+        indices
+    ]
+    return ops
 
 
 def _sources(commit_ts: pa.Array | None, count: int) -> pa.Array:
@@ -396,95 +343,84 @@ def _sources(commit_ts: pa.Array | None, count: int) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), numbers)
 
 
-def _names(masks: Mapping[str, Mask], count: int) -> pa.Array:
-    """For each record the names whose mask has it; null where none has."""
-    if not any(mask.any() for mask in masks.values()):
-        return pa.nulls(count, NAMES_TYPE)
-    found: list[list[str] | None] = [None] * count
-    for name, mask in masks.items():
-        for row in np.flatnonzero(mask).tolist():
-            found[row] = [*(found[row] or ()), name]
-    return pa.array(found, NAMES_TYPE)
+# Makes a column's decoded values the target's, and marks the records that it does not prove.
+_Step = Callable[[pa.Array, Mask], ColumnResult]
 
 
-class _Image(NamedTuple):
-    """The typed columns of one image."""
+def _step(column: AvroColumn, zero_date: ZeroDate, zone: tzinfo) -> _Step:
+    """The twin of ``payloads.from_wire``; decimals in bytes were read by the Avro decoder."""
+    reader, is_text = row_of(column.type).reader, column.avro == "string"
+    convert = from_text if is_text and reader in ("decimal", "unsigned64") else from_value
 
-    arrays: list[pa.Array]
-    zero_dates: dict[str, Mask]
+    def read(wire: pa.Array, left: Mask) -> ColumnResult:
+        if reader == "unsigned64" and not is_text:
+            wire = wire.view(pa.uint64())  # above 2^63-1 the long on the wire is negative
+        elif reader == "bit":
+            wire, unproven = _bits(wire, column.type)
+            left |= unproven
+        found = convert(wire, column.type, zero_date=zero_date, time_zone=zone)
+        if found.unproven is not None:
+            left |= found.unproven
+        return found
+
+    return read
 
 
 @dataclass(frozen=True)
-class _Images:
-    """Types the columns of a key, a row or the row before."""
+class _Part:
+    """Decodes one half of a record, the key or the value; ``before`` are the steps of the row before."""
 
-    types: RowTypes
-    columns: Mapping[str, Column]
-    options: ValueOptions
+    decoder: AvroDecoder
+    row: Mapping[str, _Step]
+    before: Mapping[str, _Step] | None
 
-    def covers(self, columns: Sequence[AvroColumn]) -> bool:
-        """Whether the table's schema has these columns with these types."""
-        return all(one.name in self.columns and self.columns[one.name].type == one.type for one in columns)
+    @classmethod
+    def of(
+        cls,
+        record: WriterRecord,
+        columns: Mapping[str, tuple[ColumnType, ZeroDate]],
+        options: ValueOptions,
+    ) -> _Part | None:
+        """None where the row codec must see each record of the schema.
 
-    def typed(self, columns: Sequence[AvroColumn], arrays: Sequence[pa.Array], proof: _Proof) -> _Image:
-        """The columns' values as the target's types have them."""
-        typed, zero_dates = [], {}
-        for column, array in zip(columns, arrays, strict=True):
-            found = self._column(column, array, proof)
-            typed.append(found.values)
-            if found.zero_dates is not None:
-                zero_dates[column.name] = found.zero_dates
-        return _Image(typed, zero_dates)
-
-    def _column(self, column: AvroColumn, array: pa.Array, proof: _Proof) -> ColumnResult:
-        values, unproven, convert = _from_wire(column, array)
-        proof.leave(unproven)
-        found = convert(
-            values,
-            column.type,
-            zero_date=self.types.zero_date_of(self.columns[column.name]),
-            time_zone=self.options.zone,
+        ``columns``: the types of the table's columns, and what holds for their zero dates.
+        """
+        both = (record.columns, record.before or ())
+        if any(columns.get(one.name, (None,))[0] != one.type for image in both for one in image):
+            return None
+        if not _is_ordinary(record):
+            return None
+        row, before = (
+            {one.name: _step(one, columns[one.name][1], options.zone) for one in image} for image in both
         )
-        proof.leave(found.unproven)
-        return found
+        decoder = AvroDecoder(_decimal_schema(record))
+        return cls(decoder, row, before if record.before is not None else None)
+
+    def decode(self, parts: RecordBytes, left: Mask) -> _Half:
+        """The typed columns of records whose headers are skipped here."""
+        found = self.decoder.decode(RecordBytes(parts.data, parts.start + HEADER_SIZE, parts.end))
+        if found.unproven is not None:
+            left |= found.unproven
+        fields = _members(found.record)
+        extension = _members(fields[EXTENSION]) if EXTENSION in fields else {}
+        before = None
+        if self.before is not None and fields[BEFORE].null_count < len(parts):
+            present = fields[BEFORE].is_valid().to_numpy(zero_copy_only=False)
+            before = _read(self.before, _members(fields[BEFORE]), left), present
+        return _Half(_read(self.row, fields, left), before, extension)
 
 
-class _Proof:
-    """Collects which records of a chunk are not proven."""
-
-    def __init__(self) -> None:
-        self._unproven: Mask | None = None
-
-    def leave(self, rows: Mask | None) -> None:
-        """Leave these to the row codec."""
-        if rows is not None:
-            self._unproven = rows if self._unproven is None else self._unproven | rows
-
-    @property
-    def left(self) -> Mask | None:
-        """The records that are not proven; None where all are."""
-        return None if self._unproven is None or not self._unproven.any() else self._unproven
+def _read(steps: Mapping[str, _Step], fields: Mapping[str, pa.Array], left: Mask) -> _Image:
+    found = {name: step(fields[name], left) for name, step in steps.items()}
+    zero_dates = {name: one.zero_dates for name, one in found.items() if one.zero_dates is not None}
+    return _Image([one.values for one in found.values()], zero_dates)
 
 
-def _from_wire(
-    column: AvroColumn, values: pa.Array
-) -> tuple[pa.Array, Mask | None, Callable[..., ColumnResult]]:
-    """The column's values in ``tidesink.events``'s form, which are not proven, and what types them.
-
-    The twin of ``flat_avro_values.from_wire``; decimals in bytes were read by the Avro decoder.
-    """
-    reader = row_of(column.type).reader
-    if column.avro == "string":
-        return values, None, from_text if reader in ("decimal", "unsigned64") else from_value
-    if reader == "unsigned64":
-        # Above 2^63-1 the long on the wire is negative.
-        return values.view(pa.uint64()), None, from_value
-    if reader == "bit":
-        return *_bits(values, column.type), from_value
-    return values, None, from_value
+def _members(record: pa.StructArray) -> dict[str, pa.Array]:
+    return {one.name: record.field(index) for index, one in enumerate(record.type)}
 
 
-def _bits(values: pa.Array, column_type: ColumnType) -> tuple[pa.Array, Mask | None]:
+def _bits(values: pa.Array, column_type: ColumnType) -> tuple[pa.Array, Mask]:
     """BIT's big-endian bytes, shortest or full width, as numbers."""
     parts = RecordBytes.of(values)
     size = parts.end - parts.start
@@ -496,65 +432,6 @@ def _bits(values: pa.Array, column_type: ColumnType) -> tuple[pa.Array, Mask | N
         unproven |= numbers >> np.uint64(length) != 0
     validity = values.is_valid().buffers()[1] if values.null_count else None
     return pa.Array.from_buffers(pa.uint64(), len(values), [validity, pa.py_buffer(numbers)]), unproven
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Decodes one half of a record, the key or the value."""
-
-    record: WriterRecord
-    decoder: AvroDecoder
-    images: _Images
-
-    @classmethod
-    def of(cls, record: WriterRecord, images: _Images) -> _Part | None:
-        """None where the row codec must see each record of the schema."""
-        same = images.covers(record.columns) and images.covers(record.before or ())
-        if not same or not _is_ordinary(record):
-            return None
-        return cls(record, AvroDecoder(_decimal_schema(record)), images)
-
-    def decode(self, parts: RecordBytes, proof: _Proof) -> _Half:
-        """The typed columns of records whose headers are skipped here."""
-        found = self.decoder.decode(RecordBytes(parts.data, parts.start + HEADER_SIZE, parts.end))
-        proof.leave(found.unproven)
-        fields = {one.name: found.record.field(index) for index, one in enumerate(found.record.type)}
-        row = self._typed(self.record.columns, fields, proof)
-        before = None
-        if self.record.before is not None:
-            before = self._before(fields[BEFORE], proof)
-        return _Half(len(parts), row, before, _members(fields.get(EXTENSION)))
-
-    def _typed(self, columns: Sequence[AvroColumn], fields: Mapping[str, pa.Array], proof: _Proof) -> _Image:
-        return self.images.typed(columns, [fields[one.name] for one in columns], proof)
-
-    def _before(self, before: pa.StructArray, proof: _Proof) -> tuple[_Image, Mask] | None:
-        """The row before and where there is one; None where no record has one."""
-        if before.null_count == len(before):
-            return None
-        fields = {one.name: before.field(index) for index, one in enumerate(before.type)}
-        present = before.is_valid().to_numpy(zero_copy_only=False)
-        return self._typed(self.record.before or (), fields, proof), present
-
-
-class _Half(NamedTuple):
-    """What was decoded of keys or values: the row, the row before and where there is one, the extension."""
-
-    records: int
-    row: _Image
-    before: tuple[_Image, Mask] | None
-    extension: dict[str, pa.Array]
-
-
-def _no_half(records: int) -> _Half:
-    """The key of records that have none."""
-    return _Half(records, _Image([], {}), None, {})
-
-
-def _members(record: pa.StructArray | None) -> dict[str, pa.Array]:
-    if record is None:
-        return {}
-    return {one.name: record.field(index) for index, one in enumerate(record.type)}
 
 
 def _is_ordinary(record: WriterRecord) -> bool:

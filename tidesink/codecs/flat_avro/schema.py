@@ -1,4 +1,4 @@
-"""The key and value schemas TiCDC builds for a table (tiflow c7b2588 and ticdc b813e76).
+"""The key and value schemas of a table: built as TiCDC does, and taken apart (tiflow c7b2588, ticdc b813e76).
 
 Names, order of fields and order of JSON members are the producer's, so that a registry gives the same id.
 
@@ -6,6 +6,10 @@ Defaults of columns are written as TiCDC writes them, and read back to TiDB's te
 producer's: bytes defaults are base64 and not Avro's ISO-8859-1 text, bytes that are no UTF-8 were damaged
 on the way, FLOAT shows its 32-bit value widened, a whole DOUBLE is an integer, BIGINT UNSIGNED wraps
 negative, a precise DECIMAL has no default.
+
+A writer's schema is parsed once: its columns, its extras, and the schema for fastavro, which gets the bare
+record: names and primitives in order. Defaults are left out there, because TiCDC's are not Avro's (base64
+for bytes, integers for doubles), and so are logical types.
 """
 
 from __future__ import annotations
@@ -14,18 +18,22 @@ import base64
 import binascii
 import json
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
+
+import fastavro
+from fastavro.schema import SchemaParseException
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.row_checksum import summed_order
 from tidesink.errors import EncodeError, SchemaMismatchError, shown
-from tidesink.events import Column, TableId, TableSchema
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.schema_registry.naming import sanitize_name, sanitize_namespace
-from tidesink.typemap.parse import shortest_float32, wire_unsigned
-from tidesink.typemap.render import avro_type
-from tidesink.typemap.table import EXTENSION_FIELDS, Reader, row_of
+from tidesink.typemap.table import EXTENSION_FIELDS, Reader, avro_type, row_of, row_of_avro, split_allowed
+from tidesink.typemap.values import shortest_float32, wire_unsigned
 
 AvroJson = dict[str, Any]
 
@@ -80,7 +88,10 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
     Raises:
         EncodeError: two fields come to the same Avro name.
     """
-    columns = _ordered(_carried(schema.columns, options), options)
+    # Classic TiCDC leaves virtual columns out, the new architecture writes them as NULL.
+    columns = tuple(one for one in schema.columns if options.producer == "new" or not one.virtual)
+    if _has_checksum(options):
+        columns = tuple(sorted(columns, key=lambda column: column.column_id or 0))
     built = _record(table, columns, options)
     if includes_before(options):
         before = _record(table, columns, options, suffix="_before")
@@ -96,17 +107,6 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
 def includes_before(options: CodecOptions) -> bool:
     """Whether values carry the old row: an option that only the new architecture has."""
     return options.avro_include_before_value and options.producer == "new"
-
-
-def _carried(columns: Iterable[Column], options: CodecOptions) -> tuple[Column, ...]:
-    # Classic TiCDC leaves virtual columns out, the new architecture writes them as NULL.
-    return tuple(column for column in columns if options.producer == "new" or not column.virtual)
-
-
-def _ordered(columns: tuple[Column, ...], options: CodecOptions) -> tuple[Column, ...]:
-    if not _has_checksum(options):
-        return columns
-    return tuple(sorted(columns, key=lambda column: column.column_id or 0))
 
 
 def _has_checksum(options: CodecOptions) -> bool:
@@ -141,13 +141,11 @@ def _field(column: Column, options: CodecOptions) -> AvroJson:
     avro["connect.parameters"] = dict(sorted(parameters.items()))
     name = sanitize_name(column.name)
     default = to_json(column, str(avro["type"]))
-    if not column.nullable:
-        return {"name": name, "type": avro} if default is None else _defaulted(name, avro, default)
-    return _defaulted(name, ["null", avro] if default is None else [avro, "null"], default)
-
-
-def _defaulted(name: str, avro: object, default: object) -> AvroJson:
-    return {"default": default, "name": name, "type": avro}
+    kind: object = avro
+    if column.nullable:
+        kind = ["null", avro] if default is None else [avro, "null"]
+    field = {"name": name, "type": kind}
+    return field if default is None and not column.nullable else {"default": default, **field}
 
 
 def _check_unique(fields: Sequence[AvroJson], columns: Sequence[Column]) -> None:
@@ -259,3 +257,213 @@ def to_text(default: object, reader: Reader, avro: str) -> str | None:
     if isinstance(default, int):
         return str(wire_unsigned(default) if reader == "unsigned64" else default)
     return repr(shortest_float32(default) if reader == "float32" else default)
+
+
+_PARAMETERS: Final = "connect.parameters"
+_EXTENSION_PREFIX: Final = "_tidb_"
+_PRIMITIVES: Final = ("string", "long", "int", "boolean", "float", "double", "bytes")
+# In the bare record the extension is a record of its own: Avro's bytes are the same, and no field must
+# be picked out of each row.
+EXTENSION: Final = "__tidesink_extension"
+
+
+@dataclass(frozen=True)
+class AvroColumn:
+    """A field that is a column of the table: its Avro primitive and what it stands for."""
+
+    name: str
+    avro: str
+    type: ColumnType
+    null_first: bool | None  # None: the field cannot be null
+    default: str | None
+
+    @property
+    def bare(self) -> object:
+        """The field's type as fastavro needs it."""
+        if self.null_first is None:
+            return self.avro
+        return ["null", self.avro] if self.null_first else [self.avro, "null"]
+
+
+@dataclass(frozen=True)
+class WriterRecord:
+    """One registered flat-avro schema; ``columns`` and ``before`` stand in the order of the fields."""
+
+    name: str
+    namespace: str
+    columns: tuple[AvroColumn, ...]
+    before: tuple[AvroColumn, ...] | None
+    before_name: str | None
+    extension: tuple[str, ...]
+    bare: Any
+
+    @property
+    def table(self) -> TableId:
+        """The table as far as the record's names tell: both parts are sanitised."""
+        return TableId(self.namespace.rpartition(".")[2], self.name)
+
+    @cached_property
+    def column_names(self) -> tuple[str, ...]:
+        """The columns' names in order."""
+        return tuple(column.name for column in self.columns)
+
+    def table_schema(self, table: TableId, keys: Iterable[str]) -> TableSchema:
+        """The columns as a table's, ``keys`` being the names in the key record.
+
+        Whether the key is the primary key or another unique one, flat-avro does not tell: it is called both.
+        """
+        named = frozenset(keys)
+        return TableSchema(table, tuple(_column(column, column.name in named) for column in self.columns))
+
+
+def _column(column: AvroColumn, is_key: bool) -> Column:
+    return Column(
+        name=column.name,
+        type=column.type,
+        nullable=column.null_first is not None,
+        default=column.default,
+        handle=is_key,
+        primary_key=is_key,
+    )
+
+
+def parse_record(text: str) -> WriterRecord:
+    """Take a registered schema apart.
+
+    Raises:
+        SchemaMismatchError: it is no schema that TiCDC writes for flat-avro; says which field is not.
+    """
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SchemaMismatchError(f"the writer's schema is no JSON: {error!s:.200}") from error
+    fields = _fields(schema)
+    extension = [field for field in fields if _is_extension(field)]
+    before = next((field for field in fields if field["name"] == BEFORE and _is_before(field)), None)
+    columns = tuple(_avro_column(one) for one in fields if one is not before and not _is_extension(one))
+    bare = {column.name: column.bare for column in columns}
+    old, name = None, None
+    if before is not None:
+        inner = {"namespace": schema.get("namespace", ""), **before["type"][1]}
+        old, name = tuple(map(_avro_column, _fields(inner))), _full_name(inner)
+        bare[BEFORE] = ["null", _bare_record(inner, {column.name: column.bare for column in old})]
+    head = [field["name"] for field in fields[: len(fields) - len(extension)]]
+    if bare.keys() != {*head}:
+        misplaced = next(one for one in head if one not in bare)
+        raise SchemaMismatchError("an extension field stands before a column", column=misplaced)
+    in_order = {one: bare[one] for one in head}
+    if extension:
+        types = {str(field["name"]): field["type"] for field in extension}
+        in_order[EXTENSION] = _bare_record({"name": EXTENSION}, types)
+    return WriterRecord(
+        name=str(schema["name"]),
+        namespace=str(schema.get("namespace", "")),
+        columns=columns,
+        before=old,
+        before_name=name,
+        extension=tuple(str(field["name"]) for field in extension),
+        bare=_parsed(_bare_record(schema, in_order)),
+    )
+
+
+def _full_name(record: Mapping[str, Any]) -> str:
+    return f"{record['namespace']}.{record['name']}" if record["namespace"] else str(record["name"])
+
+
+def _bare_record(schema: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        "type": "record",
+        "name": str(schema["name"]),
+        "namespace": str(schema.get("namespace", "")),
+        "fields": [{"name": name, "type": bare} for name, bare in fields.items()],
+    }
+
+
+def _fields(schema: object) -> list[dict[str, Any]]:
+    if not isinstance(schema, dict) or schema.get("type") != "record" or "name" not in schema:
+        raise SchemaMismatchError("the writer's schema is no Avro record: is the topic flat-avro?")
+    fields = schema.get("fields")
+    if not isinstance(fields, list) or not all(
+        isinstance(field, dict) and isinstance(field.get("name"), str) and "type" in field for field in fields
+    ):
+        raise SchemaMismatchError("the writer's schema has a field without name or type")
+    names = [field["name"] for field in fields]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise SchemaMismatchError(f"the writer's schema has the field {shown(twice)} twice")
+    return fields
+
+
+def _is_extension(field: dict[str, Any]) -> bool:
+    # Extension fields have plain types; a user's column of that name has connect.parameters.
+    # Only primitives: a record's own name as the type would have it read itself without end.
+    return field["type"] in _PRIMITIVES and field["name"].startswith(_EXTENSION_PREFIX)
+
+
+def _is_before(field: dict[str, Any]) -> bool:
+    branches = field["type"]
+    return (
+        isinstance(branches, list)
+        and len(branches) == 2
+        and branches[0] == "null"
+        and isinstance(branches[1], dict)
+        and branches[1].get("type") == "record"
+    )
+
+
+def _avro_column(field: dict[str, Any]) -> AvroColumn:
+    branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
+    typed = [branch for branch in branches if branch != "null"]
+    if len(typed) != 1 or len(branches) > 2:
+        raise SchemaMismatchError(
+            f"the field's type {shown(field['type'], 120)} is no column of flat-avro", column=field["name"]
+        )
+    try:
+        column_type, primitive, reader = _read_type(typed[0])
+        default = to_text(field.get("default"), reader, primitive)
+    except SchemaMismatchError as error:
+        raise error.with_context(column=field["name"]) from error
+    null_first = None if len(branches) == 1 else branches[0] == "null"
+    return AvroColumn(field["name"], primitive, column_type, null_first, default)
+
+
+def _read_type(avro: object) -> tuple[ColumnType, str, Any]:
+    parameters = avro.get(_PARAMETERS) if isinstance(avro, dict) else None
+    if not isinstance(avro, dict) or not isinstance(parameters, dict):
+        raise SchemaMismatchError(
+            f"{shown(avro, 120)} has no {_PARAMETERS}, which TiCDC writes for each column"
+        )
+    primitive, tidb_type = str(avro.get("type")), str(parameters.get("tidb_type"))
+    row = row_of_avro(tidb_type, primitive)
+    if row is None:
+        raise SchemaMismatchError(
+            f"tidb_type {shown(tidb_type)} as Avro {shown(primitive, 40)} is unknown to tidesink"
+        )
+    allowed, length = parameters.get("allowed"), parameters.get("length")
+    column_type = ColumnType(
+        name=row.name,
+        precision=_number(avro.get("precision")),
+        scale=_number(avro.get("scale")),
+        length=_number(length),
+        members=split_allowed(str(allowed)) if allowed is not None else None,
+    )
+    if row.reader == "decimal" and primitive == "bytes" and column_type.precision is None:
+        raise SchemaMismatchError("a decimal in bytes has no precision")
+    return column_type, primitive, row.reader
+
+
+def _number(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 5:
+        return int(value)
+    if isinstance(value, int) and 0 <= value < 10000:
+        return value
+    raise SchemaMismatchError(f"{shown(value, 40)} is no length, precision or scale")
+
+
+def _parsed(bare: dict[str, Any]) -> Any:
+    try:
+        return fastavro.parse_schema(bare)
+    except (SchemaParseException, ValueError, TypeError, KeyError) as error:
+        raise SchemaMismatchError(f"the writer's schema is no Avro: {error!s:.200}") from error

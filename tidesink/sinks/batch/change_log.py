@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.events import Op
-from tidesink.sinks.batch.records import RecordDecoder
+from tidesink.sinks.batch.records import TableDecoder
 from tidesink.sinks.batch.reduce import row_keys
-from tidesink.sinks.batch.target_rows import OutputRows, TargetRows, key_type, row_type
+from tidesink.sinks.batch.target_rows import TargetRows, key_type, row_type
 from tidesink.sinks.targets.modes import (
     COMMIT_TS,
     IMAGES_AN_EVENT,
@@ -57,14 +57,12 @@ class LogRows:
     zero_dates: pa.Array
 
 
-def log_rows(
-    table: ChangeTable, rows: TargetRows, decoder: RecordDecoder, output: OutputRows, *, keeps_values: bool
-) -> LogRows:
+def log_rows(table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, keeps_values: bool) -> LogRows:
     """The changes of one table as rows of its log, in their order.
 
     ``keeps_values``: rows may lack values that the source did not send.
     """
-    return _LoggedTable(table, rows, decoder, output, keeps_values=keeps_values).rows
+    return _LoggedTable(table, rows, decoder, keeps_values=keeps_values).rows
 
 
 class _LoggedTable:
@@ -75,15 +73,9 @@ class _LoggedTable:
     """
 
     def __init__(
-        self,
-        table: ChangeTable,
-        rows: TargetRows,
-        decoder: RecordDecoder,
-        output: OutputRows,
-        *,
-        keeps_values: bool,
+        self, table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, keeps_values: bool
     ) -> None:
-        self._changes, self._rows, self._output, self._keeps_values = table, rows, output, keeps_values
+        self._changes, self._rows, self._keeps_values = table, rows, keeps_values
         self._ops = table.rows["op"].combine_chunks().dictionary_decode()
         before, self._before_left = decoder.old_rows(table)
         self._before = rows.row(table, before)
@@ -97,8 +89,9 @@ class _LoggedTable:
 
     @property
     def rows(self) -> LogRows:
-        shape = log_shape(self._output.shape)
-        arrays = [self._own[one.name] if one.name in self._own else self._value(one) for one in shape.columns]
+        shape, events = log_shape(self._rows.target_shape), self._changes.rows.take(self._events)
+        own = {**self._own, **self._rows.metadata_columns(events, self._own[OP])}
+        arrays = [own[one.name] if one.name in own else self._value(one) for one in shape.columns]
         after = pa.StructArray.from_arrays(arrays, fields=list(row_type(shape)))
         keys = [self._own[column.name] for column in shape.key_columns]
         key = pa.StructArray.from_arrays(keys, fields=list(key_type(shape)))
@@ -129,35 +122,34 @@ class _LoggedTable:
     def _image(self) -> pa.StructArray:
         """Each row as it is known, in the target's columns."""
         after = self._changes.rows["after"].combine_chunks()
-        found = self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
-        return self._output.row(found, self._ops.take(self._events))
+        return self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
 
     @cached_property
     def _image_key(self) -> pa.StructArray:
-        return self._output.key(self._chosen(self._old, self._old_key, self._key))
+        return self._chosen(self._old, self._old_key, self._key)
 
     def _value(self, column: ShapeColumn) -> pa.Array:
         """A column of the image; of a row known by its key alone, the key's columns."""
         found = pc.struct_field(self._image, [column.name])
-        if column.name not in self._output.shape.keys or not self._key_alone.any():
+        if column.name not in self._rows.target_shape.keys or not self._key_alone.any():
             return found
         return pc.if_else(pa.array(self._key_alone), pc.struct_field(self._image_key, [column.name]), found)
 
     def _unavailable(self) -> pa.Array:
         """JSON lists of the columns whose value the source did not send; null where it sent all."""
-        names = self._output.value_names
+        names = [*self._rows.value_sources]
         left = self._lists(self._changes.rows["unavailable"].combine_chunks() if self._keeps_values else None)
         old = self._lists(self._before_left)
         lists = self._chosen(self._shows_old, old, left)
         if names and self._key_alone.any():
-            every = pa.array([list(names)], lists.type).take(pa.array(np.zeros(len(lists), np.int64)))
+            every = pa.array([names], lists.type).take(pa.array(np.zeros(len(lists), np.int64)))
             lists = pc.if_else(pa.array(self._key_alone), every, lists)
         return _json(lists)
 
     def _lists(self, names: pa.Array | None) -> pa.Array:
         if names is None:
             return pa.nulls(len(self._ops), pa.list_(pa.string()))
-        return self._output.names(self._rows.spelt(names))
+        return self._rows.names(names)
 
     def _zero_dates(self) -> pa.Array:
         """Names of columns made null, of rows that an event wrote."""
@@ -183,12 +175,12 @@ class _LoggedTable:
 def change_keys(
     table: ChangeTable, rows: TargetRows, *, old_keys: bool
 ) -> tuple[pa.StructArray, pa.StructArray]:
-    """The key of each change in the shape's columns, and the key before it where the two differ, else null.
+    """The key of each change in the target's columns, and the key before it where the two differ, else null.
 
     ``old_keys``: as for ``reduce_tables``. An event that empties the table has no key.
     """
     if not rows.keys:
-        nothing = pa.nulls(table.rows.num_rows, rows.key_type)
+        nothing = pa.nulls(table.rows.num_rows, key_type(rows.target_shape))
         return nothing, nothing
     named = pc.not_equal(table.rows["op"].combine_chunks().dictionary_decode(), Op.TRUNCATE.value)
     new, old, moved = row_keys(table, rows.keys, rows.key_values, old_keys=old_keys)

@@ -25,7 +25,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.observers import Listeners, StepRetried
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.kafka.letter_store import DeadLetters
+from tidesink.sinks.kafka.dead_letters import DeadLetters
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Target

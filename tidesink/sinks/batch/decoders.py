@@ -1,4 +1,4 @@
-"""Plans of decoding, and what the decoders of all protocols share: answers, and schemas by registry id.
+"""Plans of decoding, and the schemas of writers by their registry ids.
 
 Tasks ask no registry. A record whose schema the driver does not know yet is given back as *unplanned*: the
 driver looks it up and runs the batch again.
@@ -6,8 +6,7 @@ driver looks it up and runs the batch again.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,13 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import HEADER_SIZE
-from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
-from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError, UnnamedRowError
-from tidesink.events import ChangeEvent, Event, Message, Op, TableId
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.filtering import RowFilterRule
-from tidesink.sinks.batch.records import NO_RULES, EventRules, Flags, RecordDecoder, Unplanned
-from tidesink.sinks.batch.target_rows import OutputRows, TargetRows
+from tidesink.sinks.batch.records import NO_RULES, EventRules, TableDecoder, Unplanned
+from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.targets.modes import log_shape
 from tidesink.typemap.target_schema import TableShape
 
@@ -49,162 +46,40 @@ class DecodePlan:
     shape's. ``keeps_values``: a row may lack values that are to stay as stored. It does not change with a
     topic's records: a config that asks for what this forbids is refused at once. ``gone``: columns of
     ``shape``, in lower case, that the source is known not to have any more. ``logs``: every change is a row
-    of a log. ``positions``: rows say where a change stands at its source. ``rules``: what a batch asks of its
-    events besides. ``output``: the rows as the target has them; None: as they are. ``row_filter``: rows that
-    do not satisfy it are deletes. ``ignores_nulls``: a null leaves the stored value, as one that was not
-    sent.
+    of a log. ``rules``: what a batch asks of its events besides. ``row_filter``: rows that do not satisfy it
+    are deletes. ``ignores_nulls``: a null leaves the stored value, as one that was not sent.
     """
 
     rows: TargetRows
-    decoder: RecordDecoder
+    decoder: TableDecoder
     keeps_values: bool = False
     gone: frozenset[str] = frozenset()
     logs: bool = False
-    positions: bool = False
     rules: EventRules = NO_RULES
-    output: OutputRows | None = None
     row_filter: RowFilterRule | None = None
     ignores_nulls: bool = False
 
     @property
     def shape(self) -> TableShape:
         """The table as the target has it, but for what its mode adds."""
-        return self.rows.shape if self.output is None else self.output.shape
+        return self.rows.target_shape
 
     @property
     def packed_shape(self) -> TableShape:
         """The shape of the rows that tasks give."""
         return log_shape(self.shape) if self.logs else self.shape
 
-    @property
-    def target_rows(self) -> OutputRows:
-        """What makes the target's rows."""
-        return self.output or OutputRows(self.shape)
-
     def with_rows_in(self, shape: TableShape) -> DecodePlan:
         """The plan, whose rows are put into another shape of the same columns."""
         return replace(self, rows=replace(self.rows, shape=shape))
 
-    def with_output(self, output: OutputRows) -> DecodePlan:
-        """The plan, whose tasks give rows as the target has them."""
-        return replace(self, output=output)
-
-    def with_rules(self, rules: EventRules) -> DecodePlan:
-        """The plan, for a batch that asks more of its events."""
-        return replace(self, rules=rules)
-
-
-class TableDecoder(ABC):
-    """The answers of ``RecordDecoder`` that hold for most protocols."""
-
-    # The table at the source.
-    table: TableId
-
-    def __getstate__(self) -> dict[str, object]:
-        # Codecs are made again in each process: they have caches, and stand under private names.
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-    @abstractmethod
-    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """As ``RecordDecoder``."""
-
-    @abstractmethod
-    def decode(self, message: Message) -> tuple[Event, ...]:
-        """The events of one record, by the row codec.
-
-        Raises:
-            DecodeError: it cannot be decoded.
-        """
-
-    @property
-    @abstractmethod
-    def values(self) -> ValueOptions:
-        """How values become those of the target."""
-
-    def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """As ``RecordDecoder``."""
-        named = {name.lower() for name in keys}
-
-        def decode(message: Message) -> tuple[Event, ...]:
-            return tuple(_with_old_key(event, named) for event in self.decode(message))
-
-        return rows_from_events(records, decode, self.values)
-
-    @property
-    def old_keys(self) -> bool:
-        """As ``RecordDecoder``: the row before an update tells its key."""
-        return True
-
-    @property
-    def columnar_events(self) -> tuple[type, ...]:
-        """As ``RecordDecoder``: none."""
-        return ()
-
-    @property
-    def warns(self) -> bool:
-        """As ``RecordDecoder``: never."""
-        return False
-
-    @property
-    def uses_timestamps(self) -> bool:
-        """As ``RecordDecoder``: no."""
-        return False
-
-    def usable(self, _records: pa.RecordBatch) -> Flags | None:
-        """As ``RecordDecoder``: all."""
-        return None
-
-    def strangers(self, _records: pa.RecordBatch) -> int:
-        """As ``RecordDecoder``: none."""
-        return 0
-
-    def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """As ``RecordDecoder``: none."""
-        return ()
-
-    def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
-        """As ``RecordDecoder``: the names of the columns that the shape does not have."""
-        return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
-
-    def other_table(self, table: TableId) -> TidesinkError:
-        """As ``RecordDecoder``."""
-        return SchemaMismatchError(f"the change is of {table}, and this topic is read as {self.table}")
-
-    def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
-        """As ``RecordDecoder``."""
-        return UnnamedRowError(
-            f"a key column ({', '.join(keys)}) is null or not in the record, so the change names no row: set "
-            "keys to columns that every key record has"
-        )
-
-    def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
-        """As ``RecordDecoder``: nothing."""
-        return None
-
-    def schema_id(self, _part: bytes | None) -> int | None:
-        """As ``RecordDecoder``: none."""
-        return None
-
-    def warnings(self, _changes: ChangeTable) -> pa.Array | None:
-        """As ``RecordDecoder``: none."""
-        return None
-
-    def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
-        """As ``RecordDecoder``: a schema without other columns than the key's has the key alone."""
-        before = changes.rows["before"].combine_chunks()
-        keys = {member.name for member in changes.rows.schema.field("key").type}
-        if keys and keys.issuperset(column.name for column in changes.schema.columns):
-            return pa.nulls(len(before), before.type), None
-        return before, None
-
-
-def _with_old_key(event: Event, keys: Collection[str]) -> Event:
-    """The event; of a row before an update nothing but its key is left."""
-    if not isinstance(event, ChangeEvent) or event.op is Op.DELETE or event.before is None:
-        return event
-    return event._replace(
-        before={name: value for name, value in event.before.items() if name.lower() in keys}
-    )
+    def for_batch(self, number: int, rules: EventRules, *, marks_deletes: bool) -> DecodePlan:
+        """The plan of one batch, by its number; ``marks_deletes``: deleted rows stay, and are marked."""
+        rows = self.rows
+        if rows.metadata is not None:
+            metadata = replace(rows.metadata, batch=number, marks_deletes=marks_deletes)
+            rows = replace(rows, metadata=metadata)
+        return replace(self, rows=rows, rules=rules)
 
 
 @dataclass(frozen=True)

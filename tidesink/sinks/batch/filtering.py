@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
-from tidesink.errors import FilterError, TidesinkError
+from tidesink.errors import ConfigError, FilterError, TidesinkError
 from tidesink.events import Op
 from tidesink.sinks.batch.records import BAD, DecodedRecords, OtherRecord
 from tidesink.sinks.batch.reduce import UNMATCHED
-from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.batch.target_rows import TargetRows, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.typemap.projection import RowFilter
+from tidesink.typemap.target_schema import TableShape, columns_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Flags = npt.NDArray[np.bool_]
 
+_ROW: Final = "_row"
 # What the first task gives beside the rows, and the name of the struct of a row's columns.
 CHUNK: Final = "chunk"
 FILTERED: Final = "filtered"
@@ -103,11 +109,63 @@ class RowFilterRule:
 
     def _unsent(self, table: ChangeTable, rows: TargetRows) -> Flags:
         """Of which rows the source did not send a value that the filter needs."""
-        lists = rows.spelt(table.rows["unavailable"].combine_chunks())
+        lists = rows.source_names(table.rows["unavailable"].combine_chunks())
         found = np.zeros(len(lists), np.bool_)
         needed = _flags(pc.is_in(lists.flatten(), pa.array(self.columns)))
         found[pc.list_parent_indices(lists).to_numpy()[needed]] = True
         return found
+
+
+def condition(row_filter: RowFilter, shape: TableShape) -> str:
+    """The filter's text over a struct ``_row`` of a shape's columns. Its end may be a comment."""
+    names = {name: column.name for name, column in shape.by_name.items()}
+    return f"(\n{row_filter.bound(_ROW, names)}\n)"
+
+
+def filter_rule(row_filter: RowFilter, shape: TableShape, session: SparkSession) -> RowFilterRule:
+    """A filter over rows of a shape, as the tasks of a range apply it.
+
+    Raises: as ``check_condition``.
+    """
+    check_condition(row_filter, shape, session)
+    named = {shape.by_name[name.lower()].name for name in row_filter.columns}
+    columns = tuple(column for column in shape.columns if column.name in named)
+    return RowFilterRule(
+        row_filter.text,
+        _tried(condition(row_filter, shape)),
+        tuple(column.name for column in columns),
+        columns_ddl(columns),
+    )
+
+
+def check_condition(row_filter: RowFilter, shape: TableShape, session: SparkSession) -> None:
+    """Have Spark look at the filter, without a row.
+
+    Raises:
+        ConfigError: Spark cannot take it, or it is no condition.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+    from pyspark.sql.types import BooleanType
+
+    row = F.lit(None).cast(f"struct<{shape.ddl}>").alias(_ROW)
+    try:
+        found = session.range(0).select(row).select(F.expr(condition(row_filter, shape))).schema[0].dataType
+    except PySparkException as exc:
+        said = str(exc).splitlines()[0]
+        raise ConfigError(
+            f"filter: Spark does not take {row_filter.text!r}: {said}", table=str(shape.table)
+        ) from exc
+    if not isinstance(found, BooleanType):
+        raise ConfigError(
+            f"filter: {row_filter.text!r} is a value of type {found.simpleString()} and no condition",
+            table=str(shape.table),
+        )
+
+
+def _tried(text: str) -> str:
+    said = f"coalesce(cast({text} as string), 'null')"
+    return f"cast(get(transform(array({FILTERED}), {_ROW} -> try_to_binary({said}, 'utf-8')), 0) as string)"
 
 
 def decoded_chunk(
@@ -115,7 +173,7 @@ def decoded_chunk(
 ) -> pa.RecordBatch:
     """A chunk as rows for Spark: one a row change, of which the first has the chunk; at least one."""
     tables = [] if isinstance(found, TidesinkError) else found.tables
-    parts = [rows.row(one, one.rows["after"].combine_chunks(), rule.columns) for one in tables]
+    parts = [rows.source_row(one, one.rows["after"].combine_chunks(), rule.columns) for one in tables]
     images = pa.concat_arrays(parts) if parts else _no_row(rows, rule)
     chunk = pa.array([pickle.dumps((wanted, found))])
     chunks = pa.concat_arrays([chunk, pa.nulls(len(images) - 1, pa.binary())])
@@ -144,7 +202,7 @@ def _verdicts(chunk: bytes, said: list[Any]) -> Verdicts:
 
 
 def _no_row(rows: TargetRows, rule: RowFilterRule) -> pa.Array:
-    return pa.nulls(1, pa.struct([one for one in rows.row_type if one.name in rule.columns]))
+    return pa.nulls(1, pa.struct([one for one in row_type(rows.shape) if one.name in rule.columns]))
 
 
 def _bad(table: ChangeTable, flags: Flags, reason: str) -> Iterator[OtherRecord]:

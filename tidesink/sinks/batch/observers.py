@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_args
 
 import structlog
 
@@ -85,18 +85,12 @@ class Listeners:
                 _log.warning("observer failed", observer=type(listener).__name__, error=type(exc).__name__)
 
 
-STATES = ("RUNNING", "IDLE", "PAUSED", "FAILING")
-
-
 class LogListener:
     """Writes each event as one structured log line."""
 
-    def __init__(self) -> None:
-        self._log = structlog.get_logger("tidesink.worker")
-
     def hear(self, event: WorkerEvent) -> None:
         """Log one event."""
-        _LINES[type(event)](self._log, event)
+        _LINES[type(event)](_log, event)
 
 
 def _started(log: Any, event: BatchStarted) -> None:
@@ -150,31 +144,23 @@ class MetricsListener:
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-        self.registry = CollectorRegistry()
-        place, one = self.registry, ("table",)
-        self._events = Counter(
-            "tidesink_events", "Row events by what became of them", ("table", "fate"), registry=place
-        )
-        self._unmatched = Counter(
-            "tidesink_unmatched",
-            "Events applied or superseded whose row a filter took out",
-            one,
-            registry=place,
-        )
-        self._row_codec = Counter(
-            "tidesink_row_codec_records", "Records decoded one by one", one, registry=place
-        )
-        self._batches = Counter("tidesink_batches", "Batches applied", one, registry=place)
-        self._bytes = Counter("tidesink_read_bytes", "Bytes read from Kafka", one, registry=place)
-        self._doubted = Counter(
-            "tidesink_checksum_mismatches", "Rows applied whose checksum does not match", one, registry=place
-        )
-        self._retries = Counter("tidesink_retries", "Steps tried again", one, registry=place)
+        place = self.registry = CollectorRegistry()
+
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(f"tidesink_{name}", words, ("table", *labels), registry=place)
+
+        self._events = counter("events", "Row events by what became of them", "fate")
+        self._unmatched = counter("unmatched", "Events applied or superseded whose row a filter took out")
+        self._row_codec = counter("row_codec_records", "Records decoded one by one")
+        self._batches = counter("batches", "Batches applied")
+        self._bytes = counter("read_bytes", "Bytes read from Kafka")
+        self._doubted = counter("checksum_mismatches", "Rows applied whose checksum does not match")
+        self._retries = counter("retries", "Steps tried again")
+        one = ("table",)
         self._seconds = Histogram("tidesink_batch_seconds", "Seconds a batch took", one, registry=place)
         self._commit_ts = Gauge("tidesink_commit_ts", "Greatest commit_ts applied", one, registry=place)
-        self._state = Gauge(
-            "tidesink_table_state", "1 for the state a table is in", ("table", "state"), registry=place
-        )
+        about = ("table", "state")
+        self._state = Gauge("tidesink_table_state", "1 for the state a table is in", about, registry=place)
 
     def hear(self, event: WorkerEvent) -> None:
         """Count one event."""
@@ -183,7 +169,7 @@ class MetricsListener:
         elif isinstance(event, StepRetried):
             self._retries.labels(str(event.table or "")).inc()
         elif isinstance(event, TableChanged):
-            for state in STATES:
+            for state in get_args(TableState):
                 self._state.labels(str(event.status.table), state).set(state == event.status.state)
 
     def _applied(self, event: BatchApplied) -> None:

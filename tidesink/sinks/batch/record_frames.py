@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tidesink.codecs.canal_json.topic import TableNames
+from tidesink.codecs.canal_json.scan import TableNames
 from tidesink.codecs.compression import decompressed
 from tidesink.errors import FramingError, TidesinkError
 from tidesink.events import TableId

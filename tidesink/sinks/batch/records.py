@@ -1,30 +1,32 @@
 """What a batch of Kafka records holds for one table: row changes that fit its shape, and all other records.
 
-A ``RecordDecoder`` decodes; here is decided what a table of the target makes of the result. A change that
+A ``TableDecoder`` decodes; here is decided what a table of the target makes of the result. A change that
 names no row, or whose values do not fit, is a bad record; one with a column that the shape lacks is
 *unplanned*: the driver looks its writer's schema up and decodes the batch again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.batch import ChangeTable, ControlEvent, DecodedBatch
+from tidesink.codecs.batch import ChangeTable, ControlEvent, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.errors import (
     HorizonError,
+    SchemaMismatchError,
     TidesinkError,
     UnnamedRowError,
     UnsupportedMessageError,
     ValueOutOfRangeError,
 )
-from tidesink.events import DdlEvent, Op, TableId, WatermarkEvent
+from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, TableId, WatermarkEvent
 from tidesink.sinks.batch.reduce import WARNING, named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
@@ -152,70 +154,126 @@ class Unplanned:
     fault: TidesinkError | None = None
 
 
-class RecordDecoder(Protocol):
-    """Decodes the records of one table; travels to the tasks by pickle."""
+class TableDecoder(ABC):
+    """Decodes the records of one table; travels to the tasks by pickle.
+
+    What it answers where nothing else is said holds for most protocols.
+    """
+
+    # The table at the source.
+    table: TableId
+
+    def __getstate__(self) -> dict[str, object]:
+        # Codecs are made again in each process: they have caches, and stand under private names.
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+    @abstractmethod
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        """The events of the records."""
+
+    @abstractmethod
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """The events of one record, by the row codec.
+
+        Raises:
+            DecodeError: it cannot be decoded.
+        """
 
     @property
-    def table(self) -> TableId:
-        """The table at the source."""
+    @abstractmethod
+    def values(self) -> ValueOptions:
+        """How values become those of the target."""
+
+    def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
+        """The events by the row codec alone, of an update's old row nothing but the columns of ``keys``."""
+        named = {name.lower() for name in keys}
+
+        def decode(message: Message) -> tuple[Event, ...]:
+            return tuple(_with_old_key(event, named) for event in self.decode(message))
+
+        return rows_from_events(records, decode, self.values)
 
     @property
     def old_keys(self) -> bool:
         """Whether the row before an update tells the key before it; else a key change is two records."""
+        return True
 
     @property
     def columnar_events(self) -> tuple[type, ...]:
         """The control events that the columnar step gives itself."""
+        return ()
 
     @property
     def warns(self) -> bool:
         """Whether ``warnings`` may have something to say."""
+        return False
 
     @property
     def uses_timestamps(self) -> bool:
         """Whether records come with Kafka's timestamps, which take a tenth of a fetch. None have headers."""
+        return False
 
-    def usable(self, records: pa.RecordBatch) -> Flags | None:
+    def usable(self, _records: pa.RecordBatch) -> Flags | None:
         """Which records this decoder is asked about at all; None: all.
 
         Others are another table's, in a topic of several; they are not counted as read.
         """
+        return None
 
-    def strangers(self, records: pa.RecordBatch) -> int:
+    def strangers(self, _records: pa.RecordBatch) -> int:
         """How many of the records are rows of tables that nobody knows yet."""
+        return 0
 
-    def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
+    def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
         """The records whose schemas the plan does not know, or cannot use."""
-
-    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """The events of the records."""
-
-    def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """The same by the row codec alone, of an update's old row nothing but the columns of ``keys``."""
+        return ()
 
     def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
         """What the plan has to learn before rows of this writer's schema fit its shape; empty: nothing."""
+        return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
 
     def other_table(self, table: TableId) -> TidesinkError:
         """Why a change of another table is a bad record."""
+        return SchemaMismatchError(f"the change is of {table}, and this topic is read as {self.table}")
 
     def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
         """Why a change without a value for each of its key's columns is a bad record."""
+        return UnnamedRowError(
+            f"a key column ({', '.join(keys)}) is null or not in the record, so the change names no row: set "
+            "keys to columns that every key record has"
+        )
 
-    def refusal(self, changes: ChangeTable, rows: TargetRows) -> TidesinkError | None:
+    def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """Why no row of this writer's schema can be one of the table; None where they can."""
+        return None
 
-    def schema_id(self, part: bytes | None) -> int | None:
+    def schema_id(self, _part: bytes | None) -> int | None:
         """The registry's id in the header of a key or a value; None where the protocol has none."""
+        return None
 
-    def warnings(self, changes: ChangeTable) -> pa.Array | None:
+    def warnings(self, _changes: ChangeTable) -> pa.Array | None:
         """By row a warning about it, though it is applied; None: there are none."""
+        return None
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
         """The rows before the changes, for tables that keep every change, and what was not sent of them.
 
-        Null where the wire has no old row, or its key alone.
+        Null where the wire has no old row, or its key alone: as a schema without other columns has it.
         """
+        before = changes.rows["before"].combine_chunks()
+        keys = {member.name for member in changes.rows.schema.field("key").type}
+        if keys and keys.issuperset(column.name for column in changes.schema.columns):
+            return pa.nulls(len(before), before.type), None
+        return before, None
+
+
+def _with_old_key(event: Event, keys: Collection[str]) -> Event:
+    """The event; of a row before an update nothing but its key is left."""
+    if not isinstance(event, ChangeEvent) or event.op is Op.DELETE or event.before is None:
+        return event
+    return event._replace(
+        before={name: value for name, value in event.before.items() if name.lower() in keys}
+    )
 
 
 @dataclass
@@ -254,7 +312,7 @@ class DecodedRecords:
 
 def decoded_records(
     records: pa.RecordBatch,
-    decoder: RecordDecoder,
+    decoder: TableDecoder,
     rows: TargetRows,
     *,
     logs: bool = False,
@@ -283,7 +341,7 @@ def decoded_records(
 
 
 def _decode(
-    records: pa.RecordBatch, decoder: RecordDecoder, validation: _Validation, whole: DecodedRecords
+    records: pa.RecordBatch, decoder: TableDecoder, validation: _Validation, whole: DecodedRecords
 ) -> None:
     decoded = decoder.decode_batch(records)
     whole.row_codec_records = _row_codec_records(decoded, decoder)
@@ -302,7 +360,7 @@ def _decode(
         whole.others += [inner.places.bad(fault.record, 0, fault.error) for fault in found.faults]
 
 
-def _row_codec_records(decoded: DecodedBatch, decoder: RecordDecoder) -> int:
+def _row_codec_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
     """Records of rows that the columnar step left: control events it leaves by design."""
     events = zip(decoded.event_records, decoded.events, strict=True)
     control = {record for record, event in events if not isinstance(event, decoder.columnar_events)}
@@ -331,7 +389,7 @@ def _take(
 class _Places:
     """Records by their index, as those that are no rows."""
 
-    def __init__(self, records: pa.RecordBatch, decoder: RecordDecoder) -> None:
+    def __init__(self, records: pa.RecordBatch, decoder: TableDecoder) -> None:
         self._records = records
         self._decoder = decoder
 
@@ -401,7 +459,7 @@ class _Validation:
     """Which row changes are sound: of this table, naming a row, with values that fit the shape."""
 
     def __init__(
-        self, decoder: RecordDecoder, rows: TargetRows, places: _Places, *, logs: bool, rules: EventRules
+        self, decoder: TableDecoder, rows: TargetRows, places: _Places, *, logs: bool, rules: EventRules
     ) -> None:
         self._decoder, self._logs = decoder, logs
         self.rows, self.places, self.rules = rows, places, rules

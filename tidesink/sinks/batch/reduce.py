@@ -1,8 +1,8 @@
 """The law of reduction on Arrow tables: of a key's events in one range the last stays.
 
-It is what ``tidesink.reduce`` says event by event, its oracle: the greatest position stays; an update
-that changes the key is a delete of the old key and a write of the new; values that a row leaves out come
-from the rows of its key before it, back to a delete. One key lives in one partition under
+That with the greatest position stays; an update that changes the key is a delete of the old key and a
+write of the new; values that a row leaves out come from the rows of its key before it, back to a delete.
+``tests/reduction_law.py`` says the same event by event. One key lives in one partition under
 ``sequence_by: kafka``, so that each range is reduced by itself; ``key_hashes`` shows the driver a key that
 came in two. Keys compare as exact values, text byte by byte.
 """
@@ -432,7 +432,7 @@ def _pairs(first: Longs, second: Longs) -> Longs:
 
 
 def _order(rows: _Rows, order: Order) -> Longs:
-    """The rows in order, the first first: what ``tidesink.reduce.order_key`` says."""
+    """The rows in order, the first first: by all that the order compares."""
     if order == "kafka" and _in_order(rows):
         return np.arange(len(rows.row))
     kafka = (~rows.half, rows.index, rows.offset, rows.partition)
@@ -619,6 +619,16 @@ def name_lists(flags: npt.NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
 
 
 # Keys in several partitions
+
+
+def mixed_message(keys: Sequence[str]) -> str:
+    """What to say, and what to do, when one key came in two partitions."""
+    return (
+        f"the same key came in two partitions of one batch ({', '.join(keys)}), so Kafka's order does not "
+        "say which change is the newer. The changefeed's dispatcher must keep a key in one partition: "
+        "use dispatcher 'index-value' or 'table', or 'columns' with columns of the key, and not 'ts'; then "
+        "make the topic and the table again, or set sequence_by: source"
+    )
 
 
 def _hashes(keys: pa.StructArray) -> npt.NDArray[np.uint64]:

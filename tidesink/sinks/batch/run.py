@@ -1,8 +1,9 @@
 """One batch of one table, from offsets to a commit, step by step.
 
 1. planned: its offsets are fixed.  2 to 4. read, decoded, reduced: by tasks, a task a range, which count and
-give packed rows (``batch.tasks``). What the plan did not know is looked up and the batch read again; a bad
-record cuts the batch short of it and it is read again, too (``pause``).
+give packed rows (``batch.tasks``), or bring them to a target that can stage them (``StagingTable``). What
+the plan did not know is looked up and the batch read again; a bad record cuts the batch short of it and it is
+read again, too (``pause``).
 5. recorded: the state store knows what the batch will have applied, unless a change of the columns waits
 for a person: then the batch is left.  6. evolved: the target's columns fit.
 7. rejected: dead letters are written.  8. committed: rows and progress in one commit of the target.
@@ -24,9 +25,9 @@ from tidesink.errors import (
     CommitUnknownError,
     MixedPartitionsError,
     SchemaMismatchError,
+    SchemaRefusedError,
     TransientTargetError,
 )
-from tidesink.reduce import mixed_message
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import (
     Account,
@@ -39,8 +40,8 @@ from tidesink.sinks.batch.counts import (
     filtered_of,
 )
 from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
-from tidesink.sinks.batch.projection_frames import omitting, on_delete, rows_to_write, stamped
 from tidesink.sinks.batch.records import EventRules
+from tidesink.sinks.batch.reduce import mixed_message
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
     ChangesWaitError,
@@ -57,14 +58,24 @@ from tidesink.sinks.batch.source import (
     KafkaRead,
     RangeFrame,
     RecordReader,
+    omitting,
     reduced_ranges,
+    rows_to_write,
     translated_read_errors,
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.targets.base import ApplyResult, EvolveResult, ReducedBatch, TargetTable
+from tidesink.sinks.targets.base import (
+    ApplyResult,
+    EvolveResult,
+    ReducedBatch,
+    RowFormat,
+    RowSink,
+    StagingTable,
+    TargetTable,
+)
 from tidesink.sinks.targets.modes import kept_shape, names_of
 from tidesink.typemap.target_schema import TableShape
 
@@ -72,6 +83,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import TableConfig
+    from tidesink.sinks.batch.decoders import DecodePlan
 
 
 # Each new plan knows more than the last; a batch that still lacks something after so many has met a fault.
@@ -185,6 +197,8 @@ class Batch:
         self._reader = reader
         self._seconds: dict[str, float] = {}
         self._refuses_truncates = False
+        self._stages = True
+        self._staged_shape: TableShape | None = None
         self._history = names_of(settings)
         self._sequenced = settings.sequence_by == "source" and self._history is None
         self._policies = Policies.of(settings, hold.accepted, context.target.capabilities)
@@ -250,8 +264,28 @@ class Batch:
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
         """The batch as tasks that decode and reduce in Arrow."""
-        decode_plan = self._decoding.columns().with_rules(self._rules())
-        return RangeTask.of(plan.ranges, plan.found.topic_id, decode_plan)
+        number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
+        decode_plan = self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
+        sink = self._row_sink(plan, decode_plan)
+        return RangeTask.of(plan.ranges, plan.found.topic_id, decode_plan, sink)
+
+    def _row_sink(self, plan: BatchPlan, decode_plan: DecodePlan) -> RowSink | None:
+        """What takes the rows in the tasks that reduce them, where the target has the columns already."""
+        table = self._hold.table
+        # In these orders what several ranges have of one key is reduced once more.
+        again = len(plan.ranges) > 1 and (self._sequenced or self._history is not None)
+        if again or not (self._stages and isinstance(table, StagingTable)):
+            return None
+        try:
+            decision = self._schema_decision(decode_plan.packed_shape)
+            gap = table.gap(kept_shape(decision.given, self._settings))
+        except SchemaRefusedError:  # it is raised again once the batch is read, unless that changes the plan
+            return None
+        if decision.pending or decision.drops or gap.added or gap.widened:
+            return None
+        self._staged_shape = decision.given
+        keeps = decode_plan.keeps_values and not decode_plan.logs
+        return table.row_sink(RowFormat(decision.given, self._settings.mode, self._sequenced, keeps))
 
     @property
     def _checkpoints(self) -> bool:
@@ -284,7 +318,17 @@ class Batch:
             return True
         if reduction.summary.unplanned or reduction.summary.bad:
             return self._learnt(missed)
-        return bool(reduction.summary.ddl) and self._decoding.take_ddl(missed)
+        if reduction.summary.ddl and self._decoding.take_ddl(missed):
+            return True
+        return reduction.found.staged is not None and self._must_stage_again()
+
+    def _must_stage_again(self) -> bool:
+        """Whether the batch has shown that the target gets other columns than those that were staged."""
+        decision = self._schema_decision(self._shape())
+        if decision.pending or decision.given == self._staged_shape:
+            return False
+        self._stages = False
+        return True
 
     def _learnt(self, missed: Missed) -> bool:
         if self._decoding.learn(missed):
@@ -340,7 +384,7 @@ class Batch:
             last_ddl = keep_ddl(context, reduction.frame, topic_id, progress) if summary.ddl else None
         context.failpoints.reach("committing")
         with self._step("committed"):
-            result = self._commit(self._reduced_batch(reduction, schema_decision, progress), progress)
+            result = self._commit(self._reduced_batch(reduction, schema_decision), progress)
         account = self._checked_account(reduction, result, rejected)
         context.failpoints.reach("accounted")
         return BatchOutcome(
@@ -383,19 +427,16 @@ class Batch:
             self._hold.table.drop_columns(schema_decision.drops)
         return self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
 
-    def _reduced_batch(
-        self, reduction: Reduction, schema_decision: SchemaDecision, progress: Progress
-    ) -> ReducedBatch:
+    def _reduced_batch(self, reduction: Reduction, schema_decision: SchemaDecision) -> ReducedBatch:
         shape, summary = schema_decision.given, reduction.summary
         first, capabilities = shape.key_columns[0].name, self._context.target.capabilities
-        payloads = self._payloads(reduction, schema_decision)
+        payloads = reduction.found.payloads
+        packed = reduction.found.staged is not None or (payloads is not None and capabilities.packed)
         return ReducedBatch(
             shape,
             upserts=summary.upserts,
             deletes=summary.deletes,
-            frame=None
-            if payloads is not None and capabilities.packed
-            else self._frame(reduction, schema_decision, progress),
+            frame=None if packed else self._frame(reduction, schema_decision),
             key_range={first: summary.key_range} if summary.key_range else {},
             delete_mode=self._settings.deletes,
             keeps=summary.omitted > 0,
@@ -404,23 +445,22 @@ class Batch:
             mode=self._settings.mode,
             history=self._history,
             since=summary.min_commit_ts,
-            on_delete=on_delete(self._settings, shape),
+            on_delete=self._on_delete(shape),
             lenient=self._settings.ignore_null_updates,
             payloads=payloads,
+            staged=reduction.found.staged,
             checkpointed=self._checkpoints,
             on_staged=lambda: self._context.failpoints.reach("staged"),
         )
 
-    def _frame(self, reduction: Reduction, schema_decision: SchemaDecision, progress: Progress) -> DataFrame:
+    def _on_delete(self, shape: TableShape) -> tuple[str, ...]:
+        names = self._settings.metadata_columns.values() if self._settings.deletes == "soft" else ()
+        return tuple(name for name in names if name.lower() in shape.by_name)
+
+    def _frame(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame:
         """The rows as the target gets them."""
         rows = rows_to_write(reduction.frame, reduction.summary.rows, self._settings)
-        given = omitting(rows, schema_decision)
-        return stamped(given, schema_decision.given, self._settings, progress.batch)
-
-    def _payloads(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame | None:
-        """The rows as the tasks packed them, where nothing is changed about them."""
-        omits = schema_decision.omitted and not self._context.target.capabilities.packed
-        return None if omits or self._settings.metadata_columns else reduction.found.payloads
+        return omitting(rows, schema_decision)
 
     def _shape(self) -> TableShape:
         return self._decoding.columns().packed_shape

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
-from tidesink.config.fields import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
+from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
@@ -16,7 +16,7 @@ from tidesink.sinks.state.progress import Progress, StateStore
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
 from tidesink.sinks.targets.modes import names_of
 from tidesink.typemap.projection import Layout
-from tidesink.typemap.render import spark_type
+from tidesink.typemap.table import spark_type
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, wider_ddl, without
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Policies:
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
         """A change that waits, with what it may be accepted as."""
-        ways = [policy for policy in CHANGE_RULES[change.kind].allowed if policy != "pause"]
+        ways = [policy for policy in allowed_policies(change.kind) if policy != "pause"]
         if reason or change.kind in ALL_FEATURES - self.capabilities.features:
             ways = [policy for policy in ways if policy != "apply"]
         return Pending(change, tuple(ways), reason)

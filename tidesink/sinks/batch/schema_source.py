@@ -1,22 +1,32 @@
-"""Where a table's columns come from: the protocol that each source follows, and its data."""
+"""A table's decoding: what each source of schemas offers, and the projection into what the target holds."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from tidesink.config.models import Definition
+from tidesink.config.models import Definition, Destination
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId, TableSchema
 from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.target_rows import Metadata
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.targets.base import OWN_COLUMNS
+from tidesink.sinks.targets.modes import routed_shape
+from tidesink.typemap.projection import Layout, check_renames, laid_out
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tidesink.sinks.batch.decoders import DecodePlan
+
+_TWO_MEANINGS: Final = (
+    "ignore_null_updates: a record of this protocol can leave a value out, which is not the same as NULL, "
+    "and the two are not identified in this version: remove ignore_null_updates"
+)
 
 
 class Missed(NamedTuple):
@@ -134,16 +144,43 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
     return found
 
 
-class DecodingAround(ABC):
-    """A decoding whose plan is around another decoding's."""
+# Columns left out or renamed, rows filtered, another name at the target
 
-    def __init__(self, decoding: Decoding) -> None:
+
+@dataclass(frozen=True)
+class _Holders:
+    """The source's columns that the target holds by a layout."""
+
+    layout: Layout
+    current: tuple[TableColumn, ...]
+
+    def own(self, name: str) -> bool:
+        """Whether the target's column of that name, if any, is this one of the source's."""
+        target = self.layout.target_name(name).lower()
+        others = (c.name for c in self.current if self.layout.target_name(c.name).lower() == target)
+        return next(others, name).lower() == name.lower()
+
+
+def projected(
+    decoding: Decoding, table: TableId, layout: Layout, destination: Destination, session: SparkSession
+) -> Decoding:
+    """A table's decoding into what the target holds of it; the decoding itself where that is all of it."""
+    if layout.plain and destination == Destination(table):
+        return decoding
+    return ProjectedDecoding(decoding, layout, destination, session)
+
+
+class ProjectedDecoding:
+    """One table's decoding, whose plan gives the rows that the target holds, under its names."""
+
+    def __init__(
+        self, decoding: Decoding, layout: Layout, destination: Destination, session: SparkSession
+    ) -> None:
         self._decoding = decoding
+        self._layout = layout
+        self._destination = destination
+        self._session = session
         self._plans: tuple[DecodePlan, DecodePlan] | None = None
-
-    @abstractmethod
-    def _plan_around(self, inner: DecodePlan) -> DecodePlan:
-        """The plan around one of the decoding inside."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -154,33 +191,126 @@ class DecodingAround(ABC):
         """As the decoding inside."""
         self._decoding.prepare(found)
 
-    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
-        """As the decoding inside."""
-        self._decoding.catch_up(ranges, found)
-
     def columns(self) -> DecodePlan:
-        """The plan as it stands; the same one for as long as the decoding inside has the same."""
+        """The plan as it stands; the same one for as long as the decoding inside has the same.
+
+        Raises:
+            ConfigError: the layout does not fit the table's columns, Spark does not take its filter, or its
+                records have another sign for values that stay.
+            SchemaRefusedError: the layout names a column that the source does not have any more, or leaves
+                one out under some of its names alone; or the source has a column with the shard's name.
+        """
         inner = self._decoding.columns()
         if self._plans is None or self._plans[0] is not inner:
-            self._plans = inner, self._plan_around(inner)
+            self._plans = inner, self._routed(inner if self._layout.plain else self._laid_out(inner))
         return self._plans[1]
 
-    def reported(self) -> SourceColumns | None:
-        """As the decoding inside."""
-        return self._decoding.reported()
+    def _laid_out(self, inner: DecodePlan) -> DecodePlan:
+        from tidesink.sinks.batch.filtering import filter_rule
+
+        layout, reported = self._layout, self._decoding.reported()
+        past: list[str] = []
+        if reported is not None:
+            check_renames(layout, inner.shape, reported.renames)
+            # Another task may have read DDL that this plan does not know of.
+            past += (column.name.lower() for column in reported.former)
+            past += (name.lower() for pair in reported.renames for name in pair)
+        laid = laid_out(layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
+        if layout.ignore_nulls and inner.keeps_values:
+            raise ConfigError(_TWO_MEANINGS, table=str(inner.shape.table))
+        metadata = Metadata(layout.metadata, inner.shape.table) if layout.metadata else None
+        row_filter = layout.row_filter
+        return replace(
+            inner,
+            rows=replace(inner.rows, target=laid.shape, sources=laid.sources, metadata=metadata),
+            keeps_values=inner.keeps_values or layout.ignore_nulls,
+            gone=frozenset(new.lower() for new, old in laid.sources.items() if old.lower() in inner.gone),
+            row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._session),
+            ignores_nulls=layout.ignore_nulls,
+        )
+
+    def _routed(self, plan: DecodePlan) -> DecodePlan:
+        if self._destination == Destination(plan.shape.table):
+            return plan
+        return replace(plan, rows=replace(plan.rows, target=routed_shape(plan.shape, self._destination)))
+
+    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+        """As the decoding inside; raises SchemaRefusedError, too, as a new plan does."""
+        self._decoding.catch_up(ranges, found)
+        self._check_renames()
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """As the decoding inside."""
-        self._decoding.read_as(renamed, held)
+        """As ``catch_up``."""
+        self._decoding.read_as(renamed, held if self._layout.plain else dict(self._at_source(held)))
+        self._check_renames()
 
     def meet_others(self, missed: Missed) -> None:
         """As the decoding inside."""
         self._decoding.meet_others(missed)
 
     def learn(self, missed: Missed) -> bool:
-        """As the decoding inside."""
-        return self._decoding.learn(missed)
+        """As ``catch_up``."""
+        changed = self._decoding.learn(missed)
+        self._check_renames()
+        return changed
 
     def take_ddl(self, missed: Missed) -> bool:
-        """As the decoding inside."""
-        return self._decoding.take_ddl(missed)
+        """As ``catch_up``."""
+        changed = self._decoding.take_ddl(missed)
+        self._check_renames()
+        return changed
+
+    def _check_renames(self) -> None:
+        """As for a new plan: names may change hands, and the plan of the same columns stays."""
+        if self._layout.except_columns and (reported := self._decoding.reported()) is not None:
+            check_renames(self._layout, self._decoding.columns().shape, reported.renames)
+
+    def _at_source(self, held: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Of the target's columns those that the source has no more, by their names there, folded."""
+        reported = self._decoding.reported()
+        if reported is None:
+            return
+        holders = self._holders(reported)
+        for name in (*(column.name for column in reported.former), *reported.renamed):
+            found = held.get(self._layout.target_name(name).casefold())
+            if found is not None and holders.own(name):
+                yield name.casefold(), found
+
+    def reported(self) -> SourceColumns | None:
+        """What DDL tells of the columns that the target holds, by their names there.
+
+        A column that was renamed keeps the source's names beside them. Nothing where several tables share
+        one: the next still has its column as it was.
+        """
+        reported = self._decoding.reported()
+        if reported is None or self._destination.shard is not None:
+            return None
+        if self._layout.plain:
+            return reported
+        layout, holders = self._layout, self._holders(reported)
+        own = holders.own
+        excluded = {name.lower() for name in layout.except_columns}
+        # A list of columns names a column by what it is called now: the old name need not be in it.
+        renamed = {
+            old: new._replace(was=layout.target_name(old), target=layout.target_name(new.name))
+            for old, new in reported.renamed.items()
+            if layout.chooses(new.name) and old.lower() not in excluded and own(old)
+        }
+        former = tuple(
+            column for column in reported.former if layout.chooses(column.name) and own(column.name)
+        )
+        readded = (layout.target_name(name).casefold() for name in reported.readded if layout.chooses(name))
+        named = replace(reported.current, columns=tuple(self._named(holders.current)))
+        partings = {
+            layout.target_name(name).casefold(): at
+            for name, at in reported.partings.items()
+            if layout.chooses(name) and own(name)
+        }
+        return SourceColumns(named, tuple(self._named(former)), renamed, frozenset(readded), partings)
+
+    def _holders(self, reported: SourceColumns) -> _Holders:
+        current = tuple(c for c in reported.current.columns if self._layout.chooses(c.name))
+        return _Holders(self._layout, current)
+
+    def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
+        return (replace(column, name=self._layout.target_name(column.name)) for column in columns)

@@ -20,7 +20,7 @@ from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.canal_json.topic import TableNames
+from tidesink.codecs.canal_json.scan import TableNames
 from tidesink.events import TableId
 from tidesink.sinks.batch.record_frames import (
     KEPT_DDL,

@@ -34,11 +34,14 @@ from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import raised_task_errors
-from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
+from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
+from tidesink.sinks.targets.base import StagedPart
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidesink.config import TableConfig
+    from tidesink.sinks.batch.schema_changes import SchemaDecision
     from tidesink.sinks.batch.tasks import Fetch
 
 
@@ -124,6 +127,8 @@ _SHOWN_KEYS: Final = 3
 # Of events of one commit_ts a write stays, and of equal ones the first: as ``reduce_tables`` with versions.
 _FIRST_WRITE: Final = f"struct(_op = '{UPSERT}', -_partition, -_offset)"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
+# A log's rows are not shuffled: as many files as the topic has partitions would be many small ones.
+_ROWS_A_FILE: Final = 100_000
 
 
 class RangeFrame(NamedTuple):
@@ -131,7 +136,7 @@ class RangeFrame(NamedTuple):
 
     ``summary``: what the tasks counted. ``hashes``: of the keys (``reduce.key_hashes``). ``payloads``: the
     frame's rows as the tasks packed them; None where what several ranges have of one key was reduced once
-    more.
+    more. ``staged``: the rows to apply are at the target, and not in the frame.
     """
 
     frame: DataFrame
@@ -141,6 +146,7 @@ class RangeFrame(NamedTuple):
     row_codec_records: int
     hashes: npt.NDArray[np.uint64]
     payloads: DataFrame | None = None
+    staged: tuple[StagedPart, ...] | None = None
 
     def release(self) -> None:
         """Let go of what Spark keeps."""
@@ -153,6 +159,7 @@ def reduced_ranges(
     """Run a task over its ranges, whose records the reader gives.
 
     ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
+    Rows that the task's sink could not take, or that are to be reduced once more, are read again without it.
 
     Raises:
         TidesinkError: what a task raised, with its class.
@@ -163,6 +170,10 @@ def reduced_ranges(
     try:
         heads = stored.drop("payload").collect()
         raise_first(heads)
+        staged = _staged(heads) if task.sink is not None else None
+        if task.sink is not None and staged is None:
+            release_stored(stored)
+            return reduced_ranges(session, replace(task, sink=None), reader, checkpoint=checkpoint)
         unpacked = _unpacked(stored, task)
         frame, summary = _over_ranges(unpacked, _summary(heads), heads, task)
     except BaseException:
@@ -174,8 +185,21 @@ def reduced_ranges(
         for name in ("records", "bytes", "row_codec_records", "strangers")
     )
     hashes = np.frombuffer(b"".join(bytes(head["hashes"]) for head in heads if head["hashes"]), np.uint64)
-    payloads = stored.select("payload", "error") if frame is unpacked else None
-    return RangeFrame(frame, stored, KafkaRead(read, size, strangers), summary, left, hashes, payloads)
+    payloads = stored.select("payload", "error") if frame is unpacked and staged is None else None
+    found = KafkaRead(read, size, strangers)
+    return RangeFrame(frame, stored, found, summary, left, hashes, payloads, staged)
+
+
+def _staged(heads: Sequence[Any]) -> tuple[StagedPart, ...] | None:
+    """What the tasks brought to the target; None where some is missing, or a key came in two ranges."""
+    parts = tuple(pickle.loads(head["staged"]) for head in heads if head["staged"])  # noqa: S301
+    failed = any(part.failure is not None for part in parts)
+    return None if failed or len(mixed_hashes(_key_places(heads))) else parts
+
+
+def _key_places(heads: Sequence[Any]) -> list[tuple[tuple[str, int], bytes]]:
+    """The hashes of keys by topic-partition."""
+    return [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
 
 
 def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
@@ -205,7 +229,10 @@ def raise_first(heads: Sequence[Any]) -> None:
 
 
 def _unpacked(stored: DataFrame, task: RangeTask) -> DataFrame:
-    return stored.select("payload", "error").mapInArrow(unpack, task.columns.ddl)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(task.schema, prefer_timestamp_ntz=True)
+    return stored.select("payload", "error").mapInArrow(unpack, schema)
 
 
 def _summary(heads: Sequence[Any]) -> BatchSummary:
@@ -219,8 +246,7 @@ def _over_ranges(
 
     In the source's order its last row, of a history its last row of each commit_ts; in Kafka's an error.
     """
-    places = [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
-    if not len(mixed_hashes(places)):
+    if task.sink is not None or not len(mixed_hashes(_key_places(heads))):
         return frame, summary
     rules = task.plan.rules
     if rules.versions:
@@ -277,3 +303,30 @@ def _zero_dates(rows: DataFrame, of_ranges: Mapping[str, int]) -> dict[str, int]
         return {}
     found = rows.select(F.explode("_zero_dates").alias("name")).groupBy("name").count().collect()
     return {row["name"]: row["count"] for row in found if row["name"] in of_ranges}
+
+
+# What a target gets of a frame
+
+
+def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
+    """The rows of a reduced frame with the columns that the target gets."""
+    if not schema_decision.omitted:
+        return frame
+    after = F.col("after")
+    given = [after.getField(column.name).alias(column.name) for column in schema_decision.given.columns]
+    changed = {"after": F.when(after.isNotNull(), F.struct(*given))}
+    if "_kept" in frame.columns:
+        omitted = F.array(*(F.lit(name) for name in schema_decision.omitted))
+        changed["_kept"] = F.array_except("_kept", omitted)
+    return frame.withColumns(changed)
+
+
+def rows_to_write(reduced: DataFrame, rows: int, settings: TableConfig) -> DataFrame:
+    """The rows of a reduced frame that the target takes, in as few parts as are worth a file each."""
+    found = rows_to_apply(reduced)
+    return found.coalesce(1 + rows // _ROWS_A_FILE) if settings.mode == "append" else found
+
+
+def rows_to_apply(reduced: DataFrame) -> DataFrame:
+    """The rows of a reduced frame that a merge takes: upserts and deletes."""
+    return reduced.where(F.col("_op").isin(*ROW_KINDS))

@@ -1,4 +1,4 @@
-"""A writer's rows as the rows of the target: the columns of its shape, in their types.
+"""A writer's rows as the rows of the target: its columns, under its names, in its types.
 
 A column that the writer lacks has its default where only later schemas know it, and is null where an
 earlier one had it: it was dropped. What a writer has beyond the shape is looked up before the rows come here.
@@ -6,22 +6,20 @@ earlier one had it: it was dropped. What a writer has beyond the shape is looked
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Protocol
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
-from tidesink.events import Op
+from tidesink.events import SOURCE_SEPARATOR, Op, TableId
 from tidesink.typemap.arrow import arrow_of_spark
-from tidesink.typemap.parse import TargetValue, target_reader, text_reader
-from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, default_value
+from tidesink.typemap.values import TargetValue
 
 _TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 
@@ -67,36 +65,73 @@ class DroppedNow:
 
 
 @dataclass(frozen=True)
-class TargetRows:
-    """Puts the rows of every writer into one shape.
+class Metadata:
+    """The columns that say where a row's last change came from; ``names``: by kind.
 
-    ``renamed``: rows that have a column under one of these names have it under that one; of several names
-    that a row has, the column's own counts, then the newest: they stand in that order.
+    ``source`` is the table at the source, ``batch`` the number of the batch. ``marks_deletes``: rows stay
+    when they are deleted, and their delete writes these columns.
+    """
+
+    names: Mapping[MetadataKind, str]
+    source: TableId
+    batch: int = 0
+    marks_deletes: bool = False
+
+    def columns(self, events: pa.Table, ops: pa.Array) -> dict[str, pa.Array]:
+        """The columns by name, one value for each event; see ``TargetRows.metadata_columns``."""
+        fixed = {"database": self.source.schema, "table": self.source.name, "batch": self.batch}
+        found = {}
+        for kind, name in self.names.items():
+            if kind in fixed:
+                found[name] = pa.repeat(pa.scalar(fixed[kind]), events.num_rows)
+            elif kind == "op":
+                found[name] = ops
+            elif kind == "position":
+                found[name] = source_texts(events["source"].combine_chunks())
+            else:
+                found[name] = events[kind].combine_chunks()
+        return found
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """Puts the rows of every writer into the columns of the target.
+
+    ``shape`` has the table's own columns, in which keys are compared and filters evaluated. ``renamed``: rows
+    that have a column under one of these names have it under that one; of several names that a row has, the
+    column's own counts, then the newest: they stand in that order.
+    ``target``: the table as its config lays it out; None: as it is. ``sources``: by the target's names those
+    of the table's own columns; None: each has its name. Other columns of the target are the shard's, or
+    metadata.
     """
 
     shape: TableShape
     dropped: Dropped = DroppedNow()
     renamed: Mapping[str, str] = field(default_factory=dict)
+    target: TableShape | None = None
+    sources: Mapping[str, str] | None = None
+    metadata: Metadata | None = None
+
+    @property
+    def target_shape(self) -> TableShape:
+        """The table as the target has it."""
+        return self.shape if self.target is None else self.target
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The key columns."""
+        """The key columns, by the table's own names."""
         return tuple(column.name for column in self.shape.key_columns)
 
-    @cached_property
-    def key_type(self) -> pa.StructType:
-        """Of the key columns."""
-        return key_type(self.shape)
-
-    @cached_property
-    def row_type(self) -> pa.StructType:
-        """Of all columns."""
-        return row_type(self.shape)
+    @property
+    def value_sources(self) -> dict[str, str]:
+        """The target's columns with values of the table's own, the key's left out: by name the own name."""
+        others = (column.name for column in self.target_shape.columns if not column.key)
+        return {name: own for name in others if (own := self._own_name(name)) is not None}
 
     def new_columns(self, names: Iterable[str]) -> list[str]:
         """Names of columns of a row that the shape does not have."""
         there = [*names]
-        read = self._sources(there).values()
+        read = self._written(there).values()
         return [name for name in there if name not in read]
 
     def key_values(self, name: str, values: pa.Array) -> pa.Array:
@@ -115,10 +150,10 @@ class TargetRows:
         found: dict[int, SchemaMismatchError] = {}
         for image in ("after", "before") if before else ("after",):
             rows = changes.rows[image].combine_chunks()
-            sources = self._sources([member.name for member in rows.type])
+            written = self._written([member.name for member in rows.type])
             for column in self.shape.columns:
-                if column.name in sources:
-                    values = pc.struct_field(rows, [sources[column.name]])
+                if column.name in written:
+                    values = pc.struct_field(rows, [written[column.name]])
                     try:
                         _as_type(values, column)
                     except SchemaMismatchError:
@@ -126,44 +161,109 @@ class TargetRows:
         return found
 
     def key(self, keys: pa.StructArray) -> pa.StructArray:
-        """Keys in the shape's types.
+        """Keys, under the table's own names, in the target's columns.
 
         Raises:
             SchemaMismatchError: a key's type does not fit into the shape's.
         """
-        columns = self.shape.key_columns
-        arrays = [_as_type(keys.field(column.name), column) for column in columns]
-        return pa.StructArray.from_arrays(arrays, fields=_fields(columns))
+        columns = self.target_shape.key_columns
+        arrays = [
+            self._target_values(one, len(keys), lambda own: _as_type(keys.field(own.name), own), {})
+            for one in columns
+        ]
+        return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=keys.is_null())
 
     def row(
-        self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
+        self, changes: ChangeTable, rows: pa.StructArray, metadata: Mapping[str, pa.Array] | None = None
     ) -> pa.StructArray:
-        """Rows of one writer's schema in the shape's columns, or in ``names`` of them; null where the row is.
+        """Rows of one writer's schema in the target's columns; ``metadata``: those of ``metadata_columns``.
+
+        Null where the row is, unless deletes are marked: then such a row has its metadata alone.
 
         Raises:
             SchemaMismatchError: a column's type does not fit into the shape's.
         """
-        sources = self._sources([member.name for member in rows.type])
-        dropped = self.dropped(changes)
+        columns, read = self.target_shape.columns, self._read(changes, rows)
+        arrays = [self._target_values(one, len(rows), read, metadata or {}) for one in columns]
+        marked = bool(metadata) and self.metadata is not None and self.metadata.marks_deletes
+        return pa.StructArray.from_arrays(
+            arrays, fields=_fields(columns), mask=None if marked else rows.is_null()
+        )
+
+    def source_row(
+        self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
+    ) -> pa.StructArray:
+        """As ``row``, in the table's own columns, or in ``names`` of them."""
         columns = tuple(one for one in self.shape.columns if names is None or one.name in names)
-        arrays = []
-        for column in columns:
-            if column.name in sources:
-                arrays.append(_as_type(pc.struct_field(rows, [sources[column.name]]), column))
-            else:
-                arrays.append(self._missing(column, len(rows), dropped))
+        arrays = [*map(self._read(changes, rows), columns)]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
 
-    def spelt(self, lists: pa.ListArray) -> pa.ListArray:
-        """Lists of names of a writer's columns by the shape's names; those that it lacks are left out."""
+    def source_names(self, lists: pa.ListArray) -> pa.ListArray:
+        """Lists of names of a writer's columns by the table's own names, without those that it lacks."""
+        return self._listed(lists, {column.name: column.name for column in self.shape.columns})
+
+    def names(self, lists: pa.ListArray) -> pa.ListArray:
+        """Lists of names of a writer's columns by the target's names, without those that it does not hold."""
+        held = ((self._own_name(column.name), column.name) for column in self.target_shape.columns)
+        return self._listed(lists, {own: name for own, name in held if own is not None})
+
+    def metadata_columns(self, events: pa.Table, ops: pa.Array) -> dict[str, pa.Array]:
+        """The metadata columns by name, one value for each event; empty where the table has none.
+
+        ``events`` has the columns of ``ChangeTable.rows`` that say where an event comes from; ``ops`` are
+        the words for what it was.
+        """
+        if self.metadata is None:
+            return {}
+        types = {column.name: arrow_of_spark(column.spark) for column in self.target_shape.columns}
+        return {name: one.cast(types[name]) for name, one in self.metadata.columns(events, ops).items()}
+
+    def _own_name(self, name: str) -> str | None:
+        """The table's own name of a column of the target's; None for a column that the table has not."""
+        if self.sources is not None:
+            return self.sources.get(name)
+        return name if name.lower() in self.shape.by_name else None
+
+    def _target_values(
+        self,
+        column: ShapeColumn,
+        count: int,
+        read: Callable[[ShapeColumn], pa.Array],
+        metadata: Mapping[str, pa.Array],
+    ) -> pa.Array:
+        """A column of the target's; ``read`` gives one of the table's own."""
+        own, shard = self._own_name(column.name), self.target_shape.shard
+        if own is not None:
+            return read(self.shape.by_name[own.lower()])
+        if shard is not None and column.name == shard.column:
+            return pa.repeat(pa.scalar(shard.value), count)
+        found = metadata.get(column.name)
+        return pa.nulls(count, arrow_of_spark(column.spark)) if found is None else found
+
+    def _read(self, changes: ChangeTable, rows: pa.StructArray) -> Callable[[ShapeColumn], pa.Array]:
+        """What gives a column of the shape as rows of one writer's schema have it."""
+        written = self._written([member.name for member in rows.type])
+        dropped = self.dropped(changes)
+
+        def values(column: ShapeColumn) -> pa.Array:
+            if column.name in written:
+                return _as_type(pc.struct_field(rows, [written[column.name]]), column)
+            kind = arrow_of_spark(column.spark)
+            value = None if column.name.lower() in dropped else self._defaults[column.name]
+            if value is None:
+                return pa.nulls(len(rows), kind)
+            return pc.if_else(rows.is_valid(), pa.scalar(value, kind), pa.scalar(None, kind))
+
+        return values
+
+    def _listed(self, lists: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:
         if lists.null_count == len(lists):
             return lists
-        found: list[list[str] | None] = []
-        for names in lists.to_pylist():
-            found.append([*self._sources(names)] or None if names else None)
+        read = (self._written(one or ()) for one in lists.to_pylist())
+        found = [[names[own] for own in one if own in names] or None for one in read]
         return pa.array(found, lists.type)
 
-    def _sources(self, names: Iterable[str]) -> dict[str, str]:
+    def _written(self, names: Iterable[str]) -> dict[str, str]:
         """By the shape's names, in its order, the names of a row's columns. MySQL tells no case apart."""
         there = {name.lower(): name for name in names}
         found = {}
@@ -174,94 +274,26 @@ class TargetRows:
                 found[column.name] = name
         return found
 
-    def _missing(self, column: ShapeColumn, count: int, dropped: frozenset[str]) -> pa.Array:
-        kind = arrow_of_spark(column.spark)
-        value = None if column.name.lower() in dropped else self._defaults[column.name]
-        return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
-
     @cached_property
     def _defaults(self) -> dict[str, TargetValue]:
-        return {column.name: default_value(column, self.shape) for column in self.shape.columns}
+        return {column.name: _default(column, self.shape) for column in self.shape.columns}
 
 
-@dataclass(frozen=True)
-class OutputRows:
-    """Puts a table's rows into the columns that its config asks for, under the target's names.
-
-    A row's metadata says ``insert`` or ``update`` where the wire tells, else ``upsert``.
-
-    ``sources``: by the target's names those of the table's own columns; None: each has its name. ``op``: the
-    metadata column that says what the event was. Other columns are the shard's, or are filled in later.
-    """
-
-    shape: TableShape
-    sources: Mapping[str, str] | None = None
-    op: str | None = None
-
-    @property
-    def value_names(self) -> tuple[str, ...]:
-        """The target's columns that hold values of the source's, beside the key's."""
-        others = (column.name for column in self.shape.columns if not column.key)
-        return tuple(name for name in others if self.sources is None or name in self.sources)
-
-    def key(self, keys: pa.StructArray) -> pa.StructArray:
-        """Keys in the target's columns."""
-        if self._plain:
-            return keys
-        return self._projected(keys, self.shape.key_columns)
-
-    def row(self, rows: pa.StructArray, ops: pa.Array) -> pa.StructArray:
-        """Rows in the target's columns; ``ops`` says what each row's event was."""
-        if self._plain:
-            return rows
-        return self._projected(rows, self.shape.columns, ops)
-
-    @property
-    def _plain(self) -> bool:
-        return self.sources is None and self.shape.shard is None
-
-    def names(self, lists: pa.ListArray) -> pa.ListArray:
-        """Lists of names of columns by the target's names, without those that it does not hold."""
-        if self.sources is None or lists.null_count == len(lists):
-            return lists
-        target = {old: new for new, old in self.sources.items()}
-        found = [[target[name] for name in names or () if name in target] for names in lists.to_pylist()]
-        return pa.array([names or None for names in found], lists.type)
-
-    def _projected(
-        self, rows: pa.StructArray, columns: tuple[ShapeColumn, ...], ops: pa.Array | None = None
-    ) -> pa.StructArray:
-        arrays = [self._column(rows, column, ops) for column in columns]
-        return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
-
-    def _column(self, rows: pa.StructArray, column: ShapeColumn, ops: pa.Array | None) -> pa.Array:
-        name = column.name if self.sources is None else self.sources.get(column.name)
-        if self.shape.shard is not None and column.name == self.shape.shard.column:
-            return pa.repeat(pa.scalar(self.shape.shard.value), len(rows))
-        if name is not None:
-            return pc.struct_field(rows, [name])
-        if column.name == self.op:
-            return pc.if_else(pc.is_in(ops, _TOLD_OPS), ops, pa.scalar(Op.UPSERT.value))
-        return pa.nulls(len(rows), arrow_of_spark(column.spark))
+def event_words(ops: pa.Array, deleted: pa.Array) -> pa.Array:
+    """What a row's last event was: ``insert`` or ``update`` where the wire tells, else ``upsert``."""
+    written = pc.if_else(pc.is_in(ops, _TOLD_OPS), ops, pa.scalar(Op.UPSERT.value))
+    return pc.if_else(deleted, pa.scalar(Op.DELETE.value), written)
 
 
-def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
-    """What a row has in a column that its writer did not know yet: the column's default, or None.
+def source_texts(source: pa.Array) -> pa.Array:
+    """Positions at the source as text, as ``Position.source_text``."""
+    return pc.binary_join(source.cast(pa.list_(pa.string())), SOURCE_SEPARATOR)
 
-    ``CURRENT_TIMESTAMP`` gives None: what TiDB filled in at that moment is not on the wire.
-    """
-    text, reader = column.default, row_of(column.type).reader
-    if text is None or text.upper().startswith("CURRENT_TIMESTAMP"):
-        return None
-    if reader in ("bit", "binary"):
-        data = text.encode("latin-1", "replace")
-        return data if reader == "binary" else int.from_bytes(data, "big")
-    if reader in ("enum", "set"):
-        return text
-    zero_date = "error" if column.key else shape.zero_date
-    read = target_reader(column.type, time_zone=ZoneInfo(shape.time_zone), zero_date=zero_date)
+
+def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
+    """The value of a row whose writer did not know the column yet; NULL where nothing tells it."""
     try:
-        return read(text_reader(column.type)(text))
+        return default_value(column, shape)
     except ValueOutOfRangeError:
         return None
 

@@ -3,8 +3,9 @@
 It runs in a Python worker and needs no Spark itself. The records are fetched with librdkafka, decoded by the
 codec's ``decode_batch``, reduced to one row a key (or, of a log, made a row for each image), and put into the
 columns of the target. What comes out is one row for each payload (``PACKED_DDL``): counts for the driver, and
-rows in the columns of ``ReducedColumns`` as an Arrow IPC stream. No row passes through the driver. Under a
-row filter the task has two parts, and Spark stands between them (``batch.filtering``).
+rows in the columns of ``reduced_schema`` as an Arrow IPC stream. No row passes through the driver. Rows that
+a target stages (``RangeTask.sink``) are brought there, and only what is no row is packed. Under a row filter
+the task has two parts, and Spark stands between them (``batch.filtering``).
 
 One key lives in one partition under ``sequence_by: kafka``, so that a range is reduced by itself;
 ``mixed_hashes`` finds the keys that came in two.
@@ -15,7 +16,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final, Protocol
@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
-from tidesink.events import SOURCE_SEPARATOR
 from tidesink.sinks.batch.change_log import log_rows
 from tidesink.sinks.batch.counts import Place
 from tidesink.sinks.batch.decoders import DecodePlan
@@ -49,22 +48,20 @@ from tidesink.sinks.batch.reduce import (
     reduce_tables,
 )
 from tidesink.sinks.batch.summaries import range_summary, truncated
-from tidesink.sinks.batch.target_rows import TargetRows, key_type, row_type
+from tidesink.sinks.batch.target_rows import event_words, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, ipc_stream
-from tidesink.sinks.targets.base import SEQUENCE_DDL
+from tidesink.sinks.targets.base import RowSink
 from tidesink.sinks.targets.modes import INDEX
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
-# The column of a change's place in the source's log, where a plan is asked for it.
-POSITION: Final = "_position"
 # Makes rows of a range and its records; travels to the tasks by pickle.
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, strangers bigint, "
-    "hashes binary, summary binary, payload binary, error binary"
+    "hashes binary, summary binary, staged binary, payload binary, error binary"
 )
 # A payload ends before either.
 _PAYLOAD_ROWS: Final = 50_000
@@ -81,6 +78,7 @@ _PACKED: Final = pa.schema(
         ("strangers", pa.int64()),
         ("hashes", pa.binary()),
         ("summary", pa.binary()),
+        ("staged", pa.binary()),
         ("payload", pa.binary()),
         ("error", pa.binary()),
     ]
@@ -106,13 +104,9 @@ _SEQUENCE: Final = pa.struct(
         ("index", pa.int32()),
     ]
 )
-_DETAIL_DDL: Final = (
-    "struct<error: string, reason: string, key_id: bigint, value_id: bigint, fields: array<string>, "
-    "key: binary, value: binary, time: bigint>"
-)
 
 
-class ReducedColumns:
+def reduced_schema(plan: DecodePlan) -> pa.Schema:
     """The columns of a plan's reduced frame: rows to apply, bad records, DDL events, and truncates.
 
     ================  ========  ========================================================================
@@ -120,7 +114,8 @@ class ReducedColumns:
     ================  ========  ========================================================================
     ``_op``           string    one of ``records.KINDS``: ``upsert``, ``delete``, ``bad``, ...
     ``key``           struct    the key, null for what is no row
-    ``after``         struct    the row to write, for ``upsert`` alone
+    ``after``         struct    the row to write, for ``upsert`` alone; of a delete that is marked its
+                                metadata columns, where the table has any
     ``_topic``        string    where the event that stays is from, as the next two say
     ``_partition``    int
     ``_offset``       bigint
@@ -136,51 +131,29 @@ class ReducedColumns:
                                 the row's
     ``_seq``          struct    in the source's order: the position of the event that stays, as
                                 ``targets.base.SEQUENCE_DDL`` says
-    ``_position``     string    of a plan with ``positions``: where the change stands in the source's log
     ================  ========  ========================================================================
 
     Keys are compared as exact values, text byte by byte, whatever collation the source has: a source that
     holds 'a' and 'A' for one key never sends them as two rows.
     """
-
-    def __init__(self, plan: DecodePlan) -> None:
-        self._keeps_values = plan.keeps_values and not plan.logs
-        self._sequenced = plan.rules.sequenced
-        self._positions = plan.positions
-        self._shape = plan.packed_shape
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """As Arrow."""
-        return pa.schema(
-            [
-                ("_op", pa.string()),
-                ("key", key_type(self._shape)),
-                ("after", row_type(self._shape)),
-                ("_topic", pa.string()),
-                ("_partition", pa.int32()),
-                ("_offset", pa.int64()),
-                ("_commit_ts", pa.int64()),
-                ("_half", pa.bool_()),
-                ("_zero_dates", pa.list_(pa.string())),
-                ("_detail", _DETAIL),
-                *([("_kept", NAMES_TYPE), ("_after_delete", pa.bool_())] if self._keeps_values else []),
-                *([("_seq", _SEQUENCE)] if self._sequenced else []),
-                *([(POSITION, pa.string())] if self._positions else []),
-            ]
-        )
-
-    @property
-    def ddl(self) -> str:
-        """As Spark DDL text."""
-        return (
-            f"_op string, key struct<{self._shape.key_ddl}>, after struct<{self._shape.ddl}>, _topic string, "
-            "_partition int, _offset bigint, _commit_ts bigint, _half boolean, _zero_dates array<string>, "
-            f"_detail {_DETAIL_DDL}"
-            + (", _kept array<string>, _after_delete boolean" if self._keeps_values else "")
-            + (f", _seq {SEQUENCE_DDL}" if self._sequenced else "")
-            + (f", {POSITION} string" if self._positions else "")
-        )
+    shape = plan.packed_shape
+    kept = (("_kept", NAMES_TYPE), ("_after_delete", pa.bool_()))
+    return pa.schema(
+        [
+            ("_op", pa.string()),
+            ("key", key_type(shape)),
+            ("after", row_type(shape)),
+            ("_topic", pa.string()),
+            ("_partition", pa.int32()),
+            ("_offset", pa.int64()),
+            ("_commit_ts", pa.int64()),
+            ("_half", pa.bool_()),
+            ("_zero_dates", pa.list_(pa.string())),
+            ("_detail", _DETAIL),
+            *(kept if plan.keeps_values and not plan.logs else ()),
+            *([("_seq", _SEQUENCE)] if plan.rules.sequenced else ()),
+        ]
+    )
 
 
 class RangeTooLargeError(ConfigError):
@@ -211,27 +184,32 @@ class RangeTask:
     """Decode, reduce and pack ranges, each with the records that it is given.
 
     ``only``: what is kept of the records; None: all. ``most_bytes``: of what is kept of one range, decoded.
+    ``sink``: takes the rows to apply, which are then in no payload, and its answer is in the column
+    ``staged``.
     """
 
     ranges: tuple[FetchRange, ...]
     plan: DecodePlan
     most_bytes: int = MOST_BYTES
     only: Restriction | None = None
+    sink: RowSink | None = None
 
     @classmethod
-    def of(cls, ranges: Iterable[OffsetRange], topic_id: str, plan: DecodePlan) -> RangeTask:
+    def of(
+        cls, ranges: Iterable[OffsetRange], topic_id: str, plan: DecodePlan, sink: RowSink | None = None
+    ) -> RangeTask:
         """The task of a batch, whose fetches read what the plan's decoder uses of a record.
 
         ``topic_id``: Kafka must still say it after a read.
         """
         timestamps = plan.decoder.uses_timestamps
         wanted = (FetchRange(*one, topic_id, timestamps, headers=False) for one in ranges if one.records)
-        return cls(tuple(wanted), plan)
+        return cls(tuple(wanted), plan, sink=sink)
 
     @property
-    def columns(self) -> ReducedColumns:
-        """What comes out."""
-        return ReducedColumns(self.plan)
+    def schema(self) -> pa.Schema:
+        """The columns of the rows in the payloads."""
+        return reduced_schema(self.plan)
 
     def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What a range holds as rows for the plan's filter, before ``filtered``."""
@@ -263,7 +241,7 @@ class RangeTask:
             whole = DecodedRecords()
             for more in self._kept(wanted, found):
                 whole.add(more)
-            yield from _pack(wanted, whole, self.plan, self.only)
+            yield from _pack(wanted, whole, self)
         except TidesinkError as error:
             yield _packed_row(wanted, error=pickle.dumps(error))
         except Exception as error:
@@ -321,22 +299,25 @@ def _failed(wanted: FetchRange) -> RuntimeError:
 # Packing
 
 
-def _pack(
-    wanted: FetchRange, found: DecodedRecords, plan: DecodePlan, only: Restriction | None
-) -> Iterator[pa.RecordBatch]:
+def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
     """The payloads of a range; the first has its counts, also where there is nothing else."""
+    plan = task.plan
     joined = joined_tables(found.tables)
-    columns = ReducedColumns(plan)
+    schema = reduced_schema(plan)
     # In a log an event that empties the table is a row.
     truncates = [] if plan.logs else truncated(joined)
-    reduction, parts = _logged(joined, plan, columns) if plan.logs else _reduced(joined, plan, columns, only)
+    reduction, parts = _logged(joined, plan, schema) if plan.logs else _reduced(joined, task, schema)
     place = Place(wanted.topic, wanted.partition)
     summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape)
     # What is unplanned is decoded again: the summary says all that is asked about it.
     others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
+    staged = None
+    if task.sink is not None:
+        rows = (batch for part in parts for batch in part.to_batches(max_chunksize=_PAYLOAD_ROWS))
+        staged, parts = pickle.dumps(task.sink(rows)), []
     lines = [_line(one) for one in (*others, *truncates)]
     if lines:
-        parts.append(pa.Table.from_pylist(lines, schema=columns.schema))
+        parts.append(pa.Table.from_pylist(lines, schema=schema))
     hashes = key_hashes(reduction.tables).tobytes()
     counts: dict[str, Any] = {
         "records": found.records,
@@ -345,6 +326,7 @@ def _pack(
         "strangers": found.strangers,
         "hashes": hashes,
         "summary": pickle.dumps(summary),
+        "staged": staged,
     }
     for part in parts:
         step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
@@ -381,9 +363,10 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
 
 
 def _reduced(
-    tables: Sequence[ChangeTable], plan: DecodePlan, columns: ReducedColumns, only: Restriction | None
+    tables: Sequence[ChangeTable], task: RangeTask, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
     """One row a key."""
+    plan, only = task.plan, task.only
     rows = plan.rows
     if plan.ignores_nulls:
         tables = joined_tables([_without_nulls(one, plan) for one in tables])
@@ -398,14 +381,13 @@ def _reduced(
     )
     if only is not None:
         reduction = only.rows(reduction)
-    return reduction, [_reduced_rows(one, plan, columns) for one in reduction.tables]
+    return reduction, [_reduced_rows(one, plan, schema) for one in reduction.tables]
 
 
 def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
     """The changes in the shape's columns, of which those that are null count as not sent."""
-    after = plan.rows.row(changes, changes.rows["after"].combine_chunks())
-    output = plan.target_rows
-    names = [(output.sources or {}).get(name, name) for name in output.value_names]
+    after = plan.rows.source_row(changes, changes.rows["after"].combine_chunks())
+    names = [*plan.rows.value_sources.values()]
     flags = np.zeros((len(after), len(names)), np.bool_)
     for at, name in enumerate(names):
         flags[:, at] = pc.struct_field(after, [name]).is_null().to_numpy(zero_copy_only=False)
@@ -418,11 +400,11 @@ def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
 
 
 def _logged(
-    tables: Sequence[ChangeTable], plan: DecodePlan, columns: ReducedColumns
+    tables: Sequence[ChangeTable], plan: DecodePlan, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
     """Each image of each event, in Kafka's order."""
-    parts = [_log_rows(one, plan, columns) for one in tables]
-    rows = pa.concat_tables(parts) if parts else columns.schema.empty_table()
+    parts = [_log_rows(one, plan, schema) for one in tables]
+    rows = pa.concat_tables(parts) if parts else schema.empty_table()
     if len(parts) > 1:
         numbers = pc.struct_field(rows["key"].combine_chunks(), [INDEX]).to_numpy()
         rows = rows.take(np.lexsort((numbers, rows["_offset"].to_numpy())))
@@ -432,8 +414,8 @@ def _logged(
     return reduction, [rows] if rows.num_rows else []
 
 
-def _log_rows(table: ChangeTable, plan: DecodePlan, columns: ReducedColumns) -> pa.Table:
-    found = log_rows(table, plan.rows, plan.decoder, plan.target_rows, keeps_values=plan.keeps_values)
+def _log_rows(table: ChangeTable, plan: DecodePlan, schema: pa.Schema) -> pa.Table:
+    found = log_rows(table, plan.rows, plan.decoder, keeps_values=plan.keeps_values)
     event = table.rows.take(found.events)
     rows = {
         "_op": pa.repeat(pa.scalar(UPSERT), len(found.old)),
@@ -443,9 +425,8 @@ def _log_rows(table: ChangeTable, plan: DecodePlan, columns: ReducedColumns) -> 
         "_half": found.old,
         "_zero_dates": found.zero_dates,
         "_detail": _warnings(event),
-        **({POSITION: source_texts(event["source"].combine_chunks())} if plan.positions else {}),
     }
-    return pa.table(rows, schema=columns.schema)
+    return pa.table(rows, schema=schema)
 
 
 def _origin(rows: pa.Table) -> dict[str, Any]:
@@ -464,33 +445,27 @@ def _warnings(rows: pa.Table) -> pa.Array:
     return pa.StructArray.from_arrays(arrays, fields=list(_DETAIL), mask=reasons.is_null())
 
 
-def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns) -> pa.Table:
+def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> pa.Table:
     """Rows to apply as the reduced frame has them, without any counts."""
-    rows, output = plan.rows, plan.target_rows
-    deleted = table.rows["deleted"].combine_chunks()
-    after = rows.row(table.source, table.rows["row"].combine_chunks())
+    rows, deleted = plan.rows, table.rows["deleted"].combine_chunks()
+    words = event_words(table.rows["op"].combine_chunks().dictionary_decode(), deleted)
     found = {
         "_op": pc.if_else(deleted, pa.scalar(DELETE), pa.scalar(UPSERT)),
-        "key": output.key(rows.key(table.rows["key"].combine_chunks())),
-        "after": output.row(after, table.rows["op"].combine_chunks().dictionary_decode()),
+        "key": rows.key(table.rows["key"].combine_chunks()),
+        "after": rows.row(
+            table.source, table.rows["row"].combine_chunks(), rows.metadata_columns(table.rows, words)
+        ),
         **_origin(table.rows),
         "_half": table.rows["half"],
-        "_zero_dates": output.names(_zero_dates(table, rows, deleted)),
+        "_zero_dates": rows.names(_zero_dates(table, deleted)),
         "_detail": _warnings(table.rows),
     }
     if plan.keeps_values:
-        found["_kept"] = output.names(_unavailable(table, rows))
+        found["_kept"] = rows.names(table.rows["unavailable"].combine_chunks())
         found["_after_delete"] = table.rows["after_delete"].combine_chunks()
     if plan.rules.sequenced:
         found["_seq"] = _sequence(table.rows, deleted)
-    if plan.positions:
-        found[POSITION] = source_texts(table.rows["source"].combine_chunks())
-    return pa.table(found, schema=columns.schema)
-
-
-def _unavailable(table: ReducedTable, rows: TargetRows) -> pa.Array:
-    """The names of columns whose stored value stays, as the shape has them."""
-    return rows.spelt(table.rows["unavailable"].combine_chunks())
+    return pa.table(found, schema=schema)
 
 
 def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
@@ -503,15 +478,10 @@ def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
     return pa.StructArray.from_arrays(members, fields=list(_SEQUENCE))
 
 
-def _zero_dates(table: ReducedTable, rows: TargetRows, deleted: pa.Array) -> pa.Array:
-    """The names of columns made null, as the shape has them; of a delete none."""
+def _zero_dates(table: ReducedTable, deleted: pa.Array) -> pa.Array:
+    """The writer's names of columns made null; of a delete none."""
     lists = table.rows["zero_dates"].combine_chunks()
-    return rows.spelt(pc.if_else(deleted, pa.scalar(None, lists.type), lists))
-
-
-def source_texts(source: pa.Array) -> pa.Array:
-    """Positions at the source as text, as ``Position.source_text``."""
-    return pc.binary_join(source.cast(pa.list_(pa.string())), SOURCE_SEPARATOR)
+    return pc.if_else(deleted, pa.scalar(None, lists.type), lists)
 
 
 def _line(one: OtherRecord) -> dict[str, Any]:

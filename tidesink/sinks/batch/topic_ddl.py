@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 import structlog
 
-from tidesink.codecs.canal_json.topic import census, marked_ddl
-from tidesink.ddl.catalog import TableDefinitions
+from tidesink.codecs.canal_json.scan import census, marked_ddl
+from tidesink.ddl.catalog import TableDefinitions, altered_tables, moved_tables, unapplied
 from tidesink.ddl.history import ddl_moment
-from tidesink.ddl.unapplied import altered_tables, moved_tables, unapplied
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.source import KafkaSource

@@ -1,4 +1,7 @@
-"""Dead letters as records of one Kafka topic, in the form of Kafka Connect's dead letter queue.
+"""Dead letters: records of one Kafka topic, in the form of Kafka Connect's dead letter queue.
+
+The tasks of a batch write them (``write_letters``), a replay reads them again (``read_records``), and people
+count, show, drop and settle them (``DeadLetters``); whoever looks reads the topic to where it ends now.
 
 A letter has the key, the value and the headers of the record that could not be decoded, unchanged. Behind
 them come Kafka Connect's context headers (``DeadLetterQueueReporter``: UTF-8 texts, a text of digits for
@@ -36,12 +39,21 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its stubs
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
-from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.config import Config
+from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
+from tidesink.events import TableId
 from tidesink.kafka_client import open_client
 from tidesink.sinks.state.progress import Progress
 
@@ -80,7 +92,7 @@ _SILENCE: Final = 30.0
 _POLL: Final = 0.1
 _AT_ONCE: Final = 500
 _DELIVERY_MS: Final = 60_000
-QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
+_QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
 Headers = Sequence[tuple[str, bytes | None]]
 # pipeline, table, topic id, topic, partition, offset
 Identity = tuple[str, str, str, str, int, int]
@@ -167,13 +179,13 @@ class Letter(NamedTuple):
 
 def letter_headers(row: Mapping[str, Any], stamp: LetterStamp, *, task: int = 0) -> Headers:
     """All headers of a letter. ``row`` has the columns of ``LETTER_SCHEMA``."""
-    error, reason = row["error"] or "DecodeError", row["reason"] or ""
     connect = {
+        **{name: row[name] for name in ("topic", "partition", "offset")},
         "connector.name": stamp.pipeline,
         "task.id": task,
         "stage": "VALUE_CONVERTER",
         "class.name": stamp.codec,
-        **_exception(error, reason),
+        **_exception(row["error"] or "DecodeError", row["reason"] or ""),
     }
     ours = {
         "kind": LETTER,
@@ -185,20 +197,15 @@ def letter_headers(row: Mapping[str, Any], stamp: LetterStamp, *, task: int = 0)
         "batch": stamp.batch,
         "epoch": stamp.epoch,
     }
-    place = {name: row[name] for name in ("topic", "partition", "offset")}
     own = [(header["key"], header["value"]) for header in row["headers"] or ()]
-    return [*own, *_spelt(CONNECT, {**place, **connect}), *_spelt(OURS, ours)]
+    return [*own, *_spelt(CONNECT, connect), *_spelt(OURS, ours)]
 
 
 def mark_headers(letter: Letter, error: str | None = None, reason: str | None = None) -> Headers:
     """The headers of a letter's mark: dealt with, or still bad for the error that is given."""
-    connect: dict[str, Any] = {
-        "topic": letter.topic,
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "connector.name": letter.pipeline,
-        **({} if error is None else _exception(error, reason or "")),
-    }
+    place = {name: getattr(letter, name) for name in ("topic", "partition", "offset")}
+    fault = {} if error is None else _exception(error, reason or "")
+    connect = {**place, "connector.name": letter.pipeline, **fault}
     kind = DEALT_WITH if error is None else STILL_BAD
     ours = {"kind": kind, "table": letter.table, "topic.id": letter.topic_id}
     return [*_spelt(CONNECT, connect), *_spelt(OURS, ours)]
@@ -216,22 +223,12 @@ def read_headers(headers: Headers, at: int = 0) -> tuple[str, Letter] | None:
     def number(name: str) -> int | None:
         return int(said[f"{OURS}{name}"]) if said.get(f"{OURS}{name}") else None
 
-    letter = Letter(
-        text("connector.name"),
-        said.get(f"{OURS}table", ""),
-        said.get(f"{OURS}topic.id", ""),
-        text("topic"),
-        int(text("partition")),
-        int(text("offset")),
-        text("exception.class.name").removeprefix(_MODULE),
-        text("exception.message"),
-        number("timestamp"),
-        number("value.schema.id"),
-        number("key.schema.id"),
-        number("batch") or 0,
-        number("epoch") or 0,
-        at,
-    )
+    owner = text("connector.name"), said.get(f"{OURS}table", ""), said.get(f"{OURS}topic.id", "")
+    place = text("topic"), int(text("partition")), int(text("offset"))
+    error = text("exception.class.name").removeprefix(_MODULE), text("exception.message")
+    known = number("timestamp"), number("value.schema.id"), number("key.schema.id")
+    batch = number("batch") or 0, number("epoch") or 0
+    letter = Letter(*owner, *place, *error, *known, *batch, at)
     return said[f"{OURS}kind"], letter
 
 
@@ -322,7 +319,7 @@ class LetterWriter:
     def _opened(self) -> Producer:
         # A source's batch is compressed as a whole, so that a letter would be larger than its record was.
         own = {
-            **QUIET,
+            **_QUIET,
             "linger.ms": 20,
             "compression.type": "lz4",
             "acks": "all",
@@ -349,18 +346,16 @@ def letter_error(error: KafkaError, topic: LetterTopic) -> SourceError:
         return SourceError(
             f"Kafka refuses the dead letter topic ({error.name()}): {remedy}", topic=topic.name
         )
-    if error.code() in _MISSING:
-        return SourceUnavailableError(
-            f"the dead letter topic is not there ({error.name()}): the next try makes it", topic=topic.name
-        )
-    return SourceUnavailableError(
-        f"the dead letter topic does not answer ({error.name()}): are source.brokers right, and do they run?",
-        topic=topic.name,
+    trouble = (
+        f"is not there ({error.name()}): the next try makes it"
+        if error.code() in _MISSING
+        else f"does not answer ({error.name()}): are source.brokers right, and do they run?"
     )
+    return SourceUnavailableError(f"the dead letter topic {trouble}", topic=topic.name)
 
 
 @contextmanager
-def translated_letter_errors(topic: LetterTopic) -> Iterator[None]:
+def _translated(topic: LetterTopic) -> Iterator[None]:
     """Raise confluent-kafka's exceptions as ours."""
     try:
         yield
@@ -377,7 +372,7 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
         SourceError: Kafka refuses. SourceUnavailableError: it does not answer.
     """
     own = {
-        **QUIET,
+        **_QUIET,
         "group.id": "tidesink-dead-letters",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
@@ -385,44 +380,25 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
         # Letters are in no transaction, and somebody else's open one is not to be waited for.
         "isolation.level": "read_uncommitted",
     }
-    with translated_letter_errors(topic), closing(open_client(Consumer, topic.properties, own)) as consumer:
+    with _translated(topic), closing(open_client(Consumer, topic.properties, own)) as consumer:
         low, high = consumer.get_watermark_offsets(TopicPartition(topic.name, PARTITION), timeout=_SILENCE)
         last = high if end is None else min(high, end)
         if max(low, start) >= last:
             return
         consumer.assign([TopicPartition(topic.name, PARTITION, max(low, start))])
-        yield from _up_to(consumer, last, topic)
-
-
-def _up_to(consumer: Consumer, end: int, topic: LetterTopic) -> Iterator[Any]:
-    deadline = time.monotonic() + _SILENCE
-    while time.monotonic() < deadline:
-        for record in consumer.consume(_AT_ONCE, timeout=_POLL):
-            deadline = time.monotonic() + _SILENCE
-            error, offset = record.error(), record.offset() or 0
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                raise KafkaException(error)
-            if error is None and offset < end:
-                yield record
-            # The last offsets may hold no record: those of another's transaction.
-            if offset + (error is None) >= end:
-                return
+        deadline = time.monotonic() + _SILENCE
+        while time.monotonic() < deadline:
+            for record in consumer.consume(_AT_ONCE, timeout=_POLL):
+                deadline = time.monotonic() + _SILENCE
+                error, offset = record.error(), record.offset() or 0
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                if error is None and offset < last:
+                    yield record
+                # The last offsets may hold no record: those of another's transaction.
+                if offset + (error is None) >= last:
+                    return
     raise SourceUnavailableError("the dead letter topic does not answer", topic=topic.name)
-
-
-def read_letters(topic: LetterTopic, *, pipeline: str, table: str | None = None) -> list[Letter]:
-    """The letters of a pipeline that are not dealt with, each once, in the order they were first written.
-
-    Memory: a letter without its bytes each.
-
-    Raises: as ``scan``.
-    """
-    records = (read_headers(record.headers() or (), record.offset()) for record in scan(topic))
-    return live_letters(
-        known
-        for known in records
-        if known is not None and known[1].pipeline == pipeline and table in (None, known[1].table)
-    )
 
 
 def live_letters(records: Iterable[tuple[str, Letter]]) -> list[Letter]:
@@ -457,7 +433,13 @@ def read_records(topic: LetterTopic, offsets: Collection[int]) -> Iterator[pa.Re
     rows: list[dict[str, Any]] = []
     held = 0
     for record in records_at(topic, offsets):
-        rows.append(_record_row(record))
+        known = read_headers(record.headers() or (), record.offset())
+        assert known is not None  # noqa: S101  (only letters' offsets are asked for)
+        _, letter = known
+        own = [{"key": name, "value": value} for name, value in original_headers(record.headers() or ())]
+        place = letter.topic, letter.partition, letter.offset, letter.time
+        values = (*place, record.key(), record.value(), own or None)
+        rows.append(dict(zip(RECORD_SCHEMA.names, values, strict=True)))
         held += len(record.key() or b"") + len(record.value() or b"")
         if len(rows) >= _ROWS_A_BATCH or held >= _BYTES_A_BATCH:
             yield pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)
@@ -466,11 +448,250 @@ def read_records(topic: LetterTopic, offsets: Collection[int]) -> Iterator[pa.Re
         yield pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)
 
 
-def _record_row(record: Any) -> dict[str, Any]:
-    known = read_headers(record.headers() or (), record.offset())
-    assert known is not None  # noqa: S101  (only letters' offsets are asked for)
-    _, letter = known
-    place = {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset}
-    headers = [{"key": name, "value": value} for name, value in original_headers(record.headers() or ())]
-    found = {**place, "timestamp": letter.time, "key": record.key(), "value": record.value()}
-    return {**found, "headers": headers or None}
+_TIMEOUT: Final = 15.0
+_PAUSE: Final = 0.2
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+# Letters stay until somebody deals with them.
+_TOPIC_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which stored records of a pipeline: all that fit everything that is not None.
+
+    ``topic_id`` is Kafka's. ``before``: those whose Kafka timestamp is older. ``below``: offsets under this
+    one. ``kind``: the class of a letter's error, or what a DDL event did.
+    """
+
+    pipeline: str
+    table: str | None = None
+    topic: str | None = None
+    topic_id: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    below: int | None = None
+    before: datetime | None = None
+    kind: str | None = None
+
+    def fits(self, record: Any, *, kind: str) -> bool:
+        """Whether a record of the pipeline is chosen; it has the attributes of the same names, and a time."""
+        for name in ("table", "topic", "topic_id", "partition", "offset"):
+            if getattr(self, name) not in (None, getattr(record, name)):
+                return False
+        if self.kind not in (None, kind) or (self.below is not None and record.offset >= self.below):
+            return False
+        before = self.before and (self.before - _EPOCH) / timedelta(milliseconds=1)
+        return before is None or (record.time is not None and record.time < before)
+
+
+@dataclass(frozen=True)
+class RecordGroup:
+    """Letters of one table, partition and error: how many, and from where to where."""
+
+    table: str
+    topic: str
+    partition: int
+    kind: str
+    count: int
+    first_offset: int
+    last_offset: int
+    first_time: datetime | None
+    last_time: datetime | None
+    topic_id: str | None = None
+
+
+class Outcome(NamedTuple):
+    """What became of a letter in a replay; no error: it is dealt with."""
+
+    topic_id: str
+    topic: str
+    partition: int
+    offset: int
+    error: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """The dead letters of one pipeline. May be used from several threads.
+
+    Every method raises SourceError where Kafka refuses, SourceUnavailableError where it does not answer.
+    """
+
+    pipeline: str
+    topic: LetterTopic
+
+    @property
+    def place(self) -> str:
+        """Where they are, for people to read."""
+        return self.topic.place
+
+    def prepare(self) -> None:
+        """Make the topic where it is not there, with one partition, and without an end of its records' time.
+
+        Raises: SourceError also for a topic whose clean-up policy would lose letters.
+        """
+        admin = _admin(self.topic)
+        if _is_there(self.topic, admin):
+            _check_policy(self.topic, admin)
+            return
+        _create(self.topic, admin)
+        deadline = time.monotonic() + _TIMEOUT
+        while not _is_there(self.topic, admin):
+            if time.monotonic() > deadline:
+                raise SourceUnavailableError(
+                    "the dead letter topic was made, and Kafka does not show it yet", topic=self.topic.name
+                )
+            time.sleep(_PAUSE)
+
+    def letters(self, chosen: Chosen) -> list[Letter]:
+        """The chosen letters, without their bytes, in the order they were written; none without a topic."""
+        if not _is_there(self.topic, _admin(self.topic)):
+            return []
+        records = (read_headers(record.headers() or (), record.offset()) for record in scan(self.topic))
+        found = live_letters(
+            known
+            for known in records
+            if known is not None
+            and known[1].pipeline == chosen.pipeline
+            and chosen.table in (None, known[1].table)
+        )
+        return [letter for letter in found if chosen.fits(letter, kind=letter.error)]
+
+    def groups(self, chosen: Chosen) -> tuple[RecordGroup, ...]:
+        """The chosen letters counted by table, topic, partition and error, in that order."""
+        parts: dict[tuple[str, str, str, int, str], list[Letter]] = {}
+        for one in self.letters(chosen):
+            place = one.table, one.topic, one.topic_id, one.partition, one.error
+            parts.setdefault(place, []).append(one)
+        return tuple(_group(part) for _, part in sorted(parts.items()))
+
+    def rows(self, chosen: Chosen, *, limit: int) -> tuple[dict[str, Any], ...]:
+        """The first ``limit`` of the chosen letters by table, topic, partition and offset, whole."""
+        found = sorted(self.letters(chosen), key=lambda one: (one.table, *one.identity[3:]))[:limit]
+        records = {one.offset(): one for one in records_at(self.topic, {letter.at for letter in found})}
+        return tuple(_row(letter, records[letter.at]) for letter in found if letter.at in records)
+
+    def remove(self, chosen: Chosen) -> int:
+        """Drop the chosen letters; how many they were."""
+        with LetterWriter(self.topic) as writer:
+            for letter in self.letters(chosen):
+                writer.send(None, None, mark_headers(letter))
+        return writer.acknowledged
+
+    def settle(self, outcomes: Iterable[Outcome], *, table: TableId) -> int:
+        """Mark letters as dealt with, and give the others today's error; how many they were.
+
+        Doing it again changes nothing, and an outcome of what is no letter is passed over.
+        """
+        letters = {one.identity: one for one in self.letters(Chosen(self.pipeline, str(table)))}
+        settled = 0
+        with LetterWriter(self.topic) as writer:
+            for topic_id, topic, partition, offset, error, reason in outcomes:
+                letter = letters.get((self.pipeline, str(table), topic_id, topic, partition, offset))
+                if letter is None:
+                    continue
+                settled += 1
+                if (error, reason) != (letter.error, letter.reason):
+                    writer.send(None, None, mark_headers(letter, error, reason))
+        return settled
+
+
+def dead_letters_of(config: Config) -> DeadLetters:
+    """The dead letters of a pipeline; nothing is asked of Kafka yet.
+
+    Raises:
+        ConfigError: the config names no topic for them.
+    """
+    settings = config.dead_letters
+    if settings.topic is None:
+        raise ConfigError(
+            "dead-letters names no topic: set errors.deadletterqueue.topic.name, such as "
+            f"{config.pipeline}-dead-letters"
+        )
+    properties = config.source.confluent_properties()
+    return DeadLetters(config.pipeline, LetterTopic(settings.topic, properties, settings.replication_factor))
+
+
+def moment(ms: int | None) -> datetime | None:
+    """A Kafka timestamp as a time in UTC; None for one that Python's calendar does not have."""
+    try:
+        return None if ms is None else _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return None
+
+
+def _group(part: Sequence[Letter]) -> RecordGroup:
+    one, offsets = part[0], [letter.offset for letter in part]
+    times = [time for time in (moment(letter.time) for letter in part) if time is not None]
+    ends = min(offsets), max(offsets), min(times, default=None), max(times, default=None)
+    return RecordGroup(one.table, one.topic, one.partition, one.error, len(part), *ends, one.topic_id)
+
+
+def _row(letter: Letter, record: Any) -> dict[str, Any]:
+    own = original_headers(record.headers() or ())
+    shown = [[name, None if value is None else value.decode("utf-8", "replace")] for name, value in own]
+    known = {name: value for name, value in letter._asdict().items() if name != "at"}
+    bytes_ = {"key": record.key(), "value": record.value()}
+    return {**known, **bytes_, "time": moment(letter.time), "headers": shown}
+
+
+def _admin(topic: LetterTopic) -> AdminClient:
+    return open_client(AdminClient, topic.properties, _QUIET)
+
+
+def _is_there(topic: LetterTopic, admin: AdminClient) -> bool:
+    """Whether the topic is there; asking does not make it."""
+    with _translated(topic):
+        asked = admin.describe_topics(TopicCollection([topic.name]), request_timeout=_TIMEOUT)[topic.name]
+        try:
+            asked.result()
+        except KafkaException as exc:
+            if exc.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return False
+            raise
+        return True
+
+
+def check_topic(topic: LetterTopic) -> bool:
+    """Whether the topic is there; where it is not, that it may be made. Nothing is changed.
+
+    Raises: as ``DeadLetters.prepare``.
+    """
+    admin = _admin(topic)
+    found = _is_there(topic, admin)
+    if found:
+        _check_policy(topic, admin)
+    else:
+        _create(topic, admin, validate_only=True)
+    return found
+
+
+def _create(topic: LetterTopic, admin: AdminClient, *, validate_only: bool = False) -> None:
+    new = NewTopic(topic.name, 1, topic.replication_factor, config=_TOPIC_CONFIG)
+    with _translated(topic):
+        asked = admin.create_topics([new], operation_timeout=_TIMEOUT, validate_only=validate_only)
+        try:
+            asked[topic.name].result()
+        except KafkaException as exc:
+            if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+
+
+def _check_policy(topic: LetterTopic, admin: AdminClient) -> None:
+    """Refuse compaction: of letters with one key it would leave one. Who may not ask is not refused."""
+    resource = ConfigResource(ResourceType.TOPIC, topic.name)
+    try:
+        found = admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
+    except KafkaException as exc:
+        if exc.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return
+        with _translated(topic):
+            raise
+    policy = found["cleanup.policy"].value if "cleanup.policy" in found else "delete"
+    if "compact" in policy:
+        raise SourceError(
+            f"the dead letter topic has cleanup.policy={policy}, which loses letters that have one key: set "
+            "cleanup.policy=delete, or name another topic",
+            topic=topic.name,
+        )

@@ -18,17 +18,17 @@ import pyarrow.compute as pc
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
+from tidesink.codecs.canal_json.scan import NamedRecords, TableNames
 from tidesink.codecs.canal_json.schema import DefinedShapes
-from tidesink.codecs.canal_json.topic import Shared, SharedTopic
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import FramingError
 from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, TableSchema
-from tidesink.sinks.batch.decoders import DecodePlan, TableDecoder
-from tidesink.sinks.batch.records import Flags
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.records import Flags, TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     ROW_KEY_COLUMNS,
     ShapeColumn,
@@ -60,22 +60,22 @@ class CanalJsonDecoder(TableDecoder):
     zero_date: ZeroDate
     options: CodecOptions = CodecOptions()  # noqa: RUF009  (it is frozen)
     by_row_key: bool = False
-    topic: SharedTopic | None = None
+    topic: TableNames | None = None
 
     @property
     def uses_timestamps(self) -> bool:
-        """As ``RecordDecoder``: DDL events are common, and each is kept with Kafka's time."""
+        """As ``TableDecoder``: DDL events are common, and each is kept with Kafka's time."""
         return True
 
     def usable(self, records: pa.RecordBatch) -> Flags | None:
         """The records that name this table, or none."""
-        found = self._shared(records)
-        return None if found is None else found.own
+        found = self._named_by(records)
+        return None if found is None else found.own(self.table)
 
     def strangers(self, records: pa.RecordBatch) -> int:
         """How many of the records are rows of tables that nobody knows yet."""
-        found = self._shared(records)
-        return 0 if found is None else found.strangers
+        found = self._named_by(records)
+        return 0 if found is None else int(found.strangers.sum())
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events.
@@ -122,16 +122,16 @@ class CanalJsonDecoder(TableDecoder):
         """The policy for zero dates, and the zone."""
         return ValueOptions(self.zero_date, self.time_zone)
 
-    def _shared(self, records: pa.RecordBatch) -> Shared | None:
+    def _named_by(self, records: pa.RecordBatch) -> NamedRecords | None:
         if self.topic is None:
             return None
         # Both questions are asked of the same records.
         if not self._last or self._last[0][0] is not records:
-            self._last[:] = [(records, self.topic.shared(records))]
+            self._last[:] = [(records, self.topic.of(records))]
         return self._last[0][1]
 
     @cached_property
-    def _last(self) -> list[tuple[pa.RecordBatch, Shared]]:
+    def _last(self) -> list[tuple[pa.RecordBatch, NamedRecords]]:
         return []
 
     def _named(self, event: ChangeEvent) -> ChangeEvent:

@@ -38,7 +38,7 @@ from tidesink.sinks.batch.decoders import (
 from tidesink.sinks.batch.records import Flags, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
 
 Kind = Literal["envelope", "watermark", "message", "ddl"]
@@ -79,7 +79,7 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         return replace(found, faults=tuple(_for_workers(one, records) for one in found.faults))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """As ``RecordDecoder``."""
+        """As ``TableDecoder``."""
         return super().decode_new_rows(self._usable(records), keys)
 
     def _is_control(self, records: pa.RecordBatch) -> Flags:
@@ -183,7 +183,6 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     time_zone: str = "UTC",
     modes: DebeziumModes = _DEFAULT_MODES,
     logs: bool = False,
-    positions: bool = False,
 ) -> DecodePlan:
     """A plan for a table from the texts of its writer schemas, by registry id.
 
@@ -191,7 +190,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     default where only later schemas (greater ids) have it, and is null where an earlier one had it.
     ``base`` is the shape the target has; it is only added to. ``keys`` override the key record's columns,
     ``definition`` the types of the schemas. ``unknown_ids``: ids that were looked up in vain, each with
-    the reason; their records are bad. ``logs``, ``positions``: see ``DecodePlan``; a table needs no key in
+    the reason; their records are bad. ``logs``: see ``DecodePlan``; a table needs no key in
     a plan that ``logs``.
 
     Raises:
@@ -228,7 +227,6 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         keeps_values=True,
         gone=_gone(shape, read.rows),
         logs=logs,
-        positions=positions,
     )
 
 

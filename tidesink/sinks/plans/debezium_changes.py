@@ -14,8 +14,8 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, decode_in_columns, rows_from_events
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
 from tidesink.events import ChangeEvent, Event, Message, TableId, TableSchema
-from tidesink.sinks.batch.decoders import TableDecoder
-from tidesink.typemap.render import ZeroDate
+from tidesink.sinks.batch.records import TableDecoder
+from tidesink.typemap.table import ZeroDate
 
 if TYPE_CHECKING:
     from tidesink.codecs.debezium.codec import DebeziumCodec
@@ -52,7 +52,7 @@ class DebeziumDecoder(TableDecoder):
         return tuple(_with_own_key(event) for event in self._codec.decode(message))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """As ``RecordDecoder``."""
+        """As ``TableDecoder``."""
         named = frozenset(name.lower() for name in keys)
 
         def decode(message: Message) -> tuple[Event, ...]:

@@ -25,7 +25,7 @@ from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merge_shape, merged_in_order, shape_of
 
 _NO_OPTIONS: Final = CodecOptions()
@@ -186,13 +186,13 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return super().decode_batch(without_headers(records))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """As ``RecordDecoder``."""
+        """As ``TableDecoder``."""
         self._batch["timestamp"] = _timestamps(records)
         return super().decode_new_rows(without_headers(records), keys)
 
     @property
     def uses_timestamps(self) -> bool:
-        """As ``RecordDecoder``: which of two writers was first goes by them."""
+        """As ``TableDecoder``: which of two writers was first goes by them."""
         return True
 
     def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
@@ -303,13 +303,12 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     time_zone: str = "UTC",
     options: CodecOptions = _NO_OPTIONS,
     logs: bool = False,
-    positions: bool = False,
 ) -> DecodePlan:
     """A plan for a table from what its records had so far.
 
     A column that a writer's schema lacks is filled with its default where only later ones have it, and is
     null where an earlier one had it. ``base`` is the shape the target has; it is only added to. ``keys``
-    override the key record's columns, ``definition`` the types. ``logs``, ``positions``: see ``DecodePlan``;
+    override the key record's columns, ``definition`` the types. ``logs``: see ``DecodePlan``;
     a table needs no key in a plan that ``logs``.
 
     Raises:
@@ -349,7 +348,6 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         keeps_values=True,
         gone=_gone(shape, writers, definition),
         logs=logs,
-        positions=positions,
     )
 
 

@@ -23,7 +23,7 @@ from tidesink.codecs.batch import (
     rows_from_events,
 )
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
-from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
+from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM, checksum_fault
 from tidesink.errors import ChecksumError, ConfigError, FramingError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Event, Message, TableId, WatermarkEvent
@@ -32,14 +32,13 @@ from tidesink.sinks.batch.decoders import (
     KnownSchemas,
     RegisteredSchemas,
     SideSchemas,
-    TableDecoder,
     folded_keys,
     schema_id_of,
     under_glue,
 )
-from tidesink.sinks.batch.records import Unplanned
+from tidesink.sinks.batch.records import TableDecoder, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
-from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from tidesink.codecs.canal_json.scan import RowWords, TableNames, newest_forms, row_forms
 from tidesink.codecs.canal_json.schema import RowShapes
-from tidesink.codecs.canal_json.topic import RowForms, RowWords, SharedTopic, newest_forms
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import ConfigError
@@ -24,7 +25,7 @@ from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 from tidesink.sinks.schema_sources.open import PlannedDecoding
-from tidesink.typemap.render import ZeroDate, spark_type
+from tidesink.typemap.table import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     UNREPORTED_KEY,
@@ -181,7 +182,7 @@ class CanalJsonDecoding(PlannedDecoding):
         plan, known = super().columns(), frozenset((self._table, *self._tables.known()))
         if self._shared is None or self._shared[0] is not plan or self._shared[1] != known:
             assert isinstance(plan.decoder, CanalJsonDecoder)  # noqa: S101  (``canal_json_plan`` makes it)
-            topic = SharedTopic(self._table, known, self._context.config.source.opens_up_to)
+            topic = TableNames(known, self._context.config.source.opens_up_to)
             self._shared = plan, known, replace(plan, decoder=replace(plan.decoder, topic=topic))
         return self._shared[2]
 
@@ -208,7 +209,7 @@ class CanalJsonDecoding(PlannedDecoding):
         """The forms of this table's rows in the ranges: one job, one row a form."""
         if not any(part.records for part in ranges):
             return
-        found = self._context.source.ask(self._session, ranges, RowForms(self._table))
+        found = self._context.source.ask(self._session, ranges, partial(row_forms, self._table))
         self._words += newest_forms(one for forms in found for one in forms)
         self._words.sort(key=lambda words: -len(words.names))
 

@@ -8,13 +8,12 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from tidesink.config.table_checks import check_merged
+from tidesink.config.checks import check_merged
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.projection import routed
-from tidesink.sinks.batch.schema_source import Decoding, Missed, SourceColumns
+from tidesink.sinks.batch.schema_source import Decoding, Missed, SourceColumns, projected
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 
 if TYPE_CHECKING:
@@ -43,12 +42,7 @@ def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session
     check_merged(settings)
     module, _, function = DECODINGS[context.config.source.protocol].partition(":")
     found: Decoding = getattr(import_module(module), function)(context, topic, table, session=session)
-    layout = settings.layout
-    if not layout.plain:
-        from tidesink.sinks.batch.projection import LaidOutDecoding
-
-        found = LaidOutDecoding(found, layout, session)
-    return routed(found, table, context.config.destination(table))
+    return projected(found, table, settings.layout, context.config.destination(table), session)
 
 
 class PlannedDecoding:

@@ -345,7 +345,6 @@ class DebeziumAvroDecoding(RegisteredDecoding):
             time_zone=settings.time_zone,
             modes=self._context.config.source.codec_options().debezium,
             logs=settings.mode == "append",
-            positions="position" in settings.metadata_columns,
         )
 
 
@@ -426,7 +425,6 @@ class DebeziumJsonDecoding(LoneDecoding):
             time_zone=settings.time_zone,
             options=self._options,
             logs=settings.mode == "append",
-            positions="position" in settings.metadata_columns,
         )
 
 

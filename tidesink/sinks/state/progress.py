@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from tidesink.errors import ProgressError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
@@ -259,6 +259,54 @@ def check_follows(progress: Progress, applied: Progress | None) -> None:
             "Nothing was written. Start the worker again: it says how to go on",
             table=str(progress.table),
         )
+
+
+Result = TypeVar("Result")
+# An epoch, and what else tells one claim from another.
+Hold = tuple[int, ...]
+
+
+def done_before(progress: Progress, applied: Progress | None, result: Result | None) -> Result | None:
+    """What this very batch did where it is applied already; None where it is the next one to apply.
+
+    ``applied`` and ``result`` are the newest batch's in the ledger; a claim forgets the result.
+
+    Raises:
+        StaleProgressError: as ``check_follows`` says.
+    """
+    if applied == progress and result is not None:
+        return result
+    check_follows(progress, applied)
+    return None
+
+
+def check_held(ledger: Hold, claimed: Hold | None, *, table: TableId, batch: int | None = None) -> None:
+    """The law of every ledger: who claimed a table last, and nobody else, writes to it.
+
+    ``ledger`` is the hold that the ledger has, ``claimed`` the one that this worker was given (None: none),
+    ``batch`` the epoch of the batch to be applied.
+
+    Raises:
+        StaleProgressError: the table is not claimed, another worker claimed it since, or the batch is of
+            another epoch.
+    """
+    if claimed is None:
+        raise StaleProgressError("claim the table before writing to it", table=str(table))
+    if ledger != claimed:
+        raise StaleProgressError(
+            f"another worker holds this table: its ledger is at epoch {_words(ledger)}, and this worker "
+            f"holds epoch {_words(claimed)}. Run one worker a table",
+            table=str(table),
+        )
+    if batch is not None and batch != claimed[0]:
+        raise StaleProgressError(
+            f"this worker holds epoch {claimed[0]}, and the batch is of epoch {batch}", table=str(table)
+        )
+
+
+def _words(hold: Hold) -> str:
+    epoch, *more = map(str, hold)
+    return f"{epoch} ({', '.join(more)})" if more else epoch
 
 
 def to_json(progress: Progress) -> str:

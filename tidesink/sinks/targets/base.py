@@ -13,6 +13,7 @@ from tidesink.sinks.state.progress import Progress
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config, TargetSettings
@@ -49,7 +50,7 @@ class Capabilities:
     ``rescales``: a decimal column can take more digits behind the point, and an integer one become decimal.
     ``nul_in_text``: a text can hold U+0000.
     ``rereads``: a batch's frame is read several times and must not come from Spark's cache. ``packed``: of a
-    batch with payloads the frame is not looked at, and of these the columns of the batch's shape alone.
+    batch with payloads the frame is not looked at.
     ``caveats``: what a kind of change needs that not every server or table has. ``tidesink plan`` says before
     the run what is not there (``sinks.preflight``).
     """
@@ -77,7 +78,7 @@ class RowSequence(NamedTuple):
 class ReducedRow(NamedTuple):
     """One key of a reduced batch, for targets that take rows. ``after`` is None for a delete.
 
-    Values are what ``typemap.parse.target_reader`` gives: dates and timestamps, not their text. Of
+    Values are what ``typemap.values.target_reader`` gives: dates and timestamps, not their text. Of
     ``kept`` columns the target keeps what it has; ``after_delete``: what it has is of a row that was deleted.
     ``sequence`` is given where the batch is ``sequenced``, ``commit_ts`` where its mode is ``history``.
     """
@@ -96,6 +97,40 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
+class RowFormat:
+    """What the rows of a batch are like, which is known before they are read; in ``ReducedBatch``'s words.
+
+    ``keeps``: rows may leave out values, whether some row does or not.
+    """
+
+    shape: TableShape
+    mode: TableMode = "upsert"
+    sequenced: bool = False
+    keeps: bool = False
+
+
+class StagedPart(NamedTuple):
+    """The rows that one attempt of a task brought to the target.
+
+    ``failure``: why they are not all there, in the target's own words; None: they are.
+    """
+
+    attempt: int
+    rows: int
+    failure: Any = None
+
+
+class RowSink(Protocol):
+    """Brings the rows of a task to the target, in the task; travels there by pickle.
+
+    The rows have the columns of ``ReducedBatch.frame``, and are read to their end.
+    """
+
+    def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
+        """What became of the rows; may be called several times in one attempt of a task."""
+
+
+@dataclass(frozen=True)
 class ReducedBatch:
     """At most one row a key, ready to be merged.
 
@@ -103,7 +138,7 @@ class ReducedBatch:
     ``after`` (a struct of the shape's columns, null for a delete). Targets of messages also pass on
     ``_commit_ts`` and ``PLACE_COLUMNS`` of the event a row came from, where they are there. It
     is read more than once: whoever makes it persists it. ``rows`` are the same for targets without
-    Spark; exactly one of the two is given.
+    Spark; exactly one of the two is given, and neither where the rows are ``staged``.
     ``upserts`` and ``deletes`` count the rows of each kind, ``key_range`` holds the least and the
     greatest value of key columns, None where they are not known (nothing is pruned then).
     ``truncates``: the batch is one event that empties the table; it has no rows.
@@ -120,8 +155,11 @@ class ReducedBatch:
     ``on_delete``: under ``deletes: soft`` the columns that a delete writes too. Its ``after`` is then not
     null, and has these columns alone.
     ``payloads``: the same rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks take them as
-    they are; None where the frame is not what the tasks packed. Where they are given, a target that is
-    ``Capabilities.packed`` is given no frame.
+    they are; None where several ranges had events of one key. They may have columns beside those of the
+    shape, of which a target takes no note. Where they are given, a target that is ``Capabilities.packed`` is
+    given no frame.
+    ``staged``: the tasks that reduced the rows brought them to the target (``StagingTable``), each part by an
+    attempt that counts.
     ``checkpointed``: the frame comes from blocks that Spark never makes again (``Capabilities.rereads``):
     each read of it has the same rows, or fails.
     ``on_staged`` is called when all that comes before the commit is done: rows are staged, messages were
@@ -144,8 +182,14 @@ class ReducedBatch:
     on_delete: tuple[str, ...] = ()
     lenient: bool = False
     payloads: DataFrame | None = None
+    staged: tuple[StagedPart, ...] | None = None
     checkpointed: bool = False
     on_staged: Callable[[], None] = field(default=_nothing, compare=False)
+
+    @property
+    def row_format(self) -> RowFormat:
+        """What the rows are like."""
+        return RowFormat(self.shape, self.mode, self.sequenced, self.keeps)
 
     @property
     def empty(self) -> bool:
@@ -352,6 +396,23 @@ class SequencedTable(TargetTable, Protocol):
         """Forget deletes up to a commit_ts. The horizon is raised first, so that a crash loses nothing.
 
         Raises: as ``apply``.
+        """
+
+
+@runtime_checkable
+class StagingTable(TargetTable, Protocol):
+    """A table that takes a batch's rows in the tasks that reduce them.
+
+    They are staged before anybody knows what becomes of the batch, and forgotten where it is not applied.
+    """
+
+    def row_sink(self, rows: RowFormat) -> RowSink | None:
+        """What takes the rows of the next batch; the rows of the sink before are forgotten.
+
+        None: rows cannot be staged before the table's columns are changed.
+
+        Raises:
+            TransientTargetError: the target does not answer.
         """
 
 

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import date, datetime, timezone
+from datetime import date, datetime
 from decimal import Decimal
-from typing import Final
-from zoneinfo import ZoneInfo
 
 from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.targets.base import SchemaGap
-from tidesink.typemap.parse import TargetValue, target_reader, text_reader
 from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, key_change, wider_ddl
-
-# The producer's word for every spelling of the current time: old rows got the moment of the DDL,
-# which no message carries.
-CURRENT_TIME: Final = "CURRENT_TIMESTAMP"
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, default_value, key_change, wider_ddl
+from tidesink.typemap.values import TargetValue
 
 
 @dataclass(frozen=True)
@@ -94,23 +88,6 @@ def _wider(present: str, column: ShapeColumn, table: TableId) -> str:
     return wider
 
 
-def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
-    """What rows that were there before the column have in it, as the target stores it; None for NULL.
-
-    Raises:
-        ValueOutOfRangeError: the default's text is no value of the type, or says the current time.
-    """
-    if column.default is None:
-        return None
-    if column.default.upper().startswith(CURRENT_TIME):
-        raise ValueOutOfRangeError(
-            "rows already there got the time of the DDL, which the topic does not carry"
-        )
-    zone = timezone.utc if shape.time_zone == "UTC" else ZoneInfo(shape.time_zone)
-    to_target = target_reader(column.type, time_zone=zone, zero_date=shape.zero_date)
-    return to_target(_default_at_source(column))
-
-
 def default_texts(
     columns: tuple[ShapeColumn, ...],
     shape: TableShape,
@@ -136,17 +113,6 @@ def default_texts(
         if value is not None:
             defaults[column.name] = text_of(value)
     return defaults, tuple(warnings)
-
-
-def _default_at_source(column: ShapeColumn) -> int | float | Decimal | str | bytes | None:
-    text = column.default or ""
-    reader = row_of(column.type).reader
-    if reader == "bit":
-        # TiDB holds the default of a BIT column as its bytes (one character each).
-        return int.from_bytes(text.encode("latin-1"), "big")
-    if reader in ("enum", "set"):
-        return text  # by label, where rows in canal-json carry the number
-    return text_reader(column.type)(text)
 
 
 def literal_text(value: TargetValue) -> str:

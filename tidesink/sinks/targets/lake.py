@@ -164,6 +164,9 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
     "spark.databricks.delta.optimize.minFileSize": "67108864",
     "spark.databricks.delta.optimize.maxFileSize": "134217728",
     "spark.databricks.delta.autoCompact.enabled": "false",
+    # A commit's checksum lists the table's files up to so many (1 to 2 KB each): a batch that is written as
+    # files is planned from it, without a Spark job.
+    "spark.databricks.delta.allFilesInCrc.thresholdNumFiles": "500",
 }
 # Up to this many rows a batch is shuffled into one partition: fewer tasks, and one new file.
 SMALL_BATCH: Final = 10_000

@@ -8,10 +8,10 @@ reads a row on the driver: keys travel as Arrow data, and what comes back is a l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,20 @@ import pyarrow.parquet as pq
 from tidesink.errors import AccountingError, TargetError
 from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
+from tidesink.sinks.spark.session import in_session
+from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.lake import SMALL_BATCH
+from tidesink.typemap.arrow import arrow_of_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 
 # ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``: a bit for each of the batch's keys.
-FILE_DDL: Final = "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary"
+# ``details``: what else the format's commit says of the file.
+FILE_DDL: Final = (
+    "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, details string"
+)
 _FILES: Final = pa.schema(
     [
         ("path", pa.string()),
@@ -33,6 +44,7 @@ _FILES: Final = pa.schema(
         ("upserts", pa.binary()),
         ("deletes", pa.binary()),
         ("found", pa.binary()),
+        ("details", pa.string()),
     ]
 )
 # In the name of a new file: each attempt of a task writes files of its own.
@@ -48,6 +60,23 @@ POSITIONS: Final = pa.schema(
     ]
 )
 Places = npt.NDArray[np.int64]
+# The keys of a batch go to each task that locates them.
+_MOST_KEYS: Final = 2_000_000
+# A task that locates keys reads those of about so many rows.
+_ROWS_A_TASK: Final = 500_000
+# Names of what compresses Parquet files, with Arrow's.
+CODECS: Final[Mapping[str, str]] = {
+    "zstd": "zstd",
+    "snappy": "snappy",
+    "gzip": "gzip",
+    "uncompressed": "none",
+    "none": "none",
+}
+# Types whose equality is not that of their bits.
+_FLOATS: Final = ("float", "double")
+_WIDER: Final = frozenset({("int", "bigint"), ("float", "double")})
+# Key columns of these types leave out files by the range of a batch's keys.
+RANGES: Final = ("int", "bigint", "string")
 
 
 class FileRefusedError(TargetError):
@@ -63,26 +92,31 @@ class WrittenFile(NamedTuple):
     upserts: bytes | None = None
     deletes: bytes | None = None
     found: bytes | None = None
+    details: str | None = None
 
 
 class FileColumn(NamedTuple):
-    """A column of a table's Parquet files; ``source`` is its name in the batch, whose key it may be of."""
+    """A column of a table's Parquet files; ``source`` is its name in the batch, whose key it may be of.
+
+    ``field_id``: None where the table has no field ids.
+    """
 
     name: str
     source: str
     type: pa.DataType
-    field_id: int
+    field_id: int | None
     required: bool
     key: bool
 
     @property
     def field(self) -> pa.Field:
         """As Arrow writes it."""
-        return pa.field(self.name, self.type, not self.required, {_FIELD_ID: str(self.field_id).encode()})
+        number = None if self.field_id is None else {_FIELD_ID: str(self.field_id).encode()}
+        return pa.field(self.name, self.type, not self.required, number)
 
 
 class DataFile(NamedTuple):
-    """A file with rows of a table; ``deletes`` are the files of positions that may name its rows."""
+    """A file with rows of a table; ``deletes`` say which are deleted, in the format\'s words."""
 
     path: str
     rows: int
@@ -91,10 +125,15 @@ class DataFile(NamedTuple):
 
 @dataclass(frozen=True)
 class NewFiles:
-    """Where tasks write Parquet files: ``location`` has ``ATTEMPT`` in its name."""
+    """Where tasks write Parquet files: ``location`` has ``ATTEMPT`` in its name.
+
+    ``describe`` gives the ``details`` of a file of rows, ``metadata`` is written into its footer.
+    """
 
     location: str
     compression: str
+    describe: Callable[[pa.Table], str] | None = None
+    metadata: Mapping[str, str] | None = None
 
     def write(self, table: pa.Table, part: str) -> WrittenFile:
         """Write a file; its line."""
@@ -105,14 +144,44 @@ class NewFiles:
         # of a row group with a text of more than 4 KiB, and Iceberg would take that of the others for the
         # file's, so that readers skip it.
         pq.write_table(
-            table,
+            table.replace_schema_metadata(self.metadata) if self.metadata else table,
             local,
             row_group_size=table.num_rows,
             compression=self.compression,
             store_schema=False,
             store_decimal_as_integer=True,
         )
-        return WrittenFile(path, local.stat().st_size, table.num_rows)
+        details = self.describe(table) if self.describe else None
+        return WrittenFile(path, local.stat().st_size, table.num_rows, details=details)
+
+
+class MarkedRows(NamedTuple):
+    """``rows`` of files to be marked as deleted, counted through the files, which begin at ``starts``."""
+
+    files: Sequence[DataFile]
+    starts: Places
+    rows: Places
+
+    def by_file(self) -> Iterator[tuple[DataFile, Places]]:
+        """Each file that has such rows, with their positions in it."""
+        ends = np.searchsorted(self.rows, self.starts)
+        for at, file in enumerate(self.files):
+            positions = self.rows[ends[at] : ends[at + 1]] - self.starts[at]
+            if len(positions):
+                yield file, positions
+
+
+class Marks(Protocol):
+    """How a format's files say which rows are deleted."""
+
+    def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
+        """What a file of this schema calls a column; None where it has none."""
+
+    def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
+        """The rows of files that are deleted already, counted through them all."""
+
+    def write(self, marked: Sequence[MarkedRows], part: str) -> WrittenFile:
+        """Write which rows are deleted now; at least one is."""
 
 
 def local_path(location: str) -> Path:
@@ -174,7 +243,7 @@ class LocateTask:
     groups: tuple[tuple[DataFile, ...], ...]
     batch_keys: bytes
     columns: tuple[FileColumn, ...]
-    files: NewFiles
+    marks: Marks
     rows_at_once: int = 4_000_000
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -193,18 +262,34 @@ class LocateTask:
         """
         files = sorted(self.groups[number], key=lambda file: file.path.encode())
         keys = [column for column in self.columns if column.key]
-        flags, positions = np.zeros(wanted.num_rows, bool), [POSITIONS.empty_table()]
+        flags, marked = np.zeros(wanted.num_rows, bool), list[MarkedRows]()
         for some in _at_once(files, self.rows_at_once):
             starts = np.cumsum([0, *(file.rows for file in some)])
-            at = matched(pa.concat_tables([_key_columns(file, keys) for file in some]), wanted)
-            at[_deleted(some, starts)] = -1
+            at = matched(pa.concat_tables([self._key_columns(file, keys) for file in some]), wanted)
+            at[self.marks.deleted(some, starts)] = -1
             rows = np.flatnonzero(at >= 0)
             flags[at[rows]] = True
-            positions.append(_positions(some, starts, rows))
-        found, whole = np.packbits(flags).tobytes(), pa.concat_tables(positions)
-        if not whole.num_rows:
-            return WrittenFile(found=found)
-        return self.files.write(whole, f"positions-{number}")._replace(found=found)
+            if len(rows):
+                marked.append(MarkedRows(some, starts, rows))
+        found = np.packbits(flags).tobytes()
+        written = self.marks.write(marked, f"positions-{number}") if marked else WrittenFile()
+        return written._replace(found=found)
+
+    def _key_columns(self, file: DataFile, keys: Sequence[FileColumn]) -> pa.Table:
+        """The keys of a file's rows, in their order."""
+        with pq.ParquetFile(
+            local_path(file.path), memory_map=True, coerce_int96_timestamp_unit="us"
+        ) as parquet:
+            names = {column.source: self.marks.column_name(column, parquet.schema_arrow) for column in keys}
+            missing = [name for name, there in names.items() if there is None]
+            if missing or parquet.metadata.num_rows != file.rows:
+                what = f"has no column {missing[0]}" if missing else f"has {parquet.metadata.num_rows} rows"
+                raise FileRefusedError(
+                    f"the file {file.path} {what}, which is not what the table says of it", url=file.path
+                )
+            found = parquet.read(columns=[*names.values()])
+        arrays = [found[names[column.source]].cast(column.type) for column in keys]
+        return pa.table(arrays, names=[column.name for column in keys])
 
 
 @dataclass(frozen=True)
@@ -353,50 +438,137 @@ def _read_stream(data: bytes) -> pa.Table:
         return stream.read_all()
 
 
-def _key_columns(file: DataFile, keys: Sequence[FileColumn]) -> pa.Table:
-    """The keys of a file's rows, in their order; columns are known by their field ids, as Iceberg does."""
-    with pq.ParquetFile(local_path(file.path), memory_map=True) as parquet:
-        names = {int(f.metadata[_FIELD_ID]): f.name for f in parquet.schema_arrow if _has_id(f)}
-        missing = [column.source for column in keys if column.field_id not in names]
-        if missing or parquet.metadata.num_rows != file.rows:
-            what = f"has no column {missing[0]}" if missing else f"has {parquet.metadata.num_rows} rows"
-            raise FileRefusedError(
-                f"the file {file.path} {what}, which is not what the table says of it", url=file.path
+@dataclass(frozen=True)
+class PositionFiles:
+    """Iceberg's marks: files of positions; columns are known by field id."""
+
+    files: NewFiles
+
+    def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
+        """By its field id."""
+        number = str(column.field_id).encode()
+        return next((f.name for f in schema if (f.metadata or {}).get(_FIELD_ID) == number), None)
+
+    def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
+        """As ``Marks`` says.
+
+        A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
+        """
+        found = [np.empty(0, np.int64)]
+        for one in dict.fromkeys(path for file in files for path in file.deletes):
+            paths = pa.array([f.path if one in f.deletes else None for f in files], pa.string())
+            table = pq.read_table(
+                local_path(one),
+                columns=["file_path", "pos"],
+                read_dictionary=["file_path"],
+                partitioning=None,
             )
-        found = parquet.read(columns=[names[column.field_id] for column in keys])
-    arrays = [found[names[column.field_id]].cast(column.type) for column in keys]
-    return pa.table(arrays, names=[column.name for column in keys])
+            for chunk in table.to_batches():
+                names = chunk.column("file_path")
+                file = _codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
+                rows = starts[file] + chunk.column("pos").to_numpy()
+                found.append(rows[file >= 0])
+        return np.concatenate(found)
 
-
-def _has_id(field: pa.Field) -> bool:
-    return field.metadata is not None and _FIELD_ID in field.metadata
-
-
-def _deleted(files: Sequence[DataFile], starts: Places) -> Places:
-    """The rows of the files, counted through them all, that positions of the table say are deleted.
-
-    A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
-    """
-    found = [np.empty(0, np.int64)]
-    for one in dict.fromkeys(path for file in files for path in file.deletes):
-        paths = pa.array([file.path if one in file.deletes else None for file in files], pa.string())
-        table = pq.read_table(
-            local_path(one), columns=["file_path", "pos"], read_dictionary=["file_path"], partitioning=None
+    def write(self, marked: Sequence[MarkedRows], part: str) -> WrittenFile:
+        """One file of positions, sorted by file and position."""
+        whole = pa.concat_tables(
+            pa.table([pa.array([file.path] * len(at)), pa.array(at)], schema=POSITIONS)
+            for some in marked
+            for file, at in some.by_file()
         )
-        for chunk in table.to_batches():
-            names = chunk.column("file_path")
-            file = _codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
-            rows = starts[file] + chunk.column("pos").to_numpy()
-            found.append(rows[file >= 0])
-    return np.concatenate(found)
-
-
-def _positions(files: Sequence[DataFile], starts: Places, rows: Places) -> pa.Table:
-    """Rows, counted through the files, as the position of each in its file; sorted by both."""
-    file = np.searchsorted(starts, rows, side="right") - 1
-    paths = pa.array([one.path for one in files]).take(pa.array(file))
-    return pa.table([paths, pa.array(rows - starts[file])], schema=POSITIONS)
+        return self.files.write(whole, part)
 
 
 def _line(file: WrittenFile) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([file._asdict()], schema=_FILES)
+
+
+# What the driver does for every format.
+
+
+def written(
+    batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, *, session: SparkSession
+) -> list[WrittenFile]:
+    """Write the rows of a batch to upsert, and mark those in ``files`` that it replaces and deletes."""
+    assert batch.payloads is not None  # noqa: S101  (``batch_reason``)
+    payloads = in_session(batch.payloads, session)
+    cores = session.sparkContext.defaultParallelism
+    groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
+    locate = LocateTask(groups, b"", rows.columns, marks)
+    if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
+        return _run(payloads.coalesce(1), SmallBatchTask(rows, locate))
+    lines = _run(payloads.coalesce(cores), rows)
+    if not groups:
+        return lines
+    numbered = session.range(0, len(groups), 1, len(groups))
+    return lines + _run(numbered, replace(locate, batch_keys=stream_of(joined_keys(lines))))
+
+
+def _run(frame: DataFrame, task: RowsTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
+    return [WrittenFile(*line) for line in frame.mapInArrow(task, FILE_DDL).collect()]
+
+
+def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> tuple[ApplyResult, Found]:
+    """What a batch does, without a version, by what tasks wrote and found.
+
+    Raises:
+        AccountingError: that is not what the batch has, or a key has several rows.
+    """
+    name = str(batch.shape.source)
+    rows, positions = ([one for one in lines if (one.found is None) is kind] for kind in (True, False))
+    count = sum(one.rows for one in rows)
+    keys = joined_keys(rows).num_rows if rows else 0
+    if (count, keys) != (batch.upserts, batch.upserts + batch.deletes):
+        raise AccountingError(
+            f"{count} rows were written to files, of {keys} keys, and the batch has {batch.upserts} "
+            f"upserts and {batch.deletes} deletes; nothing is visible",
+            table=name,
+        )
+    found = found_keys(positions, upserts=batch.upserts, keys=keys, table=name)
+    inserted, absent = batch.upserts - found.upserts, batch.deletes - found.deletes
+    return ApplyResult(inserted, found.upserts, found.deletes, absent, ""), found
+
+
+# Where a batch goes. Each gives the reason for a MERGE.
+
+
+def batch_reason(batch: ReducedBatch) -> str | None:
+    """Why a batch is merged by MERGE, whatever the table; None where it need not be."""
+    if batch.payloads is None:
+        return "several ranges had events of one key, which were reduced once more"
+    reasons = {
+        "the batch empties the table": batch.truncates,
+        f"mode: {batch.mode}": batch.mode != "upsert",
+        "sequence_by: source": batch.sequenced,
+        "deletes: soft": batch.delete_mode != "hard",
+        "the source left out values that stay as they are": batch.keeps,
+        "several sources share the table": batch.shape.shard is not None,
+        f"the batch has more than {_MOST_KEYS:,} keys": batch.upserts + batch.deletes > _MOST_KEYS,
+    }
+    return next((text for text, holds in reasons.items() if holds), None)
+
+
+def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
+    """Why the table's columns, by name with their types, make it so."""
+    wanted = {column.name.lower(): column for column in batch.shape.columns}
+    beside = [name for name in present if name.lower() not in wanted]
+    if beside or len(present) != len(wanted):
+        return f"the table has other columns than the batch: {', '.join(beside) or 'some are missing'}"
+    for name, ddl in present.items():
+        column = wanted[name.lower()]
+        if not _is_widened(column.spark, ddl):
+            return f"the column {name} is {ddl}, and the batch has {column.spark}"
+        if column.key and ddl in _FLOATS:
+            return f"the key column {name} is {ddl}"
+    return None
+
+
+def _is_widened(narrow: str, wide: str) -> bool:
+    """Whether each value of a type is one of the other, as Arrow converts it."""
+    if narrow == wide or (narrow, wide) in _WIDER:
+        return True
+    if not (narrow.startswith("decimal") and wide.startswith("decimal")):
+        return False
+    old, new = arrow_of_spark(narrow), arrow_of_spark(wide)
+    return bool(old.scale == new.scale and old.precision <= new.precision)

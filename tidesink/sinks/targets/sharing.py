@@ -1,6 +1,7 @@
-"""Several source tables in one table of a target, and quoted names.
+"""Whose a table of a target is, several source tables in one, and quoted names.
 
-Each source table is a shard: its rows have its name in a column of the key, and its own ledger has its
+A table has the rows of one source table, of one pipeline, under one key (``Owner``), or of several, each a
+shard. Each source table is a shard: its rows have its name in a column of the key, and its own ledger has its
 epoch, its progress and the columns that its rows have. A shard's ledger is found by the name in that
 column, so that no two source tables, of whatever pipelines, can have the same.
 """
@@ -11,6 +12,7 @@ import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, Literal
 from weakref import WeakValueDictionary
@@ -18,7 +20,7 @@ from weakref import WeakValueDictionary
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import TableId
 from tidesink.sinks.targets.column_changes import plan_evolution
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
+from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, key_change
 
 _SHOWN: Final = 5
 
@@ -116,6 +118,59 @@ def others_columns(place: str, shard: Shard, *, table: TableId) -> SchemaRefused
         "schema-changes to ignore for this table; and once no source table has the column, drop it by hand",
         table=str(table),
     )
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who may write to a place: what is written in its ledger must be the same.
+
+    ``table`` is the source table. ``place`` says where the rows are, ``apart`` what gives a table a place of
+    its own, both for people.
+    """
+
+    pipeline: str
+    table: TableId
+    keys: tuple[str, ...]
+    place: str
+    apart: str
+    shard: Shard | None = None
+
+    def check_writer(self, pipeline: str, source: TableId | None) -> None:
+        """Refuse the ledger of others. ``source``: whose rows are there, None where none are.
+
+        Raises:
+            StaleProgressError: the place, or the shard, belongs to another pipeline or source table.
+        """
+        if self.shard is not None:
+            if (pipeline, source) != (self.pipeline, self.table):
+                raise taken(self.place, self.shard, pipeline=pipeline, source=str(source), table=self.table)
+        elif pipeline != self.pipeline:
+            raise StaleProgressError(
+                f"{self.place} belongs to pipeline {pipeline!r}, and this is {self.pipeline!r}: {self.apart}"
+                ", or use the first name again",
+                table=str(self.table),
+            )
+        elif source not in (None, self.table):
+            raise StaleProgressError(
+                f"{self.place} holds the rows of {source}, and this is {self.table}: {self.apart}",
+                table=str(self.table),
+            )
+
+    def check_keys(self, written: Iterable[str]) -> None:
+        """Refuse another key than the rows have: those rows would not be found, and stand there twice.
+
+        Raises:
+            SchemaRefusedError: ``written``, under which rows are there, is not ``keys``.
+        """
+        written = tuple(written)
+        if {key.lower() for key in written} != {key.lower() for key in self.keys}:
+            raise SchemaRefusedError(
+                f"the rows of {self.place} were written under the key ({', '.join(written)}), and the key is "
+                f"now ({', '.join(self.keys)}): set keys in the config to the old key again, or {self.apart} "
+                "and load the table again",
+                table=str(self.table),
+                **key_change(written, self.keys),
+            )
 
 
 def taken(place: str, shard: Shard, *, pipeline: str, source: str, table: TableId) -> StaleProgressError:

@@ -35,8 +35,8 @@ from tidesink.sinks.batch.source import (
     translated_read_errors,
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
+from tidesink.sinks.kafka.dead_letters import Chosen, DeadLetters, Outcome
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.letter_store import Chosen, DeadLetters, Outcome
 from tidesink.sinks.kafka.offsets import (
     KafkaOffsets,
     OffsetRange,
@@ -339,6 +339,8 @@ class ReplayBatch(Batch):
 
         The letters alone where the target itself knows what is newer, or the plan lacks something.
         """
+        # What is written is known once both are read.
+        self._stages = False
         reader, task = self._reader, self._range_task(plan)
         with self._step("read"):
             found = self._reduced_by(task, reader.letters)
@@ -404,7 +406,7 @@ class ReplayBatch(Batch):
         self._context.stop.check()
         self._context.store.record_progress(progress)
         self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
-        result = self._commit(self._reduced_batch(reduction, schema_decision, progress), progress)
+        result = self._commit(self._reduced_batch(reduction, schema_decision), progress)
         if result.applied + result.stale != reduction.summary.rows:
             raise AccountingError(
                 f"{reduction.summary.rows} rows were to be applied and the target counts {result.applied} "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import structlog
 
 from tidesink.config import Config
-from tidesink.config.checks import idle_patterns
+from tidesink.config.models import idle_patterns
 from tidesink.errors import SourceError
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.context import (
@@ -32,8 +32,8 @@ from tidesink.sinks.batch.context import (
 from tidesink.sinks.batch.observers import Heartbeat, Listener, Listeners, RunReport
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.dead_letters import dead_letters_of
 from tidesink.sinks.kafka.fetch import KafkaFetch
-from tidesink.sinks.kafka.letter_store import dead_letters_of
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
 from tidesink.sinks.spark.session import (
     build_session,

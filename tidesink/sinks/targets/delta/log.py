@@ -129,14 +129,14 @@ class DeltaLog:
         commits up to them Delta refuses or skips from here on.
         """
         package = self._jvm.org.apache.spark.sql.delta
-        with self._active():
-            transaction = self._delta_log().startTransaction()
+        with self.active():
+            transaction = self.java().startTransaction()
             if read_at is not None and transaction.readVersion() != read_at:
                 return None
             if transaction.txnVersion(application) >= version:  # the read makes others' commits conflict
                 return None
             operation = getattr(getattr(package, "DeltaOperations$EmptyCommit$"), "MODULE$")
-            actions = self._transactions({application: version, **(fences or {})})
+            actions = self.transactions({application: version, **(fences or {})})
             with user_metadata(self._session, metadata):
                 return int(transaction.commit(actions, operation))
 
@@ -147,37 +147,37 @@ class DeltaLog:
 
         None takes the property away. Refused and skipped as ``commit_marker`` is.
         """
-        with self._active():
-            transaction = self._delta_log().startTransaction()
+        with self.active():
+            transaction = self.java().startTransaction()
             if transaction.txnVersion(application) >= version:
                 return False
             metadata = _with_property(transaction.metadata(), name, value)
             transaction.updateMetadata(metadata, getattr(transaction, "updateMetadata$default$2")())
             operation = self._put_operation(metadata.configuration().empty(), name, value)
             with user_metadata(self._session, words):
-                transaction.commit(self._transactions({application: version}), operation)
+                transaction.commit(self.transactions({application: version}), operation)
         return True
 
     def _put_operation(self, none: Any, name: str, value: str | None) -> Any:
         """What the commit of a property says it is; ``none``: no properties, as Scala has them."""
         package = self._jvm.org.apache.spark.sql.delta
         if value is None:
-            return getattr(package, "DeltaOperations$UnsetTableProperties")(self._sequence([name]), True)
+            return getattr(package, "DeltaOperations$UnsetTableProperties")(
+                java_sequence(self._jvm, [name]), True
+            )
         return getattr(package, "DeltaOperations$SetTableProperties")(none.updated(name, value))
 
-    def _transactions(self, versions: Mapping[str, int]) -> Any:
+    def transactions(self, versions: Mapping[str, int]) -> Any:
+        """Delta's actions that say transaction versions of applications, now."""
         package, now = self._jvm.org.apache.spark.sql.delta, self._jvm.scala.Some(int(time.time() * 1000))
         set_transaction = package.actions.SetTransaction
-        return self._sequence([set_transaction(name, version, now) for name, version in versions.items()])
-
-    def _sequence(self, items: Iterable[Any]) -> Any:
-        found = self._jvm.java.util.ArrayList()
-        for item in items:
-            found.add(item)
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(found).toSeq()
+        return java_sequence(
+            self._jvm, [set_transaction(name, version, now) for name, version in versions.items()]
+        )
 
     @contextmanager
-    def _active(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
+        """For what is asked of Delta itself."""
         # Delta's transactions read their settings from the thread's active session.
         sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
         before = sessions.getActiveSession()
@@ -190,19 +190,20 @@ class DeltaLog:
             else:
                 sessions.clearActiveSession()
 
-    def _delta_log(self) -> Any:
+    def java(self) -> Any:
+        """Delta's own object."""
         # Asked again each time: Delta caches it by path, and a table made again gets a new one.
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         """An answer of the latest snapshot; the first who asks makes it compute its state by our settings."""
-        with self._active():
-            log = self._delta_log()
+        with self.active():
+            log = self.java()
             latest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
             return question(latest)
 
     def _first_line(self, version: int) -> str | None:
-        log = self._delta_log()
+        log = self.java()
         path = self._jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
         try:
             lines = log.store().readAsIterator(path, log.newDeltaHadoopConf())
@@ -214,6 +215,14 @@ class DeltaLog:
             return str(lines.next()) if lines.hasNext() else None
         finally:
             lines.close()
+
+
+def java_sequence(jvm: Any, items: Iterable[Any]) -> Any:
+    """A Scala sequence of Java objects."""
+    found = jvm.java.util.ArrayList()
+    for item in items:
+        found.add(item)
+    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(found).toSeq()
 
 
 def _with_property(metadata: Any, name: str, value: str | None) -> Any:
@@ -310,6 +319,12 @@ def translated(exc: BaseException, *, table: str) -> TidesinkError:
         f"the commit was cut off and may have happened: ask for the committed progress first ({short})",
         table=table,
     )
+
+
+def staging_error(exc: BaseException, *, table: str) -> TidesinkError:
+    """The error to raise for an exception of Spark while files were written: nothing is committed."""
+    refused = row_not_stored(exc) or task_error(exc)
+    return refused.with_context(table=table) if refused is not None else reading_error(exc, table=table)
 
 
 def reading_error(exc: BaseException, *, table: str) -> TidesinkError:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 # Where Spark keeps the CHAR or VARCHAR that a column was made with.
 _CHARACTERS: Final = "__CHAR_VARCHAR_TYPE_STRING"
+# In the metadata of a column that Delta writes by itself.
+GENERATED: Final = ("delta.generationExpression", "delta.identity.")
 BACKFILL_APPLICATION: Final = "tidesink.backfill"
 BACKFILL_PROPERTY: Final = "tidesink.backfill"
 
@@ -73,9 +75,14 @@ def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) ->
 
 def present_columns(log: DeltaLog) -> dict[str, str]:
     """The latest version's columns by name, as Spark DDL types."""
+    return columns_of(log.schema())
+
+
+def columns_of(text: str) -> dict[str, str]:
+    """The columns of a schema in Spark's JSON, by name, as Spark DDL types."""
     from pyspark.sql.types import StructType
 
-    schema = StructType.fromJson(json.loads(log.schema()))
+    schema = StructType.fromJson(json.loads(text))
     return {field.name: _ddl(field) for field in schema.fields}
 
 
@@ -92,7 +99,7 @@ def nullable_columns(log: DeltaLog) -> tuple[str, ...]:
 
 
 def _generated(metadata: Collection[str]) -> bool:
-    return any(name.startswith(("delta.generationExpression", "delta.identity.")) for name in metadata)
+    return any(name.startswith(GENERATED) for name in metadata)
 
 
 def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, cast
 
+import structlog
+
 from tidesink.config.targets import DeltaSettings
-from tidesink.errors import ConfigError, StaleProgressError, TargetError, TidesinkError
+from tidesink.errors import (
+    ConfigError,
+    StaleProgressError,
+    TargetError,
+    TidesinkError,
+    TransientTargetError,
+)
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.spark.session import in_session
@@ -31,6 +39,7 @@ from tidesink.sinks.targets.base import (
 )
 from tidesink.sinks.targets.column_changes import Evolution, gap_of, plan_evolution
 from tidesink.sinks.targets.delta import ledger, schema, writes
+from tidesink.sinks.targets.delta.files import FilePlan, FileWriter
 from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
@@ -44,6 +53,7 @@ from tidesink.sinks.targets.lake import (
     transaction,
     try_path,
 )
+from tidesink.sinks.targets.lake_files import FileRefusedError
 from tidesink.sinks.targets.lake_merge import append_statement, merge_statement, result_of
 from tidesink.sinks.targets.sharing import Turns, holds, quote_identifier
 from tidesink.typemap.target_schema import TableShape
@@ -53,6 +63,11 @@ if TYPE_CHECKING:
 
     from tidesink.config import Config
     from tidesink.sinks.state.progress import StateStore
+
+
+_log = structlog.get_logger("tidesink.delta")
+# Times that a batch is written as files while others commit in between.
+_ATTEMPTS: Final = 5
 
 
 class DeltaColumns(ABC):
@@ -216,6 +231,10 @@ class DeltaTable(DeltaColumns):
         self._shard = DeltaShard(shape.shard, session, self._log, self._ledger) if shape.shard else None
         self._turns = Turns(path, shape.shard)
         self._compaction = Compaction(session, self._log, self.location)
+        self._files = FileWriter(session, self._log, shape.source)
+        self._merged_for: str | None = None
+        # Files of the table that were refused: to try again would write the batch's rows for nothing.
+        self._refused: dict[str, str] = {}
         self._held: Entry | None = None
         self._seen = -1
         self._evolving = False
@@ -336,6 +355,8 @@ class DeltaTable(DeltaColumns):
                 self._present = schema.present_columns(self._log)
         if self._history:
             self._history.record_progress(progress)
+        if not batch.empty and self._write_files(batch, progress):
+            return
         known = self._shard.written(batch.shape) if self._shard else None
         text = self._ledger.entry_text(
             "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
@@ -346,6 +367,49 @@ class DeltaTable(DeltaColumns):
         except SPARK_ERRORS as exc:
             if not self._landed(progress):
                 raise translated(exc, table=str(self._table)) from exc
+
+    def _write_files(self, batch: ReducedBatch, progress: Progress) -> bool:
+        """Write and commit a batch as files; False where it is to be merged by MERGE."""
+        for _ in range(_ATTEMPTS):
+            plan = self._files.plan(batch, progress)
+            if isinstance(plan, FilePlan):
+                plan = next((self._refused[f.path] for f in plan.files if f.path in self._refused), plan)
+            if isinstance(plan, FilePlan):
+                try:
+                    if self._committed_files(batch, progress, plan):
+                        return True
+                    continue
+                except FileRefusedError as exc:
+                    plan = self._refused[str(exc.context["url"])] = exc.message
+            if plan != self._merged_for:
+                _log.info("batches are merged by MERGE", table=str(self._table), reason=plan)
+            self._merged_for = plan
+            return False
+        raise TransientTargetError(
+            "others kept committing while the batch was written; nothing of it was", table=str(self._table)
+        )
+
+    def _committed_files(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> bool:
+        """Write a batch once, and commit it; False where others committed in between."""
+        staged = self._files.stage(batch, plan)
+        text = self._ledger.entry_text(
+            "batch", progress.epoch, progress.batch, progress=progress, seen=self._seen
+        )
+        batch.on_staged()
+        version = progress.txn_version
+        try:
+            self._files.commit(
+                plan, staged, application=self._ledger.application, version=version, words=text
+            )
+        except SPARK_ERRORS as exc:
+            if self._landed(progress):
+                return True
+            error = translated(exc, table=str(self._table))
+            if not isinstance(error, TransientTargetError):
+                raise error from exc
+            self._files.discard(staged)
+            return False
+        return True
 
     def _commit(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
         if batch.mode == "history" and not batch.empty:

@@ -18,44 +18,31 @@ from uuid import uuid4
 from tidesink.errors import AccountingError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, reading_error, staging_error
-from tidesink.sinks.targets.lake import SMALL_BATCH
 from tidesink.sinks.targets.lake_files import (
     ATTEMPT,
-    FILE_DDL,
+    CODECS,
+    RANGES,
     DataFile,
     FileColumn,
     Found,
-    LocateTask,
     NewFiles,
+    PositionFiles,
     RowsTask,
-    SmallBatchTask,
     WrittenFile,
-    found_keys,
-    groups_of,
+    batch_reason,
+    columns_reason,
+    counted,
     is_local,
-    joined_keys,
-    stream_of,
+    written,
 )
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
-# The keys of a batch go to each task that locates them.
-_MOST_KEYS: Final = 2_000_000
-# A task that locates keys reads those of about so many rows.
-_ROWS_A_TASK: Final = 500_000
-# Iceberg's names of what compresses Parquet files, with Arrow's; its own default comes first.
-_CODECS: Final[Mapping[str, str]] = {
-    "zstd": "zstd",
-    "snappy": "snappy",
-    "gzip": "gzip",
-    "uncompressed": "none",
-}
 # Properties of a table, and the only value under which a batch is written as files.
 _PROPERTIES: Final[Mapping[str, tuple[str, str]]] = {
     "write.merge.mode": ("copy-on-write", "merge-on-read"),
@@ -65,15 +52,10 @@ _PROPERTIES: Final[Mapping[str, tuple[str, str]]] = {
     "write.wap.enabled": ("false", "false"),
     "encryption.key-id": ("", ""),
 }
-# Types whose equality is not that of their bits.
-_FLOATS: Final = ("float", "double")
-_WIDER: Final = frozenset({("int", "bigint"), ("float", "double")})
 # Iceberg's types that Spark, which has none of them, calls string and binary.
 _OTHERS: Final = ("uuid", "fixed")
 # A column's name that its files have too.
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Literals that Iceberg takes as they are, to leave out files by the range of a key.
-_RANGES: Final = ("int", "bigint", "string")
 
 
 class FilePlan(NamedTuple):
@@ -104,7 +86,7 @@ class FileWriter:
     def plan(self, batch: ReducedBatch, state: TableState) -> FilePlan | str:
         """How a batch is written on what readers see at ``state``, or why it is merged by MERGE."""
         present = self.table.columns(state)
-        reason = _of_batch(batch) or _of_columns(batch, present) or self._of_table(state)
+        reason = batch_reason(batch) or columns_reason(batch, present) or self._of_table(state)
         if reason is not None:
             return reason
         try:
@@ -173,7 +155,7 @@ class FileWriter:
         types = {column.name: column.spark for column in batch.shape.key_columns}
         expressions = self.table.java.expressions.Expressions
         for name, (least, greatest) in batch.key_range.items():
-            if types.get(name) in _RANGES and least is not None:
+            if types.get(name) in RANGES and least is not None:
                 scan = scan.filter(expressions.greaterThanOrEqual(name, least))
                 scan = scan.filter(expressions.lessThanOrEqual(name, greatest))
         tasks = scan.planFiles()
@@ -204,45 +186,23 @@ class FileWriter:
         )
 
     def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
-        lines = self._lines(batch, plan)
-        rows, positions = ([one for one in lines if (one.found is None) is kind] for kind in (True, False))
-        written = sum(one.rows for one in rows)
-        keys = joined_keys(rows).num_rows if rows else 0
-        if (written, keys) != (batch.upserts, batch.upserts + batch.deletes):
-            raise AccountingError(
-                f"{written} rows were written to files, of {keys} keys, and the batch has {batch.upserts} "
-                f"upserts and {batch.deletes} deletes; nothing is visible",
-                table=str(self.name),
-            )
-        found = found_keys(positions, upserts=batch.upserts, keys=keys, table=str(self.name))
-        counts = (batch.upserts - found.upserts, found.upserts, found.deletes, batch.deletes - found.deletes)
+        rows = RowsTask(plan.columns, plan.new)
+        lines = written(batch, plan.files, rows, PositionFiles(plan.new), session=self.session)
+        counts, found = counted(batch, lines)
         files = [one for one in lines if one.path is not None]
         if not files:
-            return Staged(None, ApplyResult(*counts, str(plan.state.head)))
+            return Staged(None, replace(counts, version=str(plan.state.head)))
         snapshot = self._snapshot(plan.state, files)
         staged = Staged(
-            snapshot, ApplyResult(*counts, str(snapshot.snapshotId())), tuple(str(one.path) for one in files)
+            snapshot,
+            replace(counts, version=str(snapshot.snapshotId())),
+            tuple(str(one.path) for one in files),
         )
         if snapshot.parentId() != plan.state.head:
             self.discard(staged, plan.state)
             return None
         self._check(numbers(snapshot), batch, found)
         return staged
-
-    def _lines(self, batch: ReducedBatch, plan: FilePlan) -> list[WrittenFile]:
-        """Write the rows to upsert, and the positions of those that the batch replaces and deletes."""
-        assert batch.payloads is not None  # noqa: S101  (``_of_batch``)
-        payloads = in_session(batch.payloads, self.session)
-        cores = self.session.sparkContext.defaultParallelism
-        groups = groups_of(plan.files, most=2 * cores, rows=_ROWS_A_TASK)
-        rows, locate = RowsTask(plan.columns, plan.new), LocateTask(groups, b"", plan.columns, plan.new)
-        if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
-            return _run(payloads.coalesce(1), SmallBatchTask(rows, locate))
-        lines = _run(payloads.coalesce(cores), rows)
-        if not groups:
-            return lines
-        numbered = self.session.range(0, len(groups), 1, len(groups))
-        return lines + _run(numbered, replace(locate, batch_keys=stream_of(joined_keys(lines))))
 
     def _snapshot(self, state: TableState, files: list[WrittenFile]) -> Any:
         """The snapshot of new files on the newest metadata; its manifests are written, and nothing has it."""
@@ -275,50 +235,7 @@ class FileWriter:
             )
 
 
-def _run(frame: DataFrame, task: RowsTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
-    return [WrittenFile(*line) for line in frame.mapInArrow(task, FILE_DDL).collect()]
-
-
 # Where a batch goes. Each gives the reason for a MERGE.
-
-
-def _of_batch(batch: ReducedBatch) -> str | None:
-    if batch.payloads is None:
-        return "the batch is not as the tasks packed it: metadata columns, or left-out columns"
-    reasons = {
-        "the batch empties the table": batch.truncates,
-        f"mode: {batch.mode}": batch.mode != "upsert",
-        "sequence_by: source": batch.sequenced,
-        "deletes: soft": batch.delete_mode != "hard",
-        "the source left out values that stay as they are": batch.keeps,
-        "several sources share the table": batch.shape.shard is not None,
-        f"the batch has more than {_MOST_KEYS:,} keys": batch.upserts + batch.deletes > _MOST_KEYS,
-    }
-    return next((text for text, holds in reasons.items() if holds), None)
-
-
-def _of_columns(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
-    wanted = {column.name.lower(): column for column in batch.shape.columns}
-    beside = [name for name in present if name.lower() not in wanted]
-    if beside or len(present) != len(wanted):
-        return f"the table has other columns than the batch: {', '.join(beside) or 'some are missing'}"
-    for name, ddl in present.items():
-        column = wanted[name.lower()]
-        if not _is_widened(column.spark, ddl):
-            return f"the column {name} is {ddl}, and the batch has {column.spark}"
-        if column.key and ddl in _FLOATS:
-            return f"the key column {name} is {ddl}"
-    return None
-
-
-def _is_widened(narrow: str, wide: str) -> bool:
-    """Whether each value of a type is one of the other, as Arrow converts it."""
-    if narrow == wide or (narrow, wide) in _WIDER:
-        return True
-    if not (narrow.startswith("decimal") and wide.startswith("decimal")):
-        return False
-    old, new = arrow_of_spark(narrow), arrow_of_spark(wide)
-    return bool(old.scale == new.scale and old.precision <= new.precision)
 
 
 def _of_metadata(state: TableState) -> str | None:
@@ -350,7 +267,7 @@ def _words(text: str) -> str:
 
 def _codec(state: TableState) -> str | None:
     """What compresses new files, in Arrow's words; None where it is none of ours."""
-    return _CODECS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
+    return CODECS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
 
 
 def _new_files(state: TableState) -> NewFiles:

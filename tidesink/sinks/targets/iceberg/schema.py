@@ -21,7 +21,7 @@ from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, reading_err
 from tidesink.sinks.targets.lake import literal, try_path
 from tidesink.sinks.targets.lake_merge import rows_of
 from tidesink.sinks.targets.sharing import quote_identifier, quote_text
-from tidesink.typemap.render import iceberg_type
+from tidesink.typemap.table import iceberg_type
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.targets.base import Limit, check_shape
 from tidesink.sinks.targets.column_changes import default_texts, literal_text, plan_evolution
 from tidesink.sinks.targets.sql.load import STAGED_BESIDES
-from tidesink.typemap.parse import TargetValue
 from tidesink.typemap.render_sql import (
     DECIMAL_WORD,
     MYSQL_MAX_PRECISION,
@@ -26,6 +25,7 @@ from tidesink.typemap.render_sql import (
     sql_type,
 )
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.values import TargetValue
 
 _DIGITS: Final = re.compile(r"(?:numeric|decimal)\(([0-9]+),([0-9]+)\)")
 _LENGTH: Final = re.compile(r"(varchar|varbinary)\(([0-9]+)\)")

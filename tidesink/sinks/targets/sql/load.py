@@ -1,13 +1,15 @@
 """The rows of a batch on their way into a staging table: from Spark's executors straight to the database.
 
-Each task writes its rows with the id of its attempt. The driver gets one line a task, of the attempt that
-Spark took as the task's: rows of a task that was tried again or ran twice are identified by it, and are
-never merged. Nothing of the rows passes the driver.
+The tasks that reduce a batch's rows bring them, or tasks that unpack its payloads do. Each task writes its
+rows with the id of its attempt. The driver gets one line a task, of the attempt that Spark took as the
+task's: rows of a task that was tried again or ran twice are identified by it, and are never merged. Nothing
+of the rows passes the driver.
 """
 
 from __future__ import annotations
 
 import binascii
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ import pyarrow.compute as pc
 
 from tidesink.errors import AccountingError, TargetError, TransientTargetError
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, unpack
-from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch
+from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch, RowFormat, StagedPart
 from tidesink.sinks.targets.sql.location import Endpoint, packed_positions
 from tidesink.typemap.render_sql import Database
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
@@ -93,14 +95,14 @@ class StagedColumn(NamedTuple):
         return self.name == SEQUENCE or (self.column is not None and self.column.spark == "binary")
 
 
-def staged_columns(batch: ReducedBatch) -> tuple[StagedColumn, ...]:
-    """What a staging table has of each row besides the attempt: the marks of the batch, then the shape."""
-    shape = batch.shape
-    asked = {IS_DELETE: True, SEQUENCE: batch.sequenced, AT: batch.mode == "history"}
-    asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), batch.keeps)
+def staged_columns(rows: RowFormat) -> tuple[StagedColumn, ...]:
+    """What a staging table has of each row besides the attempt: the marks of the format, then the shape."""
+    asked = {IS_DELETE: True, SEQUENCE: rows.sequenced, AT: rows.mode == "history"}
+    asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), rows.keeps)
     marks = [StagedColumn(name, quoted) for name, quoted in MARKS.items() if asked[name]]
     values = [
-        StagedColumn(f"c{at}", column.spark == "string", column) for at, column in enumerate(shape.columns)
+        StagedColumn(f"c{at}", column.spark == "string", column)
+        for at, column in enumerate(rows.shape.columns)
     ]
     return (*marks, *values)
 
@@ -114,27 +116,21 @@ _MADE_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class StagedRows:
-    """Makes rows of ``columns`` of a reduced batch's, whole columns at a time; it travels to the tasks.
-
-    ``packed``: they come as payloads (``batch.tasks``).
-    """
+    """Makes rows of ``columns`` of a reduced batch's, whole columns at a time; it travels to the tasks."""
 
     shape: TableShape
     columns: tuple[StagedColumn, ...]
     hex_prefix: str
-    packed: bool
 
     @property
     def sources(self) -> list[str]:
         """The columns of the reduced frame that are looked at."""
         return ["_op", "key", "after", *(name for one in self.columns for name in _MADE_OF.get(one.name, ()))]
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
-        for rows in unpack(batches) if self.packed else batches:
-            applied = rows.filter(pc.is_in(rows.column("_op"), pa.array(ROW_KINDS))) if self.packed else rows
-            arrays = [self._array(one, applied) for one in self.columns]
-            yield pa.RecordBatch.from_arrays(arrays, [one.name for one in self.columns])
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The staging table's rows of a reduced batch's."""
+        arrays = [self._array(one, rows) for one in self.columns]
+        return pa.RecordBatch.from_arrays(arrays, [one.name for one in self.columns])
 
     def _array(self, one: StagedColumn, rows: pa.RecordBatch) -> pa.Array:
         if one.column is None:
@@ -194,7 +190,7 @@ def hex_digits(values: pa.Array, prefix: str) -> pa.Array:
 
 @dataclass(frozen=True)
 class Loader:
-    """What a task runs: its rows as CSV into the staging table, and one line about it."""
+    """What a task runs: its rows as CSV into the staging table, as ``RowSink`` says."""
 
     endpoint: Endpoint
     statement: str
@@ -203,22 +199,31 @@ class Loader:
     nul_refused: bool
     rows: StagedRows
 
-    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Load one task's record batches."""
+    def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
+        """Load rows that are to be applied."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         attempt = context.taskAttemptId() if context else 0
         quoted = tuple(one.quoted for one in self.rows.columns)
         lines = CsvLines(attempt, quoted, nul_refused=self.nul_refused)
-        rows, code = self._loaded(lines, self.rows(iter(batches)))
-        said = {"attempt": [attempt], "rows": [rows], "code": [code], "nul": [lines.nul_column]}
-        schema = pa.schema(
-            [("attempt", pa.int64()), ("rows", pa.int64()), ("code", pa.string()), ("nul", pa.int32())]
-        )
-        yield pa.RecordBatch.from_pydict(said, schema)
+        count, code = self._loaded(lines, map(self.rows, rows))
+        if code is None and lines.nul_column is None:
+            return StagedPart(attempt, count)
+        return StagedPart(attempt, 0, Failure(code or "", lines.nul_column))
 
-    def _loaded(self, lines: CsvLines, batches: Iterator[Any]) -> tuple[int, str | None]:
+    def from_frame(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For ``mapInArrow``: load rows of a frame, and say what became of them."""
+        yield pa.record_batch({"part": pa.array([pickle.dumps(self(batches))], pa.binary())})
+
+    def from_payloads(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same, of payloads (``batch.tasks``)."""
+        kinds = pa.array(ROW_KINDS)
+        yield from self.from_frame(
+            rows.filter(pc.is_in(rows.column("_op"), kinds)) for rows in unpack(batches)
+        )
+
+    def _loaded(self, lines: CsvLines, batches: Iterator[pa.RecordBatch]) -> tuple[int, str | None]:
         """How many rows the database took, and the code of what went wrong, None where all is in."""
         chunks = lines.chunks(batches)
         first = next(chunks, None)
@@ -235,54 +240,58 @@ class Loader:
             return 0, code
 
 
-class Staged(NamedTuple):
-    """What is in the staging table: the attempts whose rows count, or why it is not all there."""
-
-    attempts: tuple[int, ...]
-    failure: Failure | None = None
+_PART_DDL: Final = "part binary"
 
 
-def _given(batch: ReducedBatch, rows: StagedRows) -> DataFrame:
-    """What the tasks make rows of: the batch's payloads, or its frame where it has none."""
-    if batch.payloads is not None:
-        frame = batch.payloads
-    elif batch.frame is not None:
-        frame = batch.frame.select(rows.sources)
-    else:
-        raise TargetError("a SQL target takes a frame, and the batch has rows", table=str(batch.shape.table))
-    return frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
-
-
-def stage_rows(loader: Loader, batch: ReducedBatch) -> Staged:
-    """Run the tasks of a batch.
+def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
+    """Bring the rows of a batch that its own tasks did not bring.
 
     Raises:
         TidesinkError: reading the rows failed in a task.
-        AccountingError: more or fewer rows came than the batch has.
         TransientTargetError: Spark could not run them.
     """
     from tidesink.sinks.spark.errors import SPARK_ERRORS, raised_task_errors
 
-    table, frame = str(batch.shape.table), _given(batch, loader.rows)
+    table = str(batch.shape.table)
+    if batch.payloads is None and batch.frame is None:
+        raise TargetError("a SQL target takes a frame, and the batch has rows", table=table)
     try:
         with raised_task_errors(table=table):
-            reported = frame.mapInArrow(loader, "attempt bigint, rows bigint, code string, nul int").collect()
+            rows = _loading(loader, batch).collect()
     except SPARK_ERRORS as exc:
         raise TransientTargetError(
             f"Spark could not bring the rows to the database ({type(exc).__name__}), and nothing was merged",
             table=table,
         ) from exc
-    for row in reported:
-        if row["code"] is not None or row["nul"] is not None:
-            return Staged((), Failure(row["code"] or "", row["nul"]))
-    rows = sum(row["rows"] for row in reported)
+    return tuple(pickle.loads(row["part"]) for row in rows)  # noqa: S301  (our own task wrote it)
+
+
+def _loading(loader: Loader, batch: ReducedBatch) -> DataFrame:
+    """The tasks over the batch's payloads, or its frame where it has none; few rows are brought by one."""
+
+    def whole(frame: DataFrame) -> DataFrame:
+        return frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
+
+    if batch.payloads is not None:
+        return whole(batch.payloads).mapInArrow(loader.from_payloads, _PART_DDL)
+    assert batch.frame is not None  # noqa: S101  (a batch has one of the two)
+    return whole(batch.frame.select(loader.rows.sources)).mapInArrow(loader.from_frame, _PART_DDL)
+
+
+def counted_attempts(batch: ReducedBatch, parts: Iterable[StagedPart]) -> tuple[int, ...]:
+    """The attempts whose rows are those of the batch.
+
+    Raises:
+        AccountingError: more or fewer rows came than the batch has.
+    """
+    rows = sum(part.rows for part in parts)
     if rows != batch.upserts + batch.deletes:
         raise AccountingError(
             f"{rows} rows were brought to the database, of {batch.upserts} upserts and {batch.deletes} "
             "deletes",
-            table=table,
+            table=str(batch.shape.table),
         )
-    return Staged(tuple(row["attempt"] for row in reported if row["rows"]))
+    return tuple(dict.fromkeys(part.attempt for part in parts if part.rows))
 
 
 NULL: Final = "NULL"

@@ -10,8 +10,8 @@ those of the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +24,7 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.sinks.spark.errors import NOT_STORED
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, RowFormat
 from tidesink.sinks.targets.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames
 from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql.load import (
@@ -38,6 +38,7 @@ from tidesink.sinks.targets.sql.load import (
     Loader,
     StagedColumn,
     StagedRows,
+    counted_attempts,
     place_of,
     stage_rows,
     staged_columns,
@@ -411,27 +412,6 @@ class _Versions:
         )
 
 
-@contextmanager
-def staged(
-    connections: Connections, stage: str, batch: ReducedBatch, types: Sequence[str]
-) -> Iterator[tuple[int, ...]]:
-    """A batch's rows in the table ``stage``, its columns of ``types``; gives the attempts that count.
-
-    Raises:
-        TransientTargetError: Spark or the database failed for now.
-        TargetError: the database takes a value not.
-    """
-    table = str(batch.shape.table)
-    columns = staged_columns(batch)
-    make_staging(connections, stage, columns, types, table)
-    try:
-        yield _filled(connections, stage, batch, columns)
-    finally:
-        # What stays is dropped by the next claim.
-        with suppress(TidesinkError), connections.transaction(table) as cursor:
-            cursor.execute(f"DROP TABLE IF EXISTS {stage}")
-
-
 def make_staging(
     connections: Connections,
     stage: str,
@@ -457,17 +437,35 @@ def make_staging(
         connections.dialect.create_staging(cursor, stage, spelt)
 
 
-def _filled(
-    connections: Connections, stage: str, batch: ReducedBatch, columns: tuple[StagedColumn, ...]
-) -> tuple[int, ...]:
-    dialect = connections.dialect
-    rows = StagedRows(batch.shape, columns, dialect.hex_prefix, packed=batch.payloads is not None)
+def drop_staging(connections: Connections, stage: str, table: str) -> None:
+    """Drop the table ``stage``; what stays is dropped by the next claim."""
+    with suppress(TidesinkError), connections.transaction(table) as cursor:
+        cursor.execute(f"DROP TABLE IF EXISTS {stage}")
+
+
+def loader_into(connections: Connections, stage: str, rows: RowFormat) -> Loader:
+    """What brings rows into the table ``stage``."""
+    dialect, columns = connections.dialect, staged_columns(rows)
     statement = dialect.load_statement(stage, [(ATTEMPT, False), *((one.name, one.hex) for one in columns)])
-    loader = Loader(connections.endpoint, statement, dialect.load, dialect.code_of, dialect.nul_refused, rows)
-    attempts, failure = stage_rows(loader, batch)
+    made = StagedRows(rows.shape, columns, dialect.hex_prefix)
+    return Loader(connections.endpoint, statement, dialect.load, dialect.code_of, dialect.nul_refused, made)
+
+
+def staged(connections: Connections, stage: str, batch: ReducedBatch) -> tuple[int, ...]:
+    """The attempts that count, once the batch's rows are in the table ``stage``.
+
+    Raises:
+        TransientTargetError: Spark or the database failed for now.
+        TargetError: the database takes a value not.
+    """
+    parts = batch.staged
+    if parts is None:
+        parts = stage_rows(loader_into(connections, stage, batch.row_format), batch)
+    failure = next((part.failure for part in parts if part.failure is not None), None)
     if failure is None:
-        return attempts
+        return counted_attempts(batch, parts)
     table = str(batch.shape.table)
+    columns = staged_columns(batch.row_format)
     column = columns[failure.column].column if failure.column is not None else None
     if column is not None:
         raise TargetError(
@@ -476,4 +474,4 @@ def _filled(
             table=table,
             column=column.name,
         )
-    raise dialect.error_of(failure.code, table=table)
+    raise connections.dialect.error_of(failure.code, table=table)

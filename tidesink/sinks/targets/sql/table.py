@@ -27,6 +27,8 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
+    RowFormat,
+    RowSink,
     SchemaGap,
     check_order,
     check_shape,
@@ -43,12 +45,16 @@ from tidesink.sinks.targets.sql.columns import (
 )
 from tidesink.sinks.targets.sql.dialect import Connections, Counts
 from tidesink.sinks.targets.sql.ledger import Entry, SqlLedger, SqlTombstones
+from tidesink.sinks.targets.sql.load import staged_columns
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import (
     append_staged,
     check_room_for_deletes,
     check_staged,
+    drop_staging,
     fill_kept,
+    loader_into,
+    make_staging,
     merge_of,
     merged_versions,
     missing_columns,
@@ -241,6 +247,7 @@ class SqlTable(ChangedColumns):
         self._epoch: int | None = None
         self._created = False
         self._changing = False
+        self._stages = False
         self._ordered: TableShape | None = None
         self._present = self._open(shape, soft=delete_mode == "soft")
         self._keys = frozenset(self._dialect.quote(key).lower() for key in shape.keys)
@@ -292,12 +299,17 @@ class SqlTable(ChangedColumns):
         if batch.mode == "history":
             check_versions(batch)
         self._take_order(batch)
-        if batch.empty or batch.truncates:
-            return self._commit(batch, progress, None)
-        with staged(
-            self._connections, self.place.staging(epoch), batch, self._staging_types(batch.shape)
-        ) as attempts:
-            return self._commit(batch, progress, attempts)
+        try:
+            return self._commit(batch, progress, self._staged(batch))
+        finally:
+            self._drop_staging()
+
+    def row_sink(self, rows: RowFormat) -> RowSink | None:
+        """Takes rows into the staging table, in the tasks that reduce them."""
+        if self._changing:  # the columns are only known once ``evolve`` has looked at them
+            return None
+        self._make_staging(rows)
+        return loader_into(self._connections, self.place.staging(self._claimed_epoch()), rows)
 
     def horizon(self) -> int | None:
         """The commit_ts up to which deletes may be forgotten, as the ledger has it."""
@@ -320,6 +332,7 @@ class SqlTable(ChangedColumns):
 
     def close(self) -> None:
         """Close the target's connections that nobody uses; another table opens what it needs."""
+        self._drop_staging()
         self._connections.close()
 
     def _open(self, shape: TableShape, *, soft: bool) -> dict[str, str]:
@@ -372,6 +385,26 @@ class SqlTable(ChangedColumns):
                 added = self._dialect.alter(self.place.location, missing, {}, frozenset()) if missing else []
                 self._alter(cursor, added, widens=False)
         self._ordered = batch.shape
+
+    def _staged(self, batch: ReducedBatch) -> tuple[int, ...] | None:
+        """The attempts that count, once the batch's rows are staged; None where it has none."""
+        if batch.empty or batch.truncates:
+            return None
+        if batch.staged is None:
+            self._make_staging(batch.row_format)
+        return staged(self._connections, self.place.staging(self._claimed_epoch()), batch)
+
+    def _make_staging(self, rows: RowFormat) -> None:
+        """Make the staging table again, empty."""
+        stage, types = self.place.staging(self._claimed_epoch()), self._staging_types(rows.shape)
+        self._stages = True
+        make_staging(self._connections, stage, staged_columns(rows), types, self._table)
+
+    def _drop_staging(self) -> None:
+        """Forget the rows that are staged, whatever became of their batch."""
+        if self._stages:
+            drop_staging(self._connections, self.place.staging(self._claimed_epoch()), self._table)
+            self._stages = False
 
     def _staging_types(self, shape: TableShape) -> list[str]:
         """The types of the shape's columns at the target.

@@ -21,13 +21,12 @@ from tidesink.errors import (
 )
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableSchema, Value
 from tidesink.schema_registry.base import SchemaRegistry
-from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.targets.base import Limit, PreflightChecks, PreflightResult
 from tidesink.sinks.targets.stream.table import MessageRow, MessageRows, check_shape
-from tidesink.typemap.render import type_words
-from tidesink.typemap.table import TYPES, row_of
+from tidesink.typemap.table import TYPES, row_of, type_words
 from tidesink.typemap.target_schema import NO_FLAT_AVRO, ShapeColumn, TableShape, is_row_keyed
-from tidesink.typemap.wire_text import json_type
+from tidesink.typemap.values import json_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,24 +21,32 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type
 from tidesink.config.targets import HttpSettings
 from tidesink.errors import ConfigError, EncodeError, TargetError, TransientTargetError
 from tidesink.events import ColumnType, Row, TableId
-from tidesink.schema_registry.auth import Auth, NoAuth, TlsOptions, hide, safe_url
-from tidesink.schema_registry.transport import Signature, causes_of, retry_after_of
-from tidesink.sinks.state.progress import Progress
+from tidesink.schema_registry.transport import (
+    Auth,
+    NoAuth,
+    Signature,
+    TlsOptions,
+    causes_of,
+    hide,
+    retry_after_of,
+    safe_url,
+)
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import HttpPreflight
-from tidesink.sinks.targets.stream.ledger import LedgerEntry, StoreLedger
 from tidesink.sinks.targets.stream.table import (
     MessageRow,
     MessageRows,
     MessageTable,
     Sent,
+    Stamp,
+    StoreLedger,
     batch_frame,
     check_kept,
     check_shape,
     run_tasks,
 )
 from tidesink.typemap.target_schema import TableShape
-from tidesink.typemap.wire_text import json_value
+from tidesink.typemap.values import json_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -144,8 +152,7 @@ class HttpTable(MessageTable):
         self._settings = settings
         self._endpoint = endpoint_of(settings, shape.table)
 
-    def _send(self, batch: ReducedBatch, progress: Progress, entry: LedgerEntry) -> Sent:
-        stamp = Stamp.of(entry, progress)
+    def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
         slices = Slices(self._endpoint, batch.shape, stamp, self._settings.batch_rows)
         if batch.truncates:
             slices.truncate()
@@ -359,34 +366,14 @@ EPOCH_HEADER: Final = "Tidesink-Epoch"
 BATCH_HEADER: Final = "Tidesink-Batch"
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """What tells one batch from all others; the epoch is no part of a slice's key.
-
-    A batch that is sent again after a restart is of another epoch, and its slices have the same keys. One
-    that was ``cut`` (``LedgerEntry``) elsewhere has others, though a row may read as it did before the change
-    that was sent between the two.
-    """
-
-    pipeline: str
-    table: TableId
-    epoch: int
-    batch: int
-    cut: str
-
-    @classmethod
-    def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
-        """The stamp of a batch that is sent on what the ledger's entry says."""
-        return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
-
-    def headers(self, body: bytes) -> dict[str, str]:
-        """The headers of a request with this body."""
-        place = orjson.dumps([self.pipeline, *self.table, self.batch, self.cut])
-        return {
-            IDEMPOTENCY_HEADER: hashlib.sha256(place + b"\n" + body).hexdigest(),
-            EPOCH_HEADER: str(self.epoch),
-            BATCH_HEADER: str(self.batch),
-        }
+def request_headers(stamp: Stamp, body: bytes) -> dict[str, str]:
+    """The headers of a request with this body."""
+    place = orjson.dumps([stamp.pipeline, *stamp.table, stamp.batch, stamp.cut])
+    return {
+        IDEMPOTENCY_HEADER: hashlib.sha256(place + b"\n" + body).hexdigest(),
+        EPOCH_HEADER: str(stamp.epoch),
+        BATCH_HEADER: str(stamp.batch),
+    }
 
 
 def body_of(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
@@ -422,7 +409,7 @@ class Slices:
         with Requests(self.endpoint) as sending:
             for rows in self._slices(batches):
                 body = body_of([self._object(row) for row in rows], self.endpoint.format)
-                sending.send(body, self.stamp.headers(body))
+                sending.send(body, request_headers(self.stamp, body))
                 deletes = sum(row.op == "delete" for row in rows)
                 yield Sent(len(rows) - deletes, deletes)
 
@@ -430,7 +417,7 @@ class Slices:
         """Send that the source emptied the table; raises as ``run``."""
         body = body_of([{**self._head("truncate"), "key": None, "after": None}], self.endpoint.format)
         with Requests(self.endpoint) as sending:
-            sending.send(body, self.stamp.headers(body))
+            sending.send(body, request_headers(self.stamp, body))
 
     def _slices(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[MessageRow]]:
         # Cut by their number alone, wherever Arrow's batches end: sent again, a slice is the same.

@@ -17,7 +17,6 @@ from tidesink.config.targets import KafkaSettings
 from tidesink.errors import EncodeError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId
 from tidesink.kafka_client import open_client
-from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import (
     NO_TRUNCATE,
@@ -27,18 +26,20 @@ from tidesink.sinks.targets.stream.encoding import (
     prepare,
     reads_of,
 )
-from tidesink.sinks.targets.stream.ledger import LedgerEntry, StoreLedger, now_ms
 from tidesink.sinks.targets.stream.table import (
     MessageRow,
     MessageTable,
     Sent,
+    Stamp,
+    StoreLedger,
     batch_frame,
     check_kept,
     check_shape,
+    now_ms,
     send_rows,
 )
 from tidesink.typemap.target_schema import TableShape
-from tidesink.typemap.wire_text import json_value
+from tidesink.typemap.values import json_value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,7 +152,7 @@ class KafkaTable(MessageTable):
         """Register the schemas of a shape."""
         self._encode_as(shape)
 
-    def _send(self, batch: ReducedBatch, progress: Progress, entry: LedgerEntry) -> Sent:
+    def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
         table = str(batch.shape.table)
         if batch.truncates:
             raise TargetError(NO_TRUNCATE, table=table)
@@ -161,7 +162,7 @@ class KafkaTable(MessageTable):
             self._encode_as(batch.shape),
             self._settings.confluent_properties(),
             self._topic.partitions,
-            stamp=Stamp.of(entry, progress),
+            stamp=stamp,
             sent_ms=now_ms(),
         )
         return send_rows(batch, delivery.run)
@@ -259,35 +260,16 @@ def partition_of(key: Row, names: Sequence[str], partitions: int) -> int:
     return zlib.crc32(text.encode("utf-8", "surrogatepass")) % partitions
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """What tells one batch from all others; the epoch is no part of its idempotency key.
-
-    A batch that is sent again after a restart is of another epoch, and its messages have the same key. One
-    that was cut at other offsets has another key, since its rows may be newer, and so has one whose number
-    comes again since the store was lost (``LedgerEntry.follows``): what came between may be older.
-    """
-
-    key: str
-    epoch: int
-    batch: int
-
-    @classmethod
-    def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
-        """The stamp of a batch that is sent on what the ledger's entry says."""
-        key = f"{entry.pipeline}/{progress.table}/{progress.batch}/{entry.cut(progress)}"
-        return cls(key, entry.sent_epoch, progress.batch)
-
-    def headers(self, row: MessageRow) -> Headers:
-        """The headers of a row's message."""
-        reported: dict[str, object] = {
-            IDEMPOTENCY_HEADER: self.key,
-            EPOCH_HEADER: self.epoch,
-            BATCH_HEADER: self.batch,
-        }
-        if row.place is not None:
-            reported[SOURCE_HEADER] = shown_place(row.place)
-        return [(name, str(value).encode()) for name, value in reported.items()]
+def message_headers(stamp: Stamp, row: MessageRow) -> Headers:
+    """The headers of a row's message."""
+    said: dict[str, object] = {
+        IDEMPOTENCY_HEADER: f"{stamp.pipeline}/{stamp.table}/{stamp.batch}/{stamp.cut}",
+        EPOCH_HEADER: stamp.epoch,
+        BATCH_HEADER: stamp.batch,
+    }
+    if row.place is not None:
+        said[SOURCE_HEADER] = shown_place(row.place)
+    return [(name, str(value).encode()) for name, value in said.items()]
 
 
 @dataclass(frozen=True)
@@ -353,7 +335,7 @@ class _Sending:
                     key=record.key,
                     value=record.value,
                     partition=partition_of(row.key, self._keys, self._delivery.partitions),
-                    headers=self._delivery.stamp.headers(row),
+                    headers=message_headers(self._delivery.stamp, row),
                     on_delivery=self._delivered(parcel),
                 )
             except BufferError:  # as much as fits is under way

@@ -1,12 +1,24 @@
-"""A table that is sent on as messages: its batches, its rows, and what sending tasks report."""
+"""A table that is sent on as messages: its ledger, its batches, its rows, and what sending tasks report.
+
+The ledger is a document of the state store for each table. A topic or an HTTP endpoint has no transaction
+with our progress, so it is written after all that a batch sends was acknowledged: what was sent and not
+written down is sent again. Every change is a compare-and-set in the store, so that of two workers one holds
+the table; a worker that lost it learns so before it sends and after, but what it was sending when it lost the
+table is sent all the same.
+
+The store may be lost or brought back from a backup, and epochs that are counted in it go back with it. What
+readers are sent therefore takes the clock: milliseconds since 1970, or one more than what was sent last.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -18,16 +30,25 @@ from pyspark.errors import PythonException
 
 from tidesink.errors import (
     EncodeError,
+    ProgressError,
     SchemaRefusedError,
     TargetError,
     TidesinkError,
     TransientTargetError,
     ValueNotStoredError,
 )
-from tidesink.events import ColumnType, Row, Value
+from tidesink.events import ColumnType, Row, TableId, Value
 from tidesink.sinks.spark.errors import SPARK_ERRORS, raised_task_errors
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
-from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.state.progress import (
+    Hold,
+    Progress,
+    StateStore,
+    as_document,
+    check_held,
+    done_before,
+    from_document,
+)
 from tidesink.sinks.targets.base import (
     PLACE_COLUMNS,
     ApplyResult,
@@ -40,12 +61,252 @@ from tidesink.sinks.targets.base import (
     TargetTable,
 )
 from tidesink.sinks.targets.column_changes import gap_of, plan_evolution
-from tidesink.sinks.targets.stream.ledger import LedgerEntry, StoreLedger, sent_result
+from tidesink.sinks.targets.sharing import Owner
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+KIND: Final = "target-ledger"
+_VERSION: Final = 1
+_LONGEST_PLACE: Final = 200
+_TRIES: Final = 8
+_CUT_DIGITS: Final = 16
+_APART: Final = "send it to a place of its own (target.topic, target.url or routes in the config)"
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """What the store holds of one table. ``columns``: Spark types by name, of all that was ever sent.
+
+    ``sent_epoch`` is the epoch in what is sent: greater with each claim, whatever became of the store.
+    ``follows`` is the one in which the batch before was written down, of a first batch that of the first
+    claim. It is the same however often a batch is sent again, and another where the same number was given to
+    a batch once more, since the store was lost.
+    """
+
+    pipeline: str
+    keys: tuple[str, ...]
+    epoch: int = 0
+    sent_epoch: int = 0
+    follows: int = 0
+    columns: Mapping[str, str] | None = None
+    progress: Progress | None = None
+    result: ApplyResult | None = None
+
+    @property
+    def hold(self) -> Hold:
+        """Both numbers: a store that was lost, or is an older one, counts the same epochs once more."""
+        return self.epoch, self.sent_epoch
+
+    def as_document(self) -> dict[str, Any]:
+        """The entry as a JSON-able mapping."""
+        result = self.result
+        return {
+            "version": _VERSION,
+            "pipeline": self.pipeline,
+            "keys": list(self.keys),
+            "epoch": self.epoch,
+            "told_epoch": self.sent_epoch,
+            "follows": self.follows,
+            "columns": None if self.columns is None else [list(one) for one in self.columns.items()],
+            "progress": None if self.progress is None else as_document(self.progress),
+            "result": None if result is None else [result.upserted, result.deleted, result.version],
+        }
+
+    def claimed(self, now: int) -> LedgerEntry:
+        """The entry of the next claim, at ``now`` by the clock."""
+        epoch, reported = self.epoch + 1, max(self.sent_epoch + 1, now)
+        progress = self.progress and replace(self.progress, epoch=epoch)
+        # The result was of another epoch's batch.
+        return replace(
+            self,
+            epoch=epoch,
+            sent_epoch=reported,
+            follows=self.follows or reported,
+            progress=progress,
+            result=None,
+        )
+
+    def done(self, progress: Progress) -> ApplyResult | None:
+        """The result of this very batch where it is written down; None where it is to be sent.
+
+        Raises:
+            StaleProgressError: as ``check_follows`` says.
+        """
+        return done_before(progress, self.progress, self.result)
+
+    def cut(self, progress: Progress) -> str:
+        """Stands for where a batch begins and ends, in keys of idempotency.
+
+        It is the same when the batch is sent again, and another where a batch of its number ends elsewhere:
+        since more had come, its rows may be newer than those sent before, though they look the same.
+        """
+        ends = [
+            [
+                name,
+                topic.topic_id,
+                sorted((number, at.next_offset) for number, at in topic.partitions.items()),
+            ]
+            for name, topic in sorted(progress.topics.items())
+        ]
+        return hashlib.sha256(json.dumps([self.follows, ends]).encode()).hexdigest()[:_CUT_DIGITS]
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What tells one batch from all others; the epoch is no part of a key of idempotency.
+
+    A batch that is sent again after a restart is of another epoch, and its messages have the same keys. One
+    that was cut at other offsets has others, since its rows may be newer though they look the same, and so
+    has one whose number comes again since the store was lost (``LedgerEntry.follows``): what came between may
+    be older.
+    """
+
+    pipeline: str
+    table: TableId
+    epoch: int
+    batch: int
+    cut: str
+
+    @classmethod
+    def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
+        """The stamp of a batch that is sent on what the ledger's entry says."""
+        return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
+
+
+def _read(document: Any) -> LedgerEntry:
+    try:
+        if document["version"] != _VERSION:
+            raise ProgressError(
+                f"the ledger in the state store has format {document['version']!r}, this tidesink reads "
+                f"{_VERSION}: run the tidesink version that wrote it, or a newer one"
+            )
+        columns, progress, result = (document[name] for name in ("columns", "progress", "result"))
+        return LedgerEntry(
+            pipeline=document["pipeline"],
+            keys=tuple(document["keys"]),
+            epoch=int(document["epoch"]),
+            # Ledgers were written without these two: what was sent then is less than any clock.
+            sent_epoch=int(document.get("told_epoch", 0)),
+            follows=int(document.get("follows", 0)),
+            columns=None if columns is None else dict(columns),
+            progress=None if progress is None else from_document(progress),
+            result=None if result is None else sent_result(*result),
+        )
+    except (KeyError, TypeError, ValueError) as exc:
+        raise ProgressError(
+            f"the ledger in the state store is damaged ({type(exc).__name__}: {exc})"
+        ) from exc
+
+
+def sent_result(upserts: int, deletes: int, version: str) -> ApplyResult:
+    """The result of rows that were sent: nobody says which were there before, so none counts as absent."""
+    return ApplyResult(upserts, 0, deletes, 0, version)
+
+
+def ledger_name(place: tuple[str, ...], table: TableId) -> str:
+    """The document's name: what the table is sent to, and the table; a long place by its hash."""
+    shown = [
+        part if len(part) <= _LONGEST_PLACE else hashlib.sha256(part.encode()).hexdigest() for part in place
+    ]
+    return json.dumps([*shown, *table], ensure_ascii=False)
+
+
+def now_ms() -> int:
+    """The clock, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class StoreLedger:
+    """One table's entry; used by one thread at a time. ``place``: the kind of target, and where it is.
+
+    ``table`` is the table's name there, ``source`` the source table where a route gave it another.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        place: tuple[str, ...],
+        table: TableId,
+        *,
+        pipeline: str,
+        keys: tuple[str, ...],
+        source: TableId | None = None,
+        clock: Callable[[], int] = now_ms,
+    ) -> None:
+        self._store = store
+        self._name = ledger_name(place, table)
+        self._owner = Owner(pipeline, source or table, keys, f"the table at {':'.join(place)}", _APART)
+        self._clock = clock
+        self._claimed: Hold | None = None
+
+    def claim(self) -> Claim:
+        """Take the next epoch, then say what is applied.
+
+        Raises:
+            StaleProgressError: the table belongs to another pipeline, or another source table was sent.
+            SchemaRefusedError: its rows were sent under another key.
+            TransientTargetError: others kept claiming.
+        """
+        entry = self._changed(lambda entry: entry.claimed(self._clock()))
+        self._claimed = entry.hold
+        return Claim(entry.epoch, entry.progress)
+
+    def committed(self) -> Progress | None:
+        """The progress that is written down."""
+        return self.entry().progress
+
+    def entry(self) -> LedgerEntry:
+        """What the store holds now; an entry of its own where it holds nothing.
+
+        Raises: as ``claim``.
+        """
+        return self._checked(self._store.load_document(KIND, self._name))
+
+    def held(self, epoch: int | None = None) -> LedgerEntry:
+        """What the store holds now; refused where another worker took the table.
+
+        Raises:
+            StaleProgressError: the table is not held, or ``epoch`` is another one than is held.
+        """
+        return self._mine(self.entry(), epoch)
+
+    def write(self, progress: Progress, result: ApplyResult) -> None:
+        """Write a batch down, all of which was acknowledged.
+
+        Raises:
+            StaleProgressError: another worker took the table meanwhile.
+        """
+
+        def written(entry: LedgerEntry) -> LedgerEntry:
+            return replace(self._mine(entry), progress=progress, result=result, follows=entry.sent_epoch)
+
+        self._changed(written)
+
+    def write_columns(self, columns: Mapping[str, str]) -> None:
+        """Write down which columns rows may have; raises as ``write``."""
+        self._changed(lambda entry: replace(self._mine(entry), columns=dict(columns)))
+
+    def _mine(self, entry: LedgerEntry, batch: int | None = None) -> LedgerEntry:
+        check_held(entry.hold, self._claimed, table=self._owner.table, batch=batch)
+        return entry
+
+    def _changed(self, change: Callable[[LedgerEntry], LedgerEntry]) -> LedgerEntry:
+        for _ in range(_TRIES):
+            old = self._store.load_document(KIND, self._name)
+            new = change(self._checked(old))
+            if self._store.swap_document(KIND, self._name, old=old, new=new.as_document()):
+                return new
+        raise TransientTargetError("others kept writing to the table's ledger", table=str(self._owner.table))
+
+    def _checked(self, document: Any | None) -> LedgerEntry:
+        entry = LedgerEntry(self._owner.pipeline, self._owner.keys) if document is None else _read(document)
+        self._owner.check_writer(entry.pipeline, entry.progress.table if entry.progress else None)
+        self._owner.check_keys(entry.keys)
+        return entry
 
 
 class MessageTable(TargetTable, ABC):
@@ -75,12 +336,14 @@ class MessageTable(TargetTable, ABC):
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Make ready for rows of ``shape``; what was sent stays as it is."""
-        result, columns = evolved(self._ledger.held(), shape, created=self._created)
+        present = dict(self._ledger.held().columns or {})
+        plan = plan_evolution(present, shape)
         self._prepare(shape)
-        if result.added or result.widened:
-            self._ledger.write_columns(columns)
-        self._created = False
-        return result
+        if plan.needed:
+            added = {column.name: column.spark for column in plan.added}
+            self._ledger.write_columns({**present, **plan.widened, **added})
+        created, self._created = self._created, False
+        return EvolveResult(created, tuple(column.name for column in plan.added), tuple(plan.widened))
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Send a batch, wait until all of it is acknowledged, and write its progress down."""
@@ -88,7 +351,7 @@ class MessageTable(TargetTable, ABC):
         done = entry.done(progress)
         if done is not None:
             return done
-        sent = Sent(0, 0) if batch.empty else self._send(batch, progress, entry)
+        sent = Sent(0, 0) if batch.empty else self._send(batch, Stamp.of(entry, progress))
         result = sent_result(*sent, f"{entry.sent_epoch}/{progress.batch}")
         batch.on_staged()
         self._ledger.write(progress, result)
@@ -98,8 +361,8 @@ class MessageTable(TargetTable, ABC):
         """What must be there before rows of a shape are sent."""
 
     @abstractmethod
-    def _send(self, batch: ReducedBatch, progress: Progress, entry: LedgerEntry) -> Sent:
-        """Send a batch that is not empty, on what the ledger's entry says; what was acknowledged."""
+    def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
+        """Send a batch that is not empty; what was acknowledged."""
 
 
 _NO_WORD: Final = (
@@ -167,19 +430,6 @@ def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: b
     raise ValueNotStoredError(text, **place, table=str(batch.shape.table))
 
 
-def evolved(entry: LedgerEntry, shape: TableShape, *, created: bool) -> tuple[EvolveResult, dict[str, str]]:
-    """What ``shape`` changes in the columns that were sent until now, and the columns with it.
-
-    Raises:
-        SchemaRefusedError: a column's new type cannot hold what was sent before.
-    """
-    present = dict(entry.columns or {})
-    plan = plan_evolution(present, shape)
-    columns = {**present, **plan.widened, **{column.name: column.spark for column in plan.added}}
-    added = tuple(column.name for column in plan.added)
-    return EvolveResult(created, added, tuple(plan.widened)), columns
-
-
 COMMIT_TS = "_commit_ts"
 _NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)
 ToSource = Callable[[Any], Value]
@@ -222,15 +472,16 @@ class MessageRows:
         known: list[Any] = list(places) or [None] * count
         keys, afters = self._rows(batch.column("key")), self._rows(batch.column("after"))
         for at, op in enumerate(batch.column("_op").to_pylist()):
-            after, omitted = afters[at], tuple(kept[at] or ())
+            after, omitted = afters[at], tuple(name for name in kept[at] or () if name in self._readers)
             if after is not None and omitted:
                 after = {name: value for name, value in after.items() if name not in omitted}
             key = keys[at] or {}
             yield MessageRow(op, key, None if op == "delete" else after, commit_ts[at], omitted, known[at])
 
     def _rows(self, structs: pa.StructArray) -> list[dict[str, Value] | None]:
-        names = [structs.type.field(at).name for at in range(structs.type.num_fields)]
-        columns = [self._values(structs.field(at), name) for at, name in enumerate(names)]
+        # Payloads may have columns that the target is not given.
+        names = [member.name for member in structs.type if member.name in self._readers]
+        columns = [self._values(structs.field(name), name) for name in names]
         there = structs.is_valid().to_pylist()
         rows = zip(*columns, strict=True)
         return [

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tests.full import FULL
 from tests.golden.debezium_captures import Capture, find_captures
-from tests.spark.decoded import reduced_here, reduced_in_spark
+from tests.spark.decoded import reduced_here
 from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.vectors import vectors_dir
 from tidesink.config import TableConfig
 from tidesink.events import ChangeEvent, Message, Op, TableId
-from tidesink.sinks.batch.projection_frames import rows_to_write, stamped
-from tidesink.sinks.batch.source import release_stored
-from tidesink.sinks.batch.target_rows import OutputRows
-from tidesink.sinks.batch.tasks import POSITION
+from tidesink.sinks.batch.records import NO_RULES
+from tidesink.sinks.batch.target_rows import Metadata
 from tidesink.sinks.targets.modes import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
 from tidesink.typemap.projection import laid_out
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.spark
 METADATA = {"op": "m_op", "position": "m_position", "offset": "m_offset", "batch": "m_batch"}
 
 
-@pytest.fixture(params=["mdb_avro", "pg_avro"])
+@pytest.fixture(params=["mdb_avro", "pg_precise"])
 def capture(request: pytest.FixtureRequest) -> Capture:
     """A capture of a binlog, and one of Postgres."""
     (found,) = [one for one in find_captures(vectors_dir(request.config)) if one.name == request.param]
@@ -48,20 +42,16 @@ def narrowest(capture: Capture) -> tuple[TableId, list[Message], list[ChangeEven
     return min(found, key=lambda one: len(one[2][0].after or one[2][0].before or ()))
 
 
-def written(
-    capture: Capture, settings: TableConfig, messages: list[Message], spark: SparkSession
-) -> list[dict[str, Any]]:
+def written(capture: Capture, settings: TableConfig, messages: list[Message]) -> list[dict[str, Any]]:
     """The rows that a target is given, those of marked deletes among them."""
     logs = settings.mode == "append"
-    inner = plan_of(capture, settings.table, messages, keyless=logs, positions=True)
+    inner = plan_of(capture, settings.table, messages, keyless=logs)
     layout = settings.layout
     laid = laid_out(layout, inner.shape, own=())
-    plan = inner.with_output(OutputRows(laid.shape, laid.sources, op=layout.metadata.get("op")))
-    reduced = reduced_in_spark(spark, plan, messages)
-    rows = stamped(rows_to_write(reduced.frame, 9, settings), plan.packed_shape, settings, 7)
-    found = [row["after"].asDict() for row in rows.select("after").collect()]
-    release_stored(reduced.stored)
-    return found
+    metadata = Metadata(layout.metadata, inner.shape.table)
+    rows = replace(inner.rows, target=laid.shape, sources=laid.sources, metadata=metadata)
+    plan = replace(inner, rows=rows).for_batch(7, NO_RULES, marks_deletes=settings.deletes == "soft")
+    return [row["after"] for row in reduced_here(plan, messages).to_apply]
 
 
 def settings_of(table: TableId, **defaults: Any) -> TableConfig:
@@ -71,9 +61,9 @@ def settings_of(table: TableId, **defaults: Any) -> TableConfig:
     return right(config).table_config(table)
 
 
-def test_a_row_says_where_its_last_change_stands(capture: Capture, spark: SparkSession) -> None:
+def test_a_row_says_where_its_last_change_stands(capture: Capture) -> None:
     table, messages, events = narrowest(capture)
-    rows = written(capture, settings_of(table, deletes="soft"), messages, spark)
+    rows = written(capture, settings_of(table, deletes="soft"), messages)
     last = {tuple((event.key or {}).values()): event for event in events}
     assert {row["m_offset"]: (row["m_op"], row["m_position"]) for row in rows} == {
         event.position.offset: (event.op.value, event.position.source_text) for event in last.values()
@@ -84,10 +74,9 @@ def test_a_row_says_where_its_last_change_stands(capture: Capture, spark: SparkS
     assert None not in deleted
 
 
-@FULL
-def test_every_image_of_a_log_says_where_its_change_stands(capture: Capture, spark: SparkSession) -> None:
+def test_every_image_of_a_log_says_where_its_change_stands(capture: Capture) -> None:
     table, messages, events = narrowest(capture)
-    rows = written(capture, settings_of(table, mode="append"), messages, spark)
+    rows = written(capture, settings_of(table, mode="append"), messages)
     places = {event.position.offset: event.position.source_text for event in events}
     assert {row[OFFSET]: row["m_position"] for row in rows} == places
     assert all((row["m_op"], row["m_offset"]) == (row[OP], row[OFFSET]) for row in rows)
@@ -95,10 +84,3 @@ def test_every_image_of_a_log_says_where_its_change_stands(capture: Capture, spa
     assert capture.is_postgres or PREIMAGE in {row["m_op"] for row in rows}
     assert len({(row[OFFSET], row[INDEX]) for row in rows}) == len(rows)
     assert not [row for row in rows if "m_" in (row[UNAVAILABLE] or "")]
-
-
-@FULL
-def test_a_plan_has_no_positions_unless_asked(capture: Capture, spark: SparkSession) -> None:
-    table, messages, _ = narrowest(capture)
-    found = reduced_here(plan_of(capture, table, messages), messages)
-    assert not [row for row in found.rows if POSITION in row]

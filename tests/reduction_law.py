@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidesink.errors import MixedPartitionsError, ProgressError, UnnamedRowError
 from tidesink.events import UNAVAILABLE, ChangeEvent, Op, Position, Row, Value
+from tidesink.sinks.batch.reduce import mixed_message
 
 if TYPE_CHECKING:
     from tidesink.events import SequenceBy
@@ -169,13 +170,3 @@ def _check_place(
     place = (position.topic, position.partition)
     if sequence_by == "kafka" and places.setdefault(key, place) != place:
         raise MixedPartitionsError(mixed_message([repr(key)]), topic=position.topic)
-
-
-def mixed_message(keys: Sequence[str]) -> str:
-    """What to say, and what to do, when one key came in two partitions."""
-    return (
-        f"the same key came in two partitions of one batch ({', '.join(keys)}), so Kafka's order does not "
-        "say which change is the newer. The changefeed's dispatcher must keep a key in one partition: "
-        "use dispatcher 'index-value' or 'table', or 'columns' with columns of the key, and not 'ts'; then "
-        "make the topic and the table again, or set sequence_by: source"
-    )

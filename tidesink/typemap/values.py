@@ -1,11 +1,18 @@
-"""Wire values to Python values: one reader per logical type, shared by the codecs.
+"""Values, one at a time: read from the wire, written to it, made a target's, shown as JSON.
 
-There are two separate steps. ``text_reader`` and ``wire_unsigned`` give the value that TiDB held, in the
-form that ``tidesink.events`` defines. ``target_reader`` goes on to what a target table stores (dates,
-timestamps in UTC); the zero-date policy applies there. Decimals never pass through a float.
+``text_reader`` and ``wire_unsigned`` give the value that TiDB held, in the form that ``tidesink.events``
+defines. ``target_reader`` goes on to what a target table stores (dates, timestamps in UTC); the zero-date
+policy applies there. Decimals never pass through a float. Dates and times keep the text of MySQL and of
+other databases; those that a calendar has become Python values.
 
-Dates and times keep the text of MySQL and of other databases; those that a calendar has become Python
-values.
+``text_writer`` is the inverse of ``text_reader``. TiCDC (tiflow c7b2588): decimals padded to their scale,
+floats with the fewest digits that identify them and never an exponent, ENUM as its index, SET and BIT as
+numbers, bytes as U+0000 to U+00FF.
+
+JSON is the form of ``tidesink decode -o json``, used wherever rows are shown or sent as JSON. Integers are
+exact (unsigned 64-bit too); FLOAT is the shortest number that identifies its 32 bits; values that are no
+JSON number (Postgres) are the text NaN, Infinity or -Infinity; DECIMAL is text at its scale; binary is
+``{"base64": …}``; dates, times, JSON and VECTOR are the source's text.
 """
 
 from __future__ import annotations
@@ -14,16 +21,16 @@ import calendar
 import math
 import re
 import struct
-from collections.abc import Callable
-from dataclasses import replace
+from base64 import b64encode
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
+from typing import Any, Final
 
-from tidesink.errors import ValueOutOfRangeError, shown
+from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
 from tidesink.events import ColumnType, Value
-from tidesink.typemap.render import ZeroDate, spark_type
-from tidesink.typemap.table import Reader, TypeRow, row_of
+from tidesink.typemap.table import SHAPED_READERS, Reader, ZeroDate, row_of, spark_type
 
 DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
 # Other databases' calendars have more: years of any length, years before 1, infinity, nanoseconds.
@@ -100,6 +107,7 @@ TargetValue = Value | date | datetime
 DECIMAL_CONTEXT = Context(prec=100, Emax=999999, Emin=-999999)
 
 # A signed 64-bit number has 19 digits, an unsigned one 20, and BIT and SET no more.
+_UNSIGNED = (0, 2**64 - 1)
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 DECIMAL = re.compile(r"-?[0-9]{1,65}(\.[0-9]{1,30})?", re.ASCII)
 # DOUBLE is written without an exponent, in up to 309 digits before or some 340 after the point.
@@ -116,65 +124,61 @@ _FLOAT32 = struct.Struct("<f")
 TextReader = Callable[[str], Value]
 
 
-def _refuse(text: object, column_type: ColumnType) -> ValueOutOfRangeError:
+def _refused(text: object, column_type: ColumnType) -> ValueOutOfRangeError:
     return ValueOutOfRangeError(f"{shown(text)} is no {column_type.sql or column_type.name}")
 
 
-def _integer(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]:
-    low, high = _bounds(row)
+def _read_integer(column_type: ColumnType, bounds: tuple[int, int] | None = None) -> Callable[[str], int]:
+    low, high = bounds or integer_bounds(column_type) or _UNSIGNED
 
     def read(text: str) -> int:
         # isdigit alone would take other scripts' digits; int alone would take spaces and underscores.
         if not (text.isdigit() and text.isascii()) and _INTEGER.fullmatch(text) is None:
-            raise _refuse(text, column_type)
+            raise _refused(text, column_type)
         if len(text) > 20 or not low <= (value := int(text)) <= high:
-            raise _refuse(text, column_type)
+            raise _refused(text, column_type)
         return value
 
     return read
 
 
-def _bounds(row: TypeRow) -> tuple[int, int]:
-    return row.minimum or 0, row.maximum if row.maximum is not None else 2**64 - 1
-
-
 def integer_bounds(column_type: ColumnType) -> tuple[int, int] | None:
-    """The least and greatest value of an integer type; None for any other type.
+    """The least and greatest value of an integer type, BIT among them; None for any other type.
 
     Text of ASCII digits alone within these bounds is what ``text_reader`` takes, so that a loop over
     many columns can read it without a call.
     """
     row = row_of(column_type)
-    return _bounds(row) if row.reader in ("integer", "unsigned64") else None
+    if row.reader == "bit":
+        return 0, (1 << (column_type.length or 64)) - 1
+    if row.reader not in ("integer", "unsigned64"):
+        return None
+    return row.minimum or 0, row.maximum if row.maximum is not None else _UNSIGNED[1]
 
 
-def _bit(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]:
-    return _integer(column_type, replace(row, minimum=0, maximum=(1 << (column_type.length or 64)) - 1))
-
-
-def _float64(column_type: ColumnType, _row: TypeRow) -> Callable[[str], float]:
+def _float64(column_type: ColumnType) -> Callable[[str], float]:
     def read(text: str) -> float:
         if _FLOAT.fullmatch(text) is None or math.isinf(value := float(text)):
-            raise _refuse(text, column_type)
+            raise _refused(text, column_type)
         return value
 
     return read
 
 
-def _float32(column_type: ColumnType, row: TypeRow) -> Callable[[str], float]:
-    read_double = _float64(column_type, row)
+def _float32(column_type: ColumnType) -> Callable[[str], float]:
+    read_double = _float64(column_type)
     pack, unpack = _FLOAT32.pack, _FLOAT32.unpack
 
     def read(text: str) -> float:
         try:
             return float(unpack(pack(read_double(text)))[0])
         except OverflowError as error:
-            raise _refuse(text, column_type) from error
+            raise _refused(text, column_type) from error
 
     return read
 
 
-def _decimal(column_type: ColumnType, _row: TypeRow) -> Callable[[str], Decimal]:
+def _read_decimal(column_type: ColumnType) -> Callable[[str], Decimal]:
     padded = padded_decimal(column_type)
 
     def read(text: str) -> Decimal:
@@ -182,7 +186,7 @@ def _decimal(column_type: ColumnType, _row: TypeRow) -> Callable[[str], Decimal]
         if padded is not None and padded.fullmatch(text) is not None:
             return Decimal(text)
         if DECIMAL.fullmatch(text) is None:
-            raise _refuse(text, column_type)
+            raise _refused(text, column_type)
         return fit_decimal(Decimal(text), column_type)
 
     return read
@@ -208,44 +212,44 @@ def fit_decimal(value: Decimal, column_type: ColumnType) -> Decimal:
     try:
         fitted = value.quantize(Decimal(1).scaleb(-column_type.scale), context=DECIMAL_CONTEXT)
     except InvalidOperation as error:
-        raise _refuse(value, column_type) from error
+        raise _refused(value, column_type) from error
     if fitted != value or len(fitted.as_tuple().digits) > column_type.precision:
-        raise _refuse(value, column_type)
+        raise _refused(value, column_type)
     return fitted
 
 
-def _binary(column_type: ColumnType, _row: TypeRow) -> Callable[[str], bytes]:
+def _read_binary(column_type: ColumnType) -> Callable[[str], bytes]:
     def read(text: str) -> bytes:
         # canal-json writes each byte as U+0000 to U+00FF (TiCDC, tiflow c7b2588: ISO-8859-1).
         try:
             return text.encode("latin-1")
         except UnicodeEncodeError as error:
-            raise _refuse(text, column_type) from error
+            raise _refused(text, column_type) from error
 
     return read
 
 
-def _enum(column_type: ColumnType, row: TypeRow) -> TextReader:
+def _read_enum(column_type: ColumnType) -> TextReader:
     members = column_type.members
     if members is None:
-        return _integer(column_type, row)
+        return _read_integer(column_type)
     # Index 0 is MySQL's error value, the empty string.
     labels = {str(index): label for index, label in enumerate(("", *members))}
 
     def read(text: str) -> str:
         label = labels.get(text)
         if label is None:
-            raise _refuse(text, column_type)
+            raise _refused(text, column_type)
         return label
 
     return read
 
 
-def _set(column_type: ColumnType, row: TypeRow) -> TextReader:
+def _read_set(column_type: ColumnType) -> TextReader:
     members = column_type.members
     if members is None:
-        return _integer(column_type, row)
-    read_mask = _integer(column_type, replace(row, minimum=0, maximum=(1 << len(members)) - 1))
+        return _read_integer(column_type)
+    read_mask = _read_integer(column_type, (0, (1 << len(members)) - 1))
 
     def read(text: str) -> str:
         mask = read_mask(text)
@@ -254,12 +258,12 @@ def _set(column_type: ColumnType, row: TypeRow) -> TextReader:
     return read
 
 
-def _shaped(pattern: re.Pattern[str], column_type: ColumnType, _row: TypeRow) -> Callable[[str], str]:
+def _shaped(pattern: re.Pattern[str], column_type: ColumnType) -> Callable[[str], str]:
     fullmatch = pattern.fullmatch
 
     def read(text: str) -> str:
         if fullmatch(text) is None:
-            raise _refuse(text, column_type)
+            raise _refused(text, column_type)
         return text
 
     return read
@@ -268,36 +272,29 @@ def _shaped(pattern: re.Pattern[str], column_type: ColumnType, _row: TypeRow) ->
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "t": True, "f": False}
 
 
-def _boolean(column_type: ColumnType, _row: TypeRow) -> Callable[[str], bool]:
+def _read_boolean(column_type: ColumnType) -> Callable[[str], bool]:
     def read(text: str) -> bool:
         value = _BOOLEANS.get(text.lower())
         if value is None:
-            raise _refuse(text, column_type)
+            raise _refused(text, column_type)
         return value
 
     return read
 
 
-def _as_is(text: str) -> str:
-    return text
-
-
-_TEXT_READERS: dict[Reader, Callable[[ColumnType, TypeRow], TextReader]] = {
-    "integer": _integer,
-    "unsigned64": _integer,
+_TEXT_READERS: dict[Reader, Callable[[ColumnType], TextReader]] = {
+    **dict.fromkeys(("integer", "unsigned64", "bit"), _read_integer),
     "float32": _float32,
     "float64": _float64,
-    "decimal": _decimal,
-    "text": lambda _type, _row: _as_is,
-    "binary": _binary,
-    "bit": _bit,
-    "enum": _enum,
-    "set": _set,
+    "decimal": _read_decimal,
+    "text": lambda _type: lambda text: text,
+    "binary": _read_binary,
+    "enum": _read_enum,
+    "set": _read_set,
+    **dict.fromkeys(("datetime", "timestamp"), partial(_shaped, DATETIME)),
     "date": partial(_shaped, DATE),
-    "datetime": partial(_shaped, DATETIME),
-    "timestamp": partial(_shaped, DATETIME),
     "time": partial(_shaped, TIME),
-    "boolean": _boolean,
+    "boolean": _read_boolean,
     "local_date": partial(_shaped, LOCAL_DATE),
     "local_datetime": partial(_shaped, LOCAL_DATETIME),
     "instant": partial(_shaped, INSTANT),
@@ -309,8 +306,7 @@ def text_reader(column_type: ColumnType) -> TextReader:
 
     The reader raises ValueOutOfRangeError for text that is no value of the type.
     """
-    row = row_of(column_type)
-    return _TEXT_READERS[row.reader](column_type, row)
+    return _TEXT_READERS[row_of(column_type).reader](column_type)
 
 
 def keeps_text(column_type: ColumnType) -> bool:
@@ -382,7 +378,7 @@ def target_reader(
     reader = row_of(column_type).reader
     ddl = spark_type(column_type, zero_date=zero_date).ddl
     if ddl == "string":
-        return partial(_checked_text, text_reader(column_type)) if reader in _SHAPED_READERS else _to_text
+        return partial(_checked_text, text_reader(column_type)) if reader in SHAPED_READERS else _to_text
     if reader in _CALENDAR:
         return _calendar_reader(_CALENDAR[reader], column_type, zero_date)
     if reader == "timestamp":
@@ -397,7 +393,6 @@ _CALENDAR: dict[Reader, Callable[[str], TargetValue]] = {
     "local_datetime": in_microseconds(to_datetime),
     "instant": in_microseconds(to_instant),
 }
-_SHAPED_READERS = frozenset({*_CALENDAR, "timestamp", "time"})
 
 
 def _checked_text(check: TextReader, value: Value) -> TargetValue:
@@ -412,3 +407,165 @@ def _to_text(value: Value) -> TargetValue:
     if isinstance(value, Decimal):
         return format(value, "f")
     return str(value) if isinstance(value, int) else value
+
+
+# Writing
+
+TextWriter = Callable[[Value], str]
+
+
+def text_writer(column_type: ColumnType) -> TextWriter:
+    """A writer of one column's values, NULL excepted.
+
+    The writer raises EncodeError for what is no value of the type. Decimals may be given as text.
+    """
+    return _WRITERS.get(row_of(column_type).reader, _write_text)(column_type)
+
+
+def _unwritable(value: object, column_type: ColumnType) -> EncodeError:
+    return EncodeError(f"{type(value).__name__} {shown(value)} is no {column_type.sql or column_type.name}")
+
+
+def _typed(
+    kind: type, to_text: Callable[[Any], str], column_type: ColumnType, *, checked: bool = False
+) -> TextWriter:
+    """Writes values of one Python type; ``checked``: what the type's own reader refuses is none of it."""
+    read = text_reader(column_type) if checked else None
+
+    def write(value: Value) -> str:
+        if not isinstance(value, kind):
+            raise _unwritable(value, column_type)
+        text = to_text(value)
+        try:
+            if read is not None:
+                read(text)
+        except ValueOutOfRangeError as error:
+            raise _unwritable(value, column_type) from error
+        return text
+
+    return write
+
+
+_write_integer = partial(_typed, int, lambda value: str(int(value)), checked=True)
+_write_text = partial(_typed, str, lambda value: value, checked=True)
+_write_binary = partial(_typed, bytes, lambda value: value.decode("latin-1"))
+_write_boolean = partial(_typed, bool, lambda value: "1" if value else "0")
+
+
+def plain_float(value: float) -> str:
+    """A float's shortest digits without an exponent, and without a fraction where it has none."""
+    text = repr(value)
+    if "e" in text:
+        text = format(Decimal(text), "f")
+    return text.removesuffix(".0")
+
+
+def _write_float(column_type: ColumnType) -> TextWriter:
+    single = column_type.name == "float"
+
+    def write(value: Value) -> str:
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise _unwritable(value, column_type)
+        try:
+            return plain_float(shortest_float32(value) if single else float(value))
+        except OverflowError as error:
+            raise _unwritable(value, column_type) from error
+
+    return write
+
+
+def _write_decimal(column_type: ColumnType) -> TextWriter:
+    def write(value: Value) -> str:
+        if isinstance(value, str) and DECIMAL.fullmatch(value):
+            value = Decimal(value)
+        if not isinstance(value, Decimal | int) or not Decimal(value).is_finite():
+            raise _unwritable(value, column_type)
+        try:
+            return format(fit_decimal(Decimal(value), column_type), "f")
+        except ValueOutOfRangeError as error:
+            raise _unwritable(value, column_type) from error
+
+    return write
+
+
+def _write_enum(column_type: ColumnType) -> TextWriter:
+    members, number = column_type.members, _write_integer(column_type)
+    # An empty text that is no member is MySQL's error value, index 0; of equal members the first counts.
+    numbers = {"": "0"} | {m: str(n) for n, m in reversed(list(enumerate(members or (), 1)))}
+
+    def write(value: Value) -> str:
+        if isinstance(value, int):
+            return str(value) if members is None else number(value)
+        if members is None or not isinstance(value, str) or value not in numbers:
+            raise _no_label(value, column_type)
+        return numbers[value]
+
+    return write
+
+
+def _no_label(value: object, column_type: ColumnType) -> EncodeError:
+    if column_type.members is None:
+        return EncodeError(
+            f"{shown(value)}: canal-json carries numbers for {column_type.name} labels, "
+            "and only a table definition tells them: give one"
+        )
+    return _unwritable(value, column_type)
+
+
+def _write_set(column_type: ColumnType) -> TextWriter:
+    members, number = column_type.members, _write_integer(column_type)
+    bits = {member: 1 << bit for bit, member in enumerate(members or ())}
+
+    def write(value: Value) -> str:
+        if isinstance(value, int):
+            return str(value) if members is None else number(value)
+        chosen = value.split(",") if isinstance(value, str) and value else []
+        if not isinstance(value, str) or members is None or not bits.keys() >= {*chosen}:
+            raise _no_label(value, column_type)
+        mask = 0
+        for label in chosen:
+            mask |= bits[label]
+        return str(mask)
+
+    return write
+
+
+_WRITERS: dict[Reader, Callable[[ColumnType], TextWriter]] = {
+    **dict.fromkeys(("integer", "unsigned64", "bit"), _write_integer),
+    **dict.fromkeys(("float32", "float64"), _write_float),
+    "decimal": _write_decimal,
+    "binary": _write_binary,
+    "enum": _write_enum,
+    "set": _write_set,
+    "boolean": _write_boolean,
+}
+
+
+# How a value is read -> what it is in JSON; the others are texts.
+_TYPES: Final[Mapping[Reader, str]] = {
+    **dict.fromkeys(("integer", "unsigned64", "bit", "float32", "float64"), "number"),
+    "boolean": "boolean",
+    "binary": '{"base64": string}',
+}
+
+
+def json_type(column_type: ColumnType) -> str:
+    """What ``json_value`` makes of a type's values; of an ENUM or SET without members labels or numbers."""
+    row = row_of(column_type)
+    if row.parameter == "allowed" and column_type.members is None:
+        return "string or number"
+    return _TYPES.get(row.reader, "string")
+
+
+def json_value(value: Value, column_type: ColumnType | None = None) -> Any:
+    """A value as orjson and json write it; ``column_type`` tells a FLOAT from a DOUBLE."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, bytes):
+        return {"base64": b64encode(value).decode("ascii")}
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if not math.isfinite(value):
+        # Postgres stores them. JSON has no such numbers; these are the texts that Kafka Connect writes.
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return shortest_float32(value) if column_type is not None and column_type.name == "float" else value

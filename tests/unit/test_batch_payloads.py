@@ -1,0 +1,48 @@
+"""Which rows a target is given: as the tasks packed them, or a frame of them too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.memory_target import CAPABILITIES
+from tests.unit.config_samples import FLAT_AVRO, changed, right
+from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
+from tidesink.sinks.batch.schema_changes import SchemaDecision
+from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.state.progress import Progress
+from tidesink.typemap.target_schema import shape_of
+
+T = TableId("s", "t")
+ID = Column("id", ColumnType("int"), nullable=False, handle=True)
+
+
+class _Unread:
+    """A frame that nothing may be asked of."""
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.fail(f"the frame is asked for {name}")
+
+
+@pytest.mark.parametrize("omitted", [(), ("other",)])
+def test_a_target_of_packed_rows_is_given_no_frame_of_a_table_with_metadata(omitted: tuple[str, ...]) -> None:
+    settings = right(changed(FLAT_AVRO, defaults={"metadata": {"op": "_op"}, "deletes": "soft"}))
+    plan, payloads = BatchPlan((), TopicOffsets("t", "id", {})), object()
+    batch = Batch(
+        cast("Any", SimpleNamespace(target=SimpleNamespace(capabilities=replace(CAPABILITIES, packed=True)))),
+        Hold(cast("Any", None), 1, Progress(T, "p", 1, 0)),
+        cast("Any", None),
+        settings=settings.table_config(T),
+        session=cast("Any", None),
+        plan=plan,
+        reader=cast("Any", None),
+    )
+    found = SimpleNamespace(frame=_Unread(), payloads=payloads, staged=None, summary=BatchSummary(upserts=1))
+    decided = SchemaDecision(shape_of(TableSchema(T, (ID, Column("_op", ColumnType("varchar"))))), omitted)
+    reduced = batch._reduced_batch(Reduction(plan, cast("Any", found)), decided)
+    assert (reduced.frame, reduced.payloads, reduced.on_delete) == (None, payloads, ("_op",))

@@ -1,0 +1,637 @@
+"""``tidesink decode`` and ``encode``: the events in Kafka records, and decoded lines back to records.
+
+For people an event is one head line, then a line per column, with changes marked. What the bytes say about
+the producer's options is compared with what was declared: the bytes win.
+
+A flat-avro line that carries schema ids is written with those very schemas, and so under the options they
+were built with. The width of BIT, which no schema says, is in the line's extension. A canal-json line shows
+the TiDB extension by its ``commit_ts``, full types by ``extension.mysqlType``, and compression by
+``extension.compression``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Final, NamedTuple, cast, get_args
+
+import orjson
+import typer
+from rich.markup import escape, render
+
+import tidesink.codecs
+from tidesink.cli import sources, terminal
+from tidesink.cli.json_lines import (
+    Line,
+    capture_line,
+    error_json,
+    event_json,
+    event_of,
+    json_lines,
+    line_bytes,
+    position_of,
+    table_of,
+)
+from tidesink.cli.sources import Setting, with_setting
+from tidesink.cli.status import commit_time
+from tidesink.cli.terminal import Output, OutputFormat, console, error_block, warn
+from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.canal_json.envelope import CanalJsonSchema
+from tidesink.codecs.canal_json.schema import RowShapes
+from tidesink.codecs.compression import Compression, compression_of
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.open import CODECS, open_codec
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import row_moment
+from tidesink.errors import (
+    ConfigError,
+    DecodeError,
+    EncodeError,
+    RegistryError,
+    SchemaNotFoundError,
+    TidesinkError,
+)
+from tidesink.events import ChangeEvent, DdlEvent, Event, Message, TableSchema, WatermarkEvent
+
+
+@with_setting
+def decode(
+    *,
+    found: Setting,
+    file: sources.Input = None,
+    topic: Annotated[str | None, typer.Option(help="A topic to read, in place of --input.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="earliest (the default), latest, an offset, or @ms since 1970; with --topic."
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--max", help="Stop after this many records.")] = None,
+    brokers: Annotated[str | None, typer.Option(help="Kafka bootstrap servers, for --topic.")] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Check each canal-json message against the published JSON Schema too."),
+    ] = False,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Show the events in Kafka records, from a topic, a capture file or stdin.
+
+    The exit code is 1 if a record cannot be decoded. Its line has the reason and the bytes.
+    """
+    codec = found.open_codec()
+    checked = _strict(found) if strict else None
+    messages = sources.records(file=file, topic=topic, start=start, limit=limit, brokers=brokers, found=found)
+    logging.getLogger(tidesink.codecs.__name__).addHandler(_REPORTED)
+    failed = 0
+    write = _writer(output, at_once=start == "latest" or sys.stdout.isatty())
+    observed = Observed(found)
+    for message in messages:
+        for line in decoded_lines(codec, message, observed, checked=checked):
+            failed += line["type"] == "error"
+            write(line)
+    sys.stdout.flush()
+    for text in observed.warnings():
+        warn(text)
+    if failed:
+        raise typer.Exit(terminal.FAILED)
+
+
+def _strict(found: sources.Setting) -> CanalJsonSchema:
+    if found.protocol != "canal-json":
+        raise ConfigError(
+            f"--strict has no effect with {found.protocol}: its records are always read by their own schema; "
+            "remove it"
+        )
+    return CanalJsonSchema(found.options)
+
+
+class _Reported(logging.Handler):
+    """What a codec warns of while it decodes, such as a wrong checksum, on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one warning."""
+        warn(record.getMessage())
+
+
+_REPORTED = _Reported()
+
+
+def decoded_lines(
+    codec: Codec, message: Message, observed: Observed, *, checked: CanalJsonSchema | None = None
+) -> Iterator[dict[str, Any]]:
+    """The lines of one record: its events, or why it has none; ``checked`` checks it first.
+
+    Raises:
+        RegistryError: the registry does not answer, or refuses access, so that no record can be checked.
+    """
+    try:
+        if checked is not None:
+            checked.check(message)
+        events = codec.decode(message)
+        lines = [event_json(event) for event in events]
+    except (DecodeError, SchemaNotFoundError) as error:
+        yield error_json(error, message)
+        return
+    for event in events:
+        observed.see(event)
+    yield from _with_compression(lines, message.value) if codec.name == "canal-json" else lines
+
+
+def _with_compression(lines: list[dict[str, Any]], value: bytes | None) -> list[dict[str, Any]]:
+    """Lines that say how their record was compressed, so that ``encode`` writes it so again."""
+    kind = compression_of(value or b"")
+    if kind != "none":
+        for line in lines:
+            line["extension"] = {**line.get("extension", {}), "compression": kind}
+    return lines
+
+
+def _writer(output: OutputFormat, *, at_once: bool) -> Callable[[dict[str, Any]], None]:
+    """What writes a line; ``at_once``: each is flushed, since someone waits for it."""
+    if output is OutputFormat.TEXT:
+        return _text_writer()
+    stream = sys.stdout.buffer
+
+    def write(line: dict[str, Any]) -> None:
+        stream.write(orjson.dumps(line) + b"\n")
+        if at_once:
+            stream.flush()
+
+    return write
+
+
+def _text_writer() -> Callable[[dict[str, Any]], None]:
+    screen = console()
+
+    def show(line: dict[str, Any]) -> None:
+        for text in human_lines(line):
+            screen.print(text)
+
+    def write(line: dict[str, Any]) -> None:
+        for text in human_lines(line):
+            sys.stdout.write(render(text).plain + "\n")
+
+    return show if screen.is_terminal else write
+
+
+_COLOURS = {
+    "insert": "green",
+    "upsert": "green",
+    "update": "yellow",
+    "delete": "red",
+    "truncate": "red",
+    "error": "bold red",
+    "ddl": "cyan",
+    "watermark": "dim",
+    "message": "dim",
+}
+_LONGEST = 200
+
+
+def human_lines(line: dict[str, Any]) -> Iterator[str]:
+    """One decoded line, in rich's markup."""
+    yield _head(line)
+    if line["type"] == "error":
+        yield f"  {escape(line['error'])}: {escape(line['reason'])}"
+        yield f"  key {_size(line['key_b64'])}, value {_size(line['value_b64'])} (bytes: -o json)"
+    elif line["type"] == "ddl":
+        yield f"  {escape(line['query'])}"
+    elif line["type"] == "message":
+        yield f"  {escape(line['kind'])}" + (f" {_shown(line['prefix'])}" if line.get("prefix") else "")
+        if line.get("content") is not None:
+            yield f"  {_shown(line['content'])}"
+    else:
+        yield from _columns(line)
+    for name, value in (line.get("extension") or {}).items():
+        yield f"  [dim]{escape(name)} = {_shown(value)}[/dim]"
+
+
+def _head(line: dict[str, Any]) -> str:
+    kind, position = line["type"], line["position"]
+    table = line.get("table")
+    name = " " + ".".join(part for part in table.values() if part) if table else ""
+    place = f"{position['topic']}[{position['partition']}]@{position['offset']}"
+    moment = commit_time(line.get("commit_ts"))
+    when = f"  {moment} UTC (commit_ts {line['commit_ts']})" if moment else ""
+    colour = _COLOURS.get(kind, "default")
+    return f"[{colour}]{kind}[/{colour}]{escape(name)}  [dim]{escape(place)}{when}[/dim]"
+
+
+def _columns(line: dict[str, Any]) -> Iterator[str]:
+    before, after, key = (line.get(part) or {} for part in ("before", "after", "key"))
+    names = [*after, *(name for name in before if name not in after)]
+    width = max((len(name) for name in names), default=0)
+    for name in names:
+        label = escape(name.ljust(width))
+        label = f"[bold]{label}[/bold]" if name in key else label
+        yield f"  {label}  {_change(name, before, after)}"
+
+
+def _change(name: str, before: dict[str, Any], after: dict[str, Any]) -> str:
+    if name not in after:
+        return _shown(before[name])
+    if name in before and before[name] != after[name]:
+        return f"{_shown(before[name])} -> {_shown(after[name])}"
+    return _shown(after[name])
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    text = f"base64 {value['base64']}" if isinstance(value, dict) and "base64" in value else str(value)
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+    return escape("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
+
+
+def _size(text: str | None) -> str:
+    return "null" if text is None else f"{len(text) * 3 // 4 - text[-2:].count('=')} bytes"
+
+
+def record_line(message: Message) -> str:
+    """A record in one plain line: where it goes, and its bytes in hex."""
+    parts = [f"{message.topic}[{message.partition}]@{message.offset}"]
+    for name, data in (("key", message.key), ("value", message.value)):
+        parts.append(f"{name} {'null' if data is None else data.hex()}")
+    return "  ".join(parts)
+
+
+# How TiCDC writes a type in an Avro field, and the option that says so (tiflow c7b2588).
+_MODES = {
+    ("DECIMAL", "bytes"): ("avro_decimal_handling_mode", "precise"),
+    ("DECIMAL", "string"): ("avro_decimal_handling_mode", "string"),
+    ("BIGINT UNSIGNED", "long"): ("avro_bigint_unsigned_handling_mode", "long"),
+    ("BIGINT UNSIGNED", "string"): ("avro_bigint_unsigned_handling_mode", "string"),
+}
+_MARKS = {"enable_tidb_extension": "_tidb_commit_ts", "avro_include_before_value": "_ticdc_before"}
+
+
+class Observed:
+    """Collects what was seen of each declared option; a difference is shown once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._declared = setting.declared
+        self._is_debezium = setting.protocol.startswith("debezium")
+        self._registry = setting.registry
+        self._schemas: set[int] = set()
+        self._seen: dict[str, set[Any]] = {}
+
+    def see(self, event: Event) -> None:
+        """Take note of one event."""
+        if not self._declared or not isinstance(event, ChangeEvent) or self._is_debezium:
+            return
+        if event.schema_id is None:
+            self._note("enable_tidb_extension", event.commit_ts is not None)
+        elif event.schema_id.value is not None and event.schema_id.value not in self._schemas:
+            self._schemas.add(event.schema_id.value)
+            self._see_schema(event.schema_id.value)
+
+    def _see_schema(self, schema_id: int) -> None:
+        if self._registry is None:
+            return
+        try:
+            record = json.loads(self._registry.schema_by_id(schema_id))
+        except (RegistryError, ValueError):
+            return  # decoding has shown it already
+        fields = {field["name"]: field for field in record.get("fields", ())}
+        for option, mark in _MARKS.items():
+            self._note(option, mark in fields)
+        for field in fields.values():
+            mode = _MODES.get(_spelling(field))
+            if mode is not None:
+                self._note(*mode)
+
+    def _note(self, option: str, value: Any) -> None:
+        self._seen.setdefault(option, set()).add(value)
+
+    def warnings(self) -> Iterator[str]:
+        """One text for each declared option that the bytes contradict."""
+        for option, declared in self._declared.items():
+            others = self._seen.get(option, set()) - {declared}
+            if others:
+                name = option.replace("_", "-")
+                found = _word(others.pop())
+                yield f"{name} is declared as {_word(declared)}, the bytes say {found}: the bytes win"
+
+
+def _spelling(field: dict[str, Any]) -> tuple[str, str]:
+    """``tidb_type`` and Avro type of a field, out of its union where it has one."""
+    branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
+    for branch in branches:
+        if isinstance(branch, dict) and "connect.parameters" in branch:
+            return str(branch["connect.parameters"].get("tidb_type")), str(branch.get("type"))
+    return "", ""
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# TiCDC's default terminator where several canal-json objects share a value (tiflow c7b2588).
+_TERMINATOR = b"\r\n"
+# Refusals that are shown one by one; a capture may hold a million lines of one kind.
+_MOST_REPORTED: Final = 20
+
+
+class Encoded(NamedTuple):
+    """A line and what it gave: a record, None where the protocol sends nothing, or why it cannot."""
+
+    number: int
+    line: Line
+    record: EncodedRecord | EncodeError | None
+
+
+@with_setting
+def encode(
+    *,
+    found: Setting,
+    file: sources.Input = "-",
+    register: Annotated[
+        bool, typer.Option("--register", help="Register schemas for lines without schema_id.")
+    ] = False,
+    output: Output = OutputFormat.JSON,
+) -> None:
+    """Turn decoded lines back into records: the inverse of decode -o json.
+
+    It reads JSON Lines and writes capture lines. A line of type error gives its bytes unchanged. The exit
+    code is 1 if a line cannot be written: stderr has its number and the reason; the others are written.
+    """
+    name = file or "-"
+    unsent = refused = 0
+    write = _record_writer(output)
+    for message in joined(encoded(name, line_encoder(found, register=register))):
+        if isinstance(message, EncodeError):
+            refused += 1
+            _show_refusal(message, refused)
+        elif message is None:
+            unsent += 1
+        else:
+            write(message)
+    sys.stdout.flush()
+    if unsent:
+        warn(f"{unsent} lines have no record: {found.protocol} sends nothing for them under these options")
+    if refused:
+        warn(f"lines that cannot be written as {found.protocol}: {refused}; the others were written")
+        raise typer.Exit(terminal.FAILED)
+
+
+def _show_refusal(error: EncodeError, count: int) -> None:
+    if count <= _MOST_REPORTED:
+        sys.stderr.write(error_block(error))
+    elif count == _MOST_REPORTED + 1:
+        sys.stderr.write(f"more lines cannot be written: the first {_MOST_REPORTED} were shown\n")
+
+
+def encoded(name: str, encode_line: EncodeLine) -> Iterator[Encoded]:
+    """Each line of a file with its record, or why it has none.
+
+    Raises:
+        ConfigError: a line is none that ``decode -o json`` prints; the message has its number.
+        RegistryError: the registry does not answer, or refuses access, so that no line can be checked.
+    """
+    for number, line in json_lines(name):
+        try:
+            record = given_bytes(line) if line.get("type") == "error" else encode_line(line)
+        except ConfigError as error:
+            raise ConfigError(f"{name}, line {number}: {error.message}") from error
+        except EncodeError as error:
+            error.with_context(line=number)
+            yield Encoded(number, line, error)
+        except TidesinkError as error:
+            raise error.with_context(line=number) from error
+        else:
+            yield Encoded(number, line, record)
+
+
+def given_bytes(line: Line) -> EncodedRecord:
+    """The bytes that an error line carries.
+
+    Raises:
+        ConfigError: it carries none, or what is no base64, or it has no position.
+    """
+    if "key_b64" not in line or "value_b64" not in line:
+        raise ConfigError("an error line needs key_b64 and value_b64")
+    position_of(line)
+    return EncodedRecord(*(line_bytes(name, line[name]) for name in ("key_b64", "value_b64")))
+
+
+def joined(lines: Iterable[Encoded]) -> Iterator[Message | EncodeError | None]:
+    """One message a record: events that shared a record (index 1, 2, …) are put into one again.
+
+    A record of which some line cannot be encoded is not written at all: each of its lines gives an error.
+    """
+    shared: list[Encoded] = []
+    for one in lines:
+        place, before = position_of(one.line), position_of(shared[-1].line) if shared else None
+        if before is not None and not (place.index > 0 and before[:3] == place[:3]):
+            yield from _whole(shared)
+            shared = []
+        shared.append(one)
+    if shared:
+        yield from _whole(shared)
+
+
+def _whole(shared: list[Encoded]) -> Iterator[Message | EncodeError | None]:
+    if any(isinstance(one.record, EncodeError) for one in shared):
+        yield from map(_refusal, shared)
+        return
+    message: Message | None = None
+    for one in shared:
+        if not isinstance(one.record, EncodedRecord):
+            yield None
+        elif message is None:
+            topic, partition, offset = position_of(one.line)[:3]
+            message = Message(topic, partition, offset, one.record.key, one.record.value)
+        else:
+            message = replace(message, value=_terminated(message.value) + _terminated(one.record.value))
+    if message is not None:
+        yield message
+
+
+def _refusal(one: Encoded) -> EncodeError:
+    if isinstance(one.record, EncodeError):
+        return one.record
+    position = position_of(one.line)
+    return EncodeError(
+        "another line of the same record cannot be written, and a record is written whole or not at all",
+        topic=position.topic,
+        partition=position.partition,
+        offset=position.offset,
+        line=one.number,
+    )
+
+
+def _terminated(value: bytes | None) -> bytes:
+    return b"" if value is None else value.removesuffix(_TERMINATOR) + _TERMINATOR
+
+
+def _record_writer(output: OutputFormat) -> Callable[[Message], None]:
+    stream = sys.stdout.buffer
+
+    def write_json(message: Message) -> None:
+        stream.write(orjson.dumps(capture_line(message)) + b"\n")
+
+    def write_text(message: Message) -> None:
+        stream.write(record_line(message).encode("utf-8") + b"\n")
+
+    return write_json if output is OutputFormat.JSON else write_text
+
+
+EncodeLine = Callable[[Line], EncodedRecord | None]
+
+
+def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
+    """What turns a decoded line of the setting's protocol into its record.
+
+    It gives None where the protocol sends nothing for the line. ``register`` lets it register the
+    schemas of lines that carry no ids.
+
+    Raises:
+        ConfigError: no line of this protocol carries ids, and ``register`` is False.
+    """
+    if setting.protocol == "canal-json":
+        return CanalJsonLines(setting.options, setting.definitions, setting.declared).encode
+    if setting.protocol == "debezium-avro" and not register:
+        raise ConfigError(
+            f"{setting.protocol} registers the schemas that --table-definition makes: give --register"
+        )
+    return SchemaLines(setting, register=register).encode
+
+
+class SchemaLines:
+    """Encodes lines whose columns have the types of the schema they name (flat-avro), or of a definition."""
+
+    def __init__(self, setting: Setting, *, register: bool) -> None:
+        self._definitions = setting.definitions
+        self._register = register
+        self._codec = open_codec(setting.protocol, registry=setting.registry, options=setting.options)
+        # A topic that holds watermarks was written with the extension, and Avro's DDL with both options.
+        sending = replace(setting.options, enable_tidb_extension=True, avro_enable_watermark=True)
+        self._control = open_codec(setting.protocol, registry=setting.registry, options=sending)
+        # Without a registry DDL is sent with the extension or without, which only the option says.
+        in_avro = CODECS[setting.protocol].registry
+        self._sent = (WatermarkEvent, DdlEvent) if in_avro else (WatermarkEvent,)
+        self._schemas: dict[tuple[int, tuple[str, ...]], TableSchema] = {}
+
+    def encode(self, line: Line) -> EncodedRecord | None:
+        """The record of one line.
+
+        Raises:
+            ConfigError: the line is none that ``decode -o json`` prints.
+            EncodeError: the line does not fit its schema, has none to be written with, or cannot be written.
+            RegistryError: a schema cannot be read or registered.
+        """
+        event = event_of(line, self._schema_of)
+        codec, topic = self._codec, event.position.topic
+        if isinstance(event, self._sent):
+            return self._control.encode(event, topic=topic)
+        if isinstance(codec, FlatAvroCodec) and isinstance(event, ChangeEvent):
+            if event.schema_id is not None and event.schema_id != (None, None):
+                return codec.encode_with_ids(event)
+            if not self._register:
+                raise EncodeError(
+                    "the line has no schema_id: give --register to register the schema that "
+                    "--table-definition makes",
+                    table=str(event.table),
+                )
+        return codec.encode(event, topic=topic)
+
+    def _schema_of(self, line: Line) -> TableSchema:
+        if not isinstance(self._codec, FlatAvroCodec):
+            family = self._codec.name.partition("-")[0].capitalize()
+            return _defined(self._definitions, line, reported=f"a {family} line has none")
+        ids = line.get("schema_id") or {}
+        schema_id = ids.get("value") if ids.get("value") is not None else ids.get("key")
+        if schema_id is None:
+            return _defined(self._definitions, line)
+        keys = tuple(line.get("key") or ())
+        known = self._schemas.get((schema_id, keys))
+        if known is None:
+            try:
+                known = self._codec.schema_of(schema_id, keys=keys)
+            except DecodeError as error:
+                raise EncodeError(error.message, schema_id=schema_id) from error
+            self._schemas[schema_id, keys] = known
+        return known
+
+
+class CanalJsonLines:
+    """Encodes lines to canal-json."""
+
+    def __init__(
+        self, options: CodecOptions, definitions: TableDefinitions, declared: Mapping[str, Any]
+    ) -> None:
+        self._options = options
+        self._declared = declared
+        self._definitions = definitions
+        self._shapes = RowShapes(definitions, None)
+        self._codecs: dict[CodecOptions, CanalJsonCodec] = {}
+
+    def encode(self, line: Line) -> EncodedRecord | None:
+        """The record of one line.
+
+        Raises:
+            ConfigError: the line is none that ``decode -o json`` prints.
+            EncodeError: canal-json cannot carry the line.
+        """
+        event = event_of(line, self._schema_of)
+        return self._codec(line).encode(event, topic=event.position.topic)
+
+    def _codec(self, line: Line) -> CanalJsonCodec:
+        seen: dict[str, Any] = {"enable_tidb_extension": line.get("commit_ts") is not None}
+        extension = line.get("extension") or {}
+        types = extension.get("mysqlType")
+        seen["output_row_key"] = "rowkey" in (extension.get("_tidb") or {})
+        seen["large_message_handle_compression"] = _compression(extension)
+        if types:
+            seen["content_compatible"] = any("(" in str(word) for word in types.values())
+        options = replace(
+            self._options, **{name: value for name, value in seen.items() if name not in self._declared}
+        )
+        codec = self._codecs.get(options)
+        if codec is None:
+            codec = self._codecs[options] = CanalJsonCodec(options=options, definitions=self._definitions)
+        return codec
+
+    def _schema_of(self, line: Line) -> TableSchema:
+        table, extension = table_of(line), line.get("extension") or {}
+        types = extension.get("mysqlType")
+        if types is None and self._definitions.get(table) is None:
+            return _defined(self._definitions, line)
+        definition = self._definitions.get(table)
+        primary = (
+            [column.name for column in definition.primary_key] if definition else list(line.get("key") or ())
+        )
+        row = {**(line.get("before") or {}), **(line.get("after") or {})}
+        return self._shapes.find(
+            table.schema,
+            table.name,
+            row=dict.fromkeys(row),
+            mysql_type=types or {},
+            pk_names=extension.get("pkNames", primary),
+            commit_ts=row_moment(line.get("commit_ts"), extension.get("es")),
+        ).schema
+
+
+def _compression(extension: Mapping[str, Any]) -> Compression:
+    kind = extension.get("compression", "none")
+    if kind not in get_args(Compression):
+        raise ConfigError(f"extension.compression must be {' or '.join(get_args(Compression))}")
+    return cast("Compression", kind)
+
+
+_NO_TYPES = "the line has no schema_id and no extension.mysqlType, and no DDL came before it"
+
+
+def _defined(definitions: TableDefinitions, line: Line, *, reported: str = _NO_TYPES) -> TableSchema:
+    table = table_of(line)
+    schema = definitions.get(table)
+    if schema is None:
+        raise EncodeError(
+            f"the column types are unknown: {reported}; give --table-definition FILE",
+            table=str(table),
+        )
+    return schema

@@ -1,0 +1,217 @@
+"""canal-json's messages as JSON: the objects of a record, its control events, and the envelope's schema.
+
+``CanalJsonSchema`` says whether a producer conforms to the published JSON Schema of the envelope: TiCDC
+classic, its new architecture, and Alibaba's Canal (its FlatMessage).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from tidesink.codecs.base import CodecOptions, kept
+from tidesink.codecs.large_messages import LargeMessages
+from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, shown
+from tidesink.events import DdlEvent, Event, Message, Op, Position, TableId, WatermarkEvent
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
+
+
+Parsed = dict[str, Any]
+OPS: Final = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
+_WATERMARK: Final = "TIDB_WATERMARK"
+
+
+def objects(value: bytes | None, large: LargeMessages) -> list[Parsed]:
+    """The JSON objects of one record's value, compressed or not, as they were sent.
+
+    Raises:
+        DecodeError: no value, a damaged one, or no JSON object.
+    """
+    if not value:
+        raise FramingError("the record has no value: canal-json never writes one without")
+    try:
+        return [_object(orjson.loads(value))]
+    except orjson.JSONDecodeError:
+        plain = large.plain(value)
+    return _each_line(value if plain is None else plain)
+
+
+def _each_line(value: bytes) -> list[Parsed]:
+    try:
+        return [_object(orjson.loads(value))]
+    except orjson.JSONDecodeError as error:
+        # Inside JSON text a newline is always escaped, so each bare one ends an object.
+        lines = [line for line in value.split(b"\n") if line.strip()]
+        try:
+            if len(lines) > 1:
+                return [_object(orjson.loads(line)) for line in lines]
+        except orjson.JSONDecodeError:
+            pass
+        raise FramingError(f"the value is no JSON: {error}; is the topic's protocol canal-json?") from None
+
+
+def _object(parsed: object) -> Parsed:
+    if not isinstance(parsed, dict):
+        raise SchemaMismatchError(f"expected a JSON object, not {type(parsed).__name__}")
+    return parsed
+
+
+def control_event(parsed: Parsed, kind: object, message: Message, index: int) -> Event:
+    """The DDL event or watermark of a message of this ``type``; ``index`` counts the events of its record.
+
+    Raises:
+        SchemaMismatchError: it is neither.
+    """
+    if type(kind) is not str:
+        raise SchemaMismatchError("the message has no 'type'")
+    extension = parsed.get("_tidb")
+    if extension is not None and type(extension) is not dict:
+        raise SchemaMismatchError("'_tidb' must be an object")
+    if kind == _WATERMARK:
+        return _watermark(extension or {}, message, index)
+    if parsed.get("isDdl") is not True or kind in OPS:
+        raise SchemaMismatchError(
+            f"unknown message (type {shown(kind, 40)}, isDdl {shown(parsed.get('isDdl'), 40)}): "
+            f"expected INSERT, UPDATE, DELETE, {_WATERMARK}, or a DDL"
+        )
+    return _ddl(parsed, kind, message, index)
+
+
+def _watermark(extension: Mapping[str, object], message: Message, index: int) -> WatermarkEvent:
+    watermark = timestamp(extension, "watermarkTs")
+    if watermark is None:
+        raise SchemaMismatchError("a watermark without '_tidb.watermarkTs'")
+    position = Position(message.topic, message.partition, message.offset, index, (watermark,))
+    return WatermarkEvent(watermark, position)
+
+
+def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:
+    database, name, query = (_text(parsed, member) for member in ("database", "table", "sql"))
+    commit_ts = timestamp(parsed.get("_tidb") or {}, "commitTs")
+    source = None if commit_ts is None else (commit_ts,)
+    position = Position(message.topic, message.partition, message.offset, index, source)
+    es = kept(parsed.get("es"), "es")
+    extension = {"es": es} if commit_ts is None and es is not None else None
+    return DdlEvent(TableId(database, name), query, kind, commit_ts, position, extension)
+
+
+def _text(parsed: Parsed, member: str) -> str:
+    value = parsed.get(member)
+    if type(value) is not str:
+        raise SchemaMismatchError(f"a DDL message needs {member!r} as text")
+    return value
+
+
+def timestamp(extension: Mapping[str, object], member: str) -> int | None:
+    """A TSO among the members of ``_tidb``.
+
+    Raises:
+        SchemaMismatchError: it is no unsigned integer.
+    """
+    value = extension.get(member)
+    # orjson reads integers beyond 64 bits as floats, which are refused here with everything else.
+    if value is not None and (type(value) is not int or value < 0):
+        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}")
+    return value
+
+
+_FILE: Final = "canal-json.schema.json"
+_PLAIN_NAME: Final = re.compile(r"\w+")
+
+
+def canal_json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of one canal-json object."""
+    text = (files("tidesink.codecs") / "schemas" / _FILE).read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+class CanalJsonSchema:
+    """Checks messages against the schema; compressed ones are opened, claim-check files are not fetched."""
+
+    def __init__(self, options: CodecOptions | None = None) -> None:
+        self._large = LargeMessages(options or CodecOptions())
+
+    def check(self, message: Message) -> None:
+        """Nothing where the message has the form of canal-json.
+
+        Raises:
+            SchemaMismatchError: it has not; the reason has the JSON path of the first wrong member.
+            FramingError: no JSON at all; context has topic, partition, offset.
+        """
+        try:
+            for parsed in objects(message.value, self._large):
+                self._check(parsed)
+        except DecodeError as error:
+            error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
+            raise
+
+    def _check(self, parsed: dict[str, Any]) -> None:
+        from jsonschema.exceptions import best_match
+
+        worst = best_match(self._validator.iter_errors(parsed))
+        if worst is not None:
+            raise SchemaMismatchError(f"{_path(worst)}: {_reason(worst)}, by {_FILE}")
+
+    @cached_property
+    def _validator(self) -> Draft202012Validator:
+        from jsonschema import Draft202012Validator
+
+        return Draft202012Validator(canal_json_schema())
+
+
+def _path(error: ValidationError) -> str:
+    """``$.data[0].id``; a name with other characters stands in quotes."""
+    path = "$"
+    for part in error.absolute_path:
+        plain = f".{part}" if _PLAIN_NAME.fullmatch(str(part)) else f"[{shown(part)}]"
+        path += f"[{part}]" if isinstance(part, int) else plain
+    return path
+
+
+def _reason(error: ValidationError) -> str:
+    """What is wrong in our words: jsonschema's own quote the whole value, which may be a row."""
+    keyword = str(error.validator)
+    wanted: Any = error.validator_value
+    value: Any = error.instance
+    if keyword == "required":
+        return f"{', '.join(repr(name) for name in wanted if name not in value)} is missing"
+    if keyword == "additionalProperties" and isinstance(value, dict):
+        known = canal_json_schema()["$defs"]["extension"]["properties"]  # the only closed object
+        unknown = sorted(value.keys() - known.keys())
+        return f"{', '.join(map(shown, unknown))} is unknown there"
+    words = _WORDS.get(keyword, f"breaks the rule {keyword}")
+    what = f"the {_KINDS[type(value)]} there" if isinstance(value, dict | list) else _json_text(value)
+    return f"{what} {words.format(wanted=_listed(wanted))}"
+
+
+def _json_text(value: Any) -> str:
+    return shown(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _listed(wanted: Any) -> str:
+    if isinstance(wanted, list):
+        return " or ".join(map(str, wanted))
+    return wanted if isinstance(wanted, str) else json.dumps(wanted)
+
+
+_KINDS: Final[dict[type, str]] = {dict: "object", list: "array"}
+_WORDS: Final = {
+    "type": "is not of the type {wanted}",
+    "enum": "is not one of {wanted}",
+    "const": "must be {wanted}",
+    "minLength": "is empty",
+    "minItems": "is empty",
+    "minimum": "is below {wanted}",
+    "maximum": "is above {wanted}",
+    "uniqueItems": "names a column twice",
+}

@@ -1,0 +1,545 @@
+"""Rows to and from flat-avro payloads, byte for byte as TiCDC's two producers write them.
+
+fastavro reads and writes the primitives; only DECIMAL, BIT and BIGINT UNSIGNED need another step to the
+form that ``tidesink.events`` defines: a decimal must have its scale, and BIT is the shortest bytes (TiCDC
+tiflow c7b2588) or the full width (ticdc b813e76).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from io import BytesIO
+from typing import Any, Final
+
+import fastavro
+from fastavro import schemaless_reader, schemaless_writer
+
+from tidesink.codecs.base import HEADER_SIZE, header
+from tidesink.codecs.flat_avro.schema import (
+    BEFORE,
+    COMMIT_TS,
+    EXTENSION,
+    OP,
+    PHYSICAL_TIME,
+    AvroColumn,
+    WriterRecord,
+)
+from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, CURRENT_VERSION, VERSION, RowSums
+from tidesink.errors import DecodeError, EncodeError, SchemaMismatchError, ValueOutOfRangeError, shown
+from tidesink.events import (
+    ChangeEvent,
+    Column,
+    ColumnType,
+    Message,
+    Op,
+    Position,
+    Row,
+    SchemaIds,
+    TableId,
+    TableSchema,
+    Value,
+    physical_ms,
+)
+from tidesink.typemap.table import row_of
+from tidesink.typemap.values import DECIMAL_CONTEXT, fit_decimal, text_reader, wire_unsigned
+
+# Values
+
+FromWire = Callable[[Any], Value]
+ToWire = Callable[[Any], Any]
+
+_INT32_END: Final = 1 << 31
+_INT64_END: Final = 1 << 63
+_UINT64_END: Final = 1 << 64
+_MAX_FLOAT: Final = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
+
+
+def from_wire(column_type: ColumnType, avro: str) -> FromWire | None:
+    """What turns a column's Avro value into ours; None where it is ours already.
+
+    The function raises ValueOutOfRangeError.
+    """
+    reader = row_of(column_type).reader
+    if avro == "string":
+        return text_reader(column_type) if reader in ("decimal", "unsigned64") else None
+    if reader == "unsigned64":
+        return wire_unsigned
+    if reader == "decimal":
+        return _decimal_reader(column_type)
+    return _bit_reader(column_type) if reader == "bit" else None
+
+
+def _decimal_reader(column_type: ColumnType) -> FromWire:
+    exponent, limit = -(column_type.scale or 0), 10 ** (column_type.precision or 65)
+
+    def read(data: bytes) -> Decimal:
+        unscaled = int.from_bytes(data, "big", signed=True)
+        if not -limit < unscaled < limit:
+            raise ValueOutOfRangeError(f"{len(data)} bytes of digits are no {_shown(column_type)}")
+        return Decimal(unscaled).scaleb(exponent, DECIMAL_CONTEXT)
+
+    return read
+
+
+def _bit_reader(column_type: ColumnType) -> FromWire:
+    limit = 1 << (column_type.length or 64)
+
+    def read(data: bytes) -> int:
+        value = int.from_bytes(data, "big")
+        if value >= limit:
+            raise ValueOutOfRangeError(f"0x{data[:9].hex()} has more bits than {_shown(column_type)}")
+        return value
+
+    return read
+
+
+def _shown(column_type: ColumnType) -> str:
+    arguments = [column_type.precision, column_type.scale, column_type.length]
+    given = ",".join(str(argument) for argument in arguments if argument is not None)
+    return column_type.sql or (f"{column_type.name}({given})" if given else column_type.name)
+
+
+def to_wire(
+    column_type: ColumnType, avro: str, *, nullable: bool = True, full_width_bit: bool = False
+) -> ToWire | None:
+    """What turns our value into the one fastavro writes; None where it is that already.
+
+    The function raises EncodeError for a value the column cannot hold, unless fastavro refuses it itself:
+    it checks a union's values, and of plain ones all but integers' types and floats' ranges.
+    """
+    reader = row_of(column_type).reader
+    if reader == "bit":
+        return _bit_writer(column_type, full_width_bit)
+    if reader == "decimal":
+        return _decimal_text_writer(column_type) if avro == "string" else _decimal_writer(column_type)
+    if reader == "unsigned64":
+        return _unsigned_text if avro == "string" else _unsigned_long
+    if reader in ("enum", "set"):
+        return _label_writer(column_type)
+    if avro == "float":
+        return _float
+    return None if nullable else _PLAIN_WRITERS.get(avro)
+
+
+def _refuse(value: object, column_type: ColumnType) -> EncodeError:
+    return EncodeError(f"{shown(value)} is no {_shown(column_type)}")
+
+
+def _bit_writer(column_type: ColumnType, full_width: bool) -> ToWire:
+    bits = column_type.length or 64
+
+    def write(value: int) -> bytes:
+        if not isinstance(value, int) or not 0 <= value < 1 << bits:
+            raise _refuse(value, column_type)
+        size = bits if full_width else max(value.bit_length(), 1)
+        return value.to_bytes((size + 7) // 8, "big")
+
+    return write
+
+
+# Written out, 1e999999999 would be a number of a billion digits; no DECIMAL has a hundred.
+_MOST_EXPONENT = 1000
+
+
+def _decimal_writer(column_type: ColumnType) -> ToWire:
+    scale, limit = column_type.scale or 0, 10 ** (column_type.precision or 65)
+
+    def write(value: Decimal) -> bytes:
+        try:
+            if value and abs(value.adjusted()) > _MOST_EXPONENT:
+                raise _refuse(value, column_type)
+            scaled = value.scaleb(scale, DECIMAL_CONTEXT)
+            unscaled = int(scaled)
+        except (ArithmeticError, ValueError, AttributeError) as error:
+            raise _refuse(value, column_type) from error
+        if unscaled != scaled or not -limit < unscaled < limit:
+            raise _refuse(value, column_type)
+        # Minimal two's complement: -128 takes one byte, 128 two.
+        bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length()
+        return unscaled.to_bytes(bits // 8 + 1, "big", signed=True)
+
+    return write
+
+
+def _decimal_text_writer(column_type: ColumnType) -> ToWire:
+    return lambda value: format(_fitted(value, column_type), "f")
+
+
+def _fitted(value: object, column_type: ColumnType) -> Decimal:
+    if not isinstance(value, (Decimal, int)):
+        raise _refuse(value, column_type)
+    try:
+        return fit_decimal(Decimal(value), column_type)
+    except ValueOutOfRangeError as error:
+        raise _refuse(value, column_type) from error
+
+
+def _unsigned_long(value: int) -> int:
+    _check_unsigned(value)
+    return value - _UINT64_END if value >= _INT64_END else value
+
+
+def _unsigned_text(value: int) -> str:
+    _check_unsigned(value)
+    return str(value)
+
+
+def _check_unsigned(value: object) -> None:
+    if not isinstance(value, int) or not 0 <= value < _UINT64_END:
+        raise EncodeError(f"{shown(value)} is no bigint unsigned")
+
+
+def _label_writer(column_type: ColumnType) -> ToWire:
+    members = frozenset(column_type.members or ())
+    is_set = column_type.name == "set"
+
+    def write(value: str) -> str:
+        if not isinstance(value, str):
+            raise EncodeError(f"{shown(value)} is a number: {_shown(column_type)} is written by its label")
+        if members:
+            parts = [part for part in value.split(",") if part] if is_set else [value]
+            if not members.issuperset(parts):
+                raise _refuse(value, column_type)
+        return value
+
+    return write
+
+
+def _int(value: int) -> int:
+    if not isinstance(value, int) or not -_INT32_END <= value < _INT32_END:
+        raise EncodeError(f"{shown(value)} is no 32-bit integer")
+    return value
+
+
+def _long(value: int) -> int:
+    if not isinstance(value, int) or not -_INT64_END <= value < _INT64_END:
+        raise EncodeError(f"{shown(value)} is no 64-bit integer")
+    return value
+
+
+def _float(value: float) -> float:
+    if not isinstance(value, (float, int)) or _MAX_FLOAT < abs(value) < float("inf"):
+        raise EncodeError(f"{shown(value)} is no 32-bit float")
+    return float(value)
+
+
+_PLAIN_WRITERS: Final[dict[str, ToWire]] = {"int": _int, "long": _long}
+
+
+# Reading
+
+# The values of ``_tidb_op``; an empty one says nothing.
+OPS: Final[Mapping[object, Op]] = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}
+# What fastavro raises for bytes that end early or are no value of their type.
+PAYLOAD_ERRORS: Final = (EOFError, IndexError, ValueError, OverflowError, TypeError, MemoryError)
+_NEW: Final = tuple.__new__
+# How an event says that its BIT columns were full width (ticdc b813e76): no schema says it, and it must be
+# known to write the same bytes again.
+BIT_WIDTH: Final = "bit_width"
+FULL: Final = "full"
+# Until it is moved to the event, it stands among the row's columns, under a name that no column has.
+_BIT_WIDTH_MEMBER: Final = "\0" + BIT_WIDTH
+_Repairs = tuple[tuple[str, FromWire], ...]
+
+
+def _repairs(columns: tuple[AvroColumn, ...] | None) -> _Repairs:
+    found = [(column.name, from_wire(column.type, column.avro)) for column in columns or ()]
+    return tuple((name, repair) for name, repair in found if repair is not None)
+
+
+class RecordReader:
+    """Reads the payloads of one writer's schema; ``part`` is ``key`` or ``value``."""
+
+    def __init__(self, part: str, record: WriterRecord) -> None:
+        self.part, self.record = part, record
+        self._bare = record.bare
+        self._repairs = _repairs(record.columns)
+        self._before_repairs = _repairs(record.before)
+        self._bits = tuple(c.name for c in record.columns if row_of(c.type).reader == "bit")
+
+    def read(self, data: bytes) -> dict[str, Any]:
+        """Every field of one record, columns typed; ``_ticdc_before`` stays a record inside.
+
+        A member ``_BIT_WIDTH_MEMBER`` is added where a BIT column has leading zeros.
+
+        Raises:
+            SchemaMismatchError: the bytes end early, go on too long, or are no values of their types.
+            ValueOutOfRangeError: a value that its column cannot hold; context has the column.
+        """
+        stream = BytesIO(data)
+        stream.seek(HEADER_SIZE)
+        try:
+            row: Any = schemaless_reader(stream, self._bare, None)
+        except PAYLOAD_ERRORS as error:
+            raise self._unreadable(error, len(data)) from error
+        if stream.tell() != len(data):
+            raise SchemaMismatchError(
+                f"the {self.part} goes on for {len(data) - stream.tell()} bytes after its record ends: "
+                "it was written with another schema than its id says"
+            )
+        if self._bits and any(row[name] and row[name][0] == 0 < len(row[name]) - 1 for name in self._bits):
+            row[_BIT_WIDTH_MEMBER] = FULL
+        if self._repairs:
+            _repair(row, self._repairs)
+        if self._before_repairs and row[BEFORE] is not None:
+            _repair(row[BEFORE], self._before_repairs)
+        return row  # type: ignore[no-any-return]
+
+    def _unreadable(self, error: BaseException, size: int) -> SchemaMismatchError:
+        if isinstance(error, UnicodeDecodeError):
+            return SchemaMismatchError(f"the {self.part} holds text that is no UTF-8: {error!s:.120}")
+        if isinstance(error, (EOFError, IndexError)):
+            return SchemaMismatchError(
+                f"the {self.part} of {size} bytes does not hold what its schema says: it is cut short, "
+                "or was written with another schema than its id says"
+            )
+        return SchemaMismatchError(f"the {self.part} is no record of its schema: {error!s:.120}")
+
+
+def _repair(row: dict[str, Any], repairs: _Repairs) -> None:
+    name = ""
+    try:
+        for name, repair in repairs:
+            value = row[name]
+            if value is not None:
+                row[name] = repair(value)
+    except DecodeError as error:
+        raise error.with_context(column=name) from error
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """All that is known before the payload is read, for one topic and one pair of schema ids."""
+
+    key: RecordReader | None
+    value: RecordReader | None
+    table: TableId
+    schema: TableSchema
+    schema_id: SchemaIds
+    sums: RowSums | None = None  # the rows' checksums are asked for, and the schema has them
+
+    def read(self, message: Message) -> ChangeEvent:
+        """The row change of one record.
+
+        Raises:
+            SchemaMismatchError: the bytes are not what their schemas say.
+            ValueOutOfRangeError: a value that its column cannot hold.
+        """
+        key = None if self.key is None else self.key.read(message.key)  # type: ignore[arg-type]
+        row = None if self.value is None else self.value.read(message.value)  # type: ignore[arg-type]
+        extension: dict[str, object] = {}
+        op, before, after = Op.DELETE, key, None
+        if self.value is not None and row is not None:
+            record = self.value.record
+            before, after = row.pop(BEFORE) if record.before else None, row
+            if record.extension:
+                extension = row.pop(EXTENSION)
+            op = OPS.get(extension.get(OP, ""))  # type: ignore[assignment]
+            if op is None:
+                raise SchemaMismatchError(f"{OP} is {shown(extension[OP], 40)}: none of c, u and d")
+            if op is Op.DELETE:
+                # Its record repeats the old row outside.
+                before, after = row if before is None else before, None
+        if key is not None and _BIT_WIDTH_MEMBER in key:
+            extension[BIT_WIDTH] = key.pop(_BIT_WIDTH_MEMBER)
+        if row is not None and _BIT_WIDTH_MEMBER in row:
+            extension[BIT_WIDTH] = row.pop(_BIT_WIDTH_MEMBER)
+        commit_ts: Any = extension.get(COMMIT_TS)
+        source = None if commit_ts is None else (commit_ts,)
+        # A named tuple's own constructor costs twice as much, and this runs once a row.
+        position = _NEW(Position, (message.topic, message.partition, message.offset, 0, source))
+        ids, more = self.schema_id, extension or None
+        return _NEW(
+            ChangeEvent, (op, self.table, key, before, after, commit_ts, position, self.schema, ids, more)
+        )
+
+
+# Writing
+
+_LETTERS: Final[Mapping[Op, str]] = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
+_NO_CHECKSUM: Final[Mapping[str, object]] = {CHECKSUM: "", CORRUPTED: False, VERSION: 0}
+_TOO_LARGE: Final = "does not fit a signed 64-bit number, which the field is: a TiDB timestamp is below 2^63"
+_WRITE_ERRORS: Final = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
+
+
+class RowWriter:
+    """Turns rows under the table's column names into what fastavro writes.
+
+    ``names`` pairs each Avro field with the row's column; virtual columns have none and are null.
+    """
+
+    def __init__(
+        self, fields: Iterable[AvroColumn], columns: Iterable[Column], *, full_width_bit: bool
+    ) -> None:
+        """``columns`` stand in the order of ``fields``."""
+        pairs = list(zip(fields, columns, strict=True))
+        self.names = tuple((avro.name, column.name) for avro, column in pairs if not column.virtual)
+        self._virtual = tuple(avro.name for avro, column in pairs if column.virtual)
+        self._required = tuple((avro.name, column.name) for avro, column in pairs if avro.null_first is None)
+        # By the table's own type: an Avro schema has no scale for decimals as text, and blurs labels.
+        nullable = [(a, c, a.null_first is not None) for a, c in pairs]
+        steps = [
+            (a.name, to_wire(c.type, a.avro, nullable=null, full_width_bit=full_width_bit))
+            for a, c, null in nullable
+        ]
+        self._repairs = tuple((name, write) for name, write in steps if write is not None)
+
+    def wire_row(self, row: Row) -> dict[str, Any]:
+        """The row under Avro names, each value as its Avro primitive.
+
+        Raises:
+            EncodeError: a column is missing, is NULL and must not be, or holds what its type cannot.
+        """
+        try:
+            found: dict[str, Any] = {avro: row[column] for avro, column in self.names}
+        except KeyError as error:
+            raise EncodeError(
+                "the row lacks this column: flat-avro writes whole rows", column=str(error.args[0])
+            ) from error
+        found.update(dict.fromkeys(self._virtual))
+        self._check_required(found)
+        name = ""
+        try:
+            for name, write in self._repairs:
+                value = found[name]
+                if value is not None:
+                    found[name] = write(value)
+        except EncodeError as error:
+            raise error.with_context(column=name) from error
+        return found
+
+    def _check_required(self, found: Mapping[str, Any]) -> None:
+        for avro, column in self._required:
+            if found[avro] is None:
+                why = (
+                    "a NOT NULL virtual column, which new TiCDC cannot write" if avro in self._virtual else ""
+                )
+                raise EncodeError(why or "the column is NOT NULL and the value is NULL", column=column)
+
+
+class RecordWriter:
+    """Writes the payloads of one registered schema, whose fields stand for these columns of the table.
+
+    ``sums`` computes the checksum of a row that comes without.
+    """
+
+    def __init__(
+        self,
+        schema_id: int,
+        record: WriterRecord,
+        columns: tuple[Column, ...],
+        *,
+        full_width_bit: bool,
+        sums: RowSums | None = None,
+    ) -> None:
+        self.rows = RowWriter(record.columns, columns, full_width_bit=full_width_bit)
+        self._before: RowWriter | None = None
+        if record.before is not None:
+            self._before = RowWriter(record.before, columns, full_width_bit=full_width_bit)
+        self._record, self._sums, self._head = record, sums, header(schema_id)
+
+    def write_row(self, row: Row) -> bytes:
+        """A key's bytes.
+
+        Raises:
+            EncodeError: the row does not fit the schema; context has the column.
+        """
+        return self._write(self.rows.wire_row(row))
+
+    def write_event(self, event: ChangeEvent) -> bytes:
+        """A value's bytes: the row, the old row where the schema has a place for it, and the extension.
+
+        Raises:
+            EncodeError: the event does not fit the schema; context has the column.
+        """
+        if event.op is Op.DELETE and OP not in self._record.extension:
+            raise EncodeError(f"the schema has no {OP}: a delete cannot be written with it")
+        datum = self.rows.wire_row(_row_of(event))
+        if self._before is not None:
+            # The name beside the record spares fastavro the search through the union.
+            old = None if event.before is None else self._before.wire_row(event.before)
+            datum[BEFORE] = None if old is None else (self._record.before_name, old)
+        if self._record.extension:
+            given = self._with_checksum(event)
+            datum[EXTENSION] = {name: _extension_value(name, given) for name in self._record.extension}
+        return self._write(datum)
+
+    def _with_checksum(self, event: ChangeEvent) -> ChangeEvent:
+        """The event with its row's checksum, where the producer would have one and the event has none."""
+        extension = event.extension or {}
+        if self._sums is None or CHECKSUM in extension:
+            return event
+        found = str(self._sums.sum(_row_of(event)))
+        return event._replace(extension={VERSION: CURRENT_VERSION, **extension, CHECKSUM: found})
+
+    def _write(self, datum: dict[str, Any]) -> bytes:
+        stream = BytesIO()
+        stream.write(self._head)
+        try:
+            schemaless_writer(stream, self._record.bare, datum)
+        except _WRITE_ERRORS as error:
+            raise self._refused(datum, error) from error
+        return stream.getvalue()
+
+    def _refused(self, datum: Mapping[str, Any], error: Exception) -> EncodeError:
+        for one, value in self._fields(datum):
+            alone = fastavro.parse_schema({"type": "record", "name": "one", "fields": [one]})
+            try:
+                schemaless_writer(BytesIO(), alone, {one["name"]: value})
+            except OverflowError:
+                return EncodeError(f"{shown(value)} {_TOO_LARGE}", column=one["name"])
+            except _WRITE_ERRORS as cause:
+                return EncodeError(
+                    f"the value is none of the field's type: {cause!s:.120}", column=one["name"]
+                )
+        return EncodeError(f"the row is no record of its schema: {error!s:.120}")
+
+    def _fields(self, datum: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+        """Each field as the schema has it, and its value: the extension's stand in a record of ours."""
+        for one in self._record.bare["fields"]:
+            if one["name"] == EXTENSION:
+                yield from ((inner, datum[EXTENSION][inner["name"]]) for inner in one["type"]["fields"])
+            else:
+                yield one, datum.get(one["name"])
+
+
+def _row_of(event: ChangeEvent) -> Row:
+    row = event.after if event.after is not None else event.before
+    if row is None:
+        raise EncodeError("the event has no row, neither before nor after")
+    return row
+
+
+def key_row(event: ChangeEvent, names: Iterable[tuple[str, str]]) -> Row:
+    """The row that holds the key: the new one, a delete's old one, else the event's own key."""
+    for row in (event.after, event.before):
+        if row is not None and all(column in row for _, column in names):
+            return row
+    if event.key is None:
+        raise EncodeError("the event has no key and no row that holds the key's columns")
+    return event.key
+
+
+def _extension_value(name: str, event: ChangeEvent) -> object:
+    """What an extension field is given: the event's own, else what TiCDC computes from the event."""
+    given = (event.extension or {}).get(name)
+    if name == OP:
+        return _LETTERS.get(event.op) or _given_op(given)
+    if given is not None:
+        return given
+    if name in _NO_CHECKSUM:
+        return _NO_CHECKSUM[name]
+    if name not in (COMMIT_TS, PHYSICAL_TIME):
+        raise EncodeError(f"the event's extension lacks {name}, which the schema holds")
+    if event.commit_ts is None:
+        raise EncodeError("the event has no commit_ts, which the TiDB extension needs")
+    return event.commit_ts if name == COMMIT_TS else physical_ms(event.commit_ts)
+
+
+def _given_op(given: object) -> object:
+    if not isinstance(given, str):
+        raise EncodeError(f"an upsert does not say insert or update, which {OP} needs")
+    return given

@@ -1,0 +1,284 @@
+"""What Delta's protocol asks of a table's files, for the tasks that write them: statistics, deletion vectors.
+
+A deletion vector is a Roaring bitmap array in the portable layout, in a file of such vectors.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.sinks.targets.lake_files import (
+    DataFile,
+    FileColumn,
+    FileRefusedError,
+    MarkedRows,
+    Places,
+    WrittenFile,
+    local_path,
+)
+
+# Delta's prefix of a text in statistics, and how far it goes on to find a bound (in UTF-16 units).
+_PREFIX: Final = 32
+_LIMIT: Final = 2 * _PREFIX
+_LAST_ASCII: Final = "\x7f"
+_LAST: Final = "\U0010ffff"
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The statistics of a file's rows as Delta's JSON; ``columns`` are the physical names that have them."""
+
+    columns: frozenset[str]
+
+    def __call__(self, rows: pa.Table) -> str:
+        """Of one file."""
+        names = [name for name in rows.column_names if name in self.columns]
+        ranges = {name: _range(rows[name]) for name in names}
+        parts = [f'"numRecords":{rows.num_rows}']
+        for at, side in enumerate(("minValues", "maxValues")):
+            bounds = [f"{json.dumps(name)}:{found[at]}" for name, found in ranges.items() if found[at]]
+            parts.append(f'"{side}":{{{",".join(bounds)}}}')
+        nulls = json.dumps({name: rows[name].null_count for name in names}, separators=(",", ":"))
+        return f'{{{",".join(parts)},"nullCount":{nulls},"tightBounds":true}}'
+
+
+def _range(values: pa.ChunkedArray) -> tuple[str | None, str | None]:
+    """The least and the greatest value as JSON; None where Delta has none."""
+    kind = values.type
+    if pa.types.is_boolean(kind) or pa.types.is_binary(kind) or values.null_count == len(values):
+        return None, None
+    if pa.types.is_floating(kind):
+        return _float_range(values)
+    found = pc.min_max(values)
+    least, greatest = found["min"], found["max"]
+    if pa.types.is_string(kind):
+        high = _upper_bound(greatest.as_py())
+        return json.dumps(_prefix(least.as_py())), None if high is None else json.dumps(high)
+    if pa.types.is_timestamp(kind):
+        return _instant(least), _instant(greatest)
+    words = [str(one.as_py()) if pa.types.is_integer(kind) else _words(one) for one in (least, greatest)]
+    return words[0], words[1]
+
+
+def _words(value: pa.Scalar) -> str:
+    if pa.types.is_decimal(value.type):
+        return f"{value.as_py():f}"
+    return f'"{value.as_py()}"'
+
+
+def _instant(value: pa.Scalar) -> str:
+    """Cut to milliseconds, the greatest value too: readers know that."""
+    moment = value.cast(pa.timestamp("us")).as_py()
+    text = moment.isoformat(timespec="milliseconds")
+    return f'"{text}Z"' if value.type.tz else f'"{text}"'
+
+
+def _float_range(values: pa.ChunkedArray) -> tuple[str, str]:
+    """Spark's order: NaN is the greatest number."""
+    numbers = values.drop_null().to_numpy()
+    real = numbers[~np.isnan(numbers)]
+    if not len(real):
+        return '"NaN"', '"NaN"'
+    return _number(real.min()), '"NaN"' if len(real) < len(numbers) else _number(real.max())
+
+
+def _number(value: np.floating[Any]) -> str:
+    if np.isinf(value):
+        return '"Infinity"' if value > 0 else '"-Infinity"'
+    return str(value)
+
+
+def _prefix(text: str) -> str:
+    """The first 32 UTF-16 units; a character of two units is not cut."""
+    units = 0
+    for at, character in enumerate(text):
+        if units >= _PREFIX:
+            return text[:at]
+        units += 2 if ord(character) > 0xFFFF else 1
+    return text
+
+
+def _upper_bound(text: str) -> str | None:
+    """A short text that is not less than a long one; None where there is none within Delta's limit."""
+    head = _prefix(text)
+    while len(head.encode("utf-16-le")) // 2 <= _LIMIT:
+        if head == text:
+            return text
+        following = text[len(head)]
+        if following != _LAST:
+            return head + (_LAST_ASCII if following < _LAST_ASCII else _LAST)
+        head += following
+    return None
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The deletion vectors of the table in the folder ``root``; ``LocateTask``'s marks.
+
+    The text in a ``DataFile``'s ``deletes`` is the descriptor of its vector, as the log has it.
+    """
+
+    root: str
+
+    def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
+        """Files have Delta's physical names."""
+        return column.name if column.name in schema.names else None
+
+    def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
+        """The rows of files that vectors hide, counted through them all."""
+        found = [np.empty(0, np.int64)]
+        found += [
+            start + self._positions(file)
+            for file, start in zip(files, starts[:-1], strict=True)
+            if file.deletes
+        ]
+        return np.concatenate(found)
+
+    def write(self, marked: Sequence[MarkedRows], part: str) -> WrittenFile:  # noqa: ARG002  (other formats name files so)
+        """One file of the vectors of all files that have rows marked, each with what it hid before."""
+        number, whole, vectors, rows = uuid4(), bytearray(b"\x01"), [], 0
+        for file, new in (one for some in marked for one in some.by_file()):
+            positions = np.union1d(self._positions(file), new)
+            data = roaring_array(positions)
+            vectors.append(
+                {"file": file.path, "offset": len(whole), "size": len(data), "rows": len(positions)}
+            )
+            whole += struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+            rows += len(new)
+        path = Path(self.root) / f"deletion_vector_{number}.bin"
+        path.write_bytes(whole)
+        details = json.dumps({"uuid": str(number), "vectors": vectors})
+        return WrittenFile(str(path), len(whole), rows, details=details)
+
+    def _positions(self, file: DataFile) -> Places:
+        found = [vector_positions(self.root, json.loads(one), of=file.path) for one in file.deletes]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def vector_path(root: str, vector: dict[str, Any]) -> str | None:
+    """Where the vector that a descriptor names is kept; None for one that is in the log."""
+    stored = str(vector["pathOrInlineDv"])
+    if vector["storageType"] == "i":
+        return None
+    if vector["storageType"] == "p":
+        return stored
+    prefix, number = stored[:-20], UUID(bytes=_z85(stored[-20:]))
+    return "/".join(filter(None, (root, prefix, f"deletion_vector_{number}.bin")))
+
+
+def vector_positions(root: str, vector: dict[str, Any], *, of: str) -> Places:
+    """The rows of the file ``of`` that its vector hides, in their order.
+
+    Raises:
+        FileRefusedError: the vector is not what its descriptor says.
+    """
+    path = vector_path(root, vector)
+    if path is None:
+        data = _z85(vector["pathOrInlineDv"])[: vector["sizeInBytes"]]
+    else:
+        with local_path(path).open("rb") as file:
+            file.seek(vector.get("offset") or 0)
+            (size,) = struct.unpack(">i", file.read(4))
+            data = file.read(size)
+            (checked,) = struct.unpack(">I", file.read(4))
+        if size != vector["sizeInBytes"] or checked != zlib.crc32(data):
+            raise FileRefusedError(f"the deletion vector in {path} is not what the log says", url=of)
+    positions = np.concatenate([np.empty(0, np.int64), *_roaring_positions(data, of)])
+    if len(positions) != vector["cardinality"]:
+        raise FileRefusedError(f"the deletion vector of {of} has {len(positions)} rows", url=of)
+    return positions
+
+
+# Z85 and Python's Base85 have the same digits, spelt by other characters.
+_Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_DIGITS: Final = str.maketrans(_Z85, _B85)
+
+
+def _z85(text: str) -> bytes:
+    return base64.b85decode(text.translate(_DIGITS))
+
+
+_ARRAY_MAGIC: Final = 1_681_511_377
+_WITHOUT_RUNS: Final = 12_346
+_WITH_RUNS: Final = 12_347
+# A container of more values than this is a bitmap of 8 KiB.
+_MOST_LISTED: Final = 4096
+_Lows = npt.NDArray[np.uint16]
+
+
+def roaring_array(positions: Places) -> bytes:
+    """Sorted distinct positions as a Roaring bitmap array."""
+    highs = positions >> 32
+    parts = [struct.pack("<iq", _ARRAY_MAGIC, len(np.unique(highs)))]
+    for high in np.unique(highs):
+        parts += [struct.pack("<i", high), _bitmap(positions[highs == high] & 0xFFFF_FFFF)]
+    return b"".join(parts)
+
+
+def _bitmap(values: Places) -> bytes:
+    keys, starts = np.unique(values >> 16, return_index=True)
+    lows = np.split((values & 0xFFFF).astype("<u2"), starts[1:])
+    containers = [_container(one) for one in lows]
+    head = np.stack([keys, [len(one) - 1 for one in lows]], axis=1).astype("<u2").tobytes()
+    sizes = np.cumsum([8 + 8 * len(keys), *map(len, containers)])[:-1].astype("<u4").tobytes()
+    return b"".join([struct.pack("<II", _WITHOUT_RUNS, len(keys)), head, sizes, *containers])
+
+
+def _container(lows: _Lows) -> bytes:
+    if len(lows) <= _MOST_LISTED:
+        return lows.tobytes()
+    bits = np.zeros(1 << 16, bool)
+    bits[lows] = True
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _roaring_positions(data: bytes, of: str) -> Iterator[Places]:
+    magic, bitmaps = struct.unpack_from("<iq", data)
+    if magic != _ARRAY_MAGIC:
+        raise FileRefusedError(f"a deletion vector has the unknown layout {magic}", url=of)
+    at = 12
+    for _ in range(bitmaps):
+        (high,) = struct.unpack_from("<i", data, at)
+        at += 4
+        (cookie,) = struct.unpack_from("<I", data, at)
+        runs = np.empty(0, bool)
+        if cookie & 0xFFFF == _WITH_RUNS:
+            count, at = (cookie >> 16) + 1, at + 4
+            size = (count + 7) // 8
+            runs = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little").astype(bool)
+            at += size
+        else:
+            count, at = struct.unpack_from("<I", data, at + 4)[0], at + 8
+            runs = np.zeros(count, bool)
+        heads = np.frombuffer(data, "<u2", 2 * count, at).reshape(count, 2).astype(np.int64)
+        # The offsets of the containers, which follow each other anyway.
+        at += 4 * count + (4 * count if cookie == _WITHOUT_RUNS or count >= 4 else 0)
+        for (key, less), is_run in zip(heads, runs, strict=False):
+            lows, at = _lows(data, at, int(less) + 1, is_run=bool(is_run))
+            yield (high << 32) + (int(key) << 16) + lows.astype(np.int64)
+
+
+def _lows(data: bytes, at: int, count: int, *, is_run: bool) -> tuple[_Lows, int]:
+    if is_run:
+        (runs,) = struct.unpack_from("<H", data, at)
+        pairs = np.frombuffer(data, "<u2", 2 * runs, at + 2).reshape(runs, 2).astype(np.int64)
+        spans = [np.arange(first, first + more + 1) for first, more in pairs]
+        return np.concatenate(spans).astype(np.uint16), at + 2 + 4 * runs
+    if count <= _MOST_LISTED:
+        return np.frombuffer(data, "<u2", count, at), at + 2 * count
+    bits = np.unpackbits(np.frombuffer(data, np.uint8, 8192, at), bitorder="little")
+    return np.flatnonzero(bits).astype(np.uint16), at + 8192

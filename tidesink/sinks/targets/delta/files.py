@@ -1,0 +1,383 @@
+"""A batch into a Delta table without MERGE: new files, deletion vectors of the rows they replace, one commit.
+
+``FileWriter.plan`` says which batches of which tables are merged instead, and why
+(docs/adr/0030-lakes-without-merge.md).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
+from uuid import uuid4
+
+from tidesink.errors import AccountingError
+from tidesink.events import TableId
+from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.delta.file_format import Statistics, Vectors, vector_path
+from tidesink.sinks.targets.delta.log import (
+    DeltaLog,
+    java_sequence,
+    reading_error,
+    staging_error,
+    user_metadata,
+)
+from tidesink.sinks.targets.delta.schema import GENERATED, columns_of
+from tidesink.sinks.targets.lake_files import (
+    ATTEMPT,
+    CODECS,
+    RANGES,
+    DataFile,
+    FileColumn,
+    NewFiles,
+    RowsTask,
+    WrittenFile,
+    batch_reason,
+    columns_reason,
+    counted,
+    is_local,
+    local_path,
+    written,
+)
+from tidesink.typemap.arrow import arrow_of_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+# Writer features under which a batch is written as files; what others ask of a writer is Delta's to do.
+_FEATURES: Final = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "domainMetadata",
+        "generatedColumns",
+        "inCommitTimestamp",
+        "invariants",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+# Properties of a table with their defaults, and the values under which a batch is written as files.
+_PROPERTIES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "delta.enableDeletionVectors": ("false", ("true",)),
+    "delta.appendOnly": ("false", ("false",)),
+    "delta.enableChangeDataFeed": ("false", ("false",)),
+    "delta.columnMapping.mode": ("none", ("none", "name")),
+}
+_CONSTRAINTS: Final = "delta.constraints."
+# In a column's metadata: what Delta or Spark checks or computes when a row is written.
+_CHECKED: Final = (*GENERATED, "delta.invariants", "__CHAR_VARCHAR_TYPE_STRING")
+_COMPRESSION: Final = "spark.sql.parquet.compression.codec"
+# The entries of all files pass the driver where the commit's checksum has none.
+_MOST_FILES: Final = 20_000
+
+
+class FilePlan(NamedTuple):
+    """How a batch is written: in which transaction, its columns, and files, new and old.
+
+    ``entries`` are the log's own of the old files, by their paths.
+    """
+
+    transaction: Any
+    columns: tuple[FileColumn, ...]
+    new: NewFiles
+    files: tuple[DataFile, ...]
+    entries: Mapping[str, Any]
+
+
+class Staged(NamedTuple):
+    """What a commit is to say: actions of Delta's, what they do, and the new files."""
+
+    actions: tuple[Any, ...]
+    result: ApplyResult
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FileWriter:
+    """Writes batches of one table as files."""
+
+    session: SparkSession
+    log: DeltaLog
+    name: TableId
+
+    def plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
+        """How a batch is written on the table as it is now, or why it is merged by MERGE."""
+        reason = batch_reason(batch)
+        if reason is not None:
+            return reason
+        try:
+            with self.log.active():
+                return self._plan(batch, progress)
+        except SPARK_ERRORS as exc:
+            raise reading_error(exc, table=str(self.name)) from exc
+
+    def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged:
+        """Write a batch's files, which nothing names yet.
+
+        Raises:
+            AccountingError: what was written is not what the batch has, or a key has several rows.
+            FileRefusedError: a file of the table is not what the log says.
+            TidesinkError: as ``staging_error`` says of what Spark raised.
+        """
+        rows = RowsTask(plan.columns, plan.new)
+        try:
+            lines = written(batch, plan.files, rows, Vectors(self._root), session=self.session)
+            result, _ = counted(batch, lines)
+            return self._staged(plan, lines, result)
+        except SPARK_ERRORS as exc:
+            raise staging_error(exc, table=str(self.name)) from exc
+
+    def commit(self, plan: FilePlan, staged: Staged, *, application: str, version: int, words: str) -> None:
+        """Commit a batch's files with its transaction version and words, as a MERGE would.
+
+        Nothing where a transaction version not below this one is there. Raises what Delta raises: a conflict
+        where anybody changed rows, or committed for the same application, since the plan was made.
+        """
+        transaction = plan.transaction
+        with self.log.active(), user_metadata(self.session, words):
+            if _stored_version(transaction, application) >= version:
+                return
+            transaction.registerSQLMetrics(self._java_session, self._metrics(staged))
+            actions = self._java(staged.actions).appendedAll(self.log.transactions({application: version}))
+            transaction.commit(actions, self._operation)
+
+    def discard(self, staged: Staged) -> None:
+        """Remove the files of a commit that was refused; what cannot be removed stays, unseen."""
+        for path in staged.paths:
+            with suppress(OSError):
+                local_path(path).unlink()
+
+    @cached_property
+    def _delta(self) -> Any:
+        jvm: Any = self.session._jvm
+        return jvm.org.apache.spark.sql.delta
+
+    @property
+    def _java_session(self) -> Any:
+        session: Any = self.session
+        return session._jsparkSession
+
+    def _java(self, items: Sequence[Any]) -> Any:
+        return java_sequence(self.session._jvm, items)
+
+    @cached_property
+    def _root(self) -> str:
+        return str(local_path(str(self.log.java().dataPath())))
+
+    @cached_property
+    def _operation(self) -> Any:
+        """A MERGE to Delta: it checks the commit as it checks those."""
+        jvm: Any = self.session._jvm
+        none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
+        return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[self._java([])] * 3)
+
+    def _plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
+        place = str(self.log.java().dataPath())
+        if not is_local(place):
+            return f"the table's files are not on a local disk: {place}"
+        transaction = self.log.java().startTransaction()
+        text = str(transaction.metadata().schema().json())
+        fields = {field["name"]: field for field in json.loads(text)["fields"]}
+        present = columns_of(text)
+        codec = CODECS.get(str(self.session.conf.get(_COMPRESSION, "snappy")).lower())
+        reason = columns_reason(batch, present) or _table_reason(transaction, fields)
+        if reason is None and codec is None:
+            reason = f"files are compressed by {self.session.conf.get(_COMPRESSION)}"
+        if reason is not None:
+            return reason
+        columns = []
+        for name, field in fields.items():
+            column, known = batch.shape.by_name[name.lower()], field["metadata"]
+            physical = known.get("delta.columnMapping.physicalName", name)
+            kind, number = arrow_of_spark(present[name]), known.get("delta.columnMapping.id")
+            columns.append(FileColumn(physical, column.name, kind, number, not field["nullable"], column.key))
+        found = self._old_files(batch, transaction, columns)
+        if isinstance(found, str):
+            return found
+        files, entries = found
+        counted_names = set(map(str, transaction.snapshot().statCollectionLogicalSchema().fieldNames()))
+        with_statistics = (
+            column.name for name, column in zip(fields, columns, strict=True) if name in counted_names
+        )
+        new = NewFiles(
+            f"{self._root}/part-{progress.epoch}-{progress.batch}-{uuid4().hex}-{ATTEMPT}.parquet",
+            str(codec),
+            Statistics(frozenset(with_statistics)),
+            # Spark 3 takes old dates of files that do not say it for dates of the Julian calendar.
+            {"org.apache.spark.version": self.session.version},
+        )
+        return FilePlan(transaction, tuple(columns), new, files, entries)
+
+    def _old_files(
+        self, batch: ReducedBatch, transaction: Any, columns: Sequence[FileColumn]
+    ) -> tuple[tuple[DataFile, ...], dict[str, Any]] | str:
+        """The files that may have rows of the batch's keys; the reason where one is not ours to read.
+
+        Whoever removes or adds files from here on conflicts with the transaction.
+        """
+        transaction.readWholeTable()
+        entries = self._entries(transaction.snapshot())
+        if isinstance(entries, str):
+            return entries
+        names = {column.source: column.name for column in columns}
+        types = {column.name: column.spark for column in batch.shape.key_columns}
+        ranges = {
+            names[name]: limits
+            for name, limits in batch.key_range.items()
+            if types.get(name) in RANGES and limits[0] is not None
+        }
+        mapper = self._delta.util.JsonUtils.mapper()
+        files, found = list[DataFile](), dict[str, Any]()
+        for at, entry in enumerate(json.loads(mapper.writeValueAsString(entries))):
+            statistics, vector = json.loads(entry.get("stats") or "{}"), entry.get("deletionVector")
+            if not _may_have(statistics, ranges):
+                continue
+            path = unquote(entry["path"])
+            path = path if is_local(path) or "://" in path else f"{self._root}/{path}"
+            for one in filter(None, [path, vector and vector_path(self._root, vector)]):
+                if not is_local(one):
+                    return f"the table has a file that is not on a local disk: {one}"
+            if "numRecords" not in statistics:
+                return f"the table has a file without statistics: {path}"
+            deletes = (json.dumps(vector),) if vector else ()
+            files.append(DataFile(path, statistics["numRecords"], deletes))
+            found[path] = entries.apply(at)
+        return tuple(files), found
+
+    def _entries(self, snapshot: Any) -> Any:
+        """The log's entries of a snapshot's files: of its checksum, else by a job of Spark's."""
+        checksum = snapshot.checksumOpt()
+        if checksum.isDefined():
+            number, known = int(checksum.get().numFiles()), checksum.get().allFiles()
+            if known.isDefined() and int(known.get().size()) == number:
+                return known.get()
+            if number > _MOST_FILES:
+                return f"the table has {number:,} files"
+        return self._java(snapshot.allFiles().collectAsList())
+
+    def _staged(self, plan: FilePlan, lines: Sequence[WrittenFile], result: ApplyResult) -> Staged:
+        """The actions of new files and vectors; they must say what the batch does."""
+        actions, now, added, hidden = list[Any](), int(time.time() * 1000), 0, 0
+        for line in (one for one in lines if one.path is not None and one.found is None):
+            said = str(line.details)
+            entry: dict[str, Any] = {
+                "path": str(line.path).rpartition("/")[2],
+                "partitionValues": {},
+                "size": line.size,
+                "modificationTime": now,
+                "dataChange": True,
+                "stats": said,
+            }
+            actions.append(self._delta.actions.Action.fromJson(json.dumps({"add": entry})))
+            added += json.loads(said)["numRecords"]
+        for line in (one for one in lines if one.path is not None and one.found is not None):
+            details = json.loads(str(line.details))
+            for vector in details["vectors"]:
+                old = plan.entries[vector["file"]]
+                hidden += vector["rows"] - int(old.numDeletedRecords())
+                actions += self._marked(old, details["uuid"], vector)
+        if (added, hidden) != (result.upserted, result.updated + result.deleted):
+            raise AccountingError(
+                f"the commit would add {added} rows and delete {hidden}, of {result.upserted} upserts, and "
+                f"{result.updated + result.deleted} keys that were there; nothing is visible",
+                table=str(self.name),
+            )
+        return Staged(tuple(actions), result, tuple(str(one.path) for one in lines if one.path is not None))
+
+    def _marked(self, old: Any, number: str, vector: Mapping[str, Any]) -> list[Any]:
+        """The actions that give a file a new vector, or remove it where no row of it is left."""
+        if vector["rows"] == int(old.numPhysicalRecords().get()):
+            return [old.remove()]
+        jvm: Any = self.session._jvm
+        java, none = jvm.java.util.UUID.fromString(number), getattr(getattr(jvm.scala, "None$"), "MODULE$")
+        descriptor = self._delta.actions.DeletionVectorDescriptor.onDiskWithRelativePath(
+            java, "", vector["size"], vector["rows"], jvm.scala.Some(vector["offset"]), none
+        )
+        both = old.removeRows(descriptor, True, True)
+        return [both._1(), both._2()]
+
+    def _metrics(self, staged: Staged) -> Any:
+        """What the commit's operation says it did, as a MERGE's; Delta takes numbers of Spark's own."""
+        jvm: Any = self.session._jvm
+        result = staged.result
+        numbers = {
+            "numSourceRows": result.applied,
+            "operationNumSourceRows": result.applied,
+            "numTargetRowsInserted": result.inserted,
+            "numTargetRowsUpdated": result.updated,
+            "numTargetRowsDeleted": result.deleted,
+            "numTargetRowsCopied": 0,
+            "numOutputRows": result.upserted,
+        }
+        found, context = jvm.java.util.HashMap(), self._java_session.sparkContext()
+        for name, number in numbers.items():
+            metric = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(context, name)
+            metric.set(number)
+            found.put(name, metric)
+        scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(found)
+        return scala.toMap(getattr(getattr(jvm.scala, "$less$colon$less$"), "MODULE$").refl())
+
+
+def _stored_version(transaction: Any, application: str) -> int:
+    """The transaction version that an application has; its other commits conflict from here on.
+
+    The commit's checksum has it; ``txnVersion`` computes the table's state for it in a Spark job.
+    """
+    checksum = transaction.snapshot().checksumOpt()
+    known = checksum.get().setTransactions() if checksum.isDefined() else None
+    if known is None or not known.isDefined():
+        return int(transaction.txnVersion(application))
+    getattr(transaction.readTxn(), "$plus$eq")(application)
+    found = (known.get().apply(at) for at in range(int(known.get().size())))
+    return next((int(one.version()) for one in found if one.appId() == application), -1)
+
+
+def _may_have(statistics: Mapping[str, Any], ranges: Mapping[str, tuple[Any, Any]]) -> bool:
+    """Whether a file can have keys in these ranges; one without a bound may."""
+    for name, (least, greatest) in ranges.items():
+        low, high = (statistics.get(side, {}).get(name) for side in ("minValues", "maxValues"))
+        if (low is not None and low > greatest) or (high is not None and high < least):
+            return False
+    return True
+
+
+def _table_reason(transaction: Any, fields: Mapping[str, Any]) -> str | None:
+    """Why a table's batches are merged by MERGE."""
+    protocol, metadata = transaction.protocol(), transaction.metadata()
+    features = set(str(protocol.writerFeatureNames().mkString("\n")).splitlines())
+    unknown = sorted(features - _FEATURES)
+    if "deletionVectors" not in features:
+        return "the table has no deletion vectors"
+    if unknown:
+        return f"the table has the feature {', '.join(unknown)}"
+    if int(metadata.partitionColumns().size()):
+        return "the table is partitioned"
+    known = metadata.configuration()
+    for name, (default, wanted) in _PROPERTIES.items():
+        value = known.get(name)
+        said = str(value.get()) if value.isDefined() else default
+        if said.lower() not in wanted:
+            return f"the table's property {name} is {said}"
+    names = str(known.keySet().mkString("\n")).splitlines()
+    if any(name.startswith(_CONSTRAINTS) for name in names):
+        return "the table has a CHECK constraint"
+    for name, field in fields.items():
+        checked = next((one for one in field["metadata"] if one.startswith(_CHECKED)), None)
+        if checked is not None:
+            return f"the column {name} has {checked}"
+    return None
