@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import KafkaError, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tests.servers import create_topics
@@ -53,6 +53,7 @@ def _send(
 def topics(brokers: str, topic_prefix: str) -> list[str]:
     names = [f"{topic_prefix}-{name}" for name in ("calm", "busy")]
     create_topics(brokers, dict.fromkeys(names, 1))
+    KafkaOffsets({"bootstrap.servers": brokers}).lookup(names)  # waits until the leader leads
     return names
 
 
@@ -87,10 +88,11 @@ def test_a_topic_that_changes_without_records_is_noticed(
     admin.delete_topics([made_again])[made_again].result(_PATIENCE)
     assert set(asked.look(chosen, _nothing).found) == {grown}
     create_topics(brokers, {made_again: 1})
+    asked.lookup([made_again])
     assert asked.look(chosen, _nothing).found[made_again].topic_id != first[made_again].topic_id
     # Expired to the end: the end is where it was, and shows with the next question for all.
     _send(brokers, made_again)
-    asked.look(chosen, _nothing)
+    asked.lookup([made_again])
     for future in admin.delete_records([TopicPartition(made_again, 0, 1)]).values():
         future.result(_PATIENCE)
     monkeypatch.setattr(offsets, "_REMEMBERED_SECONDS", 0.0)
@@ -113,7 +115,7 @@ def test_an_open_transaction_is_not_read(brokers: str, topics: list[str]) -> Non
 def test_one_topic_without_an_answer_hides_no_other(
     brokers: str, topics: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No leader, as the metadata say it, and no right, as the answer about offsets says it."""
+    """No leader, as the metadata say it; no right, as the answer about offsets says it, or the whole call."""
     calm, broken = topics
     asked, chosen = KafkaOffsets({"bootstrap.servers": brokers}), _chosen(topics)
     asked.look(chosen, _nothing)
@@ -122,8 +124,8 @@ def test_one_topic_without_an_answer_hides_no_other(
     class Leaderless:
         """The consumer, to which one topic has no leader, or whose offsets nobody may see."""
 
-        def __init__(self, *, listed: bool) -> None:
-            self._listed = listed
+        def __init__(self, *, listed: bool, whole: bool = False) -> None:
+            self._listed, self._whole = listed, whole
 
         def poll(self, timeout: float) -> Any:
             return consumer.poll(timeout)
@@ -136,6 +138,8 @@ def test_one_topic_without_an_answer_hides_no_other(
 
         def offsets_for_times(self, places: list[TopicPartition], **how: Any) -> list[TopicPartition]:
             assert not (self._listed and broken in [one.topic for one in places])
+            if self._whole and broken in [one.topic for one in places]:
+                raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
             answers = consumer.offsets_for_times(places, **how)
             return [_Refused(broken) if one.topic == broken else one for one in answers]
 
@@ -151,5 +155,10 @@ def test_one_topic_without_an_answer_hides_no_other(
         seen = asked.look(chosen, _nothing)
         assert set(seen.found) == {calm}
         assert "TOPIC_AUTHORIZATION_FAILED" in str(seen.unanswered[broken])
+    monkeypatch.setattr(asked, "_consumer", Leaderless(listed=False, whole=True))
+    for unread in (_nothing, {calm, broken}.__contains__):
+        seen = asked.look(chosen, unread)
+        assert set(seen.found) == {calm}
+        assert isinstance(seen.unanswered[broken], SourceUnavailableError)
     monkeypatch.setattr(asked, "_consumer", consumer)
     assert set(asked.look(chosen, _nothing).found) == set(topics)

@@ -19,6 +19,8 @@ from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 TIMEOUT_SECONDS: Final = 15.0
 # A topic in which nothing changes is asked for its id and first offsets again after so long.
 _REMEMBERED_SECONDS: Final = 15.0
+# How long ``lookup`` asks again where a partition has a new leader.
+_LEADER_SECONDS: Final = 5.0
 # The timestamps by which Kafka's ListOffsets means the first offset kept, and the end.
 _EARLIEST: Final = -2
 _LATEST: Final = -1
@@ -106,11 +108,18 @@ class KafkaOffsets:
         if not topics:
             return {}
         with translated_kafka_errors():
-            # The consumer asks by the partitions that it knows.
-            only = topics[0] if len(topics) == 1 else ""
-            self._consumer.list_topics(only, timeout=TIMEOUT_SECONDS)
-            answers = self._describe(topics)
-        for error in answers.unanswered.values():
+            deadline = time.monotonic() + _LEADER_SECONDS
+            while True:
+                # The consumer asks by the partitions and leaders that it knows.
+                only = topics[0] if len(topics) == 1 else ""
+                self._consumer.list_topics(only, timeout=TIMEOUT_SECONDS)
+                answers = self._describe(topics)
+                errors = answers.unanswered.values()
+                passes = any(isinstance(error, SourceUnavailableError) for error in errors)
+                if not passes or time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+        for error in errors:
             raise error
         return answers.found
 
@@ -180,7 +189,23 @@ class KafkaOffsets:
         if not places:
             return {}
         asked = [TopicPartition(name, number, which) for name, number in places]
-        answers = self._consumer.offsets_for_times(asked, timeout=TIMEOUT_SECONDS)
+        try:
+            answers = self._consumer.offsets_for_times(asked, timeout=TIMEOUT_SECONDS)
+        except KafkaException as exc:
+            topics = sorted({name for name, _ in places})
+            # librdkafka's own errors, all negative, are of no single partition: nobody answers.
+            if exc.args[0].code() < 0:
+                raise
+            if len(topics) == 1:
+                _note(unanswered, topics[0], exc.args[0])
+                return {}
+            # Some partition's broker refused or has just lost its lead, which ends the call for all.
+            parts = [[place for place in places if place[0] == topic] for topic in topics]
+            return {
+                place: offset
+                for part in parts
+                for place, offset in self._offsets(part, which, unanswered).items()
+            }
         found = {}
         for at in answers:
             if at.error is None:
