@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from tidesink.config import Config, load_config
 from tidesink.events import Column, ColumnType, Value
 from tidesink.sinks.batch.context import StopFlag
 from tidesink.sinks.batch.observers import BatchStarted, RunReport, TableChanged, TableReport, WorkerEvent
-from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.worker.control import TableControl, change_control
 from tidesink.sinks.worker.run import Worker, assembled, run
 
@@ -119,8 +118,9 @@ class _LongLooks(KafkaOffsets):
         super().__init__(config.source.confluent_properties())
         self._pause = pause
 
-    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
-        return _LongLook(super().lookup(topics), self._pause)
+    def look(self, *asked: Any) -> Look:
+        seen = super().look(*asked)
+        return seen._replace(found=_LongLook(seen.found, self._pause))
 
 
 def _two_tables(servers: Servers) -> tuple[str, TableWriter, TableWriter]:
@@ -172,12 +172,13 @@ def test_a_table_behind_one_that_rests_is_met(spark: SparkSession, tmp_path: Pat
 class _LateDdl(KafkaOffsets):
     """Partition 0 was asked before the last DDL came, and partition 1 after the row that followed it."""
 
-    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
-        found = super().lookup(topics)
-        return {
+    def look(self, *asked: Any) -> Look:
+        seen = super().look(*asked)
+        late = {
             name: one._replace(partitions={**one.partitions, 0: PartitionOffsets(0, 1)})
-            for name, one in found.items()
+            for name, one in seen.found.items()
         }
+        return seen._replace(found=late)
 
 
 @FULL

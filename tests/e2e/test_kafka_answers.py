@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,7 +17,7 @@ from tidesink.config import Config, load_config
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.batch.context import LONGEST_PAUSE, StopFlag
 from tidesink.sinks.batch.observers import RunReport
-from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.worker.run import Worker, assembled, run
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ class OldAnswers(KafkaOffsets):
         self.topic = topic
         self.asked = 0
 
-    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+    def look(self, *asked: Any) -> Look:
         self.asked += 1
         hidden = self.topic if self.asked % 2 else None
-        return {name: found for name, found in super().lookup(topics).items() if name != hidden}
+        seen = super().look(*asked)
+        return seen._replace(found={name: one for name, one in seen.found.items() if name != hidden})
 
 
 class ShortAnswers(KafkaOffsets):
@@ -47,12 +48,13 @@ class ShortAnswers(KafkaOffsets):
         self._always = always
         self._lacks = lacks
 
-    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+    def look(self, *asked: Any) -> Look:
         self.asked += 1
-        found = super().lookup(topics)
+        seen = super().look(*asked)
         if not self._always and self.asked % 2 == 0:
-            return found
-        return {name: one._replace(partitions=self._shortened(one)) for name, one in found.items()}
+            return seen
+        shortened = {n: one._replace(partitions=self._shortened(one)) for n, one in seen.found.items()}
+        return seen._replace(found=shortened)
 
     def _shortened(self, found: TopicOffsets) -> dict[int, PartitionOffsets]:
         if self._lacks:
@@ -68,11 +70,11 @@ class Silence(KafkaOffsets):
         self.silent = threading.Event()
         self.refused = 0
 
-    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+    def look(self, *asked: Any) -> Look:
         if self.silent.is_set():
             self.refused += 1
             raise SourceUnavailableError("Kafka does not answer")
-        return super().lookup(topics)
+        return super().look(*asked)
 
 
 def test_a_topic_that_one_answer_lacks_is_not_gone(

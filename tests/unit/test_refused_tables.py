@@ -15,7 +15,7 @@ from tidesink.config import Config
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import NOTHING_ASKED, TableControl
 from tidesink.sinks.worker.discovery import TableTasks
@@ -39,7 +39,7 @@ def _offsets(topic: str) -> TopicOffsets:
 
 def _followed(around: WorkerContext, **tables: tuple[TableId, ...]) -> tuple[TableTask, TableTask]:
     table_tasks = TableTasks(around, lambda found, _stuck: tables[found.topic])
-    table_tasks.follow({topic: _offsets(topic) for topic in tables})
+    table_tasks.follow(Look({topic: _offsets(topic) for topic in tables}, {}), {})
     first, second = table_tasks
     return first, second
 
@@ -94,9 +94,12 @@ def test_a_topic_whose_only_table_is_refused_when_it_is_met_is_followed_again(
         return (SALES,)
 
     table_tasks = TableTasks(around(right(CANAL_JSON)), tables_of)
-    found = {topic: _offsets(topic) for topic in ("app", "again")}
-    table_tasks.follow(found)
+
+    def look() -> Look:
+        return Look({topic: _offsets(topic) for topic in ("app", "again")}, {})
+
+    table_tasks.follow(look(), {})
     assert table_tasks.newly_stuck()
-    table_tasks.follow(found)
+    table_tasks.follow(look(), {})
     assert not table_tasks.newly_stuck()
     assert reported == [("app", False), ("again", False), ("app", False), ("again", True)]

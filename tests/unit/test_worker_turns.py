@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from tidesink.errors import RegistryError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.observers import RunReport
-from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import TableControl, change_control
 from tidesink.sinks.worker.run import Worker
@@ -37,10 +37,7 @@ class _Looks(KafkaOffsets):
         self._topics = {f"{table.schema}_{table.name}": str(table) for table in tables}
         self._silent = silent
 
-    def topics(self) -> tuple[str, ...]:
-        return tuple(self._topics)
-
-    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+    def look(self, choose: Choose, *_unread: Any) -> Look:
         working = [thread for thread in threading.enumerate() if thread.name in self._topics.values()]
         self.at_work.append([thread.name for thread in working])
         self.looking.set()
@@ -49,7 +46,11 @@ class _Looks(KafkaOffsets):
         self.looking.clear()
         if len(self.at_work) == self._silent:
             raise SourceUnavailableError("no answer")
-        return {topic: TopicOffsets(topic, f"id of {topic}", {0: PartitionOffsets(0, 9)}) for topic in topics}
+        found = {
+            topic: TopicOffsets(topic, f"id of {topic}", {0: PartitionOffsets(0, 9)})
+            for topic in choose(self._topics)
+        }
+        return Look(found, {})
 
 
 class _Refusing(MemorySchemaRegistry):

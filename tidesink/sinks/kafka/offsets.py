@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.kafka_client import open_client
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 
 TIMEOUT_SECONDS: Final = 15.0
-_EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-_LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+# A topic in which nothing changes is asked for its id and first offsets again after so long.
+_REMEMBERED_SECONDS: Final = 15.0
+# How long ``lookup`` asks again where a partition has a new leader.
+_LEADER_SECONDS: Final = 5.0
+# The timestamps by which Kafka's ListOffsets means the first offset kept, and the end.
+_EARLIEST: Final = -2
+_LATEST: Final = -1
 # librdkafka's own notes about lost connections; the answers below already say so.
 _QUIET: Final[dict[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
+# librdkafka requires a group's name. It is never joined.
+_CONSUMER: Final[dict[str, Any]] = {
+    **_QUIET,
+    "group.id": "tidesink-fetch",
+    "isolation.level": "read_committed",
+    "enable.auto.commit": False,
+}
 
 _UNAVAILABLE: Final = frozenset(
     {
@@ -33,6 +45,7 @@ _UNAVAILABLE: Final = frozenset(
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError._UNKNOWN_PARTITION,  # just added
         KafkaError.UNKNOWN_TOPIC_OR_PART,  # just deleted, or just made: the next look says which
     }
 )
@@ -53,8 +66,26 @@ class TopicOffsets(NamedTuple):
     partitions: Mapping[int, PartitionOffsets]
 
 
+class Look(NamedTuple):
+    """What the brokers say of topics. A topic that is in neither is not there.
+
+    ``unanswered``: why nothing is known of a topic now, though it may be there.
+    """
+
+    found: dict[str, TopicOffsets]
+    unanswered: dict[str, SourceError]
+
+
+# Of all topics' names, those that are asked for.
+Choose = Callable[[Iterable[str]], Sequence[str]]
+# By topic and partition.
+_Offsets = dict[tuple[str, int], int]
+
+
 class KafkaOffsets:
-    """Asks the brokers; may be used from several threads. ``properties``: ``client_properties``.
+    """Asks the brokers. ``properties``: ``client_properties``.
+
+    ``lookup`` may be used from several threads, ``look`` from one.
 
     Raises:
         ConfigError: the properties are refused.
@@ -62,62 +93,157 @@ class KafkaOffsets:
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._admin = open_client(AdminClient, properties, _QUIET)
+        # An admin client makes a future for each partition, which takes five times the CPU.
+        self._consumer = open_client(Consumer, properties, _CONSUMER)
+        self._known: dict[str, TopicOffsets] = {}
+        self._described = 0.0
 
-    def topics(self) -> tuple[str, ...]:
-        """The names of all topics.
+    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+        """Begin, end and id of every topic that is there; four calls, however many topics.
+
+        Raises:
+            SourceUnavailableError: no broker answers, or none does for a partition.
+            SourceError: the brokers refuse us, or one of the topics to us.
+        """
+        if not topics:
+            return {}
+        with translated_kafka_errors():
+            deadline = time.monotonic() + _LEADER_SECONDS
+            while True:
+                # The consumer asks by the partitions and leaders that it knows.
+                only = topics[0] if len(topics) == 1 else ""
+                self._consumer.list_topics(only, timeout=TIMEOUT_SECONDS)
+                answers = self._describe(topics)
+                errors = answers.unanswered.values()
+                passes = any(isinstance(error, SourceUnavailableError) for error in errors)
+                if not passes or time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+        for error in errors:
+            raise error
+        return answers.found
+
+    def look(
+        self,
+        choose: Choose,
+        unread: Callable[[str], bool] = lambda _topic: True,
+    ) -> Look:
+        """Where the topics that ``choose`` takes of all names end now; two calls while nothing changes.
+
+        The ends and the partitions are those of this moment. A topic's id and first offsets are asked for
+        where it is new, its partitions or an end changed, or ``unread`` says that a table may read what was
+        there before; of every topic each 15 s. So no batch is planned by an id or a first offset from
+        before this look, and a topic that was deleted, made again or expired under tables with nothing to
+        read is noticed within that time. A topic of which nothing new is known is the same object as before.
+
+        One topic that gives no answer (no leader, no rights) hides no other.
 
         Raises:
             SourceUnavailableError: no broker answers.
             SourceError: the brokers refuse us.
         """
         with translated_kafka_errors():
-            return tuple(self._admin.list_topics(timeout=TIMEOUT_SECONDS).topics)
+            self._consumer.poll(0)  # serves the client's errors, which would heap up
+            listed = self._consumer.list_topics(timeout=TIMEOUT_SECONDS).topics
+            unanswered = dict[str, SourceError]()
+            present = {
+                name: numbers
+                for name in choose(listed)
+                if (numbers := _numbers(name, listed[name], unanswered)) is not None
+            }
+            now = time.monotonic()
+            if now - self._described >= _REMEMBERED_SECONDS:
+                self._known, self._described = {}, now
+            known = {name: one for name, one in self._known.items() if name in present and not unread(name)}
+            ends = self._offsets([(name, n) for name in known for n in present[name]], _LATEST, unanswered)
+            calm = {name: one for name, one in known.items() if _is_same(one, present[name], ends)}
+            changed = self._describe([n for n in present if n not in calm and n not in unanswered])
+        self._known = {**calm, **changed.found}
+        return Look(dict(self._known), {**unanswered, **changed.unanswered})
 
-    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
-        """Begin, end and id of every topic that is there; three calls, however many topics.
-
-        Raises: as ``topics``.
-        """
+    def _describe(self, topics: Sequence[str]) -> Look:
+        """All that is known of topics."""
+        unanswered, described = dict[str, SourceError](), dict[str, Any]()
         if not topics:
+            return Look({}, {})
+        asked = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS)
+        for name, future in asked.items():
+            try:
+                described[name] = future.result()
+            except KafkaException as exc:
+                _note(unanswered, name, exc.args[0])
+        places = [(name, part.id) for name, one in described.items() for part in one.partitions]
+        earliest = self._offsets(places, _EARLIEST, unanswered)
+        latest = self._offsets(places, _LATEST, unanswered)
+        found = {
+            name: _topic_offsets(name, one, earliest, latest)
+            for name, one in described.items()
+            if all((name, part.id) in earliest and (name, part.id) in latest for part in one.partitions)
+        }
+        return Look(found, unanswered)
+
+    def _offsets(
+        self, places: list[tuple[str, int]], which: int, unanswered: dict[str, SourceError]
+    ) -> _Offsets:
+        """The first or the next offset of partitions, but for those without an answer."""
+        if not places:
             return {}
-        with translated_kafka_errors():
-            described = self._describe(topics)
-            places = [
-                TopicPartition(name, partition.id)
-                for name, found in described.items()
-                for partition in found.partitions
-            ]
-            earliest = self._offsets(places, _EARLIEST)
-            latest = self._offsets(places, _LATEST)
-        return {name: _topic_offsets(name, found, earliest, latest) for name, found in described.items()}
-
-    def _describe(self, topics: Sequence[str]) -> dict[str, Any]:
-        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS)
-        return dict(_present(futures.items()))
-
-    def _offsets(self, places: list[TopicPartition], spec: Any) -> dict[tuple[str, int], int]:
-        futures = self._admin.list_offsets(
-            dict.fromkeys(places, spec),
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=TIMEOUT_SECONDS,
-        )
-        return {(place.topic, place.partition): future.result().offset for place, future in futures.items()}
-
-
-def _present(futures: Iterable[tuple[str, Future[Any]]]) -> Iterator[tuple[str, Any]]:
-    for name, future in futures:
+        asked = [TopicPartition(name, number, which) for name, number in places]
         try:
-            yield name, future.result()
+            answers = self._consumer.offsets_for_times(asked, timeout=TIMEOUT_SECONDS)
         except KafkaException as exc:
-            # Gone between two looks: whoever reads the topic learns it by its absence.
-            if exc.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            topics = sorted({name for name, _ in places})
+            # librdkafka's own errors, all negative, are of no single partition: nobody answers.
+            if exc.args[0].code() < 0:
                 raise
+            if len(topics) == 1:
+                _note(unanswered, topics[0], exc.args[0])
+                return {}
+            # Some partition's broker refused or has just lost its lead, which ends the call for all.
+            parts = [[place for place in places if place[0] == topic] for topic in topics]
+            return {
+                place: offset
+                for part in parts
+                for place, offset in self._offsets(part, which, unanswered).items()
+            }
+        found = {}
+        for at in answers:
+            if at.error is None:
+                found[at.topic, at.partition] = at.offset
+            else:
+                _note(unanswered, at.topic, at.error)
+        return found
 
 
-def _topic_offsets(
-    name: str, described: Any, earliest: Mapping[tuple[str, int], int], latest: Mapping[tuple[str, int], int]
-) -> TopicOffsets:
-    numbers = sorted(partition.id for partition in described.partitions)
+def _numbers(topic: str, listed: Any, unanswered: dict[str, SourceError]) -> frozenset[int] | None:
+    """The partitions of a topic as the cluster's metadata have it; None where one cannot be asked."""
+    leaderless = [number for number, part in listed.partitions.items() if part.leader < 0]
+    if listed.error is not None:
+        _note(unanswered, topic, listed.error)
+    elif leaderless:
+        # To ask for its offsets takes until the timeout, and hides those of every other.
+        unanswered[topic] = SourceUnavailableError(
+            "the partition has no leader: do all brokers run?", topic=topic, partition=leaderless[0]
+        )
+    else:
+        return frozenset(listed.partitions)
+    return None
+
+
+def _note(unanswered: dict[str, SourceError], topic: str, error: KafkaError) -> None:
+    # Gone between two questions: whoever reads the topic learns it by its absence.
+    if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+        unanswered[topic] = _translated(error, topic)
+
+
+def _is_same(known: TopicOffsets, numbers: frozenset[int], ends: _Offsets) -> bool:
+    return known.partitions.keys() == numbers and all(
+        ends.get((known.topic, number)) == at.latest for number, at in known.partitions.items()
+    )
+
+
+def _topic_offsets(name: str, described: Any, earliest: _Offsets, latest: _Offsets) -> TopicOffsets:
+    numbers = sorted(part.id for part in described.partitions)
     partitions = {n: PartitionOffsets(earliest[name, n], latest[name, n]) for n in numbers}
     return TopicOffsets(name, str(described.topic_id), partitions)
 
@@ -128,14 +254,17 @@ def translated_kafka_errors() -> Iterator[None]:
     try:
         yield
     except KafkaException as exc:
-        error: KafkaError = exc.args[0]
-        if error.retriable() or error.code() in _UNAVAILABLE:
-            raise SourceUnavailableError(
-                f"Kafka does not answer ({error.name()}): are source.brokers right, and do they run?"
-            ) from exc
-        raise SourceError(
-            f"Kafka refuses ({error.name()}): check source.kafka, and what this user may read"
-        ) from exc
+        raise _translated(exc.args[0]) from exc
+
+
+def _translated(error: KafkaError, topic: str | None = None) -> SourceError:
+    if error.retriable() or error.code() in _UNAVAILABLE:
+        return SourceUnavailableError(
+            f"Kafka does not answer ({error.name()}): are source.brokers right, and do they run?", topic=topic
+        )
+    return SourceError(
+        f"Kafka refuses ({error.name()}): check source.kafka, and what this user may read", topic=topic
+    )
 
 
 # What a record is taken to weigh before one was seen: a first batch of 256 MiB then ends at 64k records.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,7 @@ from tidesink.config.models import topic_tables
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SourceError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, topic_gone
+from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, growing_parts, topic_gone
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.worker.preflight import Goals
 from tidesink.sinks.worker.table_task import TableTask
@@ -105,45 +106,65 @@ class TableTasks:
     def __init__(self, context: WorkerContext, tables_of: TablesOfTopic) -> None:
         self._context = context
         self._tables_of = tables_of
-        self._table_tasks: dict[tuple[str, TableId], TableTask] = {}
+        self._table_tasks: dict[str, dict[TableId, TableTask]] = defaultdict(dict)
         self._owners: dict[TableId, str] = {}
         self._goals = Goals(context.config.destination)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
         # Topics that were left to their tasks when they were last followed.
         self._read_on: set[str] = set()
+        # What topics were when they were last followed.
+        self._followed: dict[str, TopicOffsets] = {}
 
     def __iter__(self) -> Iterator[TableTask]:
-        return iter(list(self._table_tasks.values()))
+        return iter([one for tables in self._table_tasks.values() for one in tables.values()])
 
     def __len__(self) -> int:
-        return len(self._table_tasks)
+        return sum(map(len, self._table_tasks.values()))
 
-    def missed(self, found: Mapping[str, TopicOffsets]) -> frozenset[str]:
-        """The topics whose absence from ``found``, or that of what was read of them, stops a table now."""
-        read = {topic for (topic, _), table_task in self._table_tasks.items() if table_task.awaits_topic}
-        named = set(self._context.config.fixed_topics) - {topic for topic, _ in self._table_tasks}
-        short = {
-            topic
-            for (topic, _), table_task in self._table_tasks.items()
-            if topic in found and table_task.is_short(found[topic])
-        }
-        return frozenset((read | named | {topic for topic, _ in self._recalled()}) - found.keys()) | short
+    def missed(self, seen: Look) -> frozenset[str]:
+        """The topics whose absence, or that of what was read of them, stops a table now."""
+        found = seen.found
+        absent = {topic for topic in self._context.config.fixed_topics if not self._table_tasks.get(topic)}
+        absent |= {topic for topic, _ in self._recalled()}
+        short = set[str]()
+        for topic, tables in self._table_tasks.items():
+            offsets = found.get(topic)
+            if offsets is None and any(one.awaits_topic for one in tables.values()):
+                absent.add(topic)
+            elif offsets is not None and not self._is_followed(offsets):
+                short |= {topic for one in tables.values() if one.is_short(offsets)}
+        return frozenset(absent - found.keys() - seen.unanswered.keys()) | short
 
-    def follow(self, found: Mapping[str, TopicOffsets]) -> None:
-        """Make tasks for topics, and tables in them, that are new, and for tables whose topic is gone."""
+    def follow(self, seen: Look, failed: Mapping[str, SourceError]) -> None:
+        """Make tasks for topics, and tables in them, that are new, and for tables whose topic is gone.
+
+        ``failed``: the topics without an answer that are waited for no longer.
+        """
+        found, unanswered = seen
+        left = []
         for topic, table in self._recalled():
-            if topic not in found:
+            if topic in unanswered:
+                left.append((topic, table))
+            elif topic not in found:
                 self._add(topic, table)
-                self._table_tasks[topic, table].fail(topic_gone(topic))
-        self._earlier = ()
+                self._table_tasks[topic][table].fail(topic_gone(topic))
+        self._earlier = tuple(left)
         self._read_on.clear()
         for topic, offsets in found.items():
             if any(at.latest > 0 for at in offsets.partitions.values()):
                 self._follow_topic(topic, offsets)
-        known = {topic for topic, _ in self._table_tasks}
+        for topic, error in failed.items():
+            if self._table_tasks[topic].keys() <= {_unknown(topic)}:
+                self._refuse(topic, error)
         for topic in self._context.config.fixed_topics:
-            if topic not in found and topic not in known:
+            if topic not in found and topic not in unanswered and not self._table_tasks.get(topic):
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
+
+    def _is_followed(self, offsets: TopicOffsets) -> bool:
+        """Whether nothing came to a topic since it was followed, and its tasks found nothing to do in it."""
+        tables = self._table_tasks[offsets.topic]
+        followed = self._followed.get(offsets.topic) is offsets and bool(tables)
+        return followed and all(one.state == "IDLE" for one in tables.values())
 
     def newly_stuck(self) -> bool:
         """Whether a topic that was left to its tasks when it was last followed has none that reads on by now.
@@ -171,8 +192,12 @@ class TableTasks:
         return self._earlier
 
     def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:
-        refused = self._table_tasks.get((topic, _unknown(topic)))
+        known = self._table_tasks[topic]
+        refused = known.get(_unknown(topic))
         if refused is not None and refused.cools_down:
+            return
+        if self._is_followed(offsets):
+            self._read_on.add(topic)
             return
         stuck = self._stuck(topic)
         try:
@@ -182,20 +207,19 @@ class TableTasks:
             return
         if not stuck:
             self._read_on.add(topic)
-        self._table_tasks.pop((topic, _unknown(topic)), None)
+        self._followed[topic] = offsets
+        known.pop(_unknown(topic), None)
         for table in tables:
-            if (topic, table) not in self._table_tasks:
+            if table not in known:
                 self._add(topic, table)
 
     def _stuck(self, topic: str) -> bool:
         """Whether a topic has tasks, and each waits before a record or for somebody."""
-        table_tasks = [table_task for (own, _), table_task in self._table_tasks.items() if own == topic]
-        return bool(table_tasks) and all(
-            table_task.state in ("PAUSED", "FAILING") for table_task in table_tasks
-        )
+        tables = self._table_tasks[topic].values()
+        return bool(tables) and all(one.state in ("PAUSED", "FAILING") for one in tables)
 
     def _add(self, topic: str, table: TableId) -> None:
-        table_task = self._table_tasks[topic, table] = TableTask(self._context, topic, table)
+        table_task = self._table_tasks[topic][table] = TableTask(self._context, topic, table)
         owner = self._owners.setdefault(table, topic)
         if owner != topic:
             table_task.refuse(
@@ -211,11 +235,10 @@ class TableTasks:
 
     def _refuse(self, topic: str, error: TidesinkError) -> None:
         """Show a topic whose tables cannot be known; it is looked at again, and stops no other."""
-        key = topic, _unknown(topic)
-        table_task = self._table_tasks.get(key)
-        if table_task is None or not table_task.cools_down:
-            table_task = self._table_tasks[key] = TableTask(self._context, *key)
-        table_task.fail(error)
+        known, name = self._table_tasks[topic], _unknown(topic)
+        if name not in known or not known[name].cools_down:
+            known[name] = TableTask(self._context, topic, name)
+        known[name].fail(error)
 
 
 def _unknown(topic: str) -> TableId:

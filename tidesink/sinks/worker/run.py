@@ -25,6 +25,7 @@ from tidesink.sinks.batch.context import (
     StopFlag,
     StopRequestedError,
     WorkerContext,
+    may_pass,
     signals_kept,
     stop_on_signals,
 )
@@ -33,7 +34,7 @@ from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import dead_letters_of
 from tidesink.sinks.kafka.fetch import KafkaFetch
-from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
 from tidesink.sinks.spark.session import (
     build_session,
     cancel_jobs,
@@ -44,7 +45,7 @@ from tidesink.sinks.spark.session import (
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.worker.control import Requests
+from tidesink.sinks.worker.control import Requests, TableControl
 from tidesink.sinks.worker.discovery import TableTasks, tables_of
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 
 Until = Literal["drained"]
-Found = dict[str, TopicOffsets]
 
 _log = structlog.get_logger("tidesink.worker")
 # How long a stop waits for batches under way before their Spark jobs are cancelled.
@@ -108,6 +108,11 @@ class Worker:
         self._table_tasks = TableTasks(context, tables_of(context))
         self._busy: dict[Future[None], TableTask] = {}
         self._missed: frozenset[str] = frozenset()
+        # Since when topics give no answer, and those of them that are waited for no longer.
+        self._silent: dict[str, float] = {}
+        self._failed: dict[str, SourceError] = {}
+        # The tasks that had nothing to do by what was seen of their topic, and asked of them.
+        self._settled: dict[TableTask, tuple[TopicOffsets | None, TableControl]] = {}
         self._reported_patterns = False
 
     def run(self) -> RunReport:
@@ -157,23 +162,39 @@ class Worker:
             return True
         return self._rest(idle)
 
-    def _go_on(self, idle: list[TableTask], seen: Found | SourceError) -> None:
+    def _go_on(self, idle: list[TableTask], seen: Look | SourceError) -> None:
         """Have tasks that are not at work do what is asked of them, and work by what was seen."""
+        if isinstance(seen, SourceError):
+            for table_task in idle:
+                table_task.apply_control(self._requests.of(table_task.table))
+                # A task at work hears of Kafka's silence by itself.
+                table_task.fail(seen)
+            return
+        idle = [table_task for table_task in idle if not self._is_settled(table_task, seen)]
         for table_task in idle:
             table_task.apply_control(self._requests.of(table_task.table))
-        if isinstance(seen, SourceError):
-            # A task at work hears of Kafka's silence by itself.
-            for table_task in idle:
-                table_task.fail(seen)
-        else:
-            self._give_turns(idle, seen)
+            if table_task.topic in self._failed:
+                table_task.fail(self._failed[table_task.topic])
+        self._give_turns([one for one in idle if one.topic not in seen.unanswered], seen)
+
+    def _is_settled(self, table_task: TableTask, seen: Look) -> bool:
+        """Whether the task had nothing to do when it was last asked, and nothing changed since."""
+        known = self._settled.get(table_task)
+        return (
+            known is not None
+            and table_task.state == "IDLE"
+            and known[0] is seen.found.get(table_task.topic)
+            and known[1] == self._requests.of(table_task.table)
+        )
 
     def _rest(self, idle: list[TableTask]) -> bool:
         """All that was there is read; False where that is the end, or a stop comes before the next look."""
         for table_task in idle:
             table_task.rest()
         self._tell_idle_patterns()
-        return not self._ends and not self._context.stop.wait(self._context.config.batch.poll_interval)
+        # A run to the end ends by what every topic answered, or failed to for long enough.
+        ends = self._ends and self._silent.keys() == self._failed.keys()
+        return not ends and not self._context.stop.wait(self._context.config.batch.poll_interval)
 
     def _tell_idle_patterns(self) -> None:
         """Say once, when all that was there is read, which patterns of the config fit none of it."""
@@ -186,10 +207,16 @@ class Worker:
         for warning in idle_patterns(self._context.config, tables):
             _log.warning("pattern fits no table", warning=warning)
 
-    def _give_turns(self, idle: list[TableTask], found: Found) -> None:
+    def _give_turns(self, idle: list[TableTask], seen: Look) -> None:
+        found, ready = seen.found, []
         for table_task in idle:
+            self._settled.pop(table_task, None)
             table_task.look(found.get(table_task.topic))
-        ready = [table_task for table_task in idle if self._may_work(table_task, found)]
+            if self._may_work(table_task, seen):
+                ready.append(table_task)
+            else:
+                asked = self._requests.of(table_task.table)
+                self._settled[table_task] = found.get(table_task.topic), asked
         for table_task in self._fair(ready)[: self._context.config.batch.max_tables - len(self._busy)]:
             work = partial(table_task.work, found.get(table_task.topic))
             self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
@@ -198,7 +225,7 @@ class Worker:
         busy = {id(table_task) for table_task in self._busy.values()}
         return [table_task for table_task in self._table_tasks if id(table_task) not in busy]
 
-    def _look(self) -> Found | SourceError:
+    def _look(self) -> Look | SourceError:
         """Where the topics end now, or Kafka's silence: it says of no topic that it is gone."""
         try:
             return self._context.retry().call(self._look_once)
@@ -207,29 +234,47 @@ class Worker:
                 raise
             return exc
 
-    def _look_once(self) -> Found:
+    def _look_once(self) -> Look:
         """As ``_look``; new topics that fit the rule get their tasks."""
-        found = self._ends_now()
-        if self._table_tasks.missed(found) - self._missed:
+        seen = self._ends_now()
+        if self._table_tasks.missed(seen) - self._missed:
             if self._context.stop.wait(SECOND_LOOK_SECONDS):
                 raise StopRequestedError
-            found |= self._ends_now()
-        self._missed = self._table_tasks.missed(found)
-        self._table_tasks.follow(found)
-        return found
+            again = self._ends_now(whole=True)
+            seen = Look({**seen.found, **again.found}, again.unanswered)
+        self._missed = self._table_tasks.missed(seen)
+        self._note_silence(seen)
+        self._table_tasks.follow(seen, self._failed)
+        return seen
 
-    def _ends_now(self) -> Found:
-        return self._offsets.lookup(self._context.config.topics_among(self._offsets.topics()))
+    def _note_silence(self, seen: Look) -> None:
+        """Fail topics that are refused; those that give no answer only after ``retry.for``."""
+        now, patience = time.monotonic(), self._context.config.retry.for_
+        self._silent = {topic: self._silent.get(topic, now) for topic in seen.unanswered}
+        self._failed = {
+            topic: error
+            for topic, error in seen.unanswered.items()
+            if not may_pass(error) or now - self._silent[topic] >= patience
+        }
 
-    def _may_work(self, table_task: TableTask, found: Found) -> bool:
-        if table_task.topic not in found and table_task.topic not in self._missed:
+    def _ends_now(self, *, whole: bool = False) -> Look:
+        """Where the topics end. A run to the end asks for all of each topic: no later look says more."""
+        choose = self._context.config.topics_among
+        if whole or self._ends:
+            return self._offsets.look(choose)
+        unread = {table_task.topic for table_task in self._table_tasks if table_task.unread}
+        return self._offsets.look(choose, unread.__contains__)
+
+    def _may_work(self, table_task: TableTask, seen: Look) -> bool:
+        found = seen.found.get(table_task.topic)
+        if found is None and table_task.topic not in self._missed:
             return False
         if not self._ends:
             table_task.wake()
         if self._batches is not None and table_task.batches >= self._batches:
             table_task.leave()
             return False
-        return table_task.has_work(found.get(table_task.topic))
+        return table_task.has_work(found)
 
     def _fair(self, ready: list[TableTask]) -> list[TableTask]:
         """Those first which had the fewest turns."""

@@ -78,6 +78,11 @@ class TableTask:
             ends = found.partitions.items()
             self._lag = sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
 
+    @property
+    def unread(self) -> bool:
+        """Whether something of the topic was not applied when it was last looked at."""
+        return self._lag > 0
+
     def has_work(self, found: TopicOffsets | None) -> bool:
         """Whether there is something to read, or to say; costs nothing."""
         if self.state in ("PAUSED", "FAILING"):
