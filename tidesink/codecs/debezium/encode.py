@@ -8,6 +8,7 @@ registers their schemas under the records' own names: at that point it knows no 
 from __future__ import annotations
 
 import json
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ from tidesink.typemap.table import mysql_type_word, row_of
 _OPS: Final = {Op.INSERT: "c", Op.UPSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
 _PRIMITIVES: Final = {"int16": "int", "int32": "int", "int64": "long"}
 _INT64_END: Final = 1 << 63
+_FLOAT32: Final = struct.Struct("<f")
 _MOST_TABLES: Final = 256
 # The key or the value of a control message: its payload, and its Connect schema.
 Half = tuple[Members, Members]
@@ -282,7 +284,7 @@ def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneIn
         wire_value(column, value, zone)  # refuses what is wider than the column
         return value.to_bytes(((column.type.length or 1) + 7) // 8, "little")
     if reader in ("float32", "float64") and isinstance(value, float):
-        return value
+        return _single(column, value) if reader == "float32" else value
     if reader == "decimal" or (
         reader == "unsigned64" and options.avro_bigint_unsigned_handling_mode == "string"
     ):
@@ -293,6 +295,14 @@ def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneIn
             column=column.name,
         )
     return wire_value(column, value, zone)
+
+
+def _single(column: Column, value: float) -> float:
+    """The 32-bit number, also where the field has eight bytes."""
+    try:
+        return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
+    except OverflowError as error:
+        raise EncodeError(f"{value} is no {column.type.name}", column=column.name) from error
 
 
 def _by_mode(column: Column, value: Value, options: CodecOptions) -> Any:
