@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo
 import fastavro
 
 from tidesink.codecs.base import ByIdentity, CodecOptions, EncodedRecord, header
+from tidesink.codecs.compression import compressed
 from tidesink.codecs.debezium.encode_values import (
     DDL_KEY,
     Members,
@@ -397,7 +398,7 @@ def avro_field(field: Members) -> Members:
 
 
 class JsonWriter(TicdcWriter):
-    """Writes TiCDC's ``debezium`` messages."""
+    """Writes TiCDC's ``debezium`` messages, key and value compressed where the option says so."""
 
     protocol = "debezium"
     _sends_ddl = True
@@ -421,7 +422,7 @@ class JsonWriter(TicdcWriter):
         row = event.after or event.before or {}
         key = {column.name: self._value(column, row) for column in schema.handle_columns}
         key_text, value_text = self._schema_texts(schema)
-        return EncodedRecord(_wrapped(key, key_text), _wrapped(payload, value_text))
+        return self._record(_wrapped(key, key_text), _wrapped(payload, value_text))
 
     def _control_source(self, place: str) -> Members:  # noqa: ARG002
         return source_schema(extension=self._options.enable_tidb_extension)
@@ -429,7 +430,11 @@ class JsonWriter(TicdcWriter):
     def _control(self, key: Half, value: Half) -> EncodedRecord:
         bare = self._options.debezium_disable_schema
         texts = (_wrapped(payload, "" if bare else dumped(schema)) for payload, schema in (key, value))
-        return EncodedRecord(*texts)
+        return self._record(*texts)
+
+    def _record(self, key: bytes, value: bytes) -> EncodedRecord:
+        kind = self._options.large_message_handle_compression
+        return EncodedRecord(compressed(key, kind), compressed(value, kind))
 
     def _source(self, event: ChangeEvent, commit_ts: int) -> Members:
         extra = {"start_ts": _start_ts(event)} if self._options.debezium_include_start_ts else {}
