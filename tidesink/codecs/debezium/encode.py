@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, ClassVar, Final
@@ -39,6 +39,7 @@ from tidesink.codecs.debezium.encode_values import (
 )
 from tidesink.codecs.debezium.formats import bare_schema
 from tidesink.codecs.flat_avro.payloads import to_wire
+from tidesink.codecs.flat_avro.schema import check_unique_names
 from tidesink.errors import EncodeError
 from tidesink.events import (
     ChangeEvent,
@@ -183,10 +184,11 @@ class AvroWriter(TicdcWriter):
     def _new_schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
         if any(column.virtual for column in schema.columns):
             raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns")
-        record = _Records(table, schema, self._options)
+        records = _Records(table, schema, self._options)
+        key, value = records.key(), records.envelope()  # before anything is registered
         # Dots stay here, unlike in flat-avro's subjects.
-        key = registered(self._registry, f"{topic}-key", record.key())
-        return key, registered(self._registry, f"{topic}-value", record.envelope())
+        written = registered(self._registry, f"{topic}-key", key)
+        return written, registered(self._registry, f"{topic}-value", value)
 
     def _control_source(self, place: str) -> Members:
         return avro_source_schema(f"{sanitize_name(self._options.cluster_id)}.{sanitize_name(place)}")
@@ -213,17 +215,17 @@ class AvroWriter(TicdcWriter):
 
 @dataclass(frozen=True)
 class _Records:
-    """The Avro records of one table."""
+    """The Avro records of one table; two columns that come to one field raise EncodeError."""
 
     table: TableId
     schema: TableSchema
     options: CodecOptions
 
     def key(self) -> Members:
-        return self._record("Key", [self._column(column) for column in self.schema.handle_columns])
+        return self._record("Key", self._columns(self.schema.handle_columns))
 
     def envelope(self) -> Members:
-        row = self._record("", [self._column(column) for column in self.schema.columns])
+        row = self._record("", self._columns(self.schema.columns))
         fields = [
             optional_avro("before", row),
             optional_avro("after", f"{self._namespace}.{sanitize_name(self.table.name)}"),
@@ -240,6 +242,11 @@ class _Records:
     def _record(self, suffix: str, fields: list[Members], *, version: int | None = None) -> Members:
         name = sanitize_name(self.table.name) + suffix
         return named_record(self._namespace, name, fields, version=version)
+
+    def _columns(self, columns: Sequence[Column]) -> list[Members]:
+        fields = [self._column(column) for column in columns]
+        check_unique_names(fields, columns)
+        return fields
 
     def _column(self, column: Column) -> Members:
         field = optional_avro(column.name, avro_type(column, self.options))
