@@ -49,6 +49,8 @@ def _int(text: str, value: Any) -> bool:
 
 
 def _decimal(text: str, value: Any) -> bool:
+    if isinstance(value, float):  # decimal.handling.mode double
+        return _float(text, value, "<d")
     return Decimal(text) == Decimal(str(value))
 
 
