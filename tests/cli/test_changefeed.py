@@ -98,6 +98,12 @@ def test_a_filter_with_one_table_owns_the_topic_of_the_uri(tmp_path: Path) -> No
 LARGE = "[sink.kafka-config.large-message-handle]\nlarge-message-handle-compression='lz4'\n"
 
 
+def test_new_ticdcs_debezium_may_be_compressed(tmp_path: Path) -> None:
+    uri = "kafka://k1:9092/rest?protocol=debezium&enable-tidb-extension=true"
+    config = load_config(written(tmp_path, uri, PER_TABLE + LARGE, "--producer", "new"))
+    assert config.source.codec_options().large_message_handle_compression == "lz4"
+
+
 @pytest.mark.parametrize(
     ("uri", "shown"),
     [("file:///var/claims", "file:///var/claims"), (f"s3://b/p?access-key={SECRET}", "${env:")],

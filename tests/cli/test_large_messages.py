@@ -95,3 +95,41 @@ def test_secrets_come_from_the_environment_or_a_file_and_are_not_shown(
     missing = run(*given, "--upstream-url", "nothing://u:${env:NOT_THERE}@h", stdin=stdin)
     assert missing.exit_code == 2
     assert "the environment has no NOT_THERE" in missing.stderr
+
+
+DEBEZIUM: Final = ("--protocol", "debezium", "--time-zone", "UTC")
+
+
+@pytest.mark.parametrize("kind", ["lz4", "snappy"])
+def test_debezium_records_are_compressed_again(tmp_path: Path, kind: Any) -> None:
+    """Row, DDL and watermark: decode says how each was compressed, and encode writes it so again."""
+    table = tmp_path / "t.sql"
+    table.write_text("CREATE TABLE shop.t (id int PRIMARY KEY, e varchar(2000));")
+    options = (*DEBEZIUM, "--table-definition", str(table))
+    place = {"topic": "t", "partition": 0, "offset": 0}
+    row = {"type": "insert", "table": {"schema": "shop", "name": "t"}, "key": {"id": 7}, "before": None,
+           "after": {"id": 7, "e": ROW["e"]}, "commit_ts": TS}  # fmt: skip
+    ddl = {"type": "ddl", "table": row["table"], "query": "DROP TABLE t", "kind": "DROP", "commit_ts": TS,
+           "extension": {"tableChanges": []}}  # fmt: skip
+    given = "".join(
+        json.dumps({**one, "position": place}) + "\n"
+        for one in (row, ddl, {"type": "watermark", "commit_ts": TS})
+    )
+    written = ("encode", *options, "--large-message-handle-compression", kind)
+    records = run(*written, stdin=given)
+    assert records.exit_code == 0, records.output
+    _compressed_halves(records, kind)
+    decoded = run("decode", *options, "--input", "-", "-o", "json", stdin=records.stdout)
+    assert decoded.exit_code == 0, decoded.output
+    assert [line["extension"]["compression"] for line in lines(decoded)] == [kind] * 3
+    assert lines(decoded)[0]["after"] == row["after"]
+    again = run("encode", *options, stdin=decoded.stdout)
+    _compressed_halves(again, kind)
+    plain = run("encode", *options, "--large-message-handle-compression", "none", stdin=decoded.stdout)
+    _compressed_halves(plain, "none")
+
+
+def _compressed_halves(found: Any, kind: str) -> None:
+    assert found.exit_code == 0, found.output
+    halves = [base64.b64decode(line[half]) for line in lines(found) for half in ("key_b64", "value_b64")]
+    assert [compression_of(half) for half in halves] == [kind] * 6

@@ -45,6 +45,11 @@ class Capture:
         return self.name.startswith("pg_")
 
     @property
+    def is_unwrapped(self) -> bool:
+        """Whether ExtractNewRecordState flattened its records, which leaves no envelope."""
+        return self.name.endswith("_unwrap")
+
+    @property
     def is_avro(self) -> bool:
         """Whether its converter wrote Avro."""
         return self.name.endswith("_avro")
@@ -88,7 +93,7 @@ class Capture:
     def definitions(self) -> TableDefinitions | None:
         """What a user of this connector would have to declare, if anything."""
         if self.name in _PLAIN_POSTGRES:
-            return postgres_definitions()
+            return postgres_definitions(decimals_are_doubles=self.modes.decimal_handling_mode == "double")
         return self.ddl_definitions() if self.name in _DECLARED_BY_DDL else None
 
     def ddl_definitions(self) -> TableDefinitions:

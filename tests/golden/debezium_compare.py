@@ -20,6 +20,7 @@ _ZERO_FRACTION: Final = re.compile(r"(\.\d*?)0+(?=$|[+Z ])")
 _UTC: Final = re.compile(r"(\+00(:00)?|Z)(?=$| )")
 _INTERVAL: Final = re.compile(r"(-?\d+) (year|mon|day)s?|(-?)(\d+):(\d+):([\d.]+)$")
 _ISO_INTERVAL: Final = re.compile(r"P(-?\d+)Y(-?\d+)M(-?\d+)DT(-?\d+)H(-?\d+)M(-?[\d.]+)S")
+_COUNTED: Final = re.compile(r"PT(-?[\d.]+)S")  # a count of microseconds, in a column declared interval
 _MONTH_DAYS: Final = Decimal("30.4375")  # Debezium counts a year as 365.25 days
 
 
@@ -48,6 +49,8 @@ def _int(text: str, value: Any) -> bool:
 
 
 def _decimal(text: str, value: Any) -> bool:
+    if isinstance(value, float):  # decimal.handling.mode double
+        return _float(text, value, "<d")
     return Decimal(text) == Decimal(str(value))
 
 
@@ -110,6 +113,8 @@ def _interval(text: str, value: Any) -> bool:
             seconds = ((int(hours) * 60 + int(minutes)) * 60 + Decimal(rest)) * (-1 if sign else 1)
     found = _ISO_INTERVAL.fullmatch(value) if isinstance(value, str) else None
     if found is None:
+        counted = _COUNTED.fullmatch(value) if isinstance(value, str) else None
+        value = value if counted is None else Decimal(counted[1]) * 10**6
         return Decimal(value) == ((months * _MONTH_DAYS + days) * 86400 + seconds) * 10**6
     y, mon, d, h, m = map(int, found.groups()[:5])
     return (y * 12 + mon, d, (h * 60 + m) * 60 + Decimal(found[6])) == (months, days, seconds)

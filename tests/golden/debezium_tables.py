@@ -124,14 +124,19 @@ def postgres_sql(table: str) -> str:
     return f'CREATE TABLE lab."{table}" ({columns})'
 
 
-def postgres_definitions() -> TableDefinitions:
-    """The Postgres tables as somebody would declare them."""
+def postgres_definitions(*, decimals_are_doubles: bool = False) -> TableDefinitions:
+    """The Postgres tables as somebody would declare them, under ``decimal.handling.mode: double`` or not."""
     return TableDefinitions(
-        TableSchema(TableId("lab", table), tuple(_column(table, *one) for one in kinds.items()))
+        TableSchema(
+            TableId("lab", table),
+            tuple(_column(table, *one, as_double=decimals_are_doubles) for one in kinds.items()),
+        )
         for table, kinds in POSTGRES_TABLES.items()
     )
 
 
-def _column(table: str, name: str, kind: str) -> Column:
+def _column(table: str, name: str, kind: str, *, as_double: bool) -> Column:
     column_type = _EXACT.get((table, name), _DECLARED.get(kind, ColumnType("text")))
+    if as_double and column_type.name == "decimal":
+        column_type = ColumnType("double")
     return Column(name, column_type, default=_DEFAULTS.get((table, name)))

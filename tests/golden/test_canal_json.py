@@ -16,7 +16,7 @@ from tests.golden.vectors import POSITION, Record, Workload, change_of, schema_o
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, row_key_of
 from tidesink.codecs.large_messages import ClaimCheck, LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.errors import EncodeError
+from tidesink.errors import EncodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Op, TableId, WatermarkEvent
 from tidesink.typemap.target_schema import RowKey
 
@@ -130,12 +130,20 @@ def test_row_key_and_types_travel_in_the_extension(record: Record) -> None:
         if record.options.output_row_key and record.options.enable_tidb_extension:
             assert record.event is not None
             assert extension["_tidb"] == (_row_key(record.event) or {})["_tidb"]
-            assert row_key_of(event) == _in_tikv(record.event["row_key_hex"])
+            key = bytes.fromhex(record.event["row_key_hex"])
+            if len(key) != _ROW_ID_KEY:
+                with pytest.raises(SchemaMismatchError):
+                    row_key_of(event)
+                continue
+            assert row_key_of(event) == _in_tikv(key)
 
 
-def _in_tikv(digits: str) -> RowKey:
-    """A row's key as TiKV has it: 't', table id, '_r', row id."""
-    key = bytes.fromhex(digits)
+# 't', table id, '_r', row id. A clustered key that is no integer stands there encoded, in other lengths.
+_ROW_ID_KEY = 19
+
+
+def _in_tikv(key: bytes) -> RowKey:
+    """A row's key as TiKV has it."""
     table_id, row_id = (int.from_bytes(part, "big") - (1 << 63) for part in (key[1:9], key[11:]))
     return RowKey(row_id, table_id)
 
@@ -302,6 +310,8 @@ def test_ddl_of_the_case_gives_the_columns_tidb_had(record: Record) -> None:
     assert found is not None
     # Classic TiCDC does not know virtual columns.
     columns = [c for c in found.columns if not c.virtual or record.producer == "new"]
+    if any("column-selector" in name for name in record.config):
+        columns = [c for c in columns if c.name in expected.by_name]
     for mine, theirs in zip(columns, expected.columns, strict=True):
         # The wire never says with which default a column was added.
         now = replace(mine, default=None, origin_default=None, redefaulted=False)

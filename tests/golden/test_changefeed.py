@@ -9,7 +9,7 @@ import pytest
 
 from tests.golden.changefeeds import Json, definitions_of, event_of, lines, table_of
 from tests.vectors import SUBSET, vectors_dir
-from tidesink.codecs.dispatch import Dispatcher, Router, TableFilter
+from tidesink.codecs.dispatch import Dispatcher, Route, Router, TableFilter
 from tidesink.config.changefeed import read_changefeed, read_toml
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, EncodeError
@@ -41,6 +41,17 @@ def test_a_changefeeds_options_are_those_that_ticdc_resolves(config_line: Json) 
 
 
 def test_a_row_goes_where_ticdc_sends_it(route_line: Json) -> None:
+    if "error" in route_line:
+        with pytest.raises(ConfigError):
+            _route(route_line)
+        return
+    route = _route(route_line)
+    assert (route.topic, route.key) == (route_line["topic"], route_line["partition_key"])
+    partitions = {count: route.partition(int(count)) for count in route_line["partition_by_count"]}
+    assert partitions == route_line["partition_by_count"]
+
+
+def _route(route_line: Json) -> Route:
     feed = read_changefeed(
         f"kafka://k:9092/{route_line['default_topic']}?protocol={route_line['protocol']}"
         "&schema-registry=http://127.0.0.1:8081",
@@ -49,10 +60,7 @@ def test_a_row_goes_where_ticdc_sends_it(route_line: Json) -> None:
     definitions = definitions_of(route_line)
     index = feed.router.dispatcher_of(table_of(route_line)).index
     event = event_of(route_line, definitions)
-    route = feed.router.route(event, index=definitions.unique_index(event.table, index))
-    assert (route.topic, route.key) == (route_line["topic"], route_line["partition_key"])
-    partitions = {count: route.partition(int(count)) for count in route_line["partition_by_count"]}
-    assert partitions == route_line["partition_by_count"]
+    return feed.router.route(event, index=definitions.unique_index(event.table, index))
 
 
 def test_the_clone_has_lines_of_its_own() -> None:

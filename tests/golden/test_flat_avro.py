@@ -139,9 +139,23 @@ def test_a_row_decodes_to_what_tidb_held(record: Record, folder: VectorFolder) -
     assert _types(found.after) == _types(expected["after"])
     assert found.schema is not None
     assert found.after is None or list(found.after) == [column.name for column in found.schema.columns]
-    assert found.table.name == sanitize_name(table_of(_event_of(record)).name)
+    assert found.table.name == _written_name(record, folder)
     _check_types(found, record)
     _check_checksum(found, record)
+
+
+def _written_name(record: Record, folder: VectorFolder) -> str:
+    """The table's name in the record's schema: after RENAME TABLE under a fixed topic still the old one.
+
+    A loss of the producer: its cache of schemas goes by subject and table version, which a rename keeps.
+    """
+    event = _event_of(record)
+    name = sanitize_name(table_of(event).name)
+    if any("rename" in statement.lower() for statement in (*event["ddl"], *event.get("dml", ()))):
+        ids = (record.raw.get(f"{part}_schema_id") for part in ("value", "key"))
+        written = next((one for one in ids if one is not None), None)
+        name = name if written is None else str(json.loads(folder.schemas[written])["name"])
+    return name
 
 
 def _unnamed(message: Message) -> bool:
@@ -157,8 +171,14 @@ def _checksum_fields(record: Record) -> dict[str, object] | None:
     """The extension's checksum fields of an event, as the producer fills them."""
     event = _event_of(record)
     checksum = event.get("checksum")
-    if checksum is None or not record.options.row_checksum:
+    if not (record.options.row_checksum and record.options.enable_tidb_extension):
         return None
+    if checksum is None:  # a row of before the switch
+        return {
+            "_tidb_row_level_checksum": "",
+            "_tidb_corrupted": False,
+            "_tidb_checksum_version": 0,
+        }
     value = checksum["current"]
     if event["op"] == "delete" and record.producer == "new":
         value = checksum["previous"] or value
@@ -180,6 +200,10 @@ def test_an_event_encodes_to_the_producers_bytes(record: Record, folder: VectorF
     registry = _registry(record)
     codec = FlatAvroCodec(registry=registry, options=record.options)
     event = change_of(_event_of(record), producer=record.producer, extension=_checksum_fields(record))
+    if not record.raw.get("error"):
+        name = _written_name(record, folder)
+        if name != sanitize_name(event.table.name):
+            event = event._replace(table=event.table._replace(name=name))
     if record.raw.get("error"):
         with pytest.raises(EncodeError):
             codec.encode(event, topic=record.message.topic)

@@ -8,6 +8,7 @@ A folder holds ``events.jsonl`` (the row events), ``schemas.jsonl``, and ``<code
 from __future__ import annotations
 
 import base64
+import fnmatch
 import gzip
 import json
 import struct
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.dispatch import TableFilter
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError
 from tidesink.events import ChangeEvent, Column, Message, Op, Position, Row, TableId, TableSchema, Value
@@ -66,6 +68,12 @@ class Record:
         return found
 
     @property
+    def time_zone(self) -> str:
+        """The changefeed's zone, which the older records tell by their case alone."""
+        named = "Asia/Shanghai" if "tz_shanghai" in self.raw["case"] else "UTC"
+        return str(self.config.get("time-zone") or named)
+
+    @property
     def producer(self) -> Literal["classic", "new"]:
         """Which TiCDC wrote the record."""
         return "new" if any(name in self.config for name in _NEW_ONLY) else "classic"
@@ -89,6 +97,7 @@ class Record:
         return CodecOptions(
             **{
                 **known,
+                "time_zone": self.time_zone if "case" in self.raw else "UTC",
                 "producer": self.producer,
                 "namespace": self.config.get("keyspace") or self.config.get("namespace") or "default",
                 "row_checksum": self.config.get("integrity-check-level") == "correctness",
@@ -127,9 +136,49 @@ class VectorFolder:
 
     def _records(self, file: str) -> list[Record]:
         return [
-            Record(self.name, line, raw, self.events.get(raw.get("event", "")))
+            Record(self.name, line, raw, _selected(self.events.get(raw.get("event", "")), raw["config"]))
             for line, raw in enumerate(_lines(self.path / file), start=1)
         ]
+
+
+def _selected(event: Json | None, config: Json) -> Json | None:
+    """The event with the columns that the changefeed's column selectors let through."""
+    rules = next((value for name, value in config.items() if "column-selector" in name), None)
+    if event is None or not rules:
+        return event
+    patterns = _column_patterns(rules, event["table"])
+    if patterns is None:
+        return event
+
+    def passed(raws: list[Json] | None) -> list[Json] | None:
+        return raws and [raw for raw in raws if _passes(raw["name"], patterns)]
+
+    images = {name: passed(event[name]) for name in ("columns", "pre_columns") if name in event}
+    if "rows" in event:
+        rows = ({name: passed(row.get(name)) for name in ("columns", "pre_columns")} for row in event["rows"])
+        images["rows"] = [{**was, **now} for was, now in zip(event["rows"], rows, strict=True)]
+    return {**event, **images}
+
+
+def _column_patterns(rules: Any, table: str) -> list[str] | None:
+    """The column patterns of the first selector that fits a table; None where none does."""
+    if isinstance(rules, str):
+        return [part.strip() for part in rules.split(",")]
+    schema, _, name = table.partition(".")
+    for rule in rules:
+        if isinstance(rule, str):
+            return list(rules)
+        if TableFilter.parse(rule["matcher"]).matches(TableId(schema, name)):
+            return list(rule["columns"])
+    return None
+
+
+def _passes(column: str, patterns: list[str]) -> bool:
+    """Whether a column filter of TiDB's lets a column through: the last pattern that fits it decides."""
+    for pattern in reversed(patterns):
+        if fnmatch.fnmatchcase(column.lower(), pattern.lower().removeprefix("!")):
+            return not pattern.startswith("!")
+    return False
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,18 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "has no effect with protocol flat-avro",
         "remove it",
     ),
+    (
+        "compression of debezium-avro",
+        changed(
+            CANAL_JSON,
+            source__protocol="debezium-avro",
+            source__schema_registry="http://r:1",
+            source__large_message_handle_compression="lz4",
+        ),
+        "source.large-message-handle-compression",
+        "has no effect with protocol debezium-avro",
+        "remove it",
+    ),
     ("missing", changed(FLAT_AVRO, pipeline=None), "pipeline", "required", "add it"),
     ("long name", changed(FLAT_AVRO, pipeline="p" * 129), "pipeline", "wrong form", "at most 128 characters"),
     ("time zone", changed(FLAT_AVRO, source__time_zone="Mars"), "source.time-zone", "'Mars'", "IANA"),

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any, Final
 
 import cramjam
+import pyarrow as pa
 import pytest
 
+from tests.decoded_batches import as_records, assert_same
 from tests.unit.canal_messages import message_of, row_bytes
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.codecs.batch import ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import Compression, compressed, compression_of, decompressed
+from tidesink.codecs.debezium import json_columns
+from tidesink.codecs.debezium.formats import JsonParser
+from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import DecodeError, FramingError
-from tidesink.events import ChangeEvent, DdlEvent, TableId, WatermarkEvent
+from tidesink.events import (
+    ChangeEvent,
+    DdlEvent,
+    Event,
+    Message,
+    Op,
+    Position,
+    TableId,
+    WatermarkEvent,
+)
+from tidesink.schema_registry import MemorySchemaRegistry
 
 KINDS: Final[tuple[Compression, ...]] = ("lz4", "snappy")
 
@@ -132,3 +150,113 @@ def test_a_value_of_long_texts_is_parsed() -> None:
     (event,) = CanalJsonCodec().decode(message_of(value))
     assert isinstance(event, ChangeEvent)
     assert (event.after or {})["a"] == text
+
+
+# TiCDC's debezium
+
+
+def _debezium(kind: Compression = "none", **options: Any) -> Codec:
+    given = CodecOptions(enable_tidb_extension=True, large_message_handle_compression=kind, **options)
+    schema = parse_create_table("create table s.t(id int primary key, a varchar(99), b blob)")
+    return open_codec("debezium", options=given, definitions=TableDefinitions([schema]))
+
+
+def _debezium_events() -> tuple[Event, ...]:
+    schema = parse_create_table("create table s.t(id int primary key, a varchar(99), b blob)")
+    position = Position("t", 0, 0)
+    row = {"id": 1, "a": "x" * 90, "b": b"\x00\xff"}
+    key = {"id": 1}
+    return (
+        ChangeEvent(Op.INSERT, schema.table, key, None, row, 5 << 18, position, schema),
+        ChangeEvent(Op.DELETE, schema.table, key, row, None, 6 << 18, position, schema),
+        DdlEvent(schema.table, "DROP TABLE t", "DROP", 6 << 18, position, {"tableChanges": []}),
+        WatermarkEvent(7 << 18, position),
+    )
+
+
+def _same_but_clock(sent: bytes | None, expected: bytes | None) -> bool:
+    texts = (re.sub(rb'"ts_ms":[0-9]+', b"", opened or b"") for opened in (sent, expected))
+    return len(set(texts)) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bare", [False, True])
+def test_debezium_compresses_key_and_value_of_every_message(kind: Compression, bare: bool) -> None:
+    packing = _debezium(kind, debezium_disable_schema=bare)
+    plain = _debezium(debezium_disable_schema=bare)
+    for event in _debezium_events():
+        sent, expected = (one.encode(event, topic="t") for one in (packing, plain))
+        assert sent is not None
+        assert expected is not None
+        for mine, theirs in zip(sent, expected, strict=True):
+            assert mine is not None
+            assert compression_of(mine) == kind
+            assert _same_but_clock(decompressed(mine), theirs)
+        found, meant = (_debezium().decode(Message("t", 0, 0, *one)) for one in (sent, expected))
+        assert [_comparable(one) for one in found] == [_comparable(one) for one in meant]
+
+
+def _comparable(event: Event) -> object:
+    return event._replace(extension=None) if isinstance(event, ChangeEvent | DdlEvent) else event
+
+
+@pytest.mark.parametrize("size", [*range(100, 140), 8000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_half_of_any_length_is_opened(kind: Compression, size: int) -> None:
+    """A snappy block of 123 bytes begins with ``{``, as JSON does."""
+    text = b'{"payload":{"id":"' + b"k" * (size - 21) + b'"}}'
+    assert len(text) == size
+    for one in (text, bytes(random.Random(size).choices(b"abcdefgh", k=size - 21))):
+        half = text if one is text else text[:18] + one + text[-3:]
+        found = JsonParser().read(Message("t", 0, 0, compressed(half, kind), None), "key")
+        assert found == JsonParser().read(Message("t", 0, 0, half, None), "key")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_of_compressed_records_is_read_in_columns(kind: Compression) -> None:
+    """Compressed halves beside plain and damaged ones; what is damaged, and a null beside it, is not."""
+    whole: list[tuple[bytes | None, bytes | None]] = []
+    for event in _debezium_events()[:2]:
+        for codec in (_debezium(kind), _debezium()):
+            record = codec.encode(event, topic="t")
+            assert record is not None
+            whole.append(tuple(record))
+    damaged = [(key, (value or b"")[:-9]) for key, value in whole[:1]]
+    mixed = [(whole[0][0], whole[1][1]), (whole[1][0], whole[0][1])]
+    pairs = [*whole, *damaged, *mixed, (None, None)]
+    messages = [Message("t", 0, at, key, value) for at, (key, value) in enumerate(pairs)]
+    for binary in (pa.binary(), pa.large_binary()):
+        records = as_records(messages)
+        halves = {name: records[name].cast(binary) for name in ("key", "value")}
+        records = pa.record_batch({name: records[name] for name in records.schema.names} | halves)
+        found = _debezium().decode_batch(records)
+        assert_same(found, rows_from_events(records, _debezium().decode, ValueOptions()))
+        assert (found.row_codec_records, len(found.faults)) == (2, 1)
+
+
+def test_a_debezium_record_stands_for_no_more_than_the_limit() -> None:
+    event = _debezium_events()[0]
+    sent = _debezium("lz4").encode(event, topic="t")
+    assert sent is not None
+    small = _debezium(max_decompressed_bytes=300)
+    with pytest.raises(FramingError, match="raise max-decompressed-bytes"):
+        small.decode(Message("t", 0, 0, *sent))
+    assert [one.error.message for one in small.decode_batch(as_records([Message("t", 0, 0, *sent)])).faults]
+
+
+def test_opened_records_of_a_batch_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_columns, "_MOST_OPENED", 10_000)
+    sent = _debezium("snappy").encode(_debezium_events()[0], topic="t")
+    assert sent is not None
+    records = as_records(Message("t", 0, at, *sent) for at in range(20))
+    found = _debezium().decode_batch(records)
+    assert_same(found, rows_from_events(records, _debezium().decode, ValueOptions()))
+    assert found.row_codec_records == 0
+
+
+def test_debezium_avro_is_never_compressed() -> None:
+    options = CodecOptions(large_message_handle_compression="lz4")
+    codec = open_codec("debezium-avro", registry=MemorySchemaRegistry(), options=options)
+    sent = codec.encode(_debezium_events()[0], topic="t")
+    assert sent is not None
+    assert [half[:1] for half in sent if half is not None] == [b"\0", b"\0"]

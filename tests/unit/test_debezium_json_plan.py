@@ -11,6 +11,7 @@ import pytest
 
 from tests.spark.decoded import decode_here
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.compression import Compression, compressed
 from tidesink.codecs.debezium.inference import InferredColumn, first_row, inferred_column
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
@@ -128,6 +129,24 @@ def test_columns_that_nothing_types_are_text() -> None:
         ("n", "text", True),
     ]
     assert (found.table, found.keys, found.flattened, found.bare) == (_TABLE, ("id",), False, True)
+
+
+@pytest.mark.parametrize("kind", ["lz4", "snappy"])
+def test_compressed_records_are_planned_and_read_as_plain_ones(kind: Compression) -> None:
+    """No setting is needed: first record, writers' schemas and rows, all or some of them compressed."""
+    plain = [
+        _typed({"id": 1, "n": "a" * 99}),
+        _typed({"id": 2, "n": None}),
+        _typed({"id": 1, "n": ""}, op="d"),
+    ]
+    packed = [
+        replace(one, key=compressed(one.key or b"", kind), value=compressed(one.value or b"", kind))
+        for one in plain
+    ]
+    writers = _writers(*packed)
+    assert writers == _writers(*plain)
+    plan = debezium_json_plan(_TABLE, writers=writers)
+    assert _rows(plan, *packed) == _rows(plan, packed[0], *plain[1:]) == _rows(plan, *plain)
 
 
 def test_flattened_rows_are_told() -> None:

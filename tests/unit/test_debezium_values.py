@@ -33,6 +33,8 @@ NANO = schema("int64", TIME + "NanoTimestamp")
 ZONED = schema("string", TIME + "ZonedTimestamp")
 MICRO_TIME = schema("int64", TIME + "MicroTime")
 BITS = schema("bytes", DATA + "Bits", parameters={"length": 13})
+ISO_DATE = schema("string", TIME + "IsoDate")
+ISO_TIMESTAMP = schema("string", TIME + "IsoTimestamp")
 
 TIMES: list[tuple[ConnectSchema, Any, str]] = [
     (DATE, 0, "1970-01-01"),
@@ -45,6 +47,7 @@ TIMES: list[tuple[ConnectSchema, Any, str]] = [
     (DATE, 2145042905, "5874897-12-31"),  # PostgreSQL's last day
     (DATE, -2147472692, "infinity"),
     (DATE, -2147472691, "-infinity"),
+    (DATE, 2146033979, "infinity"),  # Debezium after 3.5
     (schema("int32", CONNECT + "Date"), 18321, "2020-02-29"),
     (TIMESTAMP, -1, "1969-12-31 23:59:59.999"),
     (TIMESTAMP, -30610224000000, "1000-01-01 00:00:00"),
@@ -81,6 +84,25 @@ TIMES: list[tuple[ConnectSchema, Any, str]] = [
     (schema("string", TIME + "IsoTime"), "00:00:00.000001Z", "00:00:00.000001"),
     (schema("string", TIME + "IsoTime"), "12:34Z", "12:34:00"),
     (schema("string", TIME + "IsoTimestamp"), "2024-03-31T02:30:00.1Z", "2024-03-31 02:30:00.1"),
+    # PostgreSQL's infinities under isostring, and days and moments beside them.
+    (ISO_DATE, "-5877611-06-21Z", "infinity"),
+    (ISO_DATE, "+5877611-06-21Z", "infinity"),
+    (ISO_DATE, "-5877611-06-22Z", "-infinity"),
+    (ISO_DATE, "+5874897-12-31Z", "5874897-12-31"),
+    (ISO_DATE, "+294247-01-10Z", "294247-01-10"),
+    (ISO_DATE, "-0043-03-15Z", "0044-03-15 BC"),
+    (ISO_DATE, "-4712-01-01Z", "4713-01-01 BC"),
+    (ISO_TIMESTAMP, "+294247-01-10T04:00:25.200Z", "infinity"),
+    (ISO_TIMESTAMP, "+294247-01-10T04:00:25.2Z", "infinity"),
+    (ISO_TIMESTAMP, "-290308-12-21T19:59:27.600Z", "-infinity"),
+    (ISO_TIMESTAMP, "+294247-01-10T04:00:25.201Z", "294247-01-10 04:00:25.201"),
+    (ISO_TIMESTAMP, "+294276-12-31T23:59:59.999999Z", "294276-12-31 23:59:59.999999"),
+    (ISO_TIMESTAMP, "-4712-01-01T00:00:00Z", "4713-01-01 00:00:00 BC"),
+    (ZONED, "+294247-01-10T04:00:25.200Z", "infinity"),
+    (ZONED, "-290308-12-21T19:59:27.600Z", "-infinity"),
+    (ZONED, "+292278994-08-16T23:00:00Z", "infinity"),
+    (ZONED, "-292275055-05-16T23:00:00Z", "-infinity"),
+    (ZONED, "+294247-01-10T04:00:25.2+02:00", "294247-01-10 04:00:25.2+02:00"),
     (schema("string", TIME + "Interval"), "P1Y2M3DT4H5M6.789S", "P1Y2M3DT4H5M6.789S"),
 ]
 

@@ -170,6 +170,14 @@ PLAIN: list[tuple[str, Any, dict[str, str], Any]] = [
     ("date", 2932896, {}, "9999-12-31"),
     ("date", "9999-12-31Z", {"time_precision_mode": "isostring"}, "9999-12-31"),
     ("local date", -2147472692, {}, "infinity"),
+    ("local date", "-5877611-06-22Z", {"time_precision_mode": "isostring"}, "-infinity"),
+    (
+        "local datetime",
+        "-290308-12-21T19:59:27.600Z",
+        {"time_precision_mode": "isostring"},
+        "-infinity",
+    ),
+    ("timestamptz", "+294247-01-10T04:00:25.200Z", {"time_precision_mode": "isostring"}, "infinity"),
     ("timestamp(6)", "2024-02-29T12:34:56.123456Z", {}, "2024-02-29 12:34:56.123456"),
     ("timestamp", "2038-01-19T03:14:07Z", {"time_precision_mode": "isostring"}, "2038-01-19 03:14:07"),
     ("timestamptz", "2024-03-31T01:30:00.000000Z", {}, "2024-03-31 01:30:00+00:00"),
@@ -187,6 +195,12 @@ PLAIN: list[tuple[str, Any, dict[str, str], Any]] = [
     ("hstore", '{"z":"1"}', {}, '{"z":"1"}'),
     ("array", [1, None, Decimal("1.10"), "x"], {}, '[1,null,1.10,"x"]'),
     ("interval", "P0Y-1M0DT0H0M0S", {"interval_handling_mode": "string"}, "P0Y-1M0DT0H0M0S"),
+    ("interval", 37091106789000, {}, "PT37091106.789S"),
+    ("interval", -2629800000000, {}, "PT-2629800S"),
+    ("interval", 0, {}, "PT0S"),
+    ("interval", -1, {}, "PT-0.000001S"),
+    ("interval", -(1 << 63), {}, "PT-9223372036854.775808S"),
+    ("bigint", -2629800000000, {}, -2629800000000),
     ("microseconds", -2629800000000, {}, -2629800000000),
     ("text", "NaN", {}, "NaN"),
 ]
@@ -196,6 +210,15 @@ PLAIN: list[tuple[str, Any, dict[str, str], Any]] = [
 def test_plain_json_by_definition(sql: str, raw: Any, modes: dict[str, str], expected: Any) -> None:
     assert _defined(sql, raw, **modes) == expected
     assert _defined(sql, None, **modes) is None
+
+
+def test_an_interval_column_takes_a_count_with_its_schema_too() -> None:
+    counted = schema("int64", TIME + "MicroDuration")
+    assert read_as(ColumnType("interval"), counted, -2629800000001) == "PT-2629800.000001S"
+    assert read_as(ColumnType("bigint"), counted, -2629800000001) == -2629800000001
+    for raw in (1 << 63, True, 1.5):
+        with pytest.raises(DecodeError, match="column=c"):
+            _defined("interval", raw)
 
 
 def test_a_reader_takes_each_kind_of_json_a_column_has() -> None:

@@ -34,6 +34,18 @@ def test_a_codec_is_given_what_the_config_says() -> None:
     )
 
 
+def test_debezium_json_may_be_compressed() -> None:
+    given = changed(
+        CANAL_JSON,
+        source__protocol="debezium",
+        source__large_message_handle_compression="snappy",
+        source__max_decompressed_bytes="16MiB",
+    )
+    options = Config.model_validate(given).source.codec_options()
+    assert options.large_message_handle_compression == "snappy"
+    assert options.max_decompressed_bytes == 16 * 2**20
+
+
 def test_secrets_are_never_shown() -> None:
     config = Config.model_validate(GIVEN)
     shown = f"{config!r} {config} {config.model_dump()} {config.model_dump_json()}"

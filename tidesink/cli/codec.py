@@ -5,8 +5,8 @@ the producer's options is compared with what was declared: the bytes win.
 
 A flat-avro line that carries schema ids is written with those very schemas, and so under the options they
 were built with. The width of BIT, which no schema says, is in the line's extension. A canal-json line shows
-the TiDB extension by its ``commit_ts``, full types by ``extension.mysqlType``, and compression by
-``extension.compression``.
+the TiDB extension by its ``commit_ts``, and full types by ``extension.mysqlType``. Of a JSON protocol
+``extension.compression`` says how the record was compressed.
 """
 
 from __future__ import annotations
@@ -138,7 +138,11 @@ def decoded_lines(
         return
     for event in events:
         observed.see(event)
-    yield from _with_compression(lines, message.value) if codec.name == "canal-json" else lines
+    yield from _with_compression(lines, message.value) if codec.name in _COMPRESSED else lines
+
+
+# Each is JSON, so that the bytes tell.
+_COMPRESSED: Final = ("canal-json", "debezium-json")
 
 
 def _with_compression(lines: list[dict[str, Any]], value: bytes | None) -> list[dict[str, Any]]:
@@ -505,12 +509,11 @@ class SchemaLines:
     """Encodes lines whose columns have the types of the schema they name (flat-avro), or of a definition."""
 
     def __init__(self, setting: Setting, *, register: bool) -> None:
+        self._setting = setting
         self._definitions = setting.definitions
         self._register = register
         self._codec = open_codec(setting.protocol, registry=setting.registry, options=setting.options)
-        # A topic that holds watermarks was written with the extension, and Avro's DDL with both options.
-        sending = replace(setting.options, enable_tidb_extension=True, avro_enable_watermark=True)
-        self._control = open_codec(setting.protocol, registry=setting.registry, options=sending)
+        self._codecs: dict[tuple[bool, Compression], Codec] = {}
         # Without a registry DDL is sent with the extension or without, which only the option says.
         in_avro = CODECS[setting.protocol].registry
         self._sent = (WatermarkEvent, DdlEvent) if in_avro else (WatermarkEvent,)
@@ -526,9 +529,9 @@ class SchemaLines:
         """
         event = event_of(line, self._schema_of)
         codec, topic = self._codec, event.position.topic
-        if isinstance(event, self._sent):
-            return self._control.encode(event, topic=topic)
-        if isinstance(codec, FlatAvroCodec) and isinstance(event, ChangeEvent):
+        if not isinstance(codec, FlatAvroCodec) or isinstance(event, self._sent):
+            codec = self._codec_of(line, control=isinstance(event, self._sent))
+        elif isinstance(event, ChangeEvent):
             if event.schema_id is not None and event.schema_id != (None, None):
                 return codec.encode_with_ids(event)
             if not self._register:
@@ -538,6 +541,21 @@ class SchemaLines:
                     table=str(event.table),
                 )
         return codec.encode(event, topic=topic)
+
+    def _codec_of(self, line: Line, *, control: bool) -> Codec:
+        """The codec of a line, which tells how its record was compressed where no option does."""
+        options = self._setting.options
+        if "large_message_handle_compression" not in self._setting.declared:
+            kind = _compression(line.get("extension") or {})
+            options = replace(options, large_message_handle_compression=kind)
+        place = control, options.large_message_handle_compression
+        if place not in self._codecs:
+            if control:
+                # A topic with watermarks was written with the extension, and Avro's DDL with both options.
+                options = replace(options, enable_tidb_extension=True, avro_enable_watermark=True)
+            setting = self._setting
+            self._codecs[place] = open_codec(setting.protocol, registry=setting.registry, options=options)
+        return self._codecs[place]
 
     def _schema_of(self, line: Line) -> TableSchema:
         if not isinstance(self._codec, FlatAvroCodec):

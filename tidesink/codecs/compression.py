@@ -1,10 +1,12 @@
-"""Compressed Kafka values, as TiCDC writes them (tiflow c7b2588): lz4 frames and raw snappy blocks.
+"""Compressed Kafka messages, as TiCDC writes them: lz4 frames and raw snappy blocks.
 
-``large-message-handle-compression`` compresses every canal-json message, and the bytes alone tell of it.
+``large-message-handle-compression`` compresses every canal-json value (tiflow c7b2588), and key and value of
+every ``debezium`` message (b813e76), each by itself. The bytes alone tell of it.
 A JSON object begins with ``{``, an lz4 frame with its magic, and a snappy block with the length of its text,
 then a literal that begins as the text does, since there is nothing yet to copy from. The three exclude each
-other: a block whose length begins like ``{`` is of 123 bytes, one like the magic of 4, and no canal-json
-message is so short. So a reader needs no option, and a damaged value is never taken for a plain one.
+other: a block of 123 bytes begins like ``{`` too, but the tag of its literal is nothing that JSON has there;
+one that begins like the magic is of 4 bytes, and no message is so short. So a reader needs no option, and
+a damaged value is never taken for a plain one.
 """
 
 from __future__ import annotations

@@ -89,6 +89,7 @@ class Protocol:
 
 
 _TICDC: Final = ("enable_tidb_extension", "output_raw_change_event")
+_COMPRESSION: Final = ("large_message_handle_compression", "max_decompressed_bytes")
 _AVRO: Final = ("schema_registry", "avro_decimal_handling_mode", "avro_bigint_unsigned_handling_mode")
 
 # TiCDC calls flat-avro "avro" too (tiflow c7b2588), and its Debezium JSON "debezium" (b813e76).
@@ -107,16 +108,15 @@ CODECS: Final[Mapping[str, Protocol]] = {
         reads=frozenset(
             {
                 *_TICDC,
+                *_COMPRESSION,
                 "content_compatible",
                 "only_output_updated_columns",
                 "delete_only_output_handle_key_columns",
                 "output_row_key",
                 "large_message_handle_option",
-                "large_message_handle_compression",
                 "claim_check_storage_uri",
                 "claim_check_raw_value",
                 "upstream_url",
-                "max_decompressed_bytes",
             }
         ),
         writes=frozenset({"content_compatible", "large_message_handle_compression"}),
@@ -124,8 +124,8 @@ CODECS: Final[Mapping[str, Protocol]] = {
     "debezium-json": Protocol(
         _debezium_json,
         aliases=("debezium",),
-        reads=frozenset({"debezium"}),
-        writes=frozenset({"cluster_id", "debezium_disable_schema"}),
+        reads=frozenset({"debezium", *_COMPRESSION}),
+        writes=frozenset({"cluster_id", "debezium_disable_schema", "large_message_handle_compression"}),
     ),
     "debezium-avro": Protocol(
         _debezium_avro,

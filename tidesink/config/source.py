@@ -479,8 +479,8 @@ class SourceSettings(Model):
     """TiCDC: how rows that are too large for Kafka are sent: `none`, `claim-check` or `handle-key-only`.
     canal-json only."""
     large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
-    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. A worker needs this setting.
-    canal-json only."""
+    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. A worker needs this setting for
+    canal-json. canal-json and debezium-json only."""
     claim_check_storage_uri: ClaimCheckPlace | None = None
     """TiCDC: where rows that were too large are: a directory, or a URL that fsspec knows (`s3://bucket/path`).
     Nothing outside of it is opened. Never shown. canal-json only."""
@@ -491,7 +491,7 @@ class SourceSettings(Model):
     reduced to their handle key are read from it, as they were at their commit. Without it they are bad
     records. Never shown. canal-json only."""
     max_decompressed_bytes: ByteSize = Field(default=CodecOptions.max_decompressed_bytes, ge=1, le=MOST_BYTES)
-    """The largest size of one message after decompression. canal-json only."""
+    """The largest size of one message after decompression. canal-json and debezium-json only."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
     """The changefeed's time zone: TIMESTAMP texts carry none on the wire."""
     checksum: ChecksumMode = CodecOptions.checksum

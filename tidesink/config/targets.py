@@ -299,7 +299,8 @@ class KafkaSettings(TargetModel):
     content_compatible: bool = CodecOptions.content_compatible
     """TiCDC: full column types in `mysqlType`. canal-json only."""
     large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
-    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. canal-json only."""
+    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. canal-json and
+    debezium-json only."""
     max_message_bytes: ByteSize = Field(default=CodecOptions.max_message_bytes, ge=1, le=MOST_BYTES)
     """The size of the largest message; the topic must accept it."""
     namespace: str = Field(default=CodecOptions.namespace, min_length=1)

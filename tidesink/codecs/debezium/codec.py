@@ -273,14 +273,16 @@ class DebeziumJsonCodec(DebeziumCodec):
         definitions: TableDefinitions | None = None,
         clock: Callable[[], int] = _now_ms,
     ) -> None:
-        super().__init__(JsonParser(), options=options, definitions=definitions)
+        parser = JsonParser((options or CodecOptions()).max_decompressed_bytes)
+        super().__init__(parser, options=options, definitions=definitions)
         self._writer = JsonWriter(self._options, clock)
 
     @cached_property
     def _columns(self) -> Columns:
         from tidesink.codecs.debezium.json_columns import JsonColumns
 
-        return JsonColumns(self._tables, self._is_flattened)
+        most = self._options.max_decompressed_bytes
+        return JsonColumns(self._tables, self._is_flattened, most=most)
 
 
 class DebeziumAvroCodec(DebeziumCodec):

@@ -8,8 +8,9 @@ registers their schemas under the records' own names: at that point it knows no 
 from __future__ import annotations
 
 import json
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, ClassVar, Final
@@ -18,6 +19,7 @@ from zoneinfo import ZoneInfo
 import fastavro
 
 from tidesink.codecs.base import ByIdentity, CodecOptions, EncodedRecord, header
+from tidesink.codecs.compression import compressed
 from tidesink.codecs.debezium.encode_values import (
     DDL_KEY,
     Members,
@@ -37,6 +39,7 @@ from tidesink.codecs.debezium.encode_values import (
 )
 from tidesink.codecs.debezium.formats import bare_schema
 from tidesink.codecs.flat_avro.payloads import to_wire
+from tidesink.codecs.flat_avro.schema import check_unique_names
 from tidesink.errors import EncodeError
 from tidesink.events import (
     ChangeEvent,
@@ -57,6 +60,7 @@ from tidesink.typemap.table import mysql_type_word, row_of
 _OPS: Final = {Op.INSERT: "c", Op.UPSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
 _PRIMITIVES: Final = {"int16": "int", "int32": "int", "int64": "long"}
 _INT64_END: Final = 1 << 63
+_FLOAT32: Final = struct.Struct("<f")
 _MOST_TABLES: Final = 256
 # The key or the value of a control message: its payload, and its Connect schema.
 Half = tuple[Members, Members]
@@ -180,10 +184,11 @@ class AvroWriter(TicdcWriter):
     def _new_schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
         if any(column.virtual for column in schema.columns):
             raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns")
-        record = _Records(table, schema, self._options)
+        records = _Records(table, schema, self._options)
+        key, value = records.key(), records.envelope()  # before anything is registered
         # Dots stay here, unlike in flat-avro's subjects.
-        key = registered(self._registry, f"{topic}-key", record.key())
-        return key, registered(self._registry, f"{topic}-value", record.envelope())
+        written = registered(self._registry, f"{topic}-key", key)
+        return written, registered(self._registry, f"{topic}-value", value)
 
     def _control_source(self, place: str) -> Members:
         return avro_source_schema(f"{sanitize_name(self._options.cluster_id)}.{sanitize_name(place)}")
@@ -210,17 +215,17 @@ class AvroWriter(TicdcWriter):
 
 @dataclass(frozen=True)
 class _Records:
-    """The Avro records of one table."""
+    """The Avro records of one table; two columns that come to one field raise EncodeError."""
 
     table: TableId
     schema: TableSchema
     options: CodecOptions
 
     def key(self) -> Members:
-        return self._record("Key", [self._column(column) for column in self.schema.handle_columns])
+        return self._record("Key", self._columns(self.schema.handle_columns))
 
     def envelope(self) -> Members:
-        row = self._record("", [self._column(column) for column in self.schema.columns])
+        row = self._record("", self._columns(self.schema.columns))
         fields = [
             optional_avro("before", row),
             optional_avro("after", f"{self._namespace}.{sanitize_name(self.table.name)}"),
@@ -237,6 +242,11 @@ class _Records:
     def _record(self, suffix: str, fields: list[Members], *, version: int | None = None) -> Members:
         name = sanitize_name(self.table.name) + suffix
         return named_record(self._namespace, name, fields, version=version)
+
+    def _columns(self, columns: Sequence[Column]) -> list[Members]:
+        fields = [self._column(column) for column in columns]
+        check_unique_names(fields, columns)
+        return fields
 
     def _column(self, column: Column) -> Members:
         field = optional_avro(column.name, avro_type(column, self.options))
@@ -282,7 +292,7 @@ def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneIn
         wire_value(column, value, zone)  # refuses what is wider than the column
         return value.to_bytes(((column.type.length or 1) + 7) // 8, "little")
     if reader in ("float32", "float64") and isinstance(value, float):
-        return value
+        return _single(column, value) if reader == "float32" else value
     if reader == "decimal" or (
         reader == "unsigned64" and options.avro_bigint_unsigned_handling_mode == "string"
     ):
@@ -293,6 +303,14 @@ def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneIn
             column=column.name,
         )
     return wire_value(column, value, zone)
+
+
+def _single(column: Column, value: float) -> float:
+    """The 32-bit number, also where the field has eight bytes."""
+    try:
+        return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
+    except OverflowError as error:
+        raise EncodeError(f"{value} is no {column.type.name}", column=column.name) from error
 
 
 def _by_mode(column: Column, value: Value, options: CodecOptions) -> Any:
@@ -387,7 +405,7 @@ def avro_field(field: Members) -> Members:
 
 
 class JsonWriter(TicdcWriter):
-    """Writes TiCDC's ``debezium`` messages."""
+    """Writes TiCDC's ``debezium`` messages, key and value compressed where the option says so."""
 
     protocol = "debezium"
     _sends_ddl = True
@@ -411,7 +429,7 @@ class JsonWriter(TicdcWriter):
         row = event.after or event.before or {}
         key = {column.name: self._value(column, row) for column in schema.handle_columns}
         key_text, value_text = self._schema_texts(schema)
-        return EncodedRecord(_wrapped(key, key_text), _wrapped(payload, value_text))
+        return self._record(_wrapped(key, key_text), _wrapped(payload, value_text))
 
     def _control_source(self, place: str) -> Members:  # noqa: ARG002
         return source_schema(extension=self._options.enable_tidb_extension)
@@ -419,7 +437,11 @@ class JsonWriter(TicdcWriter):
     def _control(self, key: Half, value: Half) -> EncodedRecord:
         bare = self._options.debezium_disable_schema
         texts = (_wrapped(payload, "" if bare else dumped(schema)) for payload, schema in (key, value))
-        return EncodedRecord(*texts)
+        return self._record(*texts)
+
+    def _record(self, key: bytes, value: bytes) -> EncodedRecord:
+        kind = self._options.large_message_handle_compression
+        return EncodedRecord(compressed(key, kind), compressed(value, kind))
 
     def _source(self, event: ChangeEvent, commit_ts: int) -> Members:
         extra = {"start_ts": _start_ts(event)} if self._options.debezium_include_start_ts else {}

@@ -31,6 +31,8 @@ _EPOCH: Final = datetime(1970, 1, 1)
 _ZERO_MOMENT: Final = _EPOCH.replace(tzinfo=ZoneInfo("UTC"))
 _MOMENT: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?", re.ASCII)
 _TIME: Final = re.compile(r"(-?)(\d{1,3}):(\d\d):(\d\d)(?:\.(\d{1,6}))?", re.ASCII)
+# FLOAT(M,D), which TiCDC calls a double: its values are 32-bit numbers all the same.
+_WITH_DIGITS: Final = re.compile(r"float\s*\(\s*\d+\s*,", re.ASCII | re.IGNORECASE)
 _NOW: Final = "CURRENT_TIMESTAMP"
 _ZERO_TIMESTAMP: Final = "1970-01-01T00:00:00Z"
 
@@ -42,7 +44,10 @@ class RawNumber(NamedTuple):
 
 
 def go_float(value: float, *, single: bool = False) -> RawNumber:
-    """A float as Go's JSON has it: the fewest digits, an exponent below 1e-6 and from 1e21 on."""
+    """A float as Go's JSON has it: the fewest digits, an exponent below 1e-6 and from 1e21 on.
+
+    ``single``: the fewest that name the 32-bit number.
+    """
     if not math.isfinite(value):
         raise EncodeError(f"{value} is no number in JSON")
     text = repr(shortest_float32(value) if single else value)
@@ -89,7 +94,10 @@ def _number(column: Column, value: Value) -> Any:
             fit_decimal(value, column.type)
         except (ValueOutOfRangeError, ArithmeticError) as error:
             raise _refused(column, value) from error
-    return go_float(float(value), single=column.type.name == "float" and column.type.scale is None)
+    try:
+        return go_float(float(value), single=column.type.name == "float")
+    except OverflowError as error:
+        raise _refused(column, value) from error
 
 
 def _binary(column: Column, value: Value) -> Any:
@@ -236,7 +244,7 @@ def _connect_type(column: Column) -> tuple[str, str | None]:
         micro = (column.type.fsp or 0) > 3
         return "int64", f"io.debezium.time.{'Micro' if micro else ''}Timestamp"
     if name == "float":
-        return ("float" if column.type.scale is None else "double"), None
+        return ("double" if _WITH_DIGITS.match(column.type.sql or "") else "float"), None
     return _SEMANTIC.get(name, ("string", None))
 
 

@@ -5,6 +5,8 @@ schema first; TiCDC's new architecture (b813e76) writes the payload first, and w
 no schema (``debezium-disable-schema``). A schema is longer than its payload and the same in each record of
 a table, so it is parsed once and recognised by its text.
 
+TiCDC (b813e76) may compress both halves of a JSON record (``codecs.compression``), of an Avro one never.
+
 Avro, as Confluent's and Apicurio's converters write it, and TiCDC's ``debezium-avro`` (b813e76): a
 Confluent header, then the record of the writer's schema. fastavro gets that schema without logical types,
 defaults and Connect's additions: the Connect schema says what a value means.
@@ -22,6 +24,7 @@ import fastavro
 from fastavro.schema import SchemaParseException
 
 from tidesink.codecs.base import HEADER_SIZE, schema_id_of
+from tidesink.codecs.compression import LARGEST, decompressed
 from tidesink.codecs.debezium.connect_schema import (
     MOST_LEVELS,
     ConnectSchema,
@@ -32,6 +35,8 @@ from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, Valu
 from tidesink.events import Message
 from tidesink.schema_registry.base import SchemaRegistry
 
+# What every plain half of a producer's begins with, and nothing that is compressed.
+JSON_START: Final = b'{"'
 _SCHEMA_FIRST: Final = '{"schema":'
 _THEN_PAYLOAD: Final = ',"payload":'
 _PAYLOAD_FIRST: Final = '{"payload":'
@@ -68,9 +73,13 @@ _DECODER: Final = json.JSONDecoder(parse_float=json_number, parse_constant=_no_n
 
 
 class JsonParser:
-    """Reads the JSON halves of records; keeps the schemas it has met."""
+    """Reads the JSON halves of records, compressed or not; keeps the schemas it has met.
 
-    def __init__(self) -> None:
+    ``most``: how many bytes a compressed half may stand for.
+    """
+
+    def __init__(self, most: int = LARGEST) -> None:
+        self._most = most
         # By topic and part the text of the last schema; by text alone what was read from it.
         self._heads: dict[tuple[str, str], tuple[str, ConnectSchema]] = {}
         self._tails: dict[str, ConnectSchema] = {}
@@ -79,13 +88,15 @@ class JsonParser:
         """A message's ``key`` or ``value`` out of its JSON.
 
         Raises:
-            FramingError: no UTF-8, or no JSON.
+            FramingError: no UTF-8, no JSON, or compressed bytes that are damaged or stand for too many.
             SchemaMismatchError: JSON that Kafka Connect does not write, or nested too deep.
             ValueOutOfRangeError: a number no column can hold.
         """
         data = message.key if part == "key" else message.value
         if data is None:
             return None
+        if not data.startswith(JSON_START):
+            data = decompressed(data, most=self._most) or data
         try:
             return self._parsed(data.decode("utf-8"), (message.topic, part))
         except UnicodeDecodeError as error:

@@ -110,7 +110,7 @@ class LoneCodec(DebeziumJsonCodec):
         self._types = {c.name: c.type for one in (known, definition) if one for c in one.columns}
         definitions = TableDefinitions([definition] if definition else [])
         super().__init__(options=options, definitions=definitions)
-        self._parser = self._watched = _Parser()
+        self._parser = self._watched = _Parser(options.max_decompressed_bytes)
         self._rows, self._ticdc_rows = (
             replace(rows, untyped_is_text=True) for rows in (self._rows, self._ticdc_rows)
         )

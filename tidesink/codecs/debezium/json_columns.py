@@ -3,13 +3,13 @@
 The text around a payload is the same in each record of a writer's schema, so it is compared as bytes and
 its schema read once. Payloads are decoded by msgspec into structs that are made for that schema, with no
 member unknown and each value of its type. msgspec refuses what JSON does not allow, record by record;
-what it refuses, and records without a schema, are left to the row codec.
+what it refuses, and records without a schema, are left to the row codec. Compressed halves are opened first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
@@ -22,12 +22,13 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import ByIdentity
 from tidesink.codecs.batch import ColumnarResult, Indices, Records, ValueOptions
+from tidesink.codecs.compression import LARGEST, decompressed
 from tidesink.codecs.debezium.columns import Changes, Envelopes, EnvelopeTables, Image, IsFlattened, Wire
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema, ConnectType
 from tidesink.codecs.debezium.envelope import position_members, table_members
-from tidesink.codecs.debezium.formats import Wrapping, json_number, wrapping_of
+from tidesink.codecs.debezium.formats import JSON_START, Wrapping, json_number, wrapping_of
 from tidesink.codecs.debezium.scalars import INTEGER_BITS
-from tidesink.errors import DecodeError
+from tidesink.errors import ConfigError, DecodeError
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ _ARRAYS: Final[dict[str, pa.DataType]] = {
 }
 # Records that are decoded together: their objects stay in the processor's cache.
 _TOGETHER: Final = 512
+# No more records are opened when those that are stand for so many bytes.
+_MOST_OPENED: Final = 1 << 26
 _NO_RECORDS: Final[Indices] = np.empty(0, np.int64)
 
 
@@ -320,17 +323,52 @@ class _Columns:
         return Image(np.concatenate(self._present), self.member)
 
 
+def _opened(records: Records, most: int) -> Records:
+    """The records, or the first of them, with their halves as they were before they were compressed.
+
+    The row codec says what is wrong with what cannot be opened; it stays as it is here.
+    """
+    starts = [pc.starts_with(half, JSON_START) for half in (records.key, records.value)]
+    if all(pc.all(one, min_count=0).as_py() for one in starts):
+        return records
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    size = 0
+    for key, value in zip(records.key, records.value, strict=True):
+        if size > _MOST_OPENED:
+            break
+        keys.append(_opened_half(key.as_py(), most))
+        values.append(_opened_half(value.as_py(), most))
+        size += len(values[-1] or b"")
+    kind = pa.large_binary()
+    first = records.slice(0, len(values))
+    return replace(first, key=pa.array(keys, kind), value=pa.array(values, kind))
+
+
+def _opened_half(data: bytes | None, most: int) -> bytes | None:
+    if data is None or data.startswith(JSON_START):
+        return data
+    try:
+        return decompressed(data, most=most) or data
+    except (DecodeError, ConfigError):
+        return data
+
+
 class JsonColumns:
     """The columnar step of debezium-json; keeps what it knows of each schema."""
 
-    def __init__(self, tables: EnvelopeTables, is_flattened: IsFlattened) -> None:
-        self._tables, self._is_flattened = tables, is_flattened
+    def __init__(self, tables: EnvelopeTables, is_flattened: IsFlattened, *, most: int = LARGEST) -> None:
+        self._tables, self._is_flattened, self._most = tables, is_flattened, most
         self._keys, self._values = _Part(), _Part()
         self._value_readers = ByIdentity(partial(_made, _envelope), 2 * _MOST_TEXTS)
         self._key_readers = ByIdentity(partial(_made, _key), 2 * _MOST_TEXTS)
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """The row changes of the records that have a schema beside their payload."""
+        """The row changes of the records that have a schema beside their payload.
+
+        Of compressed records fewer are consumed, where they stand for many bytes.
+        """
+        records = _opened(records, self._most)
         values, keys = self._values.split(records.value), self._keys.split(records.key)
         unknown, found = [_no_envelope(values, keys)], Changes()
         for envelopes, rest in self._envelopes(values, keys):

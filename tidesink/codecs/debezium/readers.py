@@ -173,7 +173,11 @@ def _decimal_schema(column_type: ColumnType, raw: object, modes: DebeziumModes) 
 
 
 def _text_schema(column_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSchema:
-    return _time(column_type, raw, modes) if column_type.name == "local time" else _schema("string")
+    if column_type.name == "local time":
+        return _time(column_type, raw, modes)
+    if column_type.name == "interval" and isinstance(raw, int):
+        return _schema("int64", _TIME + "MicroDuration")
+    return _schema("string")
 
 
 def _binary_schema(_type: ColumnType, _raw: object, modes: DebeziumModes) -> ConnectSchema:
@@ -414,12 +418,23 @@ def _float(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
 
 
 def _fit_text(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
+    is_interval = column_type.name == "interval"
+
     def fit(value: Value) -> Value:
+        if is_interval and isinstance(value, int) and not isinstance(value, bool):
+            return _duration(value)
         if not isinstance(value, str):
             raise _mismatch(value, column_type)
         return value
 
     return fit
+
+
+def _duration(microseconds: int) -> str:
+    """A count of microseconds in ISO 8601: seconds alone, for no count tells its months and days."""
+    seconds, fraction = divmod(abs(microseconds), 1_000_000)
+    text = f"{seconds}.{fraction:06d}".rstrip("0").rstrip(".")
+    return f"PT{'-' if microseconds < 0 else ''}{text}S"
 
 
 def _fit_binary(column_type: ColumnType, modes: DebeziumModes) -> Fit:

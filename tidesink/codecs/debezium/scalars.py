@@ -241,8 +241,12 @@ _EPOCH_FROM_MARCH_0: Final = 719_468
 _INFINITY: Final = "infinity"
 # The PostgreSQL driver's infinities in ms since 1970 (PGStatement.DATE_POSITIVE_INFINITY and _NEGATIVE_),
 # as Debezium 3.5 sends them in ms and in us. A date's are INT_MAX and INT_MIN days from 2000-01-01,
-# which wrap around in 32 bits when they are counted from 1970.
-_INFINITE_DAYS: Final = {-2_147_472_692: _INFINITY, -2_147_472_691: f"-{_INFINITY}"}
+# which wrap around in 32 bits when they are counted from 1970; after 3.5 infinity is +5877611-06-21.
+_INFINITE_DAYS: Final = {
+    -2_147_472_692: _INFINITY,
+    2_146_033_979: _INFINITY,
+    -2_147_472_691: f"-{_INFINITY}",
+}
 INFINITE_TIMESTAMPS: Final = {
     9_223_372_036_825_200: _INFINITY,
     -9_223_372_036_832_400: f"-{_INFINITY}",
@@ -256,6 +260,7 @@ _ISO: Final = re.compile(
     r"(?P<offset>Z|[+-][0-9]{2}(?::[0-9]{2}(?::[0-9]{2})?)?)?(?:\[[^\]]{1,64}\])?",
     re.ASCII,
 )
+_UTC: Final = (None, "Z", "+00:00")
 _ISO_TIME: Final = re.compile(
     r"(?P<time>[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?)(?:Z|[+-]00:00)?", re.ASCII
 )
@@ -263,15 +268,20 @@ _ISO_TIME: Final = re.compile(
 
 def date_text(days: int) -> str:
     """A date from its days since 1970-01-01."""
-    found = _INFINITE_DAYS.get(days)
-    return found if found is not None else " ".join(part for part in _civil(days) if part)
+    return _INFINITE_DAYS.get(days) or _day_text(days)
+
+
+def _day_text(days: int) -> str:
+    return " ".join(part for part in _civil(days) if part)
 
 
 def timestamp_text(units: int, per_second: int) -> str:
     """A date and time from its units since 1970-01-01, of which there are ``per_second``."""
     found = INFINITE_TIMESTAMPS.get(units) if per_second < 10**9 else None
-    if found is not None:
-        return found
+    return found or _moment_text(units, per_second)
+
+
+def _moment_text(units: int, per_second: int) -> str:
     seconds, fraction = divmod(units, per_second)
     days, second = divmod(seconds, _DAY_SECONDS)
     day, era = _civil(days)
@@ -317,11 +327,20 @@ def _dated(year: int, day: str) -> tuple[str, str]:
     return (f"{year:04d}-{day}", "") if year > 0 else (f"{1 - year:04d}-{day}", "BC")
 
 
+# Where the mode is isostring, the infinities are written as the days and moments that they are as numbers:
+# as ``_iso_text`` has these, without a zone.
+_INFINITE_TEXTS: Final = {
+    **{_day_text(days): word for days, word in _INFINITE_DAYS.items()},
+    **{_moment_text(units, 1000): word for units, word in INFINITE_TIMESTAMPS.items()},
+}
+
+
 def iso_reader(kind: str, *, zoned: bool, timed: bool) -> Callable[[object], str]:
     """A reader of ISO 8601 text: of a date, of a date and time, or of one with its offset.
 
     The reader raises ValueOutOfRangeError for text that is none. A ``Z`` at the end of a date without
-    zone says nothing (``time.precision.mode: isostring``) and is left out.
+    zone says nothing (``time.precision.mode: isostring``) and is left out. What stands for one of
+    PostgreSQL's infinities is ``infinity`` or ``-infinity``.
     """
 
     def read(raw: object) -> str:
@@ -331,7 +350,8 @@ def iso_reader(kind: str, *, zoned: bool, timed: bool) -> Callable[[object], str
         found = _ISO.fullmatch(text)
         if found is None or (found["time"] is not None) != timed or (zoned and found["offset"] is None):
             raise ValueOutOfRangeError(f"{shown(raw)} is no {kind}")
-        return _iso_text(found, zoned=zoned)
+        infinite = _INFINITE_TEXTS.get(_iso_text(found, zoned=False)) if found["offset"] in _UTC else None
+        return infinite or _iso_text(found, zoned=zoned)
 
     return read
 

@@ -99,7 +99,7 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
     built["fields"] += [
         {"default": default, "name": name, "type": avro} for name, avro, default in _extension(options)
     ]
-    _check_unique(built["fields"], columns)
+    check_unique_names(built["fields"], columns)
     summed = summed_order(schema.columns, options) if _has_checksum(options) else ()
     return BuiltRecord(built, columns, tuple(column for column in summed if not column.virtual))
 
@@ -122,7 +122,7 @@ def _extension(options: CodecOptions) -> Sequence[tuple[str, str, object]]:
 
 def _record(table: TableId, columns: Sequence[Column], options: CodecOptions, suffix: str = "") -> AvroJson:
     fields = [_field(column, options) for column in columns]
-    _check_unique(fields, columns)
+    check_unique_names(fields, columns)
     return {
         "type": "record",
         "name": sanitize_name(table.name) + suffix,
@@ -148,7 +148,12 @@ def _field(column: Column, options: CodecOptions) -> AvroJson:
     return field if default is None and not column.nullable else {"default": default, **field}
 
 
-def _check_unique(fields: Sequence[AvroJson], columns: Sequence[Column]) -> None:
+def check_unique_names(fields: Sequence[AvroJson], columns: Sequence[Column]) -> None:
+    """Refuse two fields of one name; the first fields are the columns', others the extension's.
+
+    Raises:
+        EncodeError: names both columns.
+    """
     sources = [column.name for column in columns] + ["the extension"] * (len(fields) - len(columns))
     seen: dict[str, str] = {}
     for field, source in zip(fields, sources, strict=True):
