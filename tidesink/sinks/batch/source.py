@@ -9,7 +9,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -131,22 +132,43 @@ _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
 _ROWS_A_FILE: Final = 100_000
 
 
-class RangeFrame(NamedTuple):
-    """A reduced frame. ``stored`` is the frame that Spark keeps, for ``release_stored``.
+@dataclass(frozen=True)
+class RangeFrame:
+    """What tasks made of their ranges. ``stored`` is the frame of their payloads, which Spark keeps.
 
-    ``summary``: what the tasks counted. ``hashes``: of the keys (``reduce.key_hashes``). ``payloads``: the
-    frame's rows as the tasks packed them; None where what several ranges have of one key was reduced once
-    more. ``staged``: the rows to apply are at the target, and not in the frame.
+    ``heads``: what stands beside the payloads. ``summary``: what the tasks counted. ``over_ranges``: the rows
+    where what several ranges have of one key was reduced once more. ``staged``: the rows to apply are at the
+    target, and not in the frame.
     """
 
-    frame: DataFrame
+    task: RangeTask
     stored: DataFrame
+    heads: Sequence[Any]
     read: KafkaRead
     summary: BatchSummary
-    row_codec_records: int
-    hashes: npt.NDArray[np.uint64]
-    payloads: DataFrame | None = None
+    over_ranges: DataFrame | None = None
     staged: tuple[StagedPart, ...] | None = None
+
+    @cached_property
+    def frame(self) -> DataFrame:
+        """The reduced frame."""
+        return _unpacked(self.stored, self.task) if self.over_ranges is None else self.over_ranges
+
+    @property
+    def payloads(self) -> DataFrame | None:
+        """The frame's rows as the tasks packed them; None where they are staged, or not the frame's."""
+        as_packed = self.over_ranges is None and self.staged is None
+        return self.stored.select("payload", "error") if as_packed else None
+
+    @property
+    def row_codec_records(self) -> int:
+        """Records that were decoded one by one."""
+        return _counted(self.heads, "row_codec_records")
+
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """Of the keys (``reduce.key_hashes``)."""
+        return np.frombuffer(b"".join(found for _, found in _key_places(self.heads)), np.uint64)
 
     def release(self) -> None:
         """Let go of what Spark keeps."""
@@ -170,24 +192,23 @@ def reduced_ranges(
     try:
         heads = stored.drop("payload").collect()
         raise_first(heads)
-        staged = _staged(heads) if task.sink is not None else None
-        if task.sink is not None and staged is None:
-            release_stored(stored)
-            return reduced_ranges(session, replace(task, sink=None), reader, checkpoint=checkpoint)
-        unpacked = _unpacked(stored, task)
-        frame, summary = _over_ranges(unpacked, _summary(heads), heads, task)
+        read = KafkaRead(*(_counted(heads, name) for name in KafkaRead._fields))
+        found = RangeFrame(task, stored, heads, read, _summary(heads))
+        if task.sink is None:
+            return _reduced_over_ranges(found)
+        staged = _staged(heads)
+        if staged is not None:
+            return replace(found, staged=staged)
+        release_stored(stored)
     except BaseException:
         with suppress(Exception):
             release_stored(stored)
         raise
-    read, size, left, strangers = (
-        sum(head[name] or 0 for head in heads)
-        for name in ("records", "bytes", "row_codec_records", "strangers")
-    )
-    hashes = np.frombuffer(b"".join(bytes(head["hashes"]) for head in heads if head["hashes"]), np.uint64)
-    payloads = stored.select("payload", "error") if frame is unpacked and staged is None else None
-    found = KafkaRead(read, size, strangers)
-    return RangeFrame(frame, stored, found, summary, left, hashes, payloads, staged)
+    return reduced_ranges(session, replace(task, sink=None), reader, checkpoint=checkpoint)
+
+
+def _counted(heads: Sequence[Any], name: str) -> int:
+    return sum(head[name] or 0 for head in heads)
 
 
 def _staged(heads: Sequence[Any]) -> tuple[StagedPart, ...] | None:
@@ -239,21 +260,19 @@ def _summary(heads: Sequence[Any]) -> BatchSummary:
     return joined_summaries([pickle.loads(head["summary"]) for head in heads if head["summary"]])  # noqa: S301
 
 
-def _over_ranges(
-    frame: DataFrame, summary: BatchSummary, heads: Sequence[Any], task: RangeTask
-) -> tuple[DataFrame, BatchSummary]:
+def _reduced_over_ranges(found: RangeFrame) -> RangeFrame:
     """What several ranges have of one key.
 
     In the source's order its last row, of a history its last row of each commit_ts; in Kafka's an error.
     """
-    if task.sink is not None or not len(mixed_hashes(_key_places(heads))):
-        return frame, summary
-    rules = task.plan.rules
-    if rules.versions:
-        return _last_of_all(frame, summary, by=("key", "_commit_ts"), order=_FIRST_WRITE)
-    if rules.sequenced:
-        return _last_of_all(frame, summary, by=("key",), order="_seq")
-    return frame, replace(summary, mixed_keys=_mixed_keys(frame))
+    if not len(mixed_hashes(_key_places(found.heads))):
+        return found
+    rules = found.task.plan.rules
+    if rules.versions or rules.sequenced:
+        by, order = (("key", "_commit_ts"), _FIRST_WRITE) if rules.versions else (("key",), "_seq")
+        rows, summary = _last_of_all(found.frame, found.summary, by=by, order=order)
+        return replace(found, over_ranges=rows, summary=summary)
+    return replace(found, summary=replace(found.summary, mixed_keys=_mixed_keys(found.frame)))
 
 
 def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:

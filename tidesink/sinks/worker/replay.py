@@ -352,7 +352,7 @@ class ReplayBatch(Batch):
         for done in ("decoded", "reduced"):  # by the same tasks
             self._context.failpoints.reach(done)
         # What a replay has read is the letters, which are counted in their topic.
-        return Reduction(plan, found._replace(read=KafkaRead(0, 0)))
+        return Reduction(plan, replace(found, read=KafkaRead(0, 0)))
 
     def _reduced_by(self, task: RangeTask, reader: RecordReader) -> RangeFrame:
         try:
