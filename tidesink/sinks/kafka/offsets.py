@@ -132,9 +132,11 @@ class KafkaOffsets:
 
         The ends and the partitions are those of this moment. A topic's id and first offsets are asked for
         where it is new, its partitions or an end changed, or ``unread`` says that a table may read what was
-        there before; of every topic each 15 s. So no batch is planned by an id or a first offset from
-        before this look, and a topic that was deleted, made again or expired under tables with nothing to
-        read is noticed within that time. A topic of which nothing new is known is the same object as before.
+        there before; of every topic each 15 s. So a topic that was deleted, made again or expired under
+        tables with nothing to read is noticed within that time. A table that wakes right after a look may
+        plan by an id or a first offset of before it: the tasks check the id, and a range whose beginning
+        has expired is an error of the fetch. A topic of which nothing new is known is the same object as
+        before.
 
         One topic that gives no answer (no leader, no rights) hides no other.
 
