@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 
 from tests.hand_made_lake import z85_of
 from tidesink.dev.lake_check import deleted_rows
-from tidesink.sinks.targets.delta.file_format import Statistics, Vectors, roaring_array, vector_positions
+from tidesink.sinks.targets.delta.file_format import (
+    Statistics,
+    Vectors,
+    roaring_array,
+    vector_path,
+    vector_positions,
+)
 from tidesink.sinks.targets.lake_files import DataFile, FileRefusedError, MarkedRows
 
 DENSE = [*range(70_000), 200_000, 1 << 33, (1 << 33) + 5]
@@ -30,6 +36,12 @@ def descriptor(folder: Path, uuid: str, vector: dict[str, object]) -> dict[str, 
         "sizeInBytes": vector["size"],
         "cardinality": vector["rows"],
     }
+
+
+def test_an_absolute_path_is_a_uri() -> None:
+    """A shallow clone names its source's vectors so."""
+    named = {"storageType": "p", "pathOrInlineDv": "file:/lake/x%20y.bin"}
+    assert vector_path("/clone", named) == "file:/lake/x y.bin"
 
 
 @pytest.mark.parametrize("positions", [[0], [65_535, 65_536], DENSE])

@@ -339,7 +339,7 @@ def _opened(records: Records, most: int) -> Records:
             break
         keys.append(_opened_half(key.as_py(), most))
         values.append(_opened_half(value.as_py(), most))
-        size += len(values[-1] or b"")
+        size += len(keys[-1] or b"") + len(values[-1] or b"")
     kind = pa.large_binary()
     first = records.slice(0, len(values))
     return replace(first, key=pa.array(keys, kind), value=pa.array(values, kind))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -174,7 +175,7 @@ def vector_path(root: str, vector: dict[str, Any]) -> str | None:
     if vector["storageType"] == "i":
         return None
     if vector["storageType"] == "p":
-        return stored
+        return unquote(stored)  # Delta writes absolute paths as URIs (``DeletionVectorDescriptor``)
     prefix, number = stored[:-20], UUID(bytes=_z85(stored[-20:]))
     return "/".join(filter(None, (root, prefix, f"deletion_vector_{number}.bin")))
 
