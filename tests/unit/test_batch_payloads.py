@@ -10,13 +10,15 @@ import pytest
 
 from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import FLAT_AVRO, changed, right
+from tidesink.errors import TransientTargetError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
 from tidesink.sinks.batch.schema_changes import SchemaDecision
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.state.progress import Progress
-from tidesink.typemap.target_schema import shape_of
+from tidesink.sinks.targets.base import StagedPart
+from tidesink.typemap.target_schema import TableShape, shape_of
 
 T = TableId("s", "t")
 ID = Column("id", ColumnType("int"), nullable=False, handle=True)
@@ -46,3 +48,27 @@ def test_a_target_of_packed_rows_is_given_no_frame_of_a_table_with_metadata(omit
     decided = SchemaDecision(shape_of(TableSchema(T, (ID, Column("_op", ColumnType("varchar"))))), omitted)
     reduced = batch._reduced_batch(Reduction(plan, cast("Any", found)), decided)
     assert (reduced.frame, reduced.payloads, reduced.on_delete) == (None, payloads, ("_op",))
+
+
+def test_rows_staged_before_the_columns_changed_are_not_applied() -> None:
+    """Another table's task read DDL of this one after the batch's last look at its columns."""
+    shape = shape_of(TableSchema(T, (ID, Column("other", ColumnType("int")))))
+    plan = BatchPlan((), TopicOffsets("t", "id", {}))
+
+    class Changed(Batch):
+        def _schema_decision(self, shape: TableShape) -> SchemaDecision:
+            return SchemaDecision(replace(shape, columns=shape.columns[:1]), ("other",))
+
+    batch = Changed(
+        cast("Any", SimpleNamespace(target=SimpleNamespace(capabilities=CAPABILITIES))),
+        Hold(cast("Any", None), 1, Progress(T, "p", 1, 0)),
+        cast("Any", SimpleNamespace(columns=lambda: SimpleNamespace(packed_shape=shape))),
+        settings=right(FLAT_AVRO).table_config(T),
+        session=cast("Any", None),
+        plan=plan,
+        reader=cast("Any", None),
+    )
+    batch._staged_shape = shape
+    found = SimpleNamespace(staged=(StagedPart(1, 1),), summary=BatchSummary(upserts=1))
+    with pytest.raises(TransientTargetError, match="columns changed"):
+        batch._applied(Reduction(plan, cast("Any", found)))

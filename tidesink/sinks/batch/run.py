@@ -317,13 +317,15 @@ class Batch:
             self._refuses_truncates = True
             return True
         if reduction.summary.unplanned or reduction.summary.bad:
-            return self._learnt(missed)
+            return self._learnt(missed) or self._must_stage_again(reduction)
         if reduction.summary.ddl and self._decoding.take_ddl(missed):
             return True
-        return reduction.found.staged is not None and self._must_stage_again()
+        return self._must_stage_again(reduction)
 
-    def _must_stage_again(self) -> bool:
+    def _must_stage_again(self, reduction: Reduction) -> bool:
         """Whether the batch has shown that the target gets other columns than those that were staged."""
+        if reduction.found.staged is None:
+            return False
         decision = self._schema_decision(self._shape())
         if decision.pending or decision.given == self._staged_shape:
             return False
@@ -372,6 +374,12 @@ class Batch:
         schema_decision = self._schema_decision(self._shape())
         if schema_decision.pending:
             return BatchOutcome(self._hold.progress, pending=schema_decision.pending)
+        if reduction.found.staged is not None and schema_decision.given != self._staged_shape:
+            # Staged columns go by their place. Another table's task may have read DDL of this one since.
+            raise TransientTargetError(
+                "the columns changed after the batch was staged, and nothing of it was written",
+                table=str(self._settings.table),
+            )
         progress = next_progress(self._hold, reduction)
         context.stop.check()
         with self._step("recorded"):
