@@ -541,6 +541,24 @@ def test_a_row_that_leaves_values_out_has_no_place_in_the_sources_order() -> Non
     assert "leaves out values" in rows[1]["_detail"]["reason"]
 
 
+def test_every_row_of_a_shared_log_has_the_shard_of_its_source() -> None:
+    """A truncate too, which has no row."""
+    whole = ChangeEvent(
+        Op.INSERT, TABLE, {"id": 1}, None, {"id": 1, "name": "a"}, 5, Position("t", 0, 0), OLD
+    )
+    emptied = whole._replace(op=Op.TRUNCATE, key=None, after=None, position=Position("t", 0, 1))
+    goal = Destination(TableId("lake", "all"), Shard("shard", "here"))
+    target = routed_shape(shape(OLD), goal)
+    plan = DecodePlan(TargetRows(shape(OLD), target=target), Given(tables_of([whole, emptied])), logs=True)
+    rows, _ = run(
+        RangeTask((WANTED,), plan), [as_records([Message("t", 0, n, b"k", b"v") for n in range(2)])]
+    )
+    assert [(row["after"]["_tidesink_op"], row["after"]["shard"]) for row in rows] == [
+        ("insert", "here"),
+        ("truncate", "here"),
+    ]
+
+
 def test_a_range_heavier_than_a_task_decodes_as_a_whole_is_refused_by_a_class_of_its_own() -> None:
     topic = Topic()
     for number in range(9):

@@ -91,6 +91,8 @@ class _LoggedTable:
     def rows(self) -> LogRows:
         shape, events = log_shape(self._rows.target_shape), self._changes.rows.take(self._events)
         own = {**self._own, **self._rows.metadata_columns(events, self._own[OP])}
+        if shape.shard is not None:  # also of a truncate, which has no row
+            own[shape.shard.column] = pa.repeat(pa.scalar(shape.shard.value), len(self._at))
         arrays = [own[one.name] if one.name in own else self._value(one) for one in shape.columns]
         after = pa.StructArray.from_arrays(arrays, fields=list(row_type(shape)))
         keys = [self._own[column.name] for column in shape.key_columns]
