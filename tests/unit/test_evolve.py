@@ -118,6 +118,7 @@ def test_a_timestamp_default_is_read_in_the_tables_zone() -> None:
         (column("datetime"), "CURRENT_TIMESTAMP"),
         (column("timestamp", fsp=3), "current_timestamp(3)"),
         (column("int"), "seven"),
+        (column("bit", length=9), "\u0141"),
     ],
 )
 def test_a_default_that_says_no_value_is_an_error(kind: ColumnType, text: str) -> None:

@@ -299,7 +299,10 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
         )
     if reader == "bit":
         # TiDB holds the default of a BIT column as its bytes (one character each).
-        at_source: Value = int.from_bytes(text.encode("latin-1"), "big")
+        try:
+            at_source: Value = int.from_bytes(text.encode("latin-1"), "big")
+        except UnicodeEncodeError as error:
+            raise ValueOutOfRangeError("the default of a BIT column is not bytes") from error
     elif reader in ("enum", "set"):
         at_source = text  # by label, where rows in canal-json carry the number
     else:
