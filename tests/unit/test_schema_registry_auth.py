@@ -44,6 +44,7 @@ def test_secrets_are_not_in_a_repr() -> None:
         "http://u:hush@host:99999",
         "http://u:hush@host:0",
         "http://u:hush@[::1",
+        "http://u:hush@bad host/",
         "http://host:8081/?token=hush",
         "http://host:8081/#hush",
         "",

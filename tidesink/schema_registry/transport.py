@@ -175,6 +175,7 @@ def _split(url: str, shown: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        requests.PreparedRequest().prepare_url(url, None)  # knows hosts that urlsplit takes and nobody has
     except ValueError:
         sound = False
     if not sound:
