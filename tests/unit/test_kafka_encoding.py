@@ -222,7 +222,7 @@ def test_a_schema_that_the_registry_refuses_says_what_to_do() -> None:
         "registry": registry,
     }
     prepare(shape_with(named("a", ColumnType("int"))), **arguments)
-    with pytest.raises(SchemaRefusedError, match="tidesink registry level") as caught:
+    with pytest.raises(SchemaRefusedError, match="PUT /config/SUBJECT at the registry") as caught:
         prepare(shape_with(named("a", ColumnType("text"))), **arguments)
     assert caught.value.context["subject"] == "t-value"
 

@@ -184,7 +184,7 @@ def prepare(
     except IncompatibleSchemaError as error:
         raise SchemaRefusedError(
             f"{error.message}. Set a compatibility level for the subject that takes it "
-            "(tidesink registry level), or another topic rule",
+            "(PUT /config/SUBJECT at the registry), or another topic rule",
             **{**error.context, "table": str(shape.table)},
         ) from error
     except EncodeError as error:
