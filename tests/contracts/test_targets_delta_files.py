@@ -91,6 +91,21 @@ def test_any_stream_leaves_what_merge_leaves(delta: Bed) -> None:
     assert tables[0].apply(files, progress(epochs[0], 5)) == results[0]
 
 
+def test_a_zero_below_zero_is_found_as_zero(delta: Bed) -> None:
+    """Spark's readers look into dictionaries and ranges, which tell 0.0 from -0.0."""
+    kinds = ("float", "double")
+    wide = shape(ID, *(Column(kind, ColumnType(kind)) for kind in kinds))
+    table = delta.target.open_table(wide, pipeline="shop")
+    assert isinstance(table, DeltaTable)
+    table.claim()
+    for number, value in enumerate((1.0, -0.0, 0.0), 1):
+        table.apply(delta.batch(wide, [{"id": number, **dict.fromkeys(kinds, value)}]), progress(1, number))
+    for kind in kinds:
+        for condition in (f"{kind} = 0", f"{kind} >= 0 AND {kind} < 1", f"{kind} = -0.0d"):
+            found = delta.spark.sql(f"SELECT id FROM delta.`{table.path}` WHERE {condition} ORDER BY id")
+            assert [one["id"] for one in found.collect()] == [2, 3], condition
+
+
 def test_files_and_statistics_are_as_spark_writes_them(delta: Bed) -> None:
     """But for timestamps, which Spark writes as INT96 unless it is set otherwise."""
     columns = [ID, *(column for column, _ in cases())]

@@ -131,3 +131,18 @@ def test_a_bound_of_a_text_is_a_bound(text: str) -> None:
     low, high = found["minValues"]["c"], found["maxValues"].get("c")
     assert low.encode() <= text.encode()
     assert high is None or text.encode() <= high.encode()
+
+
+def test_the_range_of_a_zero_has_both_zeros() -> None:
+    for zeros in ([0.0], [-0.0], [0.0, -0.0]):
+        said = json.loads(Statistics(frozenset({"f"}))(pa.table({"f": zeros})))
+        bounds = [said[side]["f"] for side in ("minValues", "maxValues")]
+        assert [str(one) for one in bounds] == ["-0.0", "0.0"]
+
+
+def test_a_date_that_python_does_not_have_has_no_bound() -> None:
+    days = pa.array([0, 3_000_000], pa.int32()).cast(pa.date32())
+    moments = pa.array([-(10**17), 0], pa.int64()).cast(pa.timestamp("us"))
+    said = json.loads(Statistics(frozenset({"day", "at"}))(pa.table({"day": days, "at": moments})))
+    assert said["minValues"] == {"day": "1970-01-01"}
+    assert said["maxValues"] == {"at": "1970-01-01T00:00:00.000"}

@@ -142,11 +142,13 @@ class NewFiles:
         local.parent.mkdir(parents=True, exist_ok=True)
         # Spark's own files have decimals as integers too, where they fit. One row group: Arrow says no range
         # of a row group with a text of more than 4 KiB, and Iceberg would take that of the others for the
-        # file's, so that readers skip it.
+        # file's, so that readers skip it. No dictionary of floats: Spark looks for 0.0 in it, and passes over
+        # -0.0, which equals it.
         pq.write_table(
             table.replace_schema_metadata(self.metadata) if self.metadata else table,
             local,
             row_group_size=table.num_rows,
+            use_dictionary=[one.name for one in table.schema if not pa.types.is_floating(one.type)],
             compression=self.compression,
             store_schema=False,
             store_decimal_as_integer=True,

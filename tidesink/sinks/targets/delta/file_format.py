@@ -68,16 +68,18 @@ def _range(values: pa.ChunkedArray) -> tuple[str | None, str | None]:
     if pa.types.is_string(kind):
         high = _upper_bound(greatest.as_py())
         return json.dumps(_prefix(least.as_py())), None if high is None else json.dumps(high)
-    if pa.types.is_timestamp(kind):
-        return _instant(least), _instant(greatest)
-    words = [str(one.as_py()) if pa.types.is_integer(kind) else _words(one) for one in (least, greatest)]
-    return words[0], words[1]
+    return _words(least), _words(greatest)
 
 
-def _words(value: pa.Scalar) -> str:
+def _words(value: pa.Scalar) -> str | None:
+    if pa.types.is_integer(value.type):
+        return str(value.as_py())
     if pa.types.is_decimal(value.type):
         return f"{value.as_py():f}"
-    return f'"{value.as_py()}"'
+    try:
+        return _instant(value) if pa.types.is_timestamp(value.type) else f'"{value.as_py()}"'
+    except (OverflowError, ValueError):  # a year that Python's dates do not have
+        return None
 
 
 def _instant(value: pa.Scalar) -> str:
@@ -88,12 +90,13 @@ def _instant(value: pa.Scalar) -> str:
 
 
 def _float_range(values: pa.ChunkedArray) -> tuple[str, str]:
-    """Spark's order: NaN is the greatest number."""
+    """Spark's order: NaN is the greatest number. Some readers tell the zeros apart: the range has both."""
     numbers = values.drop_null().to_numpy()
     real = numbers[~np.isnan(numbers)]
     if not len(real):
         return '"NaN"', '"NaN"'
-    return _number(real.min()), '"NaN"' if len(real) < len(numbers) else _number(real.max())
+    least, greatest = real.min() or np.float64(-0.0), real.max() or np.float64(0.0)
+    return _number(least), '"NaN"' if len(real) < len(numbers) else _number(greatest)
 
 
 def _number(value: np.floating[Any]) -> str:
