@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(7200)]
 CHAOS = int(os.environ.get("TIDESINK_CHAOS", "0"))
 RANDOM_KILLS = 10 if TEST_ALL else 5
-# Transactions before each kill: some batches of each table.
+# Transactions before each kill, and for each batch up to it: some batches of each table.
 WORK = 5
 # Each kill leaves persisted frames in the JVM that the workers share: after so many they are let go of.
 KILLS_A_REST = 25
@@ -62,7 +62,8 @@ class Run:
     def kill_at(self, failpoint: str) -> None:
         """A worker that dies at a step."""
         began = time.monotonic()
-        worker = self._worker(failpoint)
+        # The worker before may have left nothing: one that is to die in its fifth batch must find so many.
+        worker = self._worker(failpoint, batches=int(failpoint.rpartition(":")[2]))
         code = worker.wait()
         self._at_steps += 1
         sys.stderr.write(f"{failpoint}: {time.monotonic() - began:.1f} s\n")
@@ -82,8 +83,6 @@ class Run:
         self._configure(batch=SMALL)
         self._spark.sparkContext.cancelAllJobs()
         self._spark.catalog.clearCache()
-        # A worker that is to die in its fifth batch must find so many again.
-        self._bank.work(4 * WORK)
 
     def finish(self) -> None:
         """Nobody is killed any more: all is applied, and right."""
@@ -93,8 +92,8 @@ class Run:
         self.watch.look()
         check_end(self._place, self._bank)
 
-    def _worker(self, failpoint: str | None) -> ForkedWorker:
-        self._bank.work(WORK)
+    def _worker(self, failpoint: str | None, *, batches: int = 1) -> ForkedWorker:
+        self._bank.work(WORK * batches)
         self._feed.send(self._bank.changes)
         self._bank.changes.clear()
         return ForkedWorker(self._spark, self.config, self._log, failpoint)
