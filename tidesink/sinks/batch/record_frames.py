@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # One task reads so many records at least: a short range is not worth a second task.
 _RECORDS_A_TASK: Final = 50_000
+# So many records one task reads sooner than the tasks of several ranges have started.
+_SMALL_BATCH: Final = 10_000
 # A batch of opened values ends before it is larger, but for one value that is larger alone.
 _OPENED_BYTES: Final = 64 << 20
 
@@ -58,10 +60,12 @@ def over_ranges(
 ) -> DataFrame:
     """What ``work`` makes of each range and its records, in the columns of ``ddl``: a task a range, lazy.
 
-    A ``TidesinkError`` of a task comes back by ``task_errors.task_error``.
+    Ranges that have few records together are read by one task. A ``TidesinkError`` of a task comes back by
+    ``spark.errors.task_error``.
     """
     count = len(ranges)
-    numbers = session.range(0, count, 1, max(1, count))
+    tasks = count if sum(part.end - part.start for part in ranges) > _SMALL_BATCH else 1
+    numbers = session.range(0, count, 1, max(1, tasks))
     return numbers.mapInArrow(Reporting(FetchedRanges(tuple(ranges), fetch, work)), ddl)
 
 
