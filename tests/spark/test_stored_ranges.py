@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tests.decoded_batches import as_records
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import change
+from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source import KafkaSource, RangeFrame, reduced_ranges, release_stored
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -67,3 +71,18 @@ def test_a_checkpoint_whose_blocks_are_gone_fails_and_is_not_made_again(
     with pytest.raises(Exception, match=r"[Cc]heckpoint"):
         found.frame.collect()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(("records", "tasks"), [(2_500, 1), (2_501, 4)])
+def test_ranges_with_few_records_are_one_task(spark: SparkSession, records: int, tasks: int) -> None:
+    def work(wanted: FetchRange, _records: object) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"partition": pa.array([wanted.partition], pa.int32())})
+
+    def fetch(_wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        yield from ()
+
+    ranges = [FetchRange("t", number, 7, 7 + records) for number in range(4)]
+    frame = over_ranges(spark, ranges, fetch, work, "partition int")
+    found = frame.select("partition", F.spark_partition_id().alias("task")).collect()
+    assert sorted(row["partition"] for row in found) == [0, 1, 2, 3]
+    assert len({row["task"] for row in found}) == tasks

@@ -178,6 +178,7 @@ def test_rows_say_what_they_leave_out_and_where_they_came_from() -> None:
     assert [row[KEPT] for row in found] == [None, ",1,", None, ",2,1,", None]
     assert [row[AFTER_DELETE] for row in found] == [0, 1, 0, 1, 0]
     assert [row[IS_DELETE] for row in found] == [0, 0, 0, 0, 1]
+    assert [row[FROM] is None for row in found] == [True, False, True, False, False]
     assert place_of(found[3][FROM]) == {"topic": "shop.orders", "partition": 3, "offset": 3}
 
 

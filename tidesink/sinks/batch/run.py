@@ -1,9 +1,9 @@
 """One batch of one table, from offsets to a commit, step by step.
 
-1. planned: its offsets are fixed.  2 to 4. read, decoded, reduced: by tasks, a task a range, which count and
-give packed rows (``batch.tasks``), or bring them to a target that can stage them (``StagingTable``). What
-the plan did not know is looked up and the batch read again; a bad record cuts the batch short of it and it is
-read again, too (``pause``).
+1. planned: its offsets are fixed.  2 to 4. read, decoded, reduced: by tasks, which count and give packed
+rows (``batch.tasks``), or bring them to a target that can stage them (``StagingTable``). What the plan did
+not know is looked up and the batch read again; a bad record cuts the batch short of it and it is read again,
+too (``pause``).
 5. recorded: the state store knows what the batch will have applied, unless a change of the columns waits
 for a person: then the batch is left.  6. evolved: the target's columns fit.
 7. rejected: dead letters are written.  8. committed: rows and progress in one commit of the target.

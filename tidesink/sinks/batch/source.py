@@ -65,7 +65,7 @@ class RecordReader(Protocol):
     """Gives the records of ranges to tasks."""
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """What ``work`` makes of each range and its records: a task a range; lazy."""
+        """What ``work`` makes of each range and its records; lazy."""
 
 
 class KafkaSource:

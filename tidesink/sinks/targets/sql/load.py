@@ -146,8 +146,9 @@ class StagedRows:
         if name == IS_DELETE:
             return pc.equal(rows.column("_op"), DELETE).cast(pa.int32())
         if name == FROM:
-            place = (rows.column(one).cast(pa.string()) for one in PLACE_COLUMNS)
-            return pc.binary_join_element_wise(*place, " ")
+            leaves_out = pc.greater(pc.list_value_length(rows.column("_kept")), 0)
+            topic, *numbers = (rows.column(one).cast(pa.string()) for one in PLACE_COLUMNS)
+            return pc.binary_join_element_wise(pc.if_else(leaves_out, topic, None), *numbers, " ")
         (found,) = (rows.column(one) for one in _MADE_OF[name])
         if name == KEPT:
             return _kept_positions(found, self.shape)
@@ -157,7 +158,7 @@ class StagedRows:
 
 
 def place_of(text: str) -> dict[str, Any]:
-    """Topic, partition and offset of a row, from what the column ``FROM`` has of it."""
+    """Topic, partition and offset of a row that leaves out values, as the column ``FROM`` has them."""
     topic, partition, offset = text.split(" ")
     return {"topic": topic, "partition": int(partition), "offset": int(offset)}
 
