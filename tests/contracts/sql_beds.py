@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -16,12 +16,18 @@ import pytest
 
 from tests.contracts.targets_bed import TABLE, Bed
 from tidesink.events import TableId
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.sharing import quote_mysql
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.sinks.targets.sql.mysql import MysqlDialect
 from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.table import SqlTable
 from tidesink.sinks.targets.sql.target import SqlTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def postgres_database(request: pytest.FixtureRequest) -> Endpoint:
@@ -106,6 +112,28 @@ def sql_bed(request: pytest.FixtureRequest, connections: Connections) -> Bed:
     request.addfinalizer(close)
     read = reader(targets[0])
     return Bed(connections.dialect.database, targets[0], read, reopen, request.getfixturevalue("spark"))
+
+
+def sql_bed_in(spark: SparkSession, connections: Connections) -> Bed:
+    """The same by a session at hand, with these connections alone, which nobody closes."""
+    target = SqlTarget(connections)
+    return Bed(connections.dialect.database, target, reader(target), lambda: target, spark)
+
+
+def note_brought(patch: Callable[[Any, str, Any], None]) -> list[int | None]:
+    """Of each batch that is applied from now on, the rows that its own tasks brought; None: others had to.
+
+    ``patch`` sets an attribute.
+    """
+    found: list[int | None] = []
+    apply = SqlTable.apply
+
+    def noting(self: SqlTable, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        found.append(None if batch.staged is None else sum(part.rows for part in batch.staged))
+        return apply(self, batch, progress)
+
+    patch(SqlTable, "apply", noting)
+    return found
 
 
 _MARK: Final = re.compile(r"{}|\[(?:shards)?]")

@@ -10,12 +10,11 @@ import pytest
 
 from tests.contracts.coded_changes import Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
-from tests.contracts.sql_beds import target_of
+from tests.contracts.sql_beds import note_brought, target_of
 from tests.contracts.targets_bed import Bed
 from tests.full import quick_on
 from tidesink.events import TableId, TableSchema
-from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, RowFormat, RowSink
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, RowFormat, RowSink
 from tidesink.sinks.targets.sql.load import Loader
 from tidesink.sinks.targets.sql.table import SqlTable
 from tidesink.typemap.target_schema import shape_of
@@ -31,15 +30,7 @@ CREATE = "CREATE TABLE shop.orders (id BIGINT PRIMARY KEY, name VARCHAR(9), size
 @pytest.fixture
 def brought(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """Of each batch that is applied, the rows that its own tasks brought; None: others had to."""
-    found: list[int | None] = []
-    apply = SqlTable.apply
-
-    def noting(self: SqlTable, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        found.append(None if batch.staged is None else sum(part.rows for part in batch.staged))
-        return apply(self, batch, progress)
-
-    monkeypatch.setattr(SqlTable, "apply", noting)
-    return found
+    return note_brought(monkeypatch.setattr)
 
 
 def orders() -> Changefeed:
@@ -76,6 +67,25 @@ def test_the_tasks_that_reduce_rows_bring_them(
         table.take(table_task, len(feed.records))
     assert brought == [2, 3]
     ends_right(sql, table, feed)
+
+
+def test_metadata_columns_and_marks_of_deleted_rows_are_brought_too(
+    sql: Bed, spark: SparkSession, tmp_path: Path, brought: list[int | None]
+) -> None:
+    feed = orders()
+    feed.delete(1)
+    feed.put(3, "three", None)
+    feed.delete(3)
+    feed.put(2, "zwei", 2)
+    config = config_of(feed, deletes="soft", metadata={"op": "_op", "offset": "_offset"})
+    table = open_table(sql, spark, tmp_path, feed=feed, messages=placed(feed.records), config=config)
+    with table.table_task() as table_task:
+        table.take(table_task, 3)
+        table.take(table_task, len(feed.records))
+    assert brought == [2, 3]
+    first = {"id": 1, "name": "one", "size": 10, "_op": "delete", "_offset": 3, SOFT_DELETE_COLUMN: True}
+    second = {"id": 2, "name": "zwei", "size": 2, "_op": "update", "_offset": 6, SOFT_DELETE_COLUMN: False}
+    assert sql.rows(TABLE) == [first, second]
 
 
 def test_a_change_of_the_columns_within_a_batch_has_its_rows_brought_again(

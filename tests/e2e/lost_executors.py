@@ -1,8 +1,9 @@
 """Run as a program: a worker's task on a cluster that loses executors, while they read and before they write.
 
 ``python -m tests.e2e.lost_executors delta FOLDER`` applies two batches on a cluster of two executors. Each
-batch loses the executor that fetches, and all of them with every payload before the commit. Prints of each
-batch what was counted, and how the table stands.
+batch loses the executor that fetches, and all of them with every payload before the commit. ``postgres FOLDER
+'{"host": …}'``: it also loses the executor that has just brought its rows. Prints of each batch what was
+counted, and how the table stands.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ from tests.contracts.coded_changes import CREATE, TABLE, Changefeed, placed
 from tests.contracts.coded_lane import HeldTopic, config_of, open_table
 from tests.contracts.delta_beds import delta_bed_in
 from tests.contracts.iceberg_beds import hadoop_catalog, iceberg_bed_in
+from tests.contracts.sql_beds import note_brought, sql_bed_in
 from tests.contracts.targets_bed import Bed
+from tests.e2e.retried_tasks import Observed
 from tests.sessions import SMALL_SPARK
 from tidesink.events import Message, TableSchema
 from tidesink.sinks.batch.context import Failpoints
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.session import build_session
+from tidesink.sinks.targets.sql.load import Load
+from tidesink.sinks.targets.sql.location import Endpoint
+from tidesink.sinks.targets.sql.postgres import PostgresDialect
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
@@ -86,6 +92,28 @@ class FetchedTopic(HeldTopic):
         self.fetch = LosingFetch(self.fetch, folder)
 
 
+def load_and_lose(
+    load: Load, mark: Path, endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]
+) -> int:
+    """Bring all rows; the executor that does so first for a mark is then killed."""
+    rows = load(endpoint, statement, chunks)
+    kill_own_executor(mark)
+    return rows
+
+
+class LosingPostgres(PostgresDialect):
+    """Postgres, where the executor is killed that is the first to bring the rows of a batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.batch = 0
+
+    @property
+    def load(self) -> Load:
+        """The load, with what happens after it."""
+        return partial(load_and_lose, super().load, self.folder / f"lost_staging_{self.batch}")
+
+
 class LosesBeforeTheCommit(Failpoints):
     """Kills all executors when a batch is about to be committed for the first time."""
 
@@ -141,13 +169,16 @@ def changes() -> Changefeed:
     return feed
 
 
-def main(kind: str, folder: Path) -> None:
+def main(kind: str, folder: Path, endpoint: Endpoint | None) -> None:
     """Apply two batches."""
     paths = {f"spark.executorEnv.{name}": os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     conf = {**SMALL_SPARK, **paths, "spark.default.parallelism": str(_TASKS)}
     spark = build_session(master="local-cluster[2,1,1024]", conf=conf, target=kind)
     feed, lost = changes(), LosesBeforeTheCommit()
-    bed = BEDS[kind](spark, folder / "lake")
+    losing = LosingPostgres(folder)
+    database = None if endpoint is None else Observed(losing, endpoint, TABLE)
+    bed = BEDS[kind](spark, folder / "lake") if database is None else sql_bed_in(spark, database)
+    brought = note_brought(setattr)
     table = open_table(
         bed,
         spark,
@@ -160,8 +191,12 @@ def main(kind: str, folder: Path) -> None:
     table = replace(table, around=replace(table.around, failpoints=lost))
     with table.table_task() as table_task:
         for upto in (ROWS + 1, len(feed.records)):
+            if database is not None:
+                losing.batch, database.staged = upto, 0
             table.take(table_task, upto)
             reported = {**table_task.report().counters, "lost": lost.lost}
+            if database is not None:
+                reported |= {"brought": brought[-1], "staged": database.staged}
             sys.stdout.write(json.dumps(reported) + "\n")
     right = table.rows(shape_of(feed.schema)) == [row for _, row in sorted(feed.rows.items())]
     sys.stdout.write(json.dumps({"right": right, "rows": len(feed.rows)}) + "\n")
@@ -169,4 +204,4 @@ def main(kind: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), Endpoint(**json.loads(sys.argv[3])) if sys.argv[3:] else None)
