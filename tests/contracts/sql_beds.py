@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -17,13 +18,20 @@ import pytest
 from tests.contracts.targets_bed import TABLE, Bed
 from tidesink.events import TableId
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.base import (
+    ApplyResult,
+    ReducedBatch,
+    RowFormat,
+    RowSink,
+    StagingTable,
+    Target,
+    TargetTable,
+)
 from tidesink.sinks.targets.sharing import quote_mysql
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.sinks.targets.sql.mysql import MysqlDialect
 from tidesink.sinks.targets.sql.postgres import PostgresDialect
-from tidesink.sinks.targets.sql.table import SqlTable
 from tidesink.sinks.targets.sql.target import SqlTarget
 
 if TYPE_CHECKING:
@@ -120,20 +128,45 @@ def sql_bed_in(spark: SparkSession, connections: Connections) -> Bed:
     return Bed(connections.dialect.database, target, reader(target), lambda: target, spark)
 
 
-def note_brought(patch: Callable[[Any, str, Any], None]) -> list[int | None]:
-    """Of each batch that is applied from now on, the rows that its own tasks brought; None: others had to.
+# Changes what takes the rows in tasks.
+ChangedSink = Callable[[RowSink], RowSink]
 
-    ``patch`` sets an attribute.
+
+def noting(bed: Bed, *, sink: ChangedSink | None = None) -> tuple[Bed, list[int | None]]:
+    """The bed, whose workers' targets note how each batch that is applied has its rows.
+
+    That is the number which its own tasks brought; None: others had to.
     """
-    found: list[int | None] = []
-    apply = SqlTable.apply
+    brought: list[int | None] = []
+    return replace(bed, reopen=lambda: cast("Target", _NotedTarget(bed.reopen(), brought, sink))), brought
 
-    def noting(self: SqlTable, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        found.append(None if batch.staged is None else sum(part.rows for part in batch.staged))
-        return apply(self, batch, progress)
 
-    patch(SqlTable, "apply", noting)
-    return found
+class _NotedTarget:
+    def __init__(self, target: Target, brought: list[int | None], sink: ChangedSink | None) -> None:
+        self._target, self._brought, self._sink = target, brought, sink
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def open_table(self, *arguments: Any, **options: Any) -> _NotedTable:
+        return _NotedTable(self._target.open_table(*arguments, **options), self._brought, self._sink)
+
+
+class _NotedTable:
+    def __init__(self, table: TargetTable, brought: list[int | None], sink: ChangedSink | None) -> None:
+        self._table, self._brought, self._sink = table, brought, sink
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def row_sink(self, rows: RowFormat) -> RowSink | None:
+        assert isinstance(self._table, StagingTable)
+        found = self._table.row_sink(rows)
+        return self._sink(found) if found and self._sink else found
+
+    def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        self._brought.append(None if batch.staged is None else sum(part.rows for part in batch.staged))
+        return self._table.apply(batch, progress)
 
 
 _MARK: Final = re.compile(r"{}|\[(?:shards)?]")

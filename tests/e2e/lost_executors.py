@@ -24,7 +24,7 @@ from tests.contracts.coded_changes import CREATE, TABLE, Changefeed, placed
 from tests.contracts.coded_lane import HeldTopic, config_of, open_table
 from tests.contracts.delta_beds import delta_bed_in
 from tests.contracts.iceberg_beds import hadoop_catalog, iceberg_bed_in
-from tests.contracts.sql_beds import note_brought, sql_bed_in
+from tests.contracts.sql_beds import noting, sql_bed_in
 from tests.contracts.targets_bed import Bed
 from tests.e2e.retried_tasks import Observed
 from tests.sessions import SMALL_SPARK
@@ -177,8 +177,10 @@ def main(kind: str, folder: Path, endpoint: Endpoint | None) -> None:
     feed, lost = changes(), LosesBeforeTheCommit()
     losing = LosingPostgres(folder)
     database = None if endpoint is None else Observed(losing, endpoint, TABLE)
-    bed = BEDS[kind](spark, folder / "lake") if database is None else sql_bed_in(spark, database)
-    brought = note_brought(setattr)
+    if database is None:
+        bed, brought = BEDS[kind](spark, folder / "lake"), []
+    else:
+        bed, brought = noting(sql_bed_in(spark, database))
     table = open_table(
         bed,
         spark,

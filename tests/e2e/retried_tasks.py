@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.contracts.coded_changes import TOPIC, Changefeed
 from tests.contracts.coded_lane import config_of, open_table
-from tests.contracts.sql_beds import note_brought, sql_bed_in
+from tests.contracts.sql_beds import noting, sql_bed_in
 from tests.contracts.targets_bed import TABLE, progress, shape
 from tests.sessions import SMALL_SPARK
 from tidesink.codecs.base import EncodedRecord
@@ -132,9 +132,9 @@ def main(kind: str, endpoint: Endpoint, folder: Path) -> None:
     connections.staged, connections.table = None, READ_TABLE
     feed = changes()
     messages = spread(feed.records)
-    bed, config = sql_bed_in(spark, connections), config_of(feed, retry_for="0s")
+    bed, brought = noting(sql_bed_in(spark, connections))
+    config = config_of(feed, retry_for="0s")
     read = open_table(bed, spark, folder, feed=feed, messages=messages, config=config)
-    brought = note_brought(setattr)
     with read.table_task() as table_task:
         for slow, sent in ((False, READ_ROWS + 1), (True, len(messages))):
             dialect.slow, connections.staged = slow, 0
