@@ -210,6 +210,12 @@ class Batch:
             TidesinkError: by its ``remedy`` the batch may be tried again, or the table stops.
             StopRequestedError: a stop was asked for before the commit.
         """
+        outcome, table = self._outcome(), self._hold.table
+        if outcome.account is None and isinstance(table, StagingTable):
+            table.forget_staged()
+        return outcome
+
+    def _outcome(self) -> BatchOutcome:
         self._context.failpoints.reach("planned")
         with translated_read_errors(self._plan.found.topic):
             self._decoding.catch_up(self._plan.ranges, self._plan.found)

@@ -415,6 +415,9 @@ class StagingTable(TargetTable, Protocol):
             TransientTargetError: the target does not answer.
         """
 
+    def forget_staged(self) -> None:
+        """Forget the rows of the sink, whose batch is not applied; nothing where there are none."""
+
 
 class Target(Protocol):
     """A place that keeps tables."""

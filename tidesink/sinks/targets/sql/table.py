@@ -44,7 +44,7 @@ from tidesink.sinks.targets.sql.columns import (
 )
 from tidesink.sinks.targets.sql.dialect import Connections, Counts
 from tidesink.sinks.targets.sql.ledger import Entry, SqlLedger, SqlTombstones
-from tidesink.sinks.targets.sql.load import staged_columns
+from tidesink.sinks.targets.sql.load import StagedColumn, staged_columns
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import (
     append_staged,
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.sql.dialect import Dialect, ForView
 
 
+_Staging = tuple[tuple[StagedColumn, ...], tuple[str, ...]]
 _SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
 
 
@@ -95,7 +96,9 @@ class SqlTable:
         self._epoch: int | None = None
         self._created = False
         self._changing = False
-        self._stages = False
+        # The columns of the staging table that is there, with their types; and of it where nobody used it.
+        self._staging: _Staging | None = None
+        self._unused: _Staging | None = None
         self._ordered: TableShape | None = None
         self._present = self._open(shape, soft=delete_mode == "soft")
         self._keys = frozenset(self._dialect.quote(key).lower() for key in shape.keys)
@@ -116,6 +119,7 @@ class SqlTable:
             self._change(cursor, self._dialect.left_undone(cursor, self.place))
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
+        self._staging = self._unused = None  # those of an epoch before go with all others below
         with self._transaction(writes=False) as cursor:
             self._present = self._dialect.present(cursor, self.place)
         # An older holder's tasks may still write to its own: then the next claim finds it.
@@ -150,7 +154,10 @@ class SqlTable:
         try:
             return self._commit(batch, progress, self._staged(batch))
         finally:
-            self._drop_staging()
+            if batch.staged is None or any(part.rows for part in batch.staged):
+                self.forget_staged()
+            else:  # the next batch may use it: of a batch without a row the database sees no DDL
+                self._unused = self._staging
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
         """Takes rows into the staging table, in the tasks that reduce them."""
@@ -158,6 +165,12 @@ class SqlTable:
             return None
         self._make_staging(rows)
         return loader_into(self._connections, self.place.staging(self._claimed_epoch()), rows)
+
+    def forget_staged(self) -> None:
+        """Drop the staging table, whatever became of its batch."""
+        if self._staging is not None:
+            drop_staging(self._connections, self.place.staging(self._claimed_epoch()), self._table)
+        self._staging = self._unused = None
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns with their defaults for rows already there; widen types."""
@@ -221,7 +234,7 @@ class SqlTable:
 
     def close(self) -> None:
         """Close the target's connections that nobody uses; another table opens what it needs."""
-        self._drop_staging()
+        self.forget_staged()
         self._connections.close()
 
     def _open(self, shape: TableShape, *, soft: bool) -> dict[str, str]:
@@ -368,16 +381,12 @@ class SqlTable:
         return staged(self._connections, self.place.staging(self._claimed_epoch()), batch)
 
     def _make_staging(self, rows: RowFormat) -> None:
-        """Make the staging table again, empty."""
-        stage, types = self.place.staging(self._claimed_epoch()), self._staging_types(rows.shape)
-        self._stages = True
-        make_staging(self._connections, stage, staged_columns(rows), types, self._table)
-
-    def _drop_staging(self) -> None:
-        """Forget the rows that are staged, whatever became of their batch."""
-        if self._stages:
-            drop_staging(self._connections, self.place.staging(self._claimed_epoch()), self._table)
-            self._stages = False
+        """Make the staging table again, empty; one of the same columns that nobody used stays."""
+        wanted = staged_columns(rows), tuple(self._staging_types(rows.shape))
+        unused, self._unused = self._unused, None
+        if unused != wanted:
+            self._staging = wanted
+            make_staging(self._connections, self.place.staging(self._claimed_epoch()), *wanted, self._table)
 
     def _staging_types(self, shape: TableShape) -> list[str]:
         """The types of the shape's columns at the target.
