@@ -151,10 +151,14 @@ class Owner:
                 table=str(self.table),
             )
         elif source not in (None, self.table):
-            raise StaleProgressError(
-                f"{self.place} holds the rows of {source}, and this is {self.table}: {self.apart}",
-                table=str(self.table),
-            )
+            raise self.another(source)
+
+    def another(self, source: TableId | None) -> StaleProgressError:
+        """The error of a place where the rows of another source table are."""
+        return StaleProgressError(
+            f"{self.place} holds the rows of {source}, and this is {self.table}: {self.apart}",
+            table=str(self.table),
+        )
 
     def check_keys(self, written: Iterable[str]) -> None:
         """Refuse another key than the rows have: those rows would not be found, and stand there twice.

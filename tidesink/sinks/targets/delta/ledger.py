@@ -21,15 +21,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
+from tidesink.errors import ProgressError, StaleProgressError, TransientTargetError
 from tidesink.events import TableId
 from tidesink.sinks.state.progress import Progress, as_document, from_document, split_txn_version, txn_version
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, Collected
 from tidesink.sinks.targets.delta.log import MARKER, Commit, DeltaLog
 from tidesink.sinks.targets.delta.schema import BACKFILL_APPLICATION
 from tidesink.sinks.targets.lake import transaction
-from tidesink.sinks.targets.sharing import is_shared, not_shared, quote_identifier, quote_path, taken
-from tidesink.typemap.target_schema import Shard, key_change
+from tidesink.sinks.targets.sharing import Owner, is_shared, not_shared, quote_identifier, quote_path
+from tidesink.typemap.target_schema import Shard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -174,7 +174,8 @@ class Ledger:
         for _ in range(_CLAIM_ATTEMPTS):
             at = self.log.latest()
             held = self.newest(at)
-            self._check_keys(held)
+            if held is not None and held.progress is not None and held.keys is not None:
+                self._owner.check_keys(held.keys)
             entry = self._claim_at(at, held)
             if entry is not None:
                 self._check_rows(entry, [])
@@ -256,35 +257,16 @@ class Ledger:
             table=str(self.table),
         )
 
-    def _check_owner(self, entry: Entry) -> None:
-        if self.shard is not None and (entry.pipeline, entry.source) != (self.pipeline, self.table):
-            place, owner = f"the Delta table at {self.path}", str(entry.source)
-            raise taken(place, self.shard, pipeline=entry.pipeline, source=owner, table=self.table)
-        if entry.pipeline != self.pipeline:
-            raise StaleProgressError(
-                f"the Delta table at {self.path} belongs to pipeline {entry.pipeline!r}, and this is "
-                f"{self.pipeline!r}: give the pipelines different target paths, or use the first name again",
-                table=str(self.table),
-            )
-        if entry.progress and entry.progress.table != self.table:
-            raise StaleProgressError(
-                f"the Delta table at {self.path} holds the rows of {entry.progress.table}, and this is "
-                f"{self.table}: set target.table in the config so that the two have different paths",
-                table=str(self.table),
-            )
+    @property
+    def _owner(self) -> Owner:
+        apart = "set target.table in the config so that the two have different paths"
+        return Owner(
+            self.pipeline, self.table, self.keys, f"the Delta table at {self.path}", apart, self.shard
+        )
 
-    def _check_keys(self, entry: Entry | None) -> None:
-        """Rows written under another key would not be found, and stand there twice."""
-        if entry is None or entry.progress is None or entry.keys is None:
-            return
-        if {key.lower() for key in entry.keys} != {key.lower() for key in self.keys}:
-            raise SchemaRefusedError(
-                f"the rows of the Delta table at {self.path} were written under the key "
-                f"({', '.join(entry.keys)}), and the key is now ({', '.join(self.keys)}): set keys in the "
-                "config to the old key again, or load the table into a new path",
-                table=str(self.table),
-                **key_change(entry.keys, self.keys),
-            )
+    def _check_owner(self, entry: Entry) -> None:
+        source = entry.progress.table if entry.progress else None
+        self._owner.check_writer(entry.pipeline, entry.source if self.shard else source)
 
     def _check_rows(self, entry: Entry, passed: list[Commit]) -> None:
         """The rows must be those our newest commit left, also between our last look before it and itself."""

@@ -11,7 +11,6 @@ from uuid import uuid4
 
 from tidesink.errors import (
     ProgressError,
-    SchemaRefusedError,
     StaleProgressError,
     TidesinkError,
     TransientTargetError,
@@ -21,8 +20,8 @@ from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.state.progress import Progress, as_document, from_document
 from tidesink.sinks.targets.base import ApplyResult
 from tidesink.sinks.targets.iceberg.jvm import MAIN, JvmTable, TableState, commit_error, is_conflict, numbers
-from tidesink.sinks.targets.sharing import is_shared, known_after, not_shared, tag, taken
-from tidesink.typemap.target_schema import Shard, TableShape, key_change
+from tidesink.sinks.targets.sharing import Owner, is_shared, known_after, not_shared, tag
+from tidesink.typemap.target_schema import Shard, TableShape
 
 LEDGER: Final = "tidesink.ledger"
 # Of a table that several source tables share: the snapshot that the last commit of any of them left.
@@ -168,36 +167,21 @@ class IcebergLedger:
             table=str(self.table),
         )
 
+    @property
+    def _owner(self) -> Owner:
+        apart = "set target.table in the config so that the two have different names"
+        return Owner(
+            self.pipeline, self.table, self.keys, f"the Iceberg table {self.location}", apart, self.shard
+        )
+
     def check_keys(self, entry: Entry | None) -> None:
-        """Refuse another key: rows written under the old one would not be found, and stand there twice."""
-        if entry is None or entry.progress is None:
-            return
-        if {key.lower() for key in entry.keys} != {key.lower() for key in self.keys}:
-            raise SchemaRefusedError(
-                f"the rows of the Iceberg table {self.location} were written under the key "
-                f"({', '.join(entry.keys)}), and the key is now ({', '.join(self.keys)}): set keys in the "
-                "config to the old key again, or load the table under another name",
-                table=str(self.table),
-                **key_change(entry.keys, self.keys),
-            )
+        """Refuse another key than the rows that are there have; as ``Owner.check_keys``."""
+        if entry is not None and entry.progress is not None:
+            self._owner.check_keys(entry.keys)
 
     def _check_owner(self, entry: Entry) -> None:
-        if self.shard is not None and (entry.pipeline, entry.source) != (self.pipeline, self.table):
-            place, owner = f"the Iceberg table {self.location}", str(entry.source)
-            raise taken(place, self.shard, pipeline=entry.pipeline, source=owner, table=self.table)
-        if entry.pipeline != self.pipeline:
-            raise StaleProgressError(
-                f"the Iceberg table {self.location} belongs to pipeline {entry.pipeline!r}, and this is "
-                f"{self.pipeline!r}: give the pipelines different names of tables (target.table), or use the "
-                "first name again",
-                table=str(self.table),
-            )
-        if entry.progress and entry.progress.table != self.table:
-            raise StaleProgressError(
-                f"the Iceberg table {self.location} holds the rows of {entry.progress.table}, and this is "
-                f"{self.table}: set target.table in the config so that the two have different names",
-                table=str(self.table),
-            )
+        source = entry.progress.table if entry.progress else None
+        self._owner.check_writer(entry.pipeline, entry.source if self.shard else source)
 
     def _check_rows(self, rows: int, state: TableState) -> None:
         """What readers see must come from the snapshot of the ledger, or from one that a person accepts."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import structlog
 
 from tidesink.config.targets import IcebergSettings
-from tidesink.errors import SchemaRefusedError, StaleProgressError, TidesinkError, TransientTargetError
+from tidesink.errors import SchemaRefusedError, TidesinkError, TransientTargetError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.state.progress import Progress, check_follows
+from tidesink.sinks.state.progress import Progress, check_held, done_before
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     ApplyResult,
@@ -274,18 +274,11 @@ class IcebergTable(IcebergColumns):
         Raises:
             StaleProgressError: this worker does not hold the batch's epoch, or as ``check_follows`` says.
         """
-        held = self._holder.held
-        if progress.epoch != held.epoch:
-            raise StaleProgressError(
-                f"this worker holds epoch {held.epoch}, and the batch is of epoch {progress.epoch}",
-                table=str(self._name),
-            )
+        hold = (self._holder.held.epoch,)
+        check_held(hold, hold, table=self._name, batch=progress.epoch)
         self._holder.current()
         held = self._holder.held
-        if held.kind == "batch" and held.progress == progress:
-            return held.result
-        check_follows(progress, held.progress)
-        return None
+        return done_before(progress, held.progress, held.result if held.kind == "batch" else None)
 
     def _attempt(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
         """Stage and publish once; None where others committed in between."""

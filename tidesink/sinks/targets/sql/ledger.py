@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.errors import StaleProgressError
+from tidesink.events import TableId
 from tidesink.sinks.state.progress import Progress, from_json, to_json
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ApplyResult, Collected
-from tidesink.sinks.targets.sharing import is_shared, not_shared, taken
+from tidesink.sinks.targets.sharing import Owner, is_shared, not_shared
 from tidesink.sinks.targets.sql.dialect import Dialect
 from tidesink.sinks.targets.sql.location import SEQUENCE_TYPES, SHARDS, Place, commit_ts_in, hex_above
-from tidesink.typemap.target_schema import key_change
 
 _COLUMNS: Final = (
     "pipeline",
@@ -111,7 +111,7 @@ class SqlLedger:
         source, *values = row
         known = values.pop() if self.place.shard else None
         entry = replace(_entry(values), known=None if known is None else tuple(json.loads(known)))
-        self._check_owner(entry, tuple(json.loads(source)))
+        self._owner.check_writer(entry.pipeline, TableId(*json.loads(source)))
         return entry
 
     def write(self, cursor: Any, entry: Entry) -> None:
@@ -161,7 +161,7 @@ class SqlLedger:
         cursor.execute(query)
         for name, source in cursor.fetchall():
             if name != self.place.name and name.lower() == self.place.name.lower():
-                raise _another(self.place, tuple(json.loads(source)))
+                raise self._owner.another(TableId(*json.loads(source)))
 
     def is_there(self, cursor: Any) -> bool:
         """Whether the ledger has the row, whoever's it is."""
@@ -175,14 +175,8 @@ class SqlLedger:
         Raises:
             SchemaRefusedError: the rows were written under another key.
         """
-        if entry.progress and {k.lower() for k in entry.keys} != {k.lower() for k in self.keys}:
-            raise SchemaRefusedError(
-                f"the rows of {self.place.shown} were written under the key ({', '.join(entry.keys)}), and "
-                f"the key is now ({', '.join(self.keys)}): set keys in the config to the old key again, or "
-                "give target.table another template and load the table again",
-                table=str(self.place.source),
-                **key_change(entry.keys, self.keys),
-            )
+        if entry.progress:
+            self._owner.check_keys(entry.keys)
         epoch = entry.epoch + 1
         progress = replace(entry.progress, epoch=epoch) if entry.progress else None
         return replace(entry, epoch=epoch, progress=progress, keys=self.keys, result=None)
@@ -209,31 +203,14 @@ class SqlLedger:
             table=str(self.place.source),
         )
 
-    def _check_owner(self, entry: Entry, source: tuple[str, ...]) -> None:
-        shard, ours = self.place.shard, self.place.source
-        if shard is not None:
-            if (entry.pipeline, source) != (self.pipeline, tuple(ours)):
-                owner = ".".join(source)
-                raise taken(self.place.shown, shard, pipeline=entry.pipeline, source=owner, table=ours)
-            return
-        if entry.pipeline != self.pipeline:
-            raise StaleProgressError(
-                f"the table {self.place.shown} belongs to pipeline {entry.pipeline!r}, and this is "
-                f"{self.pipeline!r}: give the pipelines different target.table templates, or use the first "
-                "name again",
-                table=str(self.place.source),
-            )
-        if source != tuple(self.place.source):
-            raise _another(self.place, source)
-
-
-def _another(place: Place, source: tuple[str, ...]) -> StaleProgressError:
-    return StaleProgressError(
-        f"the table {place.shown} holds the rows of {'.'.join(source)}, and this is {place.source}: set "
-        "target.table or routes in the config so that the two have different names, which differ in more "
-        "than case where the server has lower_case_table_names",
-        table=str(place.source),
-    )
+    @property
+    def _owner(self) -> Owner:
+        apart = (
+            "set target.table or routes in the config so that the two have different names, which differ in "
+            "more than case where the server has lower_case_table_names"
+        )
+        place = self.place
+        return Owner(self.pipeline, place.source, self.keys, f"the table {place.shown}", apart, place.shard)
 
 
 def _made_again(before: str, now: str) -> bool:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TransientTargetError, ValueNotStoredError
-from tidesink.sinks.state.progress import Progress, check_follows
+from tidesink.sinks.state.progress import Progress, check_held, done_before
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SOFT_DELETE_COLUMN,
@@ -110,7 +110,7 @@ class SqlTable:
         with self._transaction() as cursor:
             self._ledger.check_sharing(cursor)
             self._ledger.add_row(cursor)
-            entry = self._ledger.claimed(self._locked(cursor))
+            entry = self._ledger.claimed(self._read(cursor, lock=True))
             self._check_rows(entry, cursor)
             entry = self._ledger.identified(cursor, entry)
             self._dialect.check_keys(cursor, self.place, self._keys)
@@ -138,14 +138,9 @@ class SqlTable:
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch and its progress in one transaction."""
-        epoch = self._claimed_epoch()
-        if progress.epoch != epoch:
-            raise StaleProgressError(
-                f"this worker holds epoch {epoch}, and the batch is of epoch {progress.epoch}",
-                table=self._table,
-            )
         with self._transaction(writes=False) as cursor:
-            done = self._done(self._held(cursor, epoch, lock=False), progress)
+            entry = self._held(cursor, self._claimed_epoch(), lock=False, batch=progress.epoch)
+            done = done_before(progress, entry.progress, entry.result)
         if done is not None:
             return done
         if batch.mode == "history":
@@ -409,7 +404,7 @@ class SqlTable:
         batch.on_staged()
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, progress.epoch)
-            done = self._done(entry, progress)
+            done = done_before(progress, entry.progress, entry.result)
             if done is not None:
                 return done
             entry = self._ledger.identified(cursor, entry)
@@ -454,8 +449,8 @@ class SqlTable:
             raise StaleProgressError("claim the table before writing to it", table=self._table)
         return self._epoch
 
-    def _locked(self, cursor: Any) -> Entry:
-        entry = self._ledger.read(cursor, lock=True)
+    def _read(self, cursor: Any, *, lock: bool) -> Entry:
+        entry = self._ledger.read(cursor, lock=lock)
         if entry is None:
             raise StaleProgressError(
                 f"the row of {self.place.shown} was deleted from {self.place.own_ledger}: start the worker "
@@ -464,28 +459,11 @@ class SqlTable:
             )
         return entry
 
-    def _held(self, cursor: Any, epoch: int, *, lock: bool = True) -> Entry:
-        """The ledger's row, which must be of our epoch."""
-        entry = self._locked(cursor) if lock else self._ledger.read(cursor)
-        if entry is None or entry.epoch != epoch:
-            now = f"epoch {entry.epoch}" if entry else "no row in the ledger"
-            raise StaleProgressError(
-                f"another worker holds this table ({now}, and this worker's epoch is {epoch}). Run one "
-                "worker a table; this one wrote nothing and must stop",
-                table=self._table,
-            )
+    def _held(self, cursor: Any, epoch: int, *, lock: bool = True, batch: int | None = None) -> Entry:
+        """The ledger's row, which must be of our epoch, as ``check_held`` says."""
+        entry = self._read(cursor, lock=lock)
+        check_held((entry.epoch,), (epoch,), table=self.place.source, batch=batch)
         return entry
-
-    def _done(self, entry: Entry, progress: Progress) -> ApplyResult | None:
-        """What this very batch did, where it is applied already.
-
-        Raises:
-            StaleProgressError: as ``check_follows`` says.
-        """
-        if entry.progress == progress and entry.result is not None:
-            return entry.result
-        check_follows(progress, entry.progress)
-        return None
 
     @contextmanager
     def _transaction(self, *, writes: bool = True) -> Iterator[Any]:
