@@ -22,7 +22,7 @@ def delta_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
 def delta_bed_in(session: SparkSession, folder: Path) -> Bed:
     """The same by a session at hand."""
     from tidesink.sinks.targets.delta.table import DeltaTarget
-    from tidesink.sinks.targets.lake import open_session
+    from tidesink.sinks.targets.lake.tables import open_session
 
     # What others do to a table (RESTORE, OPTIMIZE, ALTER) computes snapshots as well: 50 partitions of an
     # untuned session make most of a test's time.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidesink.sinks.targets.delta.log import MARKER, DeltaLog
-from tidesink.sinks.targets.lake import open_session
+from tidesink.sinks.targets.lake.tables import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

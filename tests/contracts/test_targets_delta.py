@@ -44,7 +44,7 @@ from tidesink.sinks.targets.column_changes import plan_evolution
 from tidesink.sinks.targets.delta import schema as delta_schema
 from tidesink.sinks.targets.delta.log import DeltaLog
 from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
-from tidesink.sinks.targets.lake_merge import range_literal
+from tidesink.sinks.targets.lake.merge import range_literal
 from tidesink.sinks.targets.sharing import quote_text
 
 # ruff: noqa: S608

@@ -204,7 +204,7 @@ def test_what_has_no_place_in_a_history_is_refused(bed: Bed) -> None:
 
 @pytest.mark.spark
 def test_numbers_of_a_commit_that_are_not_those_of_the_batch_stop_the_table() -> None:
-    from tidesink.sinks.targets.lake_merge import Counts, history_result
+    from tidesink.sinks.targets.lake.merge import Counts, history_result
 
     batch = ReducedBatch(SHAPE, 2, 1, mode="history", history=NAMES)
     counts = Counts(begun=2, replaced=1, ended=1, marked=1, ends=0, absent=1)

@@ -38,7 +38,7 @@ from tidesink.sinks.targets.iceberg.files import FilePlan, FileWriter
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState
 from tidesink.sinks.targets.iceberg.ledger import Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.table import IcebergTable
-from tidesink.sinks.targets.lake_files import local_path
+from tidesink.sinks.targets.lake.files import local_path
 from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.target_schema import MetadataKind, shape_of, without
 

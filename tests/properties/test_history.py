@@ -167,7 +167,7 @@ def test_spark_gives_the_same_history(
     spark: SparkSession, events: list[ChangeEvent], random: Any, at: int
 ) -> None:
     from tidesink.sinks.batch.source import rows_to_apply
-    from tidesink.sinks.targets.lake_merge import count, difference_frame
+    from tidesink.sinks.targets.lake.merge import count, difference_frame
 
     random.shuffle(events)
     first, second = events[:at], events[at:]

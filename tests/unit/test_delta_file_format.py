@@ -23,7 +23,7 @@ from tidesink.sinks.targets.delta.file_format import (
     vector_path,
     vector_positions,
 )
-from tidesink.sinks.targets.lake_files import DataFile, FileRefusedError, MarkedRows
+from tidesink.sinks.targets.lake.files import DataFile, FileRefusedError, MarkedRows
 
 DENSE = [*range(70_000), 200_000, 1 << 33, (1 << 33) + 5]
 

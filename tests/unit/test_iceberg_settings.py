@@ -17,7 +17,7 @@ from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.iceberg.ledger import Entry, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import counts_beside, result_of
 from tidesink.sinks.targets.iceberg.table import place_of, try_target
-from tidesink.sinks.targets.lake import table_names
+from tidesink.sinks.targets.lake.tables import table_names
 
 PROPERTIES = {"type": "hadoop", "warehouse": "./warehouse", "token": "s3cr3t", "cache-enabled": False}
 

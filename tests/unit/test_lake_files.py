@@ -20,7 +20,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.target_rows import key_type, row_type
 from tidesink.sinks.spark.errors import TaskError
-from tidesink.sinks.targets.lake_files import (
+from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     FILE_DDL,
     POSITIONS,

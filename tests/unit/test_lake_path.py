@@ -11,7 +11,7 @@ import pytest
 from tests.cli.samples import run
 from tidesink.errors import ConfigError, SchemaRefusedError, TargetError, TransientTargetError
 from tidesink.events import TableId
-from tidesink.sinks.targets.lake import long_names_refused, try_path
+from tidesink.sinks.targets.lake.tables import long_names_refused, try_path
 
 LONG = "x" * 256
 

@@ -24,7 +24,7 @@ from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.schema_changes import doubt_of
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import OWN_COLUMNS, SOFT_DELETE_COLUMN, Limit, PreflightResult
-from tidesink.sinks.targets.lake import table_names
+from tidesink.sinks.targets.lake.tables import table_names
 from tidesink.sinks.targets.modes import kept_shape, routed_shape
 from tidesink.sinks.targets.sharing import quote_identifier, quote_mysql, quote_path, quote_postgres
 from tidesink.sinks.targets.sql.location import place_in

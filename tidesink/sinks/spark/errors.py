@@ -151,7 +151,7 @@ NOT_STORED: Final = (
 
 
 def row_not_stored(exc: BaseException) -> TidesinkError | None:
-    """The error which a MERGE of ours raises by itself (``targets.lake_merge``); nothing was written."""
+    """The error which a MERGE of ours raises by itself (``targets.lake.merge``); nothing was written."""
     for cause in _causes(exc):
         if is_java(cause, _SPARK_THROWABLE) and cause.getCondition() == _RAISED:
             return _not_stored(str(cause.getMessageParameters().get("errorMessage")))

@@ -7,7 +7,7 @@ write). Of several at one commit_ts one counts: a write before a delete, since T
 delete and an insert of one commit_ts, and of equal ones the first in Kafka, since the others are that one
 sent again. A write begins a version that holds until the key's next event. A delete that ends no version
 leaves a mark, a row without duration. So the table is a function of the *set* of events, however they were
-cut into batches, in whatever order and however often they came. ``targets.lake_merge`` has the same law on
+cut into batches, in whatever order and however often they came. ``targets.lake.merge`` has the same law on
 frames.
 """
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.sinks.targets.lake_files import (
+from tidesink.sinks.targets.lake.files import (
     DataFile,
     FileColumn,
     FileRefusedError,

@@ -30,7 +30,7 @@ from tidesink.sinks.targets.delta.log import (
     user_metadata,
 )
 from tidesink.sinks.targets.delta.schema import GENERATED, columns_of
-from tidesink.sinks.targets.lake_files import (
+from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     CODECS,
     RANGES,

@@ -27,7 +27,7 @@ from tidesink.sinks.state.progress import Progress, as_document, from_document, 
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, Collected
 from tidesink.sinks.targets.delta.log import MARKER, Commit, DeltaLog
 from tidesink.sinks.targets.delta.schema import BACKFILL_APPLICATION
-from tidesink.sinks.targets.lake import transaction
+from tidesink.sinks.targets.lake.tables import transaction
 from tidesink.sinks.targets.sharing import Owner, is_shared, not_shared, quote_identifier, quote_path
 from tidesink.typemap.target_schema import Shard
 

@@ -13,7 +13,6 @@ from pyspark.errors import PySparkException
 from tidesink.errors import ConfigError, StaleProgressError, TargetError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.targets import lake
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SEQUENCE_DDL,
@@ -24,7 +23,8 @@ from tidesink.sinks.targets.base import (
 )
 from tidesink.sinks.targets.column_changes import Evolution, default_texts
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error
-from tidesink.sinks.targets.lake import (
+from tidesink.sinks.targets.lake import tables as lake_tables
+from tidesink.sinks.targets.lake.tables import (
     SEQUENCE_COMMENT,
     column_words,
     literal,
@@ -68,7 +68,7 @@ def check(shape: TableShape) -> None:
 
 def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
     """The CREATE TABLE of a shape; ``location`` is the quoted table."""
-    return lake.create_statement(
+    return lake_tables.create_statement(
         location, shape, provider="delta", properties=TABLE_PROPERTIES, soft_deletes=soft_deletes
     )
 
@@ -133,7 +133,7 @@ def open_table(
         session.sql(create_statement(location, shape, soft_deletes=soft_deletes))
         return True
     if soft_deletes and SOFT_DELETE_COLUMN not in present_columns(log):
-        session.sql(lake.soft_delete_statement(location))
+        session.sql(lake_tables.soft_delete_statement(location))
     return False
 
 
@@ -276,7 +276,7 @@ FILES_BETWEEN: Final = 50
 
 
 class Compaction:
-    """The packing of one table; its file sizes are session settings (``targets.lake``)."""
+    """The packing of one table; its file sizes are session settings (``targets.lake.tables``)."""
 
     def __init__(self, session: SparkSession, log: DeltaLog, location: str) -> None:
         self._session, self._log, self._location = session, log, location

@@ -44,7 +44,9 @@ from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
-from tidesink.sinks.targets.lake import (
+from tidesink.sinks.targets.lake.files import FileRefusedError
+from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of
+from tidesink.sinks.targets.lake.tables import (
     long_names_refused,
     open_session,
     partitions_for,
@@ -53,8 +55,6 @@ from tidesink.sinks.targets.lake import (
     transaction,
     try_path,
 )
-from tidesink.sinks.targets.lake_files import FileRefusedError
-from tidesink.sinks.targets.lake_merge import append_statement, merge_statement, result_of
 from tidesink.sinks.targets.sharing import Turns, holds, quote_identifier
 from tidesink.typemap.target_schema import TableShape
 

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Final
 
 from tidesink.errors import AccountingError, ProgressError, SchemaRefusedError
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets import lake_merge
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.column_changes import Evolution, default_texts, plan_evolution
 from tidesink.sinks.targets.delta import schema
 from tidesink.sinks.targets.delta.ledger import APPLICATION, Entry, Ledger, application_of
 from tidesink.sinks.targets.delta.log import DeltaLog, user_metadata
-from tidesink.sinks.targets.lake import literal, partitions_for, transaction
-from tidesink.sinks.targets.lake_merge import living_rows, rows_of, stale_statement, truncate_statement
+from tidesink.sinks.targets.lake import merge as lake_merge
+from tidesink.sinks.targets.lake.merge import living_rows, rows_of, stale_statement, truncate_statement
+from tidesink.sinks.targets.lake.tables import literal, partitions_for, transaction
 from tidesink.sinks.targets.sharing import also_of, known_after, new_columns, quote_identifier
 from tidesink.typemap.target_schema import Shard, TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.sinks.targets.lake_merge import Counts
+    from tidesink.sinks.targets.lake.merge import Counts
 
 
 def empty_table(
@@ -126,7 +126,7 @@ def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
 
 
 def _counts(reported: Mapping[str, int]) -> Counts:
-    from tidesink.sinks.targets.lake_merge import Counts
+    from tidesink.sinks.targets.lake.merge import Counts
 
     return Counts(**reported)
 

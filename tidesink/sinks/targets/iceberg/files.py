@@ -20,7 +20,7 @@ from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, reading_error, staging_error
-from tidesink.sinks.targets.lake_files import (
+from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     CODECS,
     RANGES,

@@ -23,8 +23,7 @@ from tidesink.sinks.targets.base import (
 )
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, staging_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder
-from tidesink.sinks.targets.lake import SEQUENCE_COMMENT, SOFT_DELETE_COMMENT, partitions_for
-from tidesink.sinks.targets.lake_merge import (
+from tidesink.sinks.targets.lake.merge import (
     SOURCE,
     TARGET,
     append_statement,
@@ -37,12 +36,13 @@ from tidesink.sinks.targets.lake_merge import (
     stale_statement,
     truncate_statement,
 )
+from tidesink.sinks.targets.lake.tables import SEQUENCE_COMMENT, SOFT_DELETE_COMMENT, partitions_for
 from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.sinks.targets.lake_merge import Counts
+    from tidesink.sinks.targets.lake.merge import Counts
 
 
 _VIEW: Final = "_tidesink_batch"

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.targets import lake
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Reserved, SparkPreflight, check_shape
 from tidesink.sinks.targets.column_changes import Evolution, default_texts
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, reading_error
-from tidesink.sinks.targets.lake import literal, try_path
-from tidesink.sinks.targets.lake_merge import rows_of
+from tidesink.sinks.targets.lake import tables as lake_tables
+from tidesink.sinks.targets.lake.merge import rows_of
+from tidesink.sinks.targets.lake.tables import literal, try_path
 from tidesink.sinks.targets.sharing import quote_identifier, quote_text
 from tidesink.typemap.table import iceberg_type
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
@@ -82,7 +82,7 @@ def check(shape: TableShape) -> None:
 
 def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
     """The CREATE TABLE of a shape; ``location`` is the quoted table."""
-    return lake.create_statement(
+    return lake_tables.create_statement(
         location, shape, provider="iceberg", properties=TABLE_PROPERTIES, soft_deletes=soft_deletes
     )
 
@@ -96,7 +96,7 @@ def open_table(session: SparkSession, table: JvmTable, shape: TableShape, *, sof
         session.sql(create_statement(table.location, shape, soft_deletes=soft_deletes))
         return True
     if soft_deletes and SOFT_DELETE_COLUMN not in table.columns(table.state()):
-        session.sql(lake.soft_delete_statement(table.location))
+        session.sql(lake_tables.soft_delete_statement(table.location))
     return False
 
 

@@ -36,8 +36,8 @@ from tidesink.sinks.targets.iceberg.jvm import JvmTable, reading_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
-from tidesink.sinks.targets.lake import long_names_refused, table_names
-from tidesink.sinks.targets.lake_files import FileRefusedError
+from tidesink.sinks.targets.lake.files import FileRefusedError
+from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 

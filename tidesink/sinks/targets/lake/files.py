@@ -24,7 +24,7 @@ from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
-from tidesink.sinks.targets.lake import SMALL_BATCH
+from tidesink.sinks.targets.lake.tables import SMALL_BATCH
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:
