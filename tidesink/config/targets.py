@@ -205,7 +205,7 @@ class SqlSettings(TargetModel):
 
     default_port: ClassVar[int]
 
-    url: str
+    url: str = Field(repr=False)
     user: str
     """The user that the worker logs in as."""
     password: SecretStr | None = None
@@ -226,7 +226,9 @@ class PostgresSettings(SqlSettings):
 
     type: Literal["postgres"]
     """`postgres`: tables in a Postgres database."""
-    url: Annotated[str, AfterValidator(partial(_database_url, "postgresql", needs_database=True))]
+    url: Annotated[
+        str, AfterValidator(partial(_database_url, "postgresql", needs_database=True)), Field(repr=False)
+    ]
     """The database, as `postgresql://host:5432/database`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
     """A table's schema and name; must contain `{schema}` and `{table}`. Missing schemas are created."""
@@ -239,7 +241,9 @@ class MysqlSettings(SqlSettings):
 
     type: Literal["mysql"]
     """`mysql`: tables in a MySQL or MariaDB server."""
-    url: Annotated[str, AfterValidator(partial(_database_url, "mysql", needs_database=False))]
+    url: Annotated[
+        str, AfterValidator(partial(_database_url, "mysql", needs_database=False)), Field(repr=False)
+    ]
     """The server, as `mysql://host:3306`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
     """A table's database and name; must contain `{schema}` and `{table}`. Missing databases are created."""
