@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import polars
@@ -13,6 +14,7 @@ from deltalake import QueryBuilder
 from deltalake.exceptions import DeltaProtocolError
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape, sql
+from tests.full import FULL
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
 from tidesink.typemap.target_schema import TableShape
@@ -43,12 +45,37 @@ def by_polars(table: DeltaTable) -> list[dict[str, Any]]:
     return polars.read_delta(table.path).sort("id").to_dicts()
 
 
+def by_data_fusion(table: DeltaTable) -> list[dict[str, Any]]:
+    """As delta-rs reads it."""
+    found = QueryBuilder().register("t", RustTable(table.path)).execute("SELECT * FROM t ORDER BY id")
+    return pa.table(found.read_all()).to_pylist()
+
+
 def test_other_engines_read_a_table_with_its_deleted_rows(delta: Bed) -> None:
     table = loaded(delta)
     assert features(delta, table) == {"deletionVectors"}
     assert by_polars(table) == delta.rows() == [row(1), row(2, "b")]
-    found = QueryBuilder().register("t", RustTable(table.path)).execute("SELECT * FROM t ORDER BY id")
-    assert pa.table(found.read_all()).to_pylist() == delta.rows()
+    assert by_data_fusion(table) == delta.rows()
+
+
+@FULL
+def test_all_engines_read_the_same_after_200_batches_and_their_packing(delta: Bed) -> None:
+    table = delta.target.open_table(SHAPE, pipeline="shop")
+    assert isinstance(table, DeltaTable)
+    table.claim()
+    random, kept = Random(1), dict[int, dict[str, Any]]()
+    for number in range(1, 201):
+        keys = random.sample(range(500), 12)
+        new = {key: row(key, f"{number}-{key}", random.randrange(9)) for key in keys[:9]}
+        kept = {key: one for key, one in (kept | new).items() if key not in keys[9:]}
+        table.apply(
+            delta.batch(SHAPE, [*new.values()], [{"id": key} for key in keys[9:]]), progress(1, number)
+        )
+    assert {"OPTIMIZE", "MERGE"} <= {
+        one["operation"] for one in sql(delta, f"DESCRIBE HISTORY {table.location}")
+    }
+    expected = [kept[key] for key in sorted(kept)]
+    assert delta.rows() == by_polars(table) == by_data_fusion(table) == expected
 
 
 def test_a_wider_type_a_new_name_and_an_odd_name_bring_their_features(delta: Bed) -> None:
