@@ -63,11 +63,7 @@ def run(folder: Path, *command: str, code: int = 0) -> str:
 @FULL
 def test_the_page_does_what_it_says(folder: Path, servers: Servers) -> None:
     config, shell, strict = (here(text, servers) for text in snippets("sh"))
-    init, topics = map(shlex.split, config.splitlines())
-    assert "wrote tidesink.yaml" in run(folder, *init)
-    shown = run(folder, *topics)
-    assert f"{servers['prefix']}shop_orders" in shown
-    assert "index-value" in shown
+    assert "wrote tidesink.yaml" in run(folder, *shlex.split(config))
 
     events, plain, _ = (here(text, servers) for text in snippets("python"))
     # Ten lines and an import, as the page is meant to show.
