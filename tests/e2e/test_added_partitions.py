@@ -40,7 +40,7 @@ def test_a_table_read_anew_reads_the_old_partitions_first(
     writer = TableWriter(servers, writer.schema, topic=writer.topic)
     for key in range(ROWS):
         writer.upsert({"id": key, "name": "new"}, partition=1)
-    for folder, records in (("one", 1_000), ("anew", 14)):
+    for folder, records in (("one", 1_000), ("again", 14)):
         report = _run(tmp_path / folder, servers, records=records)
         assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
         assert {row["name"] for row in lake_rows(tmp_path / folder, "grown").values()} == {"new"}

@@ -42,7 +42,7 @@ def test_a_rename_by_ddl_waits_until_the_list_has_both_names(
     after.upsert({"id": 2, "name": "two", "mobile": "secret"}, partition=1)
     before.upsert({"id": 3, "name": "three", "phone": "secret"}, partition=1)
     both = {**LISTED, "except_column_list": "phone, mobile"}
-    for folder in (tmp_path, tmp_path / "anew"):
+    for folder in (tmp_path, tmp_path / "again"):
         shop.configure({"tables": [LISTED]}, folder)
         report = shop.drain()["told"]
         assert report.state == "PAUSED"
@@ -63,7 +63,7 @@ def test_a_column_that_may_be_the_excluded_one_waits(
     late = tmp_path / "late"
     late.mkdir()
     tables = [LISTED, {"match": "nowhere.*", "deletes": "soft"}]
-    early, anew = (
+    early, again = (
         load_config(shop_config(folder, servers, {"tables": tables})) for folder in (tmp_path, late)
     )
     with capture_logs() as logs:
@@ -72,7 +72,7 @@ def test_a_column_that_may_be_the_excluded_one_waits(
     assert said.startswith("tables[1].match: 'nowhere.*' fits none of the tables that were found (shop.told)")
     writer.schema = schema_of("told", MOBILE)
     writer.upsert({"id": 2, "name": "two", "mobile": "secret"})
-    for config in (early, anew):
+    for config in (early, again):
         (table,) = run(config, until="drained").tables
         assert table.state == "PAUSED"
         assert "it came when phone went" in (table.error or "")
