@@ -29,7 +29,7 @@ from tidesink.config.source import (
     kafka_problems,
     security_problems,
 )
-from tidesink.config.targets import HttpSettings, KafkaSettings
+from tidesink.config.targets import DeltaSettings, HttpSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import SequenceBy
@@ -88,6 +88,36 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
             "target.enable-tidb-extension",
             "writes the commit_ts of each row, and the source has none",
             "set enable-tidb-extension = true at the changefeed and under source, or remove it here",
+        )
+
+
+# Delta's own log stores, of which one alone has S3 refuse a commit that another driver made first.
+_DELTA_STORES: Final = ("io.delta.storage.", "org.apache.spark.sql.delta.storage.")
+_EXCLUSIVE_STORE: Final = "io.delta.storage.S3DynamoDBLogStore"
+
+
+def log_store_problems(config: Config) -> Iterator[Problem]:
+    """A Delta lake on S3 whose workers would overwrite each other's commits."""
+    target = config.target
+    if not isinstance(target, DeltaSettings):
+        return
+    conf, on_s3 = config.spark.conf_values(), target.scheme in ("s3", "s3a", "s3n")
+    names = (f"spark.delta.logStore.{target.scheme}.impl", "spark.delta.logStore.class")
+    store = next((conf[name] for name in names if name in conf), "")
+    exclusive = store == _EXCLUSIVE_STORE or bool(store and not store.startswith(_DELTA_STORES))
+    if target.single_writer and (exclusive or not on_s3):
+        yield Problem(
+            "target.single-writer",
+            "has no effect: " + ("the log store" if on_s3 else "the file system") + " excludes other writers",
+            "remove it",
+        )
+    elif on_s3 and not exclusive and not target.single_writer:
+        yield Problem(
+            "target.path",
+            f"is on S3, where {store or 'the usual log store of Delta'} lets two workers overwrite each "
+            "other's commits",
+            f"set {names[0]}: {_EXCLUSIVE_STORE} under spark.conf (docs/targets-delta.md), or "
+            "target.single-writer: true if only one worker, and no other program, ever writes there",
         )
 
 
@@ -661,6 +691,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _kafka_clients,
     _dead_letters,
     message_target_problems,
+    log_store_problems,
 )
 
 

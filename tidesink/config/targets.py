@@ -431,6 +431,15 @@ class DeltaSettings(TargetModel):
     catalog_table: CatalogName | None = None
     """The name of each table in Spark's catalog, as `{schema}.{table}`, or with the catalog before it.
     Readers find the table under this name; its rows stay at its path."""
+    single_writer: bool = False
+    """For a lake on S3 without a log store that excludes other writers: only one worker, and no other
+    program, ever writes to these tables. Two workers would overwrite each other's commits, and neither would
+    notice."""
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of ``path``, in lower case; empty for a folder."""
+        return urlsplit(self.path).scheme if "://" in self.path else ""
 
 
 def _type_of(settings: Any) -> str | None:
