@@ -91,33 +91,22 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
         )
 
 
-# Delta's own log stores, of which one alone has S3 refuse a commit that another driver made first.
-_DELTA_STORES: Final = ("io.delta.storage.", "org.apache.spark.sql.delta.storage.")
-_EXCLUSIVE_STORE: Final = "io.delta.storage.S3DynamoDBLogStore"
-
-
 def log_store_problems(config: Config) -> Iterator[Problem]:
     """A Delta lake on S3 whose workers would overwrite each other's commits."""
     target = config.target
     if not isinstance(target, DeltaSettings):
         return
-    conf, on_s3 = config.spark.conf_values(), target.scheme in ("s3", "s3a", "s3n")
-    names = (f"spark.delta.logStore.{target.scheme}.impl", "spark.delta.logStore.class")
-    store = next((conf[name] for name in names if name in conf), "")
-    exclusive = store == _EXCLUSIVE_STORE or bool(store and not store.startswith(_DELTA_STORES))
-    if target.single_writer and (exclusive or not on_s3):
-        yield Problem(
-            "target.single-writer",
-            "has no effect: " + ("the log store" if on_s3 else "the file system") + " excludes other writers",
-            "remove it",
-        )
-    elif on_s3 and not exclusive and not target.single_writer:
+    safe = target.excludes_writers(config.spark.conf_values())
+    if target.single_writer and safe:
+        reason = "has no effect: the file system or the log store excludes other writers"
+        yield Problem("target.single-writer", reason, "remove it")
+    elif not (target.single_writer or safe):
         yield Problem(
             "target.path",
-            f"is on S3, where {store or 'the usual log store of Delta'} lets two workers overwrite each "
-            "other's commits",
-            f"set {names[0]}: {_EXCLUSIVE_STORE} under spark.conf (docs/targets-delta.md), or "
-            "target.single-writer: true if only one worker, and no other program, ever writes there",
+            "is on S3, where the log store that Delta uses lets two workers overwrite each other's commits",
+            f"set spark.delta.logStore.{target.scheme}.impl: io.delta.storage.S3DynamoDBLogStore under "
+            "spark.conf (docs/targets-delta.md), or target.single-writer: true if only one worker, and no "
+            "other program, ever writes there",
         )
 
 
