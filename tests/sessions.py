@@ -46,7 +46,7 @@ _SQLITE: Final = JarSet(
 
 
 _AMAZON: Final = "software.amazon.awssdk"
-_AMAZON_PARTS: Final = ("s3", "s3-transfer-manager", "sts", "apache-client", "url-connection-client")
+_AMAZON_PARTS: Final = ("s3", "s3-transfer-manager", "sts", "kms", "apache-client", "url-connection-client")
 
 
 def _s3_client() -> JarSet:

@@ -10,9 +10,10 @@ from urllib.parse import unquote
 import pytest
 
 from tests.contracts.delta_beds import delta_bed_in
-from tests.contracts.iceberg_beds import iceberg_bed_in
+from tests.contracts.iceberg_beds import iceberg_bed_in, iceberg_jdbc_bed_in, jdbc_catalog
 from tests.contracts.targets_bed import Bed, merged, progress, row, shape, sql
-from tests.s3_server import FOLDER, S3Bucket
+from tests.full import FULL
+from tests.s3_server import FOLDER, REGION, S3Bucket
 from tests.sessions import hadoop_settings
 from tidesink.errors import StaleProgressError
 from tidesink.sinks.targets.delta.table import DeltaTable
@@ -107,6 +108,26 @@ def test_a_worker_whose_table_was_claimed_writes_nothing(lake: Bed) -> None:
         table.apply(lake.batch(SHAPE, [row(5)]), progress(1, 3))
     other.apply(lake.batch(SHAPE, [row(6)]), progress(2, 3))
     assert [one["id"] for one in lake.rows()] == [2, 3, 4, 6]
+
+
+@FULL
+def test_batches_are_files_by_icebergs_own_client(
+    request: pytest.FixtureRequest, s3_bucket: S3Bucket, tmp_path: Path
+) -> None:
+    catalog = {
+        **jdbc_catalog(tmp_path),
+        "warehouse": f"s3://{s3_bucket.name}/{FOLDER}",
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "client.region": REGION,
+        "s3.endpoint": s3_bucket.endpoint,
+        "s3.path-style-access": "true",
+        "s3.access-key-id": s3_bucket.access_key,
+        "s3.secret-access-key": s3_bucket.secret_key,
+    }
+    bed = iceberg_jdbc_bed_in(request.getfixturevalue("spark"), catalog)
+    table = loaded(bed)
+    assert bed.rows() == [row(2, "b"), row(3), row(4)]
+    assert data_files(bed, table) <= set(s3_bucket.keys())
 
 
 def test_files_of_a_commit_that_was_refused_are_removed(lake: Bed, s3_bucket: S3Bucket) -> None:
