@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -83,22 +83,21 @@ def s3_endpoint() -> Iterator[str]:
     """The URL of a server that answers."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "moto.server", "-p", str(port)]
-    endpoint = f"http://127.0.0.1:{port}"
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            _wait(endpoint)
-            yield endpoint
+            _wait(port)
+            yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
 
 
-def _wait(endpoint: str) -> None:
+def _wait(port: int) -> None:
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:
-        with suppress(OSError), urllib.request.urlopen(f"{endpoint}/moto-api/data.json", timeout=5):  # noqa: S310  (http, as made above)
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
             return
         time.sleep(0.05)
-    raise TimeoutError(f"no S3 server answers at {endpoint}")
+    raise TimeoutError(f"no S3 server answers at port {port}")
 
 
 @pytest.fixture

@@ -86,7 +86,11 @@ def test_batches_are_files_in_a_bucket(lake: Bed, s3_bucket: S3Bucket) -> None:
     assert known
     assert all(key.startswith(f"{FOLDER}/") for key in known)
     assert known <= set(s3_bucket.keys())
-    # By MERGE, and as files again: either knows what the other deleted.
+
+
+@FULL
+def test_files_and_merges_know_what_the_other_deleted(lake: Bed) -> None:
+    table = loaded(lake)
     table.apply(merged(lake.batch(SHAPE, [row(3, "c")], [{"id": 4}])), progress(1, 3))
     table.apply(lake.batch(SHAPE, [row(2, "d"), row(4, "e")], [{"id": 3}]), progress(1, 4))
     assert lake.rows() == [row(2, "d"), row(4, "e")]
