@@ -12,19 +12,20 @@ import pytest
 from tests.contracts.delta_beds import delta_bed_in
 from tests.contracts.iceberg_beds import iceberg_bed_in, iceberg_jdbc_bed_in, jdbc_catalog
 from tests.contracts.targets_bed import Bed, merged, progress, row, shape, sql
-from tests.full import FULL
+from tests.full import FULL, each
 from tests.s3_server import FOLDER, REGION, S3Bucket
 from tests.sessions import hadoop_settings
 from tidesink.errors import StaleProgressError
 from tidesink.sinks.targets.delta.table import DeltaTable
 from tidesink.sinks.targets.iceberg.table import IcebergTable
 from tidesink.sinks.targets.lake.files import FILE_DDL, NewFiles, RowsTask
-from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage
+from tidesink.sinks.targets.lake.storage import Storage, StorageError, hadoop_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SHAPE = shape()
+KINDS = ("delta", "iceberg")
 LakeTable = DeltaTable | IcebergTable
 
 
@@ -37,7 +38,7 @@ def bed_at(kind: str, spark: Any, place: str) -> Bed:
     )
 
 
-@pytest.fixture(params=["delta", "iceberg"])
+@pytest.fixture(params=KINDS)
 def lake(request: pytest.FixtureRequest, s3_bucket: S3Bucket) -> Bed:
     """An empty lake in a bucket, in a folder with a name that URLs encode."""
     spark = request.getfixturevalue("spark")
@@ -45,7 +46,7 @@ def lake(request: pytest.FixtureRequest, s3_bucket: S3Bucket) -> Bed:
     return bed_at(request.param, spark, f"s3a://{s3_bucket.name}/{FOLDER}")
 
 
-@pytest.fixture(params=["delta", "iceberg"])
+@pytest.fixture(params=KINDS)
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """The same on a disk."""
     return bed_at(request.param, request.getfixturevalue("spark"), str(tmp_path / FOLDER))
@@ -105,6 +106,7 @@ def test_batches_are_files_in_a_folder_whose_name_urls_encode(disk: Bed, tmp_pat
     assert [one.name for one in tmp_path.iterdir()] == [FOLDER]
 
 
+@pytest.mark.parametrize("lake", each(KINDS, full=["iceberg"]), indirect=True)
 def test_a_worker_whose_table_was_claimed_writes_nothing(lake: Bed) -> None:
     table, other = loaded(lake), opened(lake)
     other.claim()
@@ -151,6 +153,22 @@ def test_files_of_a_commit_that_was_refused_are_removed(lake: Bed, s3_bucket: S3
     assert len(written[0]) == 2
     assert not written[0] & set(s3_bucket.keys())
     assert lake.rows() == [row(2, "new"), row(4), row(7)]
+
+
+@pytest.mark.parametrize("lake", each(KINDS, full=["delta"]), indirect=True)
+def test_a_batch_that_python_cannot_write_is_merged(lake: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = loaded(lake)
+
+    def fail(*_: object) -> None:
+        raise StorageError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(table._files), "stage", fail)
+        result = table.apply(lake.batch(SHAPE, [row(2, "c"), row(8)]), progress(1, 3))
+    assert lake.did(result, (1, 1, 0, 0))
+    table.apply(lake.batch(SHAPE, [row(9)]), progress(1, 4))
+    assert table._merged_for == "no answer"
+    assert [one["id"] for one in lake.rows()] == [2, 3, 4, 8, 9]
 
 
 @pytest.mark.parametrize(

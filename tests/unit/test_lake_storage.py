@@ -9,7 +9,7 @@ import pytest
 from tests.s3_server import FOLDER, S3Bucket
 from tidesink.dev.stack import free_ports
 from tidesink.errors import TargetError, TransientTargetError
-from tidesink.sinks.targets.lake.storage import LOCAL, Bucket, Storage, iceberg_storage
+from tidesink.sinks.targets.lake.storage import LOCAL, Bucket, Storage, StorageError, iceberg_storage
 
 
 def test_objects_have_the_names_of_their_locations(s3_bucket: S3Bucket) -> None:
@@ -40,17 +40,32 @@ def test_errors_say_whether_to_try_again_and_no_secret(s3_endpoint: str) -> None
         out.write(b"x")
     assert type(found.value) is TargetError
     assert missing.secret_key not in str(found.value)
-    with pytest.raises(TransientTargetError), Storage(missing.bucket()).reading(location):
-        pass  # another program may have removed the file
+    with (
+        pytest.raises(TransientTargetError, match="is not there"),
+        Storage(missing.bucket()).reading(location),
+    ):
+        pass
 
 
 @pytest.mark.slow
 def test_a_server_that_does_not_answer_is_a_reason_for_merge() -> None:
     away = S3Bucket(f"http://127.0.0.1:{free_ports(1)[0]}")
     storage, location = Storage(away.bucket()), f"s3a://{away.name}/lake"
-    with pytest.raises(TransientTargetError), storage.reading(f"{location}/a.parquet"):
+    with pytest.raises(StorageError), storage.reading(f"{location}/a.parquet"):
         pass
-    assert str(storage.reason_unreachable(location)).startswith(f"Python does not reach {location} (")
+    reason = storage.reason_unreachable(location)
+    assert str(reason).startswith(f"Python does not reach {location} (")
+    assert storage.reason_unreachable(location) == reason  # at once
+
+
+def test_a_bucket_that_is_left_to_spark_is_tried_again(
+    s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, location = Storage(s3_bucket.bucket()), f"s3a://{s3_bucket.name}/lake"
+    assert storage.reason_unreachable(location) is None
+    assert storage.leave(StorageError("too slow")) == "too slow" == storage.reason_unreachable(location)
+    monkeypatch.setattr("tidesink.sinks.targets.lake.storage._TRY_AGAIN_SECONDS", -1.0)
+    assert storage.reason_unreachable(location) is None
 
 
 def test_what_a_storage_holds() -> None:

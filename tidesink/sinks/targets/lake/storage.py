@@ -86,6 +86,10 @@ _CONNECT_SECONDS: Final = 10.0
 _TRY_AGAIN_SECONDS: Final = 300.0
 
 
+class StorageError(TransientTargetError):
+    """Python could not read or write a file, which Spark may be able to; nothing of the batch is visible."""
+
+
 def local_path(location: str) -> Path:
     """A file of this machine's file system, from what a table calls it. Hadoop's paths are not encoded."""
     return Path("/" + location.removeprefix("file:").lstrip("/"))
@@ -153,7 +157,8 @@ class Storage:
 
         Raises:
             TargetError: S3 does not let it be read.
-            TransientTargetError: it cannot be read now.
+            TransientTargetError: it is not there.
+            StorageError: it cannot be read now.
         """
         if self.bucket is None:
             with pa.memory_map(str(local_path(location))) as file:
@@ -182,22 +187,33 @@ class Storage:
             return [*pool.map(function, files)]
 
     def reason_unreachable(self, location: str) -> str | None:
-        """Why pyarrow does not reach a folder; None where it does. Asked once, and again after a failure."""
+        """Why Python does not reach the bucket, as a folder in it shows; None where it does.
+
+        Looked at once, and again some minutes after a failure.
+        """
         if self.bucket is None:
             return None
-        when, reason = _reached.get(location, (0.0, None))
-        if location not in _reached or (reason and time.monotonic() - when > _TRY_AGAIN_SECONDS):
+        when, reason = _reached.get(self.bucket.name, (0.0, "not tried"))
+        if reason and time.monotonic() - when > _TRY_AGAIN_SECONDS:
             try:
                 self.bucket.filesystem().get_file_info(_key(location))
-                reason = None
+                reason = self._remember(None)
             except (OSError, ValueError) as exc:
-                reason = f"Python does not reach {location} ({_code(exc)})"
-            _reached[location] = time.monotonic(), reason
+                reason = self._remember(f"Python does not reach {location} ({_code(exc)})")
+        return reason
+
+    def leave(self, error: StorageError) -> str:
+        """Leave the files of the bucket to Spark for some minutes; the reason."""
+        return str(self._remember(error.message))
+
+    def _remember(self, reason: str | None) -> str | None:
+        if self.bucket is not None:
+            _reached[self.bucket.name] = time.monotonic(), reason
         return reason
 
 
 LOCAL: Final = Storage()
-# By location: when it was tried last, and why it was not reached.
+# By bucket: when it was tried last, and why it was not reached.
 _reached: dict[str, tuple[float, str | None]] = {}
 
 
@@ -217,6 +233,8 @@ def _reported(location: str) -> Iterator[None]:
     """Raise pyarrow's errors as ``Storage.reading`` says."""
     try:
         yield
+    except FileNotFoundError:
+        raise TransientTargetError(f"{location} is not there: another program may have removed it") from None
     except OSError as exc:
         found = _AWS_CODE.search(str(exc))
         if found and found[1] in _FOR_GOOD:
@@ -224,7 +242,7 @@ def _reported(location: str) -> Iterator[None]:
                 f"{location} cannot be used from Python ({_code(exc)}): may the worker's credentials read "
                 "and write there?"
             ) from None
-        raise TransientTargetError(f"{location} cannot be used now ({_code(exc)})") from None
+        raise StorageError(f"{location} cannot be used from Python now ({_code(exc)})") from None
 
 
 # What the JVM has. Each gives the storage, or the reason why Spark alone reads and writes the files.
