@@ -451,23 +451,24 @@ class PositionFiles:
 
         A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
         """
+        deletes = dict.fromkeys(path for file in files for path in file.deletes)
+        found = self.files.storage.each(partial(self._deleted_by, files, starts), [*deletes])
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
+        """The rows that one file of positions deletes."""
+        paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
         found = [np.empty(0, np.int64)]
-        deletes = [*dict.fromkeys(path for file in files for path in file.deletes)]
-        for one, table in zip(deletes, self.files.storage.each(self._read, deletes), strict=True):
-            paths = pa.array([f.path if one in f.deletes else None for f in files], pa.string())
-            for chunk in table.to_batches():
+        with (
+            self.files.storage.reading(deletes) as source,
+            pq.ParquetFile(source, pre_buffer=True, read_dictionary=["file_path"]) as parquet,
+        ):
+            for chunk in parquet.read(columns=["file_path", "pos"]).to_batches():
                 names = chunk.column("file_path")
                 file = _codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
                 rows = starts[file] + chunk.column("pos").to_numpy()
                 found.append(rows[file >= 0])
         return np.concatenate(found)
-
-    def _read(self, path: str) -> pa.Table:
-        with (
-            self.files.storage.reading(path) as source,
-            pq.ParquetFile(source, pre_buffer=True, read_dictionary=["file_path"]) as parquet,
-        ):
-            return parquet.read(columns=["file_path", "pos"])
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> WrittenFile:
         """One file of positions, sorted by file and position."""

@@ -8,6 +8,7 @@ words, for leaving the table's files to Spark.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,9 +148,9 @@ class Storage:
         """Whether a file is here."""
         if self.bucket is None:
             return is_local(location)
-        parts = location.split("/")
+        scheme, _, path = location.partition("://")
         # S3A leaves out empty parts of a key, which pyarrow refuses.
-        return parts[0][:-1] in S3_SCHEMES and parts[2] == self.bucket.name and all(parts[3:])
+        return scheme in S3_SCHEMES and path.startswith(f"{self.bucket.name}/") and "//" not in path
 
     @contextmanager
     def reading(self, location: str) -> Iterator[pa.NativeFile]:
@@ -193,7 +194,7 @@ class Storage:
         """
         if self.bucket is None:
             return None
-        when, reason = _reached.get(self.bucket.name, (0.0, "not tried"))
+        when, reason = _reached.get(self.bucket.name, (-math.inf, "not tried"))
         if reason and time.monotonic() - when > _TRY_AGAIN_SECONDS:
             try:
                 self.bucket.filesystem().get_file_info(_key(location))
