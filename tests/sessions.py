@@ -13,7 +13,7 @@ import pytest
 
 from tests.full import TEST_ALL
 from tidesink.dev.stack import broker_jars, registry_runner
-from tidesink.sinks.spark.jvm import IN_SPARK, Coordinate, JarSet, drop_shipped, fetch, hadoop_version
+from tidesink.sinks.spark.jvm import IN_SPARK, Coordinate, JarSet, drop_shipped, fetch, spark_jars_directory
 from tidesink.sinks.spark.session import build_session, make_class_archive
 
 if TYPE_CHECKING:
@@ -51,11 +51,12 @@ _AMAZON_PARTS: Final = ("s3", "s3-transfer-manager", "sts", "kms", "apache-clien
 
 def _s3_client() -> JarSet:
     """Hadoop's client of S3, with the parts that it needs of Amazon's instead of their bundle of 600 MB."""
+    shipped = next(spark_jars_directory().glob("hadoop-client-api-*.jar"))
     hadoop = ("hadoop-client-api", "hadoop-client-runtime")
     return JarSet(
         "hadoop-aws",
         (
-            Coordinate("org.apache.hadoop", "hadoop-aws", hadoop_version()),
+            Coordinate("org.apache.hadoop", "hadoop-aws", shipped.stem.rpartition("-")[2]),
             *(Coordinate(_AMAZON, name, "2.57.8") for name in _AMAZON_PARTS),
         ),
         excluded=(

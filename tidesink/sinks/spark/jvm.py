@@ -159,12 +159,6 @@ def spark_version() -> str:
         raise ConfigError(f"pyspark is not installed; {INSTALL_SPARK}") from exc
 
 
-def hadoop_version() -> str:
-    """The version of the Hadoop that pyspark ships; raises as ``spark_jars_directory``."""
-    jar = next(spark_jars_directory().glob("hadoop-client-api-*.jar"))
-    return jar.stem.removeprefix("hadoop-client-api-")
-
-
 def minor_version(version: str) -> str:
     """``4.0`` of ``4.0.2``."""
     return ".".join(version.split(".")[:2])
