@@ -5,8 +5,9 @@ less than two minutes, no server and no Java; ``fetch``, of records as Arrow; ``
 reducing alone; ``start``, the first commit of a new process; the whole job into Delta (``delta``), into
 Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``protocols``, the first load of the others into
 Delta beside flat-avro's; ``memory``, the driver's for many events beside few; ``sizes``, small batches into
-tables of a million and of ten million rows; ``idle``, what 500 idle tables cost. Everything is a ratio to a
-floor or a baseline of the same run, since machines differ and are noisy.
+tables of 200,000 and of ten million rows; ``age``, the thousandth small batch into a table; ``idle``, what
+500 idle tables cost. Everything is a ratio to a floor or a baseline of the same run, since machines differ
+and are noisy.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from benchmarks.rows import (
     write,
 )
 from benchmarks.sql_targets import sql_rows
-from benchmarks.table_sizes import size_rows
+from benchmarks.table_sizes import age_rows, size_rows
 from tidesink.dev.stack import DevStack, free_ports
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
 PARTS: Final = (
     *("codecs", "fetch", "reduce", "start"),
-    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "idle"),
+    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "age", "idle"),
 )
 Settings = Mapping[str, Any]
 
@@ -156,6 +157,10 @@ def _sizes(settings: Settings, _events: int) -> Rows:
     return size_rows({**settings, "topic": "bench_sizes"})
 
 
+def _age(settings: Settings, _events: int) -> Rows:
+    return age_rows({**settings, "topic": "bench_age"})
+
+
 def _written(settings: Settings, protocol: str, events: int, *, name: str | None = None) -> str:
     """A topic of one protocol; its name."""
     topic = name or f"bench_{protocol.replace('-', '_')}"
@@ -231,6 +236,7 @@ _ON_STACK: Final[Mapping[str, Callable[[Settings, int], Rows]]] = {
     "protocols": _protocols,
     "memory": _memory,
     "sizes": _sizes,
+    "age": _age,
     "idle": _idle,
 }
 

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 Figures = Mapping[str, Mapping[str, Any]]
 
-# Name of a row -> the ratio to reach on two quiet cores. Ratios of memory, of idle work and of the first
-# commit are good when they are small.
+# Name of a row -> the ratio to reach on two quiet cores. Ratios of memory, of idle work, of the first
+# commit, of larger and of older tables are good when they are small.
 AIMS: Final[Mapping[str, float]] = {
     "decode.flat-avro.batch": 8,
     "decode.debezium-avro.batch": 8,
@@ -21,18 +21,21 @@ AIMS: Final[Mapping[str, float]] = {
     "decode.debezium-json.batch": 8,
     "fetch": 0.7,
     "read-reduce.flat-avro": 3,
-    "job.delta.load": 1.8,
-    "job.delta.warm": 2.5,
+    "job.delta.load": 2.5,
+    "job.delta.warm": 4,
     "job.delta.load.canal-json": 0.6,
     "job.delta.load.debezium-avro": 0.6,
     "job.delta.load.debezium-json": 0.6,
-    "job.iceberg.load": 1.2,
-    "job.iceberg.warm": 1.2,
+    "job.iceberg.load": 1.5,
+    "job.iceberg.warm": 1.8,
     "job.postgres.load": 0.6,
     "job.postgres.warm": 1.0,
     "job.mariadb.load": 0.6,
     "job.mariadb.warm": 1.0,
-    "batch-1000.delta": 1.8,
+    "batch-1000.delta": 4,
+    "batch-1000.iceberg": 2,
+    "batch-1000.delta.10M-rows": 1.5,
+    "batch-1000.delta.after-1000": 1.3,
     "driver-memory": 1.2,
     "first-commit.5000": 1.6,
     "tables.500-idle": 2,
@@ -48,7 +51,8 @@ class Row(NamedTuple):
     """One figure. ``baseline`` is what it is compared to, in the same unit, and ``ratio`` how it compares.
 
     Both come from one run, in turns where they can. ``ratio`` is above 1 where tidesink is the better, except
-    where a row is about memory, the first commit or idle tables: there it is what ours takes to the other's.
+    where a row is about memory, the first commit, idle tables, larger or older tables: there it is what ours
+    takes to the other's.
     """
 
     name: str

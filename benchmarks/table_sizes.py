@@ -1,10 +1,12 @@
-"""What a small batch costs beside the size of its target: ``python -m benchmarks sizes``.
+"""What a small batch costs beside the size of its target, and beside its age.
 
-A worker makes each table from a topic over 5,000 keys. Then others put rows with keys above those into the
-table, up to a million and up to ten millions, and each time the worker takes batches of 1,000 events over its
-own 5,000 keys: changes whose keys cluster, as those of new rows do. ``python -m benchmarks.table_sizes NAME
-SETTINGS.json`` does it for one target in a process of its own and prints one JSON object, the seconds a batch
-by the rows there.
+``python -m benchmarks sizes``: a worker makes each table from a topic over 5,000 keys, then others put rows
+into it, up to 200,000 and up to ten millions. Each time the worker takes batches of 1,000 events over keys at
+random of all that are there. ``python -m benchmarks age``: a worker takes 1,000 batches of 1,000 events, of
+200,000 keys, into one Delta table; its own packing is among them.
+
+``python -m benchmarks.table_sizes PART NAME SETTINGS`` does it for one target in a process of its own and
+prints one JSON object: the seconds a batch by what is before it, rows or batches.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.baseline import plain_session
-from benchmarks.events import STEADY_BATCH, STEADY_BATCHES, write_events
+from benchmarks.events import KEYS, STEADY_BATCH, STEADY_BATCHES, write_events
 from benchmarks.rows import Row, Rows
 from benchmarks.sql_targets import DIALECTS, SERVERS, target_settings
 from benchmarks.whole_job import WARM_UP, drained, write_config
@@ -31,7 +33,10 @@ from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint
 
 TARGETS: Final = ("delta", "iceberg", "postgres", "mariadb")
-SIZES: Final = (1_000_000, 10_000_000)
+SIZES: Final = {"200k": 200_000, "10M": 10_000_000}
+AGES: Final = (20, 1_000)
+# The batches around an age whose median is taken.
+_AROUND: Final = 10
 _KEYS: Final = 5_000
 _COLUMNS: Final = "id, amount, total, name, note, ratio, price, at, digest, flag"
 # The rows of others: a number each, in the words of Spark, Postgres and MariaDB.
@@ -51,22 +56,27 @@ Grow = Callable[[int, int], None]
 
 
 def size_rows(settings: dict[str, Any]) -> Rows:
-    """One line a target and size."""
+    """One line a target: into the largest table, to the smallest."""
     rows: Rows = []
     for name in TARGETS:
-        found = _in_its_own_process(name, {**settings, "topic": f"{settings['topic']}_{name}"})
-        least = found[str(SIZES[0])]
-        for size, seconds in found.items():
-            rows.append(Row(f"batch-1000.{name}.{size}-rows", seconds, "s", least, least / seconds))
+        found = _in_its_own_process("sizes", name, {**settings, "topic": f"{settings['topic']}_{name}"})
+        few, many = found.values()
+        rows.append(Row(f"batch-1000.{name}.{[*found][-1]}-rows", many, "s", few, many / few))
     return rows
 
 
-def _in_its_own_process(name: str, settings: dict[str, Any]) -> dict[str, float]:
+def age_rows(settings: dict[str, Any]) -> Rows:
+    """One line: the last batches, to the first."""
+    young, old = _in_its_own_process("age", "delta", settings).values()
+    return [Row(f"batch-1000.delta.after-{AGES[-1]}", old, "s", young, old / young)]
+
+
+def _in_its_own_process(part: str, name: str, settings: dict[str, Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="tidesink-bench-sizes-") as place:
         given = {**settings, "directory": place}
-        print(f"... {name}: a table that grows", file=sys.stderr, flush=True)
+        print(f"... {name}: {part}", file=sys.stderr, flush=True)
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.table_sizes", name, json.dumps(given)],
+            [sys.executable, "-m", "benchmarks.table_sizes", part, name, json.dumps(given)],
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -83,26 +93,34 @@ class Bed:
     grow: Grow
 
 
-def measured(name: str, settings: dict[str, Any]) -> dict[int, float]:
-    """The seconds of a steady batch, the median, by the rows that others have in the table."""
-    found: dict[int, float] = {}
+def by_size(name: str, settings: dict[str, Any]) -> dict[str, float]:
+    """The seconds of a steady batch, the median, by the rows that are in the table."""
+    found: dict[str, float] = {}
     with _bed(name, Path(settings["directory"])) as bed:
         given = {**settings, "target": bed.target}
-        _write(given, _KEYS, seed=1)
+        _write(given, _KEYS, keys=_KEYS, seed=1)
         _drain(given, _KEYS)
-        there = 0
-        for seed, size in enumerate(SIZES, start=2):
-            # No key of the topic's is among the rows of others.
-            bed.grow(1_000_000 + there, 1_000_000 + size)
-            _write(given, STEADY_BATCH * STEADY_BATCHES, seed=seed)
-            seconds = _drain(given, STEADY_BATCH)
-            found[size], there = statistics.median(seconds[WARM_UP:]), size
+        there = _KEYS
+        for seed, (words, size) in enumerate(SIZES.items(), start=2):
+            bed.grow(there, size)
+            there = size
+            _write(given, STEADY_BATCH * STEADY_BATCHES, keys=size, seed=seed)
+            found[words] = statistics.median(_drain(given, STEADY_BATCH)[WARM_UP:])
     return found
 
 
-def _write(settings: dict[str, Any], count: int, *, seed: int) -> None:
+def by_age(name: str, settings: dict[str, Any]) -> dict[str, float]:
+    """The seconds of the batches around an age, the median, by the batches that were before."""
+    with _bed(name, Path(settings["directory"])) as bed:
+        given = {**settings, "target": bed.target}
+        _write(given, STEADY_BATCH * (AGES[-1] + _AROUND), keys=KEYS, seed=1)
+        seconds = _drain(given, STEADY_BATCH)
+    return {str(age): statistics.median(seconds[age - _AROUND : age + _AROUND]) for age in AGES}
+
+
+def _write(settings: dict[str, Any], count: int, *, keys: int, seed: int) -> None:
     registry = open_registry(settings["registry"])
-    write_events(settings["brokers"], registry, settings["topic"], count, seed=seed, keys=_KEYS)
+    write_events(settings["brokers"], registry, settings["topic"], count, seed=seed, keys=keys)
 
 
 def _drain(settings: dict[str, Any], max_records: int) -> list[float]:
@@ -143,4 +161,4 @@ def _grow_database(name: str, endpoint: Endpoint, start: int, end: int) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured(sys.argv[1], json.loads(sys.argv[2]))))
+    print(json.dumps({"sizes": by_size, "age": by_age}[sys.argv[1]](sys.argv[2], json.loads(sys.argv[3]))))

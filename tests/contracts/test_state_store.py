@@ -84,8 +84,11 @@ def test_a_batch_recorded_again_replaces_itself(store: StateStore) -> None:
 
 
 def test_old_history_is_dropped(store: StateStore) -> None:
+    """That of a table that was there before, and counted further, first."""
+    store.record_progress(progress(7, 1))
     for batch in range(KEPT_BATCHES - 2, 2 * KEPT_BATCHES + 1):
         store.record_progress(progress(1, batch))
+    assert store.progress_of("shop", TABLE, txn_version(7, 1)) is None
     assert store.progress_of("shop", TABLE, txn_version(1, KEPT_BATCHES)) is None
     assert store.progress_of("shop", TABLE, txn_version(1, KEPT_BATCHES + 1)) is not None
     assert store.progress_of("shop", TABLE, txn_version(1, 2 * KEPT_BATCHES)) is not None

@@ -315,8 +315,6 @@ def test_columns_carry_their_types_and_comments(delta: Bed) -> None:
     assert described["id"] == ("bigint", "bigint")
     assert described["price"][0] == "string"
     assert "60" in described["price"][1]
-    detail = sql(delta, f"DESCRIBE DETAIL {table.location}")[0]
-    assert {"deletionVectors", "columnMapping", "typeWidening"} <= set(detail["tableFeatures"])
 
 
 @FULL

@@ -38,6 +38,17 @@ def test_progress_survives_compaction_expiry_and_others_properties(iceberg: Bed)
     assert opened(iceberg).claim().progress == progress(2, 3)
 
 
+def test_a_users_properties_replace_those_of_new_tables(iceberg: Bed) -> None:
+    assert isinstance(iceberg.target, IcebergTarget)
+    given = {"write.metadata.previous-versions-max": "7", "write.parquet.compression-codec": "snappy"}
+    target = replace(iceberg.target, table_properties=given)
+    table = target.open_table(SHAPE, pipeline="shop")
+    assert isinstance(table, IcebergTable)
+    kept = {r["key"]: r["value"] for r in sql(iceberg, f"SHOW TBLPROPERTIES {table.location}")}
+    assert given.items() <= kept.items()
+    assert kept["write.merge.mode"] == "merge-on-read"
+
+
 @FULL
 def test_what_another_program_writes_stays(iceberg: Bed) -> None:
     table = loaded(iceberg)

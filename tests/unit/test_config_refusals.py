@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ def test_each_refusal_names_field_reason_and_remedy(
     assert remedy in problem.remedy
 
 
+_BILLION = "a0: &a0 [1, 1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 20)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -61,13 +67,49 @@ def test_each_refusal_names_field_reason_and_remedy(
         ("pipeline: a\npipeline: b", "pipeline is given twice"),
         ("", "is not a mapping of settings"),
         ("- a", "is not a mapping of settings"),
+        ("a: \x07b", "character 4 has the code 7, which is not allowed"),
+        ("a: 2020-13-45", "line 1, column 4: the value looks like a date or a number"),
+        ("a: !!timestamp 3", "looks like a date or a number and is none: put it in quotes"),
+        ("a: &a [*a]", "an anchor is used inside itself"),
+        ("a: &a\n  <<: *a", "an anchor is used inside itself"),
+        (_BILLION, "stands for more than 200,000 values"),
+        ("[" * 5000, "nested too deeply"),
+        ("password: *s3cr3t", "a text that begins with \\* must be in quotes"),
+        ("password: !s3cr3t x", "a text that begins with ! must be in quotes"),
     ],
 )
 def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "t.yaml"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refused:
         load_config(file)
+    assert "s3cr3t" not in str(refused.value)
+
+
+_PLACES_OF_SECRETS = {
+    "source": {"protocol": "flat-avro", "schema-registry": {"urls": "http://a:s3cr3t@b"}, "kafka": "s3cr3t"},
+    "target": {"type": "postgres", "url": "postgresql://a:s3cr3t@b/c", "user": "a"},
+    "state": "nosuch://a:s3cr3t@b",
+    "spark": {"conf": ["s3cr3t"]},
+}
+
+
+@pytest.mark.parametrize("password", [123454321, True, "a${s3cr3t}b", ["s3cr3t"], date(2020, 1, 2), 1.5])
+def test_no_value_is_shown_where_a_secret_may_stand(password: Any) -> None:
+    """Whatever YAML takes it for: places of secrets come from the types of the settings."""
+    target = {**_PLACES_OF_SECRETS["target"], "password": password}
+    found = wrong({"pipeline": "p", **_PLACES_OF_SECRETS, "target": target})
+    assert {"source.schema-registry.urls[0]", "source.kafka", "target.url", "spark.conf"} <= set(found)
+    assert {"target.password", "state"} <= set(found)
+    shown = "\n".join(map(str, found.values()))
+    for secret in ("s3cr3t", "123454321", "True", "2020", "1.5"):
+        assert secret not in shown
+
+
+def test_a_value_is_shown_where_no_secret_can_stand() -> None:
+    found = wrong(changed(FLAT_AVRO, tables="s", source__protocol="avrro"))
+    assert "'s'" in found["tables"].reason
+    assert "'avrro'" in found["source.protocol"].reason
 
 
 def test_kafkas_properties_are_told_with_what_is_wrong_elsewhere() -> None:

@@ -223,6 +223,21 @@ def test_names_compare_without_case() -> None:
     assert _names(found) == ["id"]
 
 
+def test_names_that_only_a_case_folding_makes_one_are_two() -> None:
+    """TiDB compares names in lower case (``ast.CIStr``): straße is not STRASSE."""
+    definitions = TableDefinitions()
+    definitions.apply("create table t (id int primary key, `straße` int, strasse varchar(9))", "s")
+    definitions.apply("alter table t modify `straße` bigint, drop column STRASSE", "S")
+    found = definitions.get(T)
+    assert found is not None
+    assert [(column.name, column.type.name) for column in found.columns] == [
+        ("id", "int"),
+        ("straße", "bigint"),
+    ]
+    definitions.apply("create table `straße` (id int primary key)", "s")
+    assert TableId("s", "STRASSE") not in definitions
+
+
 def test_an_alter_of_an_unknown_table_changes_nothing() -> None:
     assert TableDefinitions().apply("alter table t add c int", "s") == ()
 

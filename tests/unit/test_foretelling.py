@@ -100,7 +100,7 @@ def test_what_is_text_for_want_of_a_type_is_said_where_it_is(target: str, texts:
 @pytest.mark.parametrize(
     ("target", "kinds"),
     [
-        ("delta", {"type", "key"}),
+        ("delta", {"widen", "type", "key"}),
         ("iceberg", {"rescale", "type", "key"}),
         ("postgres", {"nul-in-text", "type", "key"}),
         ("mysql", {"type", "key"}),
@@ -124,13 +124,17 @@ def test_what_the_policies_do_not_ask_for_is_not_said() -> None:
     paused = config_of("iceberg", defaults={"schema-changes": {"widen": "pause"}})
     assert "rescale" in preflight(config_of("iceberg"), numbers)
     assert "rescale" not in preflight(paused, numbers)
+    paused = config_of("delta", defaults={"schema-changes": {"widen": "pause"}})
+    assert "widen" in preflight(config_of("delta"), numbers)
+    assert "widen" not in preflight(paused, numbers)
 
 
 ASKED: Final = {"schema-changes": {"drop": "apply", "rename": "apply"}}
 
 
 @pytest.mark.parametrize(
-    ("target", "kinds"), [("postgres", {"drop"}), ("mysql", {"drop", "rename"}), ("delta", set())]
+    ("target", "kinds"),
+    [("postgres", {"drop"}), ("mysql", {"drop", "rename"}), ("delta", {"drop", "rename"})],
 )
 def test_drops_and_renames_that_are_asked_for_may_need_something(target: str, kinds: set[str]) -> None:
     every = {"drop", "rename", "shared"}

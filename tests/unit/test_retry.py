@@ -51,6 +51,18 @@ def test_what_will_not_pass_is_not(error: Exception) -> None:
     assert step.calls == 1
 
 
+def test_time_begins_with_the_first_failure() -> None:
+    """A try that takes longer than all retries may is tried again."""
+    flaky = _Flaky(SourceUnavailableError("down"), 1)
+
+    def slow() -> str:
+        time.sleep(0.2)
+        return flaky()
+
+    assert RetryPolicy(0.1, first_pause=0.001).call(slow) == "done"
+    assert flaky.calls == 2
+
+
 def test_the_last_error_comes_out_when_time_is_up() -> None:
     started = time.monotonic()
     with pytest.raises(SourceUnavailableError, match="down"):

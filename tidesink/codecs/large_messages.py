@@ -454,7 +454,7 @@ def completed(
     """
     kind, data = parsed["type"], _only_row(parsed, "data")
     deletes = kind == "DELETE"
-    if deletes and (upstream is None or {*map(str.casefold, key)} <= {*map(str.casefold, data)}):
+    if deletes and (upstream is None or {*map(str.lower, key)} <= {*map(str.lower, data)}):
         return parsed
     if upstream is None:
         raise RowUnavailableError(_NO_UPSTREAM)

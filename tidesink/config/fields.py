@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    SecretStr,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -295,7 +296,8 @@ class Interpolated:
             return self._from_environment(name, place)
         if kind == "file" and name:
             return self._from_file(name, place)
-        self._refuse(place, f"${{{reference}}} is not a reference", "write ${env:NAME} or ${file:path}")
+        # It may be part of a password.
+        self._refuse(place, "a ${…} in it is not a reference", "write ${env:NAME} or ${file:path}")
         return ""
 
     def _from_environment(self, name: str, place: tuple[str | int, ...]) -> str:
@@ -349,7 +351,7 @@ _NUMBERS: dict[str, str] = {
     "float_type": "give a number",
 }
 _FORMS: dict[str, str] = {
-    "string_type": "give a text",
+    "string_type": "give a text: in quotes, if it looks like a number, a date or a boolean",
     "string_too_short": "give at least {min_length} characters",
     "string_too_long": "give at most {max_length} characters",
     "string_pattern_mismatch": "give a text that fits {pattern}",
@@ -395,18 +397,46 @@ def place_of(error: ErrorDetails) -> tuple[int | str, ...]:
     return place[:1] + place[2:] if place[0] == "target" else place
 
 
-def problems_of(
-    error: ValidationError, model: type[BaseModel], *, hidden: Callable[[str], bool]
-) -> list[Problem]:
-    """Pydantic's findings as Problems. Values of the fields that are ``hidden`` are never shown."""
+def problems_of(error: ValidationError, model: type[BaseModel], *, hidden: Iterable[str]) -> list[Problem]:
+    """Pydantic's findings as Problems.
+
+    Values are never shown at the places that are ``hidden``, and where a secret may stand.
+    """
     found = []
     for detail in error.errors(include_url=False):
         named = ("type",) if detail["type"] == "union_tag_invalid" else ()
-        field = dotted((*place_of(detail), *named))
+        place = (*place_of(detail), *named)
         value = detail.get("input")
-        shown = "the value" if hidden(field) or isinstance(value, dict | list) else cut(value)
-        found.append(Problem(field, *_explained(detail, shown, model)))
+        kept = isinstance(value, dict | list) or dotted(place) in hidden or _may_be_secret(model, place)
+        found.append(Problem(dotted(place), *_explained(detail, "the value" if kept else cut(value), model)))
     return found
+
+
+def _may_be_secret(model: type[BaseModel], place: Iterable[str | int]) -> bool:
+    """Whether a value at a place may hold a secret: by the types there, and where no type is known."""
+    kinds: list[Any] = [model]
+    for part in place:
+        kinds = [below for kind in kinds for below in _below(kind, part)]
+    return not kinds or any(_holds_secret(kind) for kind in kinds)
+
+
+def _below(kind: Any, part: str | int) -> Iterator[Any]:
+    """The types that a member of a value of this type may have; a field without a repr is a secret."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        for name, info in kind.model_fields.items():
+            if part in (info.alias, name):
+                yield info.annotation if info.repr else SecretStr
+    elif get_origin(kind) in (dict, tuple, list):
+        yield get_args(kind)[1 if get_origin(kind) is dict else 0]
+    else:
+        for one in get_args(kind):
+            yield from _below(one, part)
+
+
+def _holds_secret(kind: Any) -> bool:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return any(not info.repr or _holds_secret(info.annotation) for info in kind.model_fields.values())
+    return kind is SecretStr or any(map(_holds_secret, get_args(kind)))
 
 
 def _settings_at(model: type[BaseModel], place: list[Any]) -> list[str]:

@@ -6,9 +6,10 @@ own, for those who use the registry and no workers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from pydantic import SecretStr, ValidationError
@@ -19,17 +20,8 @@ from tidesink.config.models import Config
 from tidesink.config.source import RegistrySettings, kafka_problems, registry_section
 from tidesink.errors import ConfigError
 
-_SECRET_PLACES = (
-    "source.kafka",
-    "source.schema-registry",
-    "spark.conf",
-    "state",
-    "target.auth",
-    "target.headers",
-    "target.kafka",
-    "target.schema-registry",
-    "target.url",
-)
+# Aliases let a small file stand for a large one: a config has some thousands of values.
+_MOST_VALUES: Final = 200_000
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -44,6 +36,34 @@ class _UniqueKeys(yaml.SafeLoader):
             if isinstance(key, str):
                 seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (AttributeError, KeyError, ValueError) as error:  # of a text that is not of its tag
+            what = "the value looks like a date or a number and is none: put it in quotes"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark) from error
+
+    def get_single_data(self) -> Any:
+        node = self.get_single_node()
+        if node is not None:
+            _check_size(node, {}, set())
+            return self.construct_document(node)
+        return None
+
+
+def _check_size(node: yaml.Node, known: dict[yaml.Node, int], around: set[yaml.Node]) -> int:
+    """How many values a node stands for, with those of its aliases; refuses what has no end, or too many."""
+    if node in around:
+        raise yaml.MarkedYAMLError(problem="an anchor is used inside itself", problem_mark=node.start_mark)
+    if node not in known:
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        below = itertools.chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
+        known[node] = 1 + sum(_check_size(one, known, {*around, node}) for one in below)
+    if known[node] > _MOST_VALUES:
+        what = f"with its aliases it stands for more than {_MOST_VALUES:,} values"
+        raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+    return known[node]
 
 
 def load_config(path: str | Path) -> Config:
@@ -80,16 +100,15 @@ def parse_config(
 
 
 def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Problem]]:
-    def hidden(field: str) -> bool:
-        return field in found.places or field.startswith(_SECRET_PLACES)
-
     data, problems = found.data, list(found.problems)
     # A wrong field is reported and taken out, so that what follows from the right ones is checked too.
     for _ in range(2):
         try:
             config = Config.model_validate(data, context={"base": base})
         except ValidationError as error:
-            problems += [p for p in problems_of(error, Config, hidden=hidden) if not _follows(p, problems)]
+            problems += [
+                p for p in problems_of(error, Config, hidden=found.places) if not _follows(p, problems)
+            ]
             data = _with_placeholders(_without(data, [place_of(detail) for detail in error.errors()]))
         else:
             return config, problems + [p for p in cross_problems(config) if not _follows(p, problems)]
@@ -154,7 +173,20 @@ def read_yaml(file: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"is no YAML{place}: {error.problem}", file=str(file)) from error
+        raise ConfigError(f"is no YAML{place}: {_explained(error)}", file=str(file)) from error
+    except yaml.reader.ReaderError as error:
+        what = f"character {error.position + 1} has the code {error.character}, which is not allowed"
+        raise ConfigError(f"is no YAML: {what}", file=str(file)) from error
+    except RecursionError as error:
+        raise ConfigError("is no config: its values are nested too deeply", file=str(file)) from error
+
+
+def _explained(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong; where PyYAML would repeat a text that may be a password, only what begins it."""
+    for words, sign in (("alias", "*"), ("tag", "!")):
+        if f"{words} '" in str(error.problem):
+            return f"there is no such {words}; a text that begins with {sign} must be in quotes"
+    return str(error.problem)
 
 
 def _listing(path: str | Path, problems: list[Problem]) -> str:
@@ -171,14 +203,15 @@ def load_registry_settings(path: str | Path) -> RegistrySettings:
     file = Path(path)
     found = Interpolated(read_yaml(file), base=file.resolve().parent)
     problems = list(found.problems)
-    settings = _validated_registry(found.data, file, problems)
+    settings = _validated_registry(found, file, problems)
     if settings is None or problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise ConfigError(f"these settings of a registry are wrong:\n{listed}", file=str(file))
     return settings
 
 
-def _validated_registry(data: Any, file: Path, problems: list[Problem]) -> RegistrySettings | None:
+def _validated_registry(found: Interpolated, file: Path, problems: list[Problem]) -> RegistrySettings | None:
+    data = found.data
     if not isinstance(data, dict):
         problems.append(Problem("(file)", "is not a mapping of settings", "write urls: http://host:port"))
         return None
@@ -186,8 +219,7 @@ def _validated_registry(data: Any, file: Path, problems: list[Problem]) -> Regis
     try:
         settings = RegistrySettings.model_validate(registry_section(data), context=context)
     except ValidationError as error:
-        # A secret may stand anywhere in it: no value is repeated.
-        problems += problems_of(error, RegistrySettings, hidden=lambda _field: True)
+        problems += problems_of(error, RegistrySettings, hidden=found.places)
         return None
     return settings
 

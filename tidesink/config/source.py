@@ -295,7 +295,7 @@ def _token_url(url: str) -> str:
 class RegistryOAuth(Model):
     """OAuth 2.0 client credentials: a token from ``token-url`` is used until it expires, then renewed."""
 
-    token_url: Annotated[str, AfterValidator(_token_url)]
+    token_url: Annotated[str, AfterValidator(_token_url), Field(repr=False)]
     """The token endpoint."""
     client_id: str = Field(min_length=1)
     """The client's id."""
@@ -380,7 +380,9 @@ class RegistryTls(Model):
 class RegistrySettings(Model):
     """The schema registry that TiCDC writes to. Several URLs are tried in turn."""
 
-    urls: Annotated[tuple[Annotated[str, AfterValidator(_registry_url)], ...], Listed, Field(min_length=1)]
+    urls: Annotated[
+        tuple[Annotated[str, AfterValidator(_registry_url)], ...], Listed, Field(min_length=1, repr=False)
+    ]
     """One URL or several, tried in turn. `url` means the same."""
     auth: RegistryAuth | None = None
     """How to sign in to the registry."""

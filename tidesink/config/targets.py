@@ -109,13 +109,19 @@ def _no_session_catalog(name: str) -> str:
 
 def _with_paths(properties: Any, info: ValidationInfo) -> Any:
     """A warehouse given as a path is read from the config file's folder; numbers and booleans are text."""
-    if not isinstance(properties, dict):
-        return properties
-    texts = {name: _text(value) for name, value in properties.items()}
+    texts = _texts(properties)
+    if not isinstance(texts, dict):
+        return texts
     warehouse = texts.get("warehouse")
     if isinstance(warehouse, str) and warehouse.startswith(("./", "../", "~")):
         texts["warehouse"] = beside_config(warehouse, info)
     return texts
+
+
+def _texts(properties: Any) -> Any:
+    if not isinstance(properties, dict):
+        return properties
+    return {name: _text(value) for name, value in properties.items()}
 
 
 def _text(value: Any) -> Any:
@@ -124,7 +130,15 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-class IcebergSettings(TargetModel):
+class LakeSettings(TargetModel):
+    """What tables of a lake need."""
+
+    table_properties: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
+    """Properties that each table is made with, under the format's names, besides tidesink's own; they replace
+    those. A table that is there keeps its own."""
+
+
+class IcebergSettings(LakeSettings):
     """Iceberg tables of one catalog, each named by ``table``; ``catalog-properties`` are kept secret."""
 
     type: Literal["iceberg"]
@@ -205,7 +219,7 @@ class SqlSettings(TargetModel):
 
     default_port: ClassVar[int]
 
-    url: str
+    url: str = Field(repr=False)
     user: str
     """The user that the worker logs in as."""
     password: SecretStr | None = None
@@ -226,7 +240,9 @@ class PostgresSettings(SqlSettings):
 
     type: Literal["postgres"]
     """`postgres`: tables in a Postgres database."""
-    url: Annotated[str, AfterValidator(partial(_database_url, "postgresql", needs_database=True))]
+    url: Annotated[
+        str, AfterValidator(partial(_database_url, "postgresql", needs_database=True)), Field(repr=False)
+    ]
     """The database, as `postgresql://host:5432/database`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
     """A table's schema and name; must contain `{schema}` and `{table}`. Missing schemas are created."""
@@ -239,7 +255,9 @@ class MysqlSettings(SqlSettings):
 
     type: Literal["mysql"]
     """`mysql`: tables in a MySQL or MariaDB server."""
-    url: Annotated[str, AfterValidator(partial(_database_url, "mysql", needs_database=False))]
+    url: Annotated[
+        str, AfterValidator(partial(_database_url, "mysql", needs_database=False)), Field(repr=False)
+    ]
     """The server, as `mysql://host:3306`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
     """A table's database and name; must contain `{schema}` and `{table}`. Missing databases are created."""
@@ -425,7 +443,7 @@ _SHARED_STORES: Final = frozenset(
 )
 
 
-class DeltaSettings(TargetModel):
+class DeltaSettings(LakeSettings):
     """Delta tables under one root, ``path``, each at ``table`` below it."""
 
     type: Literal["delta"] = "delta"

@@ -123,8 +123,8 @@ class TableDefinitions:
     def former(self, table: TableId) -> tuple[Column, ...]:
         """Columns that a table of this name had and has no more, with the types they had."""
         definition = self._find(table)
-        now = {column.name.casefold() for column in definition.columns} if definition else set()
-        return tuple(c for c in self._history.columns(table) if c.name.casefold() not in now)
+        now = {column.name.lower() for column in definition.columns} if definition else set()
+        return tuple(c for c in self._history.columns(table) if c.name.lower() not in now)
 
     def apply(self, query: str, default_schema: str = "", *, since: int | None = None) -> tuple[TableId, ...]:
         """What DDL text does to the tables; the tables it changed, under their new names.
@@ -168,9 +168,9 @@ class TableDefinitions:
         definition = self._find(table)
         known: dict[str, tuple[str, str]] = {}
         for old, new in definition.renamed if definition else ():
-            known.setdefault(old.casefold(), (old, new))
-        now = {column.name.casefold() for column in definition.columns} if definition else set()
-        return {old: new for old, new in known.values() if new.casefold() in now}
+            known.setdefault(old.lower(), (old, new))
+        now = {column.name.lower() for column in definition.columns} if definition else set()
+        return {old: new for old, new in known.values() if new.lower() in now}
 
     def partings(self, table: TableId) -> dict[str, str]:
         """The moments at which columns of a table were last dropped or renamed, by name, folded."""
@@ -287,8 +287,8 @@ class TableDefinitions:
         sql.take()
         if sql.skip_any("DATABASE", "SCHEMA"):
             sql.skip("IF", "EXISTS")
-            name = sql.name().casefold()
-            return self._removed(table for table in self if table.schema.casefold() == name)
+            name = sql.name().lower()
+            return self._removed(table for table in self if table.schema.lower() == name)
         if sql.skip("INDEX"):
             sql.skip("IF", "EXISTS")
             name = sql.name()
@@ -628,7 +628,7 @@ def _part(table: TableId, part: SqlReader) -> Iterator[Unapplied]:
 
 
 def _renamed(table: TableId, old: str, new: str) -> Iterator[Unapplied]:
-    if old.casefold() != new.casefold():
+    if old.lower() != new.lower():
         yield Unapplied(
             table,
             f"column {old} is {new} now; where the target still has {old}, old rows have their values in it",

@@ -228,45 +228,45 @@ class TableDefinition:
     @property
     def readded(self) -> tuple[str, ...]:
         """The columns that were added under the name of one dropped before."""
-        return tuple(column.name for column in self.columns if column.name.casefold() in self.dropped)
+        return tuple(column.name for column in self.columns if column.name.lower() in self.dropped)
 
     @property
     def names(self) -> frozenset[str]:
         """The columns' names, folded."""
-        return frozenset(column.name.casefold() for column in self.columns)
+        return frozenset(column.name.lower() for column in self.columns)
 
     @property
     def reused(self) -> frozenset[str]:
         """Names, folded, that several columns had: one now, those that were dropped or have another name."""
-        times = Counter((*self.names, *self.dropped, *(old.casefold() for old, _ in self.renamed)))
+        times = Counter((*self.names, *self.dropped, *(old.lower() for old, _ in self.renamed)))
         return frozenset(name for name, columns in times.items() if columns > 1)
 
     def schema(self) -> TableSchema:
         """The columns with their keys marked."""
-        primary = {name.casefold() for name in self.primary_key}
+        primary = {name.lower() for name in self.primary_key}
         handle = primary or self._unique_handle()
         return TableSchema(
             self.table,
             tuple(
                 replace(
                     column,
-                    primary_key=column.name.casefold() in primary,
-                    handle=column.name.casefold() in handle,
-                    nullable=column.nullable and column.name.casefold() not in primary,
+                    primary_key=column.name.lower() in primary,
+                    handle=column.name.lower() in handle,
+                    nullable=column.nullable and column.name.lower() not in primary,
                 )
                 for column in self.columns
             ),
         )
 
     def _unique_handle(self) -> set[str]:
-        fit = {c.name.casefold() for c in self.columns if not c.nullable and not c.virtual}
-        eligible = [u for u in self.uniques if all(name.casefold() in fit for name in u.columns)]
+        fit = {c.name.lower() for c in self.columns if not c.nullable and not c.virtual}
+        eligible = [u for u in self.uniques if all(name.lower() in fit for name in u.columns)]
         best = min(eligible, key=lambda unique: len(unique.columns), default=None)
-        return set() if best is None else {name.casefold() for name in best.columns}
+        return set() if best is None else {name.lower() for name in best.columns}
 
     def has(self, name: str) -> bool:
         """Whether there is such a column; names compare as MySQL's do."""
-        return name.casefold() in self.names
+        return name.lower() in self.names
 
     def place_of(self, name: str) -> int:
         """The column's place; names compare as MySQL's do.
@@ -275,7 +275,7 @@ class TableDefinition:
             ConfigError: no such column.
         """
         for place, column in enumerate(self.columns):
-            if column.name.casefold() == name.casefold():
+            if column.name.lower() == name.lower():
                 return place
         raise ConfigError(f"table {self.table} has no column {name!r}")
 
@@ -503,18 +503,18 @@ def _drop(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
 
 def drop_index(definition: TableDefinition, name: str) -> TableDefinition:
     """The definition without the unique index of this name, if it is one."""
-    kept = tuple(unique for unique in definition.uniques if unique.name.casefold() != name.casefold())
+    kept = tuple(unique for unique in definition.uniques if unique.name.lower() != name.lower())
     return replace(definition, uniques=kept)
 
 
 def _without(definition: TableDefinition, name: str) -> TableDefinition:
     at = definition.place_of(name)
     columns = definition.columns[:at] + definition.columns[at + 1 :]
-    uniques = tuple(u for u in definition.uniques if name.casefold() not in (c.casefold() for c in u.columns))
+    uniques = tuple(u for u in definition.uniques if name.lower() not in (c.lower() for c in u.columns))
     # A column that is gone is gone under the names it had before, too.
-    its = (old.casefold() for old, new in definition.renamed if new.casefold() == name.casefold())
-    dropped = tuple(dict.fromkeys((*definition.dropped, name.casefold(), *its)))
-    renamed = tuple(pair for pair in definition.renamed if pair[1].casefold() != name.casefold())
+    its = (old.lower() for old, new in definition.renamed if new.lower() == name.lower())
+    dropped = tuple(dict.fromkeys((*definition.dropped, name.lower(), *its)))
+    renamed = tuple(pair for pair in definition.renamed if pair[1].lower() != name.lower())
     return replace(definition, columns=columns, uniques=uniques, dropped=dropped, renamed=renamed)
 
 
@@ -567,9 +567,7 @@ def _rename_index(definition: TableDefinition, sql: SqlReader) -> TableDefinitio
     old = sql.name()
     sql.need("TO")
     new = sql.name()
-    uniques = tuple(
-        replace(u, name=new) if u.name.casefold() == old.casefold() else u for u in definition.uniques
-    )
+    uniques = tuple(replace(u, name=new) if u.name.lower() == old.lower() else u for u in definition.uniques)
     return replace(definition, uniques=uniques)
 
 
@@ -580,7 +578,7 @@ def _with_column(definition: TableDefinition, at: int, column: Column) -> TableD
 
 def _renamed_in_keys(definition: TableDefinition, old: str, new: str) -> TableDefinition:
     def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(new if name.casefold() == old.casefold() else name for name in names)
+        return tuple(new if name.lower() == old.lower() else name for name in names)
 
     return replace(
         definition,
@@ -592,11 +590,11 @@ def _renamed_in_keys(definition: TableDefinition, old: str, new: str) -> TableDe
 
 def _renames(known: tuple[tuple[str, str], ...], old: str, new: str) -> tuple[tuple[str, str], ...]:
     """The names that were, newest first; a column that was renamed twice has had both."""
-    followed = tuple((was, new if now.casefold() == old.casefold() else now) for was, now in known)
-    if old.casefold() == new.casefold():
+    followed = tuple((was, new if now.lower() == old.lower() else now) for was, now in known)
+    if old.lower() == new.lower():
         return followed
     # One that has its old name again never had another. A name that is taken again keeps its pair.
-    return ((old, new), *((was, now) for was, now in followed if was.casefold() != now.casefold()))
+    return ((old, new), *((was, now) for was, now in followed if was.lower() != now.lower()))
 
 
 def _alter_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:

@@ -212,9 +212,9 @@ class RowShapes:
     def _build(self, table: TableId, words: _Words, commit_ts: int) -> RowShape:
         """A new shape: each column's type from where the module says."""
         known = self._defined(table)
-        complete = all(name.casefold() in known for name in words.names)
+        complete = all(name.lower() in known for name in words.names)
         # A column that was dropped since, or whose table was.
-        known = {c.name.casefold(): c for c in self._definitions.former(table)} | known
+        known = {c.name.lower(): c for c in self._definitions.former(table)} | known
         columns = tuple(self._columns(words, known, commit_ts))
         changes = sorted({was.until for c in known.values() for was in c.earlier})
         bounds = [(c, integer_bounds(c.type)) for c in columns if not keeps_text(c.type)]
@@ -236,20 +236,20 @@ class RowShapes:
     def _defined(self, table: TableId) -> dict[str, Column]:
         """The table's columns by definition, by their names, folded."""
         definition = self._definitions.get(table)
-        return {c.name.casefold(): c for c in definition.columns} if definition else {}
+        return {c.name.lower(): c for c in definition.columns} if definition else {}
 
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         """The columns of a row; ``known``: those that are defined, by their names, folded."""
         for name in words.names:
-            word, defined = words.types.get(name), known.get(name.casefold())
+            word, defined = words.types.get(name), known.get(name.lower())
             yield _column(name, word, defined, primary=name in words.keys, commit_ts=commit_ts)
 
     def _key(self, table: TableId, words: _Words) -> tuple[str, ...]:
         wanted = self._keys.get(table_key(table))
         if wanted is None:
             return tuple(words.keys)
-        spelt = {name.casefold(): name for name in words.names}
-        return tuple(spelt.get(name.casefold(), name) for name in wanted)
+        spelt = {name.lower(): name for name in words.names}
+        return tuple(spelt.get(name.lower(), name) for name in wanted)
 
 
 class DefinedShapes(RowShapes):
@@ -266,15 +266,15 @@ class DefinedShapes(RowShapes):
 
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         names, types, keys = words
-        folded = [name.casefold() for name in names]
-        twice = next((name for at, name in enumerate(names) if name.casefold() in folded[:at]), None)
+        folded = [name.lower() for name in names]
+        twice = next((name for at, name in enumerate(names) if name.lower() in folded[:at]), None)
         if twice is not None:
             raise SchemaMismatchError("the row has the column twice", column=twice)
         if not known.keys() >= {*folded}:
             yield from (Column(name, ColumnType("text", sql=types.get(name))) for name in names)
             return
         for name in names:
-            word, defined = types.get(name) or "", known[name.casefold()]
+            word, defined = types.get(name) or "", known[name.lower()]
             column_type = _in_force(defined, word, commit_ts)
             if _contradicts(word, column_type):
                 raise SchemaMismatchError(_OTHER_TYPE, column=name)
@@ -282,11 +282,11 @@ class DefinedShapes(RowShapes):
             yield replace(defined, name=name, type=column_type, primary_key=primary, earlier=())
 
     def _key(self, table: TableId, words: _Words) -> tuple[str, ...]:
-        if not self._defined(table).keys() >= {name.casefold() for name in words.names}:
+        if not self._defined(table).keys() >= {name.lower() for name in words.names}:
             return ()
         key = super()._key(table, words)
-        named = {name.casefold() for name in words.keys}
-        if self._own_keys and named and named != {name.casefold() for name in key}:
+        named = {name.lower() for name in words.keys}
+        if self._own_keys and named and named != {name.lower() for name in key}:
             raise SchemaMismatchError(
                 f"the row's pkNames are not the table's key ({', '.join(key)}): the source's key was "
                 "changed. Name the key to go by under tables: keys"

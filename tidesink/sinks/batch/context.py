@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import structlog
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay
+from tenacity import RetryCallState, Retrying, retry_if_exception
 from tenacity.wait import wait_exponential, wait_random
 
 from tidesink.config import Config
@@ -53,7 +53,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 class RetryPolicy:
-    """Retries with growing, jittered pauses until ``seconds`` have passed since the first try.
+    """Retries with growing, jittered pauses until ``seconds`` have passed since the first failure.
 
     ``on_retry`` hears each error and the pause that follows. A wish to stop ends a pause at once.
     ``passes`` says which errors may pass by themselves.
@@ -83,7 +83,7 @@ class RetryPolicy:
         """
         retrying = Retrying(
             retry=retry_if_exception(self._passes),
-            stop=stop_after_delay(self._seconds),
+            stop=_after_the_first_failure(self._seconds),
             wait=wait_exponential(multiplier=self._first_pause, max=LONGEST_PAUSE)
             + wait_random(0, self._first_pause),
             sleep=self._sleep,
@@ -101,6 +101,18 @@ class RetryPolicy:
         pause = state.next_action.sleep if state.next_action else 0.0
         if self._on_retry is not None and isinstance(error, TidesinkError):
             self._on_retry(error, pause)
+
+
+def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]:
+    """Stops a call so long after it failed first: a try of a large batch may itself take longer."""
+    first: list[float] = []
+
+    def is_over(state: RetryCallState) -> bool:
+        now = state.outcome_timestamp or 0.0
+        first.append(now)
+        return now - first[0] >= seconds
+
+    return is_over
 
 
 class Cooldown:

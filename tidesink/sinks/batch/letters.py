@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.errors import PythonException
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
-from tidesink.errors import DecodeError, SchemaNotFoundError, SourceError, SourceUnavailableError
+from tidesink.errors import DecodeError, SchemaNotFoundError, SourceError
 from tidesink.events import DdlEvent, Message
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.records import BAD, DDL, UNPLANNED, DecodedRecords
@@ -35,7 +34,7 @@ from tidesink.sinks.kafka.dead_letters import (
 )
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting
+from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.spark.payloads import ROW_KINDS
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
 
@@ -72,17 +71,8 @@ def write_bad_records(
     place = (F.col(f"_{name}").alias(name) for name in _PLACE)
     fault = (F.col("_detail").getField(name).alias(name) for name in _FAULT)
     bad = reduced.where(F.col("_op") == BAD).select(*place, *fault)
-    try:
-        with translated_read_errors(stamp.table):
-            outcomes = bad.mapInArrow(Reporting(LetterTask(fetch, topic, stamp)), _OUTCOME_DDL).collect()
-    except PythonException as exc:
-        raise SourceError(
-            "a task that writes dead letters failed; report this with the log", topic=topic.name
-        ) from exc
-    except SPARK_ERRORS as exc:
-        raise SourceUnavailableError(
-            f"the tasks that write dead letters were cut off ({type(exc).__name__})", topic=topic.name
-        ) from exc
+    with translated_read_errors(stamp.table):
+        outcomes = bad.mapInArrow(Reporting(LetterTask(fetch, topic, stamp)), _OUTCOME_DDL).collect()
     return WrittenLetters(*(sum(int(row[name]) for row in outcomes) for name in ("found", "written")))
 
 

@@ -210,19 +210,20 @@ class Batch:
             TidesinkError: by its ``remedy`` the batch may be tried again, or the table stops.
             StopRequestedError: a stop was asked for before the commit.
         """
-        outcome, table = self._outcome(), self._hold.table
+        table = self._hold.table
+        with translated_read_errors(self._plan.found.topic):
+            outcome = self._outcome()
         if outcome.account is None and isinstance(table, StagingTable):
             table.forget_staged()
         return outcome
 
     def _outcome(self) -> BatchOutcome:
         self._context.failpoints.reach("planned")
-        with translated_read_errors(self._plan.found.topic):
-            self._decoding.catch_up(self._plan.ranges, self._plan.found)
-            try:
-                reduction = self._reduced(self._plan)
-            except ChangesWaitError as exc:
-                return BatchOutcome(self._hold.progress, pending=exc.pending)
+        self._decoding.catch_up(self._plan.ranges, self._plan.found)
+        try:
+            reduction = self._reduced(self._plan)
+        except ChangesWaitError as exc:
+            return BatchOutcome(self._hold.progress, pending=exc.pending)
         try:
             if reduction.plan.records == 0:
                 return BatchOutcome(self._hold.progress, bad=reduction.bad)

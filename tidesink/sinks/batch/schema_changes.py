@@ -48,10 +48,10 @@ class SchemaChange(NamedTuple):
         reported = list(self) if self.at else list(self)[:4]
         if self.kind == "add" and self.before:
             # Whose values it may have is what somebody decides, once: not its type, which may get wider.
-            reported = [self.kind, self.column.casefold(), self.before.casefold()]
+            reported = [self.kind, self.column.lower(), self.before.lower()]
         if self.at and self.kind == "drop":
             # The moment says which column it was; its type is not known any more once it was added again.
-            reported = [self.kind, self.column.casefold(), self.after, self.at]
+            reported = [self.kind, self.column.lower(), self.after, self.at]
         return hashlib.sha256(json.dumps(reported, ensure_ascii=True).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -259,13 +259,13 @@ def _dropped(
     for column in reported.former:
         if column.name.lower() in there | (shape.by_name.keys() - policies.own):
             change = SchemaChange("drop", column.name, before=column.type.sql or column.type.name)
-            change = change._replace(at=reported.partings.get(column.name.casefold(), ""))
+            change = change._replace(at=reported.partings.get(column.name.lower(), ""))
             policy = policies.decide(change)
             at_target = column.name.lower() in there
             # A column that only rows from before have is no change that anybody waits for.
             yield DecidedChange(change, "ignore" if policy == "pause" and not at_target else policy)
     for name in sorted(reported.readded & there):
-        at = reported.partings.get(name.casefold(), "")
+        at = reported.partings.get(name.lower(), "")
         change = SchemaChange("drop", name, before="dropped", after="added again", at=at)
         # Where a person had the old column dropped, what rows of before it bring is as unwanted.
         drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=at)))
@@ -343,7 +343,7 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
             new = reported.renamed[old]
             table.rename_column(present[(new.was or old).lower()], new.target or new.name)
     read = {old: reported.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
-    held = {name.casefold(): found for name, found in gap.held.items() if name.lower() in present}
+    held = {name.lower(): found for name, found in gap.held.items() if name.lower() in present}
     decoding.read_as(read, held)
 
 
@@ -363,7 +363,7 @@ def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> It
     """
     goals = set()
     for old, new in reported.renamed.items():
-        destination = (new.target or new.name).casefold()
+        destination = (new.target or new.name).lower()
         if (new.was or old).lower() in present:
             if destination in goals and not new.reused:
                 continue

@@ -272,9 +272,9 @@ class ProjectedDecoding:
             return
         holders = self._holders(reported)
         for name in (*(column.name for column in reported.former), *reported.renamed):
-            found = held.get(self._layout.target_name(name).casefold())
+            found = held.get(self._layout.target_name(name).lower())
             if found is not None and holders.own(name):
-                yield name.casefold(), found
+                yield name.lower(), found
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns that the target holds, by their names there.
@@ -299,10 +299,10 @@ class ProjectedDecoding:
         former = tuple(
             column for column in reported.former if layout.chooses(column.name) and own(column.name)
         )
-        readded = (layout.target_name(name).casefold() for name in reported.readded if layout.chooses(name))
+        readded = (layout.target_name(name).lower() for name in reported.readded if layout.chooses(name))
         named = replace(reported.current, columns=tuple(self._named(holders.current)))
         partings = {
-            layout.target_name(name).casefold(): at
+            layout.target_name(name).lower(): at
             for name, at in reported.partings.items()
             if layout.chooses(name) and own(name)
         }

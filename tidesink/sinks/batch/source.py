@@ -119,7 +119,7 @@ def fit_shuffle(session: SparkSession, records: int) -> None:
 
 
 def translated_read_errors(topic: str) -> AbstractContextManager[None]:
-    """Raises the error of a task that read a topic as what it was in the task, not as Spark's."""
+    """Around jobs that read a topic: raises as ``raised_task_errors``."""
     return raised_task_errors(topic=topic)
 
 

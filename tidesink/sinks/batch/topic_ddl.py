@@ -69,8 +69,8 @@ class DdlWarning(NamedTuple):
         """Whether it concerns this table."""
         if self.table is None:
             return True
-        schema, name = (part.casefold() for part in self.table)
-        return schema == table.schema.casefold() and name in ("", table.name.casefold())
+        schema, name = (part.lower() for part in self.table)
+        return schema == table.schema.lower() and name in ("", table.name.lower())
 
 
 class TopicTable(NamedTuple):
@@ -90,7 +90,7 @@ def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | N
     current = definitions.get(table)
     if current is None:
         return None
-    readded = frozenset(name.casefold() for known, name in definitions.readded() if known == table)
+    readded = frozenset(name.lower() for known, name in definitions.readded() if known == table)
     return TopicTable(
         current,
         definitions.former(table),

@@ -133,14 +133,14 @@ class CanalJsonDecoding(PlannedDecoding):
         known = self._ddl.reported(self._table)
         if self._declared is not None or known is None:
             return None
-        former = {column.name.casefold(): column for column in known.former}
-        columns = {column.name.casefold(): column for column in known.current.columns}
+        former = {column.name.lower(): column for column in known.former}
+        columns = {column.name.lower(): column for column in known.current.columns}
         renamed = {}
         for old, new in known.renamed.items():
-            was = former.pop(old.casefold(), None)
-            reads_on = old.casefold() not in known.reused and _reads_on(columns[new.casefold()], was)
-            reused = not known.reused.isdisjoint((old.casefold(), new.casefold()))
-            at = known.partings.get(old.casefold(), "")
+            was = former.pop(old.lower(), None)
+            reads_on = old.lower() not in known.reused and _reads_on(columns[new.lower()], was)
+            reused = not known.reused.isdisjoint((old.lower(), new.lower()))
+            at = known.partings.get(old.lower(), "")
             renamed[old] = Renamed(new, reads_on, reused=reused, at=at)
         former_columns = tuple(former.values())
         return SourceColumns(
@@ -149,7 +149,7 @@ class CanalJsonDecoding(PlannedDecoding):
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """Plan again where other columns are read by their old names than before, or are held besides."""
-        there = {*map(str.casefold, self._known_columns()), *map(str.casefold, renamed)}
+        there = {*map(str.lower, self._known_columns()), *map(str.lower, renamed)}
         lacking = {name: found for name, found in held.items() if name not in there}
         zero_date = self._settings.zero_date
         kept = tuple(column for column in self._former() if _stays(column, lacking, zero_date))
@@ -216,7 +216,7 @@ class CanalJsonDecoding(PlannedDecoding):
     def _schema(self) -> TableSchema | None:
         """The table by its definition, and columns that only rows tell of behind them."""
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
-        columns: dict[str, Column] = {c.name.casefold(): c for c in defined.columns} if defined else {}
+        columns: dict[str, Column] = {c.name.lower(): c for c in defined.columns} if defined else {}
         # What rows from before a DROP or RENAME have: the DDL says so too.
         former = self._former()
         reported = TableSchema(self._table, (*columns.values(), *former))
@@ -227,9 +227,9 @@ class CanalJsonDecoding(PlannedDecoding):
                 *self._table, dict.fromkeys(words.names), mysql_type=words.types, pk_names=words.keys
             )
             for column in shape.schema.columns:
-                columns.setdefault(column.name.casefold(), _with_earlier(column, former))
+                columns.setdefault(column.name.lower(), _with_earlier(column, former))
         for old in self._renamed:
-            columns.pop(old.casefold(), None)
+            columns.pop(old.lower(), None)
         self._text_columns = tuple(
             c.name for c in columns.values() if c.type.name == "text" and c.type.sql is None and not defined
         )
@@ -281,8 +281,8 @@ class CanalJsonDecoding(PlannedDecoding):
         shape = with_defaults(known, shape_of(schema, keys=self._settings.keys))
         # One DDL read ahead may change a column's type and the next drop it: rows lie between the two.
         former = self._former()
-        names = {column.name.casefold() for column in schema.columns}
-        return with_former(shape, (column for column in former if column.name.casefold() not in names))
+        names = {column.name.lower() for column in schema.columns}
+        return with_former(shape, (column for column in former if column.name.lower() not in names))
 
 
 def _with_replaced(shape: TableShape, words: Iterable[RowWords], reported: Container[str]) -> TableShape:
@@ -306,7 +306,7 @@ def _reads_on(column: Column, was: Column | None) -> bool:
 
 def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool:
     """Whether the target has a column of before, with a type that fits; a key's is not what it was."""
-    found = held.get(column.name.casefold())
+    found = held.get(column.name.lower())
     if found is None or column.handle or column.virtual:
         return False
     return wider_ddl(found, spark_type(column.type, zero_date=zero_date).ddl) is not None
@@ -315,7 +315,7 @@ def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool
 def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
     """A column of rows with the types it had before, where it is one that was dropped."""
     for known in former:
-        if known.name.casefold() == column.name.casefold() and known.type == column.type:
+        if known.name.lower() == column.name.lower() and known.type == column.type:
             return replace(column, earlier=known.earlier)
     return column
 

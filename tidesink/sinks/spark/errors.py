@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PythonException
 
-from tidesink.errors import ConfigError, ContextValue, TidesinkError, ValueNotStoredError, error_text
+from tidesink.errors import (
+    ConfigError,
+    ContextValue,
+    SourceError,
+    SourceUnavailableError,
+    TidesinkError,
+    ValueNotStoredError,
+    error_text,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +32,9 @@ R = TypeVar("R")
 _MARKED: Final = re.compile(r"\[tidesink error ([A-Za-z0-9+/]+=*)\]")
 # What Python says in a worker that cannot unpickle its task.
 _NO_MODULE: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+# In a traceback: a frame with the file's name, and the class of what was raised.
+_FRAME: Final = re.compile(r'File "[^"]*?([^/"]+)", line (\d+)')
+_ENDS: Final = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))\b", re.MULTILINE)
 # Java's causes are looked into no deeper.
 _DEPTH: Final = 20
 
@@ -76,15 +87,30 @@ def task_error(error: BaseException) -> TidesinkError | None:
 def raised_task_errors(**context: ContextValue) -> Iterator[None]:
     """Raise the error of a task as what it was there, with ``context`` where it says no other.
 
-    Whatever else Spark raises passes.
+    Any other failure of a job has no word of Spark's text, which may hold values of rows.
+
+    Raises:
+        SourceUnavailableError: the job was cut off: an executor, a worker of Python or a disk may be back
+            for the next.
+        SourceError: a task failed by a fault of its code, or the plan is none.
     """
     try:
         yield
-    except (Py4JError, PySparkException) as exc:
-        error = task_error(exc)
-        if error is None:
-            raise
+    except (Py4JJavaError, PySparkException) as exc:
+        error = task_error(exc) or _job_error(exc)
         raise error.with_context(**context) from exc
+
+
+def _job_error(exc: BaseException) -> SourceError:
+    said = summary(exc)
+    if isinstance(exc, PythonException):
+        # Where it failed, and by what class; what it says may be a value.
+        text = error_text(exc)
+        names, places = _ENDS.findall(text), _FRAME.findall(text)
+        said = ", ".join([*names[-1:], *(f"{place} line {line}" for place, line in places[-1:])]) or said
+    elif not isinstance(exc, PySparkException):  # which has those of plans, and of expressions on rows
+        return SourceUnavailableError(f"a job of the batch was cut off ({said})")
+    return SourceError(f"a job of the batch failed ({said}); report this with the version of tidesink")
 
 
 def _marker(error: TidesinkError) -> str:

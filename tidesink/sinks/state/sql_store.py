@@ -343,10 +343,11 @@ def _replace(connection: sa.Connection, table: sa.Table, key: dict[str, Any], ro
 
 def _prune(connection: sa.Connection, pipeline: str, name: str) -> None:
     mine = sa.and_(_history.c.pipeline == pipeline, _history.c.table_name == name)
-    newest = sa.select(_history.c.txn_version).where(mine).order_by(_history.c.txn_version.desc())
+    # By time: a table that was made again counts its batches anew.
+    newest = sa.select(_history.c.written).where(mine).order_by(_history.c.written.desc())
     floor = connection.execute(newest.offset(KEPT_BATCHES).limit(1)).scalar_one_or_none()
     if floor is not None:
-        connection.execute(sa.delete(_history).where(mine, _history.c.txn_version <= floor))
+        connection.execute(sa.delete(_history).where(mine, _history.c.written <= floor))
 
 
 def _table_key(table: TableId) -> str:

@@ -477,6 +477,7 @@ LimitKind = Literal[
     "shared",
     "drop",
     "rename",
+    "widen",
     "type",
     "key",
 ]

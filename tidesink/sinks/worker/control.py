@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from hashlib import sha256
+from typing import Any, Final, Literal, NamedTuple
 
 import structlog
 
-from tidesink.errors import ConfigError, StaleProgressError, StateStoreError
+from tidesink.errors import AccountingError, ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Accepted, Pending
-from tidesink.sinks.state.progress import Progress, StateStore, TableState
+from tidesink.sinks.state.progress import Progress, Rank, StateStore, TableState, TableStatus
 
 _log = structlog.get_logger("tidesink.worker")
 _KIND: Final = "table-control"
@@ -189,6 +190,22 @@ def _refusal(known: int, progress: Progress, place: str) -> StaleProgressError:
     )
 
 
+# In a status's details: the count that did not add up, until a person accepts it.
+BROKEN: Final = "broken-law"
+
+
+class BrokenLaw(NamedTuple):
+    """A count that did not add up; ``digest`` is of this one time, by which a person accepts it."""
+
+    text: str
+    digest: str
+
+    @classmethod
+    def of(cls, error: AccountingError, at: Rank) -> BrokenLaw:
+        """Of an error that came at a hold and batch."""
+        return cls(error.message, sha256(f"{at} {error.message}".encode()).hexdigest()[:16])
+
+
 Turn = Literal["rest", "go on"]
 
 
@@ -200,6 +217,7 @@ class Pauses:
         self._asked = False
         self._resumed: int | None = None
         self._pending: tuple[Pending, ...] = ()
+        self._broken: BrokenLaw | None = None
         self.accepted: Accepted = {}
 
     def apply_control(self, asked: TableControl, *, waits: bool) -> Turn | None:
@@ -216,6 +234,26 @@ class Pauses:
     def wait_for(self, pending: tuple[Pending, ...]) -> None:
         """Changes that wait for a person."""
         self._pending = pending
+
+    def break_law(self, error: AccountingError, at: Rank) -> str:
+        """A count did not add up: the table waits for a person, after a restart too; the way on."""
+        if self._broken is None or self._broken.text != error.message:
+            self._broken = BrokenLaw.of(error, at)
+        return (
+            "nothing more is applied, by another worker neither, until somebody has compared the table with "
+            f"its source: `tidesink resume {self._table} --accept` goes on"
+        )
+
+    def check_law(self, before: TableStatus | None, place: str) -> None:
+        """Refuse a table whose count did not add up, by the status ``before``, until a person accepts that.
+
+        Raises:
+            AccountingError: as it was then.
+        """
+        known = before.details.get(BROKEN) if before and before.details.get(PLACE) == place else None
+        self._broken = BrokenLaw(**known) if known and known["digest"] not in self.accepted else None
+        if self._broken is not None:
+            raise AccountingError(self._broken.text, table=str(self._table))
 
     def state_is(self, state: TableState) -> None:
         """What was waited for is over in any state but PAUSED."""
@@ -234,6 +272,8 @@ class Pauses:
         shown: dict[str, Any] = {"rests": True} if self._asked else {}
         if self._pending:
             shown["pending"] = [pending.as_json() for pending in self._pending]
+        if self._broken:
+            shown[BROKEN] = self._broken._asdict()
         return shown
 
 

@@ -111,6 +111,8 @@ def change_limits(
     numbers = tuple(c.name for c in shape.columns if c.spark.startswith(("decimal", "int", "bigint")))
     if said.widen == "apply" and numbers and not able.rescales:
         yield Limit("rescale", _NO_RESCALE, numbers)
+    if said.widen == "apply" and numbers and "widen" in able.caveats:
+        yield Limit("widen", able.caveats["widen"], numbers)
     kinds: tuple[Literal["drop", "rename"], ...] = ("drop", "rename") if reported and not logs else ()
     asked = [kind for kind in kinds if said.policy(kind) == "apply"]
     if asked and shape.shard is not None:

@@ -10,7 +10,14 @@ from typing import Any, Final, cast
 import structlog
 
 from tidesink.config import TableConfig
-from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError, TidesinkError, error_text
+from tidesink.errors import (
+    AccountingError,
+    SchemaRefusedError,
+    SourceError,
+    StaleProgressError,
+    TidesinkError,
+    error_text,
+)
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.counts import Account, Filtered, passed
@@ -235,7 +242,7 @@ class TableTask:
             shape, pipeline=context.config.pipeline, delete_mode=self._settings.deletes
         )
         try:
-            hold, self._tombstones = taken(context, table, self.table, self._tally)
+            hold, self._tombstones = taken(context, table, self.table, self._tally, self._pauses)
         except BaseException:
             table.close()
             raise
@@ -338,7 +345,10 @@ class TableTask:
             exc.with_context(brokers=self._context.config.source.bootstrap_servers)
         if passes:
             self.cooldown.start()
-        self._change("FAILING", error_text(exc))
+        text = error_text(exc)
+        if isinstance(exc, AccountingError):
+            text = f"{text}; {self._pauses.break_law(exc, self._tally.rank)}"
+        self._change("FAILING", text)
 
     def _change(self, state: TableState, error: str | None) -> None:
         self.state, self._error = state, error
@@ -398,16 +408,18 @@ class TableTask:
 
 
 def taken(
-    context: WorkerContext, table: TargetTable, name: TableId, tally: Tally
+    context: WorkerContext, table: TargetTable, name: TableId, tally: Tally, pauses: Pauses
 ) -> tuple[Hold, Tombstones | None]:
     """Take a table's epoch, and know what is applied, and which deletes are remembered.
 
     Raises:
+        AccountingError: a count of it did not add up before, and nobody accepted that.
         StaleProgressError: another worker took it meanwhile, or it was brought back from a backup.
     """
     pipeline, settings = context.config.pipeline, context.config.table_config(name)
     # Read before the claim: an epoch that is not above this one's began its count again.
-    before = context.store.status_of(pipeline, name)
+    before, place = context.store.status_of(pipeline, name), context.place_of(name)
+    pauses.check_law(before, place)
     claim = table.claim()
     tally.claimed(claim.epoch, before)
     progress = table.committed()
@@ -416,7 +428,6 @@ def taken(
             "progress changed between the claim and the look at it: another worker holds the table",
             table=str(name),
         )
-    place = context.place_of(name)
     check_not_restored(context.store, progress, place, life=tally.life)
     tally.resume(context, name)
     fresh = Progress(name, pipeline, claim.epoch, 0, sequence_by=settings.sequence_by)
@@ -460,6 +471,11 @@ class Tally:
         self._held = self._resumed = False
         self._known: Rank = (0, 0, -1)
 
+    @property
+    def rank(self) -> Rank:
+        """Of the hold and its last batch."""
+        return self.life, self.epoch, self.batch
+
     def claimed(self, epoch: int, before: TableStatus | None) -> None:
         """Count on in a hold of the table that was taken once ``before`` was read.
 
@@ -498,7 +514,7 @@ class Tally:
         account = outcome.account or Account()
         self.run, self.total = self.run + account, self.total + account
         self.batch, self.commit_ts = outcome.progress.batch, outcome.progress.commit_ts
-        self._known = self.life, self.epoch, self.batch
+        self._known = self.rank
         self.filtered += outcome.filtered
         for counts in (self.run_zero_dates, self.zero_dates):
             _add(counts, outcome.zero_dates)

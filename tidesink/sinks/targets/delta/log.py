@@ -70,6 +70,15 @@ class DeltaLog:
         found = self._ask(lambda snapshot: snapshot.metadata().configuration().get(name))
         return str(found.get()) if found.isDefined() else None
 
+    def supports(self, feature: str) -> bool:
+        """Whether the latest version's readers and writers must know a feature."""
+        found = self._ask(lambda snapshot: snapshot.protocol().implicitlyAndExplicitlySupportedFeatures())
+        names = found.iterator()
+        while names.hasNext():
+            if str(names.next().name()) == feature:
+                return True
+        return False
+
     def schema(self) -> str:
         """The latest version's schema as Spark's JSON."""
         return str(self._ask(lambda snapshot: snapshot.metadata().schema().json()))

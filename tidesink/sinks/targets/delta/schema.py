@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from pyspark.errors import PySparkException
 
 from tidesink.errors import ConfigError, StaleProgressError, TargetError
@@ -33,13 +34,16 @@ from tidesink.sinks.targets.lake.tables import (
     transaction,
 )
 from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField
 
+    from tidesink.config.fields import ChangeKind
 
+
+_log = structlog.get_logger("tidesink.delta")
 # Where Spark keeps the CHAR or VARCHAR that a column was made with.
 _CHARACTERS: Final = "__CHAR_VARCHAR_TYPE_STRING"
 # In the metadata of a column that Delta writes by itself.
@@ -47,14 +51,29 @@ GENERATED: Final = ("delta.generationExpression", "delta.identity.")
 BACKFILL_APPLICATION: Final = "tidesink.backfill"
 BACKFILL_PROPERTY: Final = "tidesink.backfill"
 
-# Reader 3, writer 7. Column mapping by name lets any column name stand.
+# Reader 3, writer 7. Of the features that a reader must know, new tables have the one that each batch needs.
 TABLE_PROPERTIES: Final[Mapping[str, str]] = {
-    "delta.columnMapping.mode": "name",
     "delta.enableDeletionVectors": "true",
-    "delta.enableTypeWidening": "true",
-    # Delta refuses to add a column of this type later to a table made without it.
-    "delta.feature.timestampNtz": "supported",
     "delta.checkpointInterval": "20",
+}
+# What else a table may come to need, by feature: the property that gives it.
+_GIVEN_BY: Final[Mapping[str, tuple[str, str]]] = {
+    "columnMapping": ("delta.columnMapping.mode", "name"),
+    "typeWidening": ("delta.enableTypeWidening", "true"),
+    "timestampNtz": ("delta.feature.timestampNtz", "supported"),
+}
+# Such properties of a table without the feature.
+_WITHOUT: Final = (None, "none", "false")
+# In the name of a column these need column mapping (Delta's ``invalidColumnNameChars``).
+_MAPPED: Final = frozenset(" ,;{}()\n\t=")
+_UNREAD: Final = (
+    "the table then needs readers that know the feature {}, as Spark with Delta 4 does; delta-rs, Polars and "
+    "DataFusion refuse the table from then on"
+)
+CAVEATS: Final[Mapping[ChangeKind, str]] = {
+    "widen": f"{_UNREAD.format('typeWidening')} (schema-changes: widen: pause waits before)",
+    "rename": _UNREAD.format("columnMapping"),
+    "drop": _UNREAD.format("columnMapping"),
 }
 
 # Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
@@ -66,11 +85,30 @@ def check(shape: TableShape) -> None:
     check_shape(shape, RESERVED)
 
 
-def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
+def create_statement(
+    location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
+) -> str:
     """The CREATE TABLE of a shape; ``location`` is the quoted table."""
+    given = {**TABLE_PROPERTIES, **dict(map(_GIVEN_BY.__getitem__, _named_by(shape.columns))), **properties}
     return lake_tables.create_statement(
-        location, shape, provider="delta", properties=TABLE_PROPERTIES, soft_deletes=soft_deletes
+        location, shape, provider="delta", properties=given, soft_deletes=soft_deletes
     )
+
+
+def _named_by(columns: Iterable[ShapeColumn]) -> list[str]:
+    """The feature that the names of columns need."""
+    return ["columnMapping"] if any(_MAPPED.intersection(column.name) for column in columns) else []
+
+
+def give_features(session: SparkSession, log: DeltaLog, location: str, features: Iterable[str]) -> None:
+    """Give a table the features that it lacks: it is changed for good, and so are the readers it needs."""
+    for feature in features:
+        name, value = _GIVEN_BY[feature]
+        there = log.supports(feature) if value == "supported" else log.property(name) not in _WITHOUT
+        if not there:
+            setting = f"{quote_text(name)} = {quote_text(value)}"
+            session.sql(f"ALTER TABLE {location} SET TBLPROPERTIES ({setting})")
+            _log.warning("the Delta table needs other readers now", table=location, feature=feature)
 
 
 def present_columns(log: DeltaLog) -> dict[str, str]:
@@ -125,12 +163,18 @@ def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
 
 
 def open_table(
-    session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, soft_deletes: bool
+    session: SparkSession,
+    log: DeltaLog,
+    location: str,
+    *,
+    shape: TableShape,
+    soft_deletes: bool,
+    properties: Mapping[str, str],
 ) -> bool:
     """Make the table where it is missing; whether it was."""
     if not log.exists:
         check(shape)  # a table that is there may never get the columns it lacks
-        session.sql(create_statement(location, shape, soft_deletes=soft_deletes))
+        session.sql(create_statement(location, shape, soft_deletes=soft_deletes, properties=properties))
         return True
     if soft_deletes and SOFT_DELETE_COLUMN not in present_columns(log):
         session.sql(lake_tables.soft_delete_statement(location))
@@ -153,25 +197,29 @@ def evolve_table(
     Raises:
         StaleProgressError: another worker has claimed the table since.
     """
-    widen_columns(session, location, plan)
+    widen_columns(session, log, location, plan)
     if not plan.added:
         return ()
     defaults, warnings = default_texts(plan.added, shape)
     if defaults:
         _set_pending(log, {**pending_defaults(log), **defaults}, epoch=epoch)
-    add_columns(session, location, plan)
+    add_columns(session, log, location, plan)
     return warnings
 
 
-def widen_columns(session: SparkSession, location: str, plan: Evolution) -> None:
+def widen_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolution) -> None:
     """Change the types that a plan widens."""
+    give_features(session, log, location, ["typeWidening"] if plan.widened else [])
     for name, ddl in plan.widened.items():
         session.sql(f"ALTER TABLE {location} ALTER COLUMN {quote_identifier(name)} TYPE {ddl}")
 
 
-def add_columns(session: SparkSession, location: str, plan: Evolution) -> None:
+def add_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolution) -> None:
     """Add the columns of a plan; NULL in old rows."""
     if plan.added:
+        instants = any(column.spark == "timestamp_ntz" for column in plan.added)
+        needed = [*_named_by(plan.added), *(["timestampNtz"] if instants else [])]
+        give_features(session, log, location, needed)
         columns = ", ".join(column_words(column) for column in plan.added)
         session.sql(f"ALTER TABLE {location} ADD COLUMNS ({columns})")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, cast
 
@@ -120,6 +120,7 @@ class DeltaColumns(ABC):
     def _alter(self, statement: str | None) -> None:
         with self._changing():
             if statement is not None:
+                schema.give_features(self._session, self._log, self.location, ["columnMapping"])
                 self._session.sql(statement)
             self._present = schema.present_columns(self._log)
 
@@ -142,6 +143,7 @@ CAPABILITIES: Final = Capabilities(
     exactly_once=True,
     features=DeltaSettings.features,
     rereads=True,
+    caveats=schema.CAVEATS,
 )
 PREFLIGHT: Final = SparkPreflight(schema.check)
 _VIEW: Final = "_tidesink_batch"
@@ -151,7 +153,12 @@ def open_target(config: Config, spark: SparkSession, store: StateStore) -> Delta
     """The Delta tables of a config, with the state store as their history."""
     settings = cast("DeltaSettings", config.target)
     return DeltaTarget(
-        spark, settings.path, template=settings.table, history=store, catalog_table=settings.catalog_table
+        spark,
+        settings.path,
+        template=settings.table,
+        history=store,
+        catalog_table=settings.catalog_table,
+        properties=settings.table_properties,
     )
 
 
@@ -170,7 +177,8 @@ class DeltaTarget:
     """Delta tables at ``root``, each under ``template`` with ``{schema}`` and ``{table}`` filled in.
 
     ``history`` is the state store (see ``delta.ledger``). ``settings`` are Spark settings for the tables'
-    sessions. ``catalog_table`` is the name that each has in Spark's catalog besides.
+    sessions. ``catalog_table`` is the name that each has in Spark's catalog besides. ``properties`` are the
+    table's own, where it is made.
     """
 
     spark: SparkSession
@@ -179,6 +187,7 @@ class DeltaTarget:
     history: ProgressHistory | None = None
     settings: Mapping[str, str] | None = None
     catalog_table: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -201,7 +210,13 @@ class DeltaTarget:
         history = self.history
         with long_names_refused(path.split("/"), shape.table):
             table = DeltaTable(
-                session, path, shape, pipeline=pipeline, delete_mode=delete_mode, history=history
+                session,
+                path,
+                shape,
+                pipeline=pipeline,
+                delete_mode=delete_mode,
+                history=history,
+                properties=self.properties,
             )
         if self.catalog_table is not None:
             schema.register(session, path, self.catalog_table, shape.table)
@@ -220,6 +235,7 @@ class DeltaTable(DeltaColumns):
         pipeline: str,
         delete_mode: DeleteMode,
         history: ProgressHistory | None,
+        properties: Mapping[str, str],
     ) -> None:
         check_shape(shape)
         self.path = path
@@ -241,7 +257,12 @@ class DeltaTable(DeltaColumns):
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
             self._created = schema.open_table(
-                session, self._log, self.location, shape=shape, soft_deletes=delete_mode == "soft"
+                session,
+                self._log,
+                self.location,
+                shape=shape,
+                soft_deletes=delete_mode == "soft",
+                properties=properties,
             )
             self._present = schema.present_columns(self._log)
 

@@ -169,8 +169,8 @@ class DeltaShard:
         self, location: str, shape: TableShape, plan: Evolution, *, epoch: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Carry out a plan, and give our rows the defaults of what is new to them; those, and warnings."""
-        schema.widen_columns(self._session, location, plan)
-        schema.add_columns(self._session, location, plan)
+        schema.widen_columns(self._session, self._log, location, plan)
+        schema.add_columns(self._session, self._log, location, plan)
         defaults, warnings = default_texts(new_columns(shape, self._known), shape)
         if defaults and self._log.file_count():
             application = application_of(schema.BACKFILL_APPLICATION, self._shard)

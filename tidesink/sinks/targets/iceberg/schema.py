@@ -80,20 +80,30 @@ def check(shape: TableShape) -> None:
     check_shape(shape, RESERVED)
 
 
-def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
+def create_statement(
+    location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
+) -> str:
     """The CREATE TABLE of a shape; ``location`` is the quoted table."""
+    given = {**TABLE_PROPERTIES, **properties}
     return lake_tables.create_statement(
-        location, shape, provider="iceberg", properties=TABLE_PROPERTIES, soft_deletes=soft_deletes
+        location, shape, provider="iceberg", properties=given, soft_deletes=soft_deletes
     )
 
 
-def open_table(session: SparkSession, table: JvmTable, shape: TableShape, *, soft_deletes: bool) -> bool:
+def open_table(
+    session: SparkSession,
+    table: JvmTable,
+    shape: TableShape,
+    *,
+    soft_deletes: bool,
+    properties: Mapping[str, str],
+) -> bool:
     """Make the table where it is missing; whether it was."""
     if not table.exists:
         check(shape)  # a table that is there may never get the columns it lacks
         namespace = table.location.rpartition(".")[0]
         session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
-        session.sql(create_statement(table.location, shape, soft_deletes=soft_deletes))
+        session.sql(create_statement(table.location, shape, soft_deletes=soft_deletes, properties=properties))
         return True
     if soft_deletes and SOFT_DELETE_COLUMN not in table.columns(table.state()):
         session.sql(lake_tables.soft_delete_statement(table.location))

@@ -111,7 +111,11 @@ def open_target(config: Config, spark: SparkSession, _store: StateStore) -> Iceb
     """The Iceberg tables of a config."""
     settings = cast("IcebergSettings", config.target)
     return IcebergTarget(
-        spark, settings.catalog, template=settings.table, properties=settings.catalog_values()
+        spark,
+        settings.catalog,
+        template=settings.table,
+        properties=settings.catalog_values(),
+        table_properties=settings.table_properties,
     )
 
 
@@ -130,13 +134,14 @@ class IcebergTarget:
     """Iceberg tables of a catalog, each named by ``template`` with ``{schema}`` and ``{table}`` filled in.
 
     ``properties`` are the catalog's (type, uri, warehouse, …); without them it is one that Spark's own
-    settings define.
+    settings define. ``table_properties`` are a table's own, where it is made.
     """
 
     spark: SparkSession
     catalog: str
     template: str = "{schema}.{table}"
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    table_properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -154,7 +159,14 @@ class IcebergTarget:
         session = open_session(self.spark, self.catalog, self.properties)
         location = self.location_of(shape.table)
         with long_names_refused(table_names(self.template, shape.table), shape.table):
-            return IcebergTable(session, location, shape, pipeline=pipeline, delete_mode=delete_mode)
+            return IcebergTable(
+                session,
+                location,
+                shape,
+                pipeline=pipeline,
+                delete_mode=delete_mode,
+                properties=self.table_properties,
+            )
 
 
 class IcebergTable(IcebergColumns):
@@ -168,6 +180,7 @@ class IcebergTable(IcebergColumns):
         *,
         pipeline: str,
         delete_mode: DeleteMode,
+        properties: Mapping[str, str],
     ) -> None:
         check_shape(shape)
         self.location = location
@@ -187,7 +200,7 @@ class IcebergTable(IcebergColumns):
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
             self._created = iceberg_schema.open_table(
-                session, self._table, shape, soft_deletes=delete_mode == "soft"
+                session, self._table, shape, soft_deletes=delete_mode == "soft", properties=properties
             )
             self._present = self._table.columns(self._table.state())
 

@@ -1,0 +1,114 @@
+"""The features that a Delta table asks of its readers: few at first, others when a change needs them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import polars
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable as RustTable
+from deltalake import QueryBuilder
+from deltalake.exceptions import DeltaProtocolError
+
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape, sql
+from tests.full import FULL
+from tidesink.events import Column, ColumnType
+from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
+from tidesink.typemap.target_schema import TableShape
+
+pytestmark = pytest.mark.spark
+SHAPE = shape()
+ODD = Column("a b", ColumnType("int"))
+MOMENT = Column("at", ColumnType("datetime", fsp=6))
+
+
+def loaded(bed: Bed, of: TableShape = SHAPE, target: DeltaTarget | None = None) -> DeltaTable:
+    """A claimed table of two batches, the second of which replaces a row and deletes one."""
+    table = (target or bed.target).open_table(of, pipeline="shop")
+    assert isinstance(table, DeltaTable)
+    table.claim()
+    table.apply(bed.batch(of, [row(1), row(2), row(3)]), progress(1, 1))
+    table.apply(bed.batch(of, [row(2, "b")], deletes=[{"id": 3}]), progress(1, 2))
+    return table
+
+
+def features(bed: Bed, table: DeltaTable) -> set[str]:
+    """Those that readers must know."""
+    found = sql(bed, f"DESCRIBE DETAIL {table.location}")[0]["tableFeatures"]
+    return set(found) & {"columnMapping", "deletionVectors", "timestampNtz", "typeWidening"}
+
+
+def by_polars(table: DeltaTable) -> list[dict[str, Any]]:
+    return polars.read_delta(table.path).sort("id").to_dicts()
+
+
+def by_data_fusion(table: DeltaTable) -> list[dict[str, Any]]:
+    """As delta-rs reads it."""
+    found = QueryBuilder().register("t", RustTable(table.path)).execute("SELECT * FROM t ORDER BY id")
+    return pa.table(found.read_all()).to_pylist()
+
+
+def test_other_engines_read_a_table_with_its_deleted_rows(delta: Bed) -> None:
+    table = loaded(delta)
+    assert features(delta, table) == {"deletionVectors"}
+    assert by_polars(table) == delta.rows() == [row(1), row(2, "b")]
+    assert by_data_fusion(table) == delta.rows()
+
+
+@FULL
+def test_all_engines_read_the_same_after_200_batches_and_their_packing(delta: Bed) -> None:
+    table = delta.target.open_table(SHAPE, pipeline="shop")
+    assert isinstance(table, DeltaTable)
+    table.claim()
+    random, kept = Random(1), dict[int, dict[str, Any]]()
+    for number in range(1, 201):
+        keys = random.sample(range(500), 12)
+        new = {key: row(key, f"{number}-{key}", random.randrange(9)) for key in keys[:9]}
+        kept = {key: one for key, one in (kept | new).items() if key not in keys[9:]}
+        table.apply(
+            delta.batch(SHAPE, [*new.values()], [{"id": key} for key in keys[9:]]), progress(1, number)
+        )
+    assert {"OPTIMIZE", "MERGE"} <= {
+        one["operation"] for one in sql(delta, f"DESCRIBE HISTORY {table.location}")
+    }
+    expected = [kept[key] for key in sorted(kept)]
+    assert delta.rows() == by_polars(table) == by_data_fusion(table) == expected
+
+
+def test_a_wider_type_a_new_name_and_an_odd_name_bring_their_features(delta: Bed) -> None:
+    table = loaded(delta)
+    table.evolve(shape(ID, NAME, AMOUNT, MOMENT))
+    assert features(delta, table) == {"deletionVectors", "timestampNtz"}
+    assert [one["at"] for one in by_polars(table)] == [None, None]
+    table.rename_column("name", "title")
+    assert features(delta, table) == {"deletionVectors", "timestampNtz", "columnMapping"}
+    with pytest.raises(DeltaProtocolError, match="columnMapping"):
+        by_polars(table)
+    table.evolve(shape(ID, Column("title", NAME.type), replace(AMOUNT, type=ColumnType("bigint")), ODD))
+    assert "typeWidening" in features(delta, table)
+    assert table.gap(shape(ID, ODD)).added == ()
+
+
+def test_an_odd_name_is_there_from_the_start(delta: Bed) -> None:
+    table = delta.target.open_table(shape(ID, ODD), pipeline="shop")
+    assert isinstance(table, DeltaTable)
+    assert features(delta, table) == {"columnMapping", "deletionVectors"}
+
+
+def test_an_odd_name_that_comes_later(delta: Bed) -> None:
+    table = loaded(delta)
+    table.evolve(shape(ID, NAME, AMOUNT, ODD))
+    assert features(delta, table) == {"columnMapping", "deletionVectors"}
+
+
+def test_a_users_properties_replace_those_of_new_tables(delta: Bed) -> None:
+    assert isinstance(delta.target, DeltaTarget)
+    given = {"delta.enableDeletionVectors": "false", "delta.logRetentionDuration": "interval 7 days"}
+    table = loaded(delta, target=replace(delta.target, properties=given))
+    assert features(delta, table) == set()
+    kept = sql(delta, f"DESCRIBE DETAIL {table.location}")[0]["properties"]
+    assert kept["delta.logRetentionDuration"] == "interval 7 days"
+    assert delta.rows() == [row(1), row(2, "b")]
