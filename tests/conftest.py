@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from tests.full import TEST_ALL, is_full
 from tests.mariadb import mariadb_url
 from tests.postgres import postgres
+from tests.s3_server import s3_bucket, s3_endpoint
 from tests.servers import brokers, kafka_stack, registry_url, topic_prefix
 from tests.sessions import kept_classes, let_go, spark
 from tests.tidb_front import tidb_url
@@ -25,6 +26,8 @@ __all__ = [
     "mariadb_url",
     "postgres",
     "registry_url",
+    "s3_bucket",
+    "s3_endpoint",
     "spark",
     "tidb_url",
     "topic_prefix",
@@ -40,6 +43,7 @@ _MARKED_BY: Final = {
     "kafka_stack": "servers",
     "mariadb_url": "servers",
     "postgres": "servers",
+    "s3_endpoint": "servers",
     "kept_classes": "spark",
     "spark": "spark",
 }

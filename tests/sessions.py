@@ -13,7 +13,7 @@ import pytest
 
 from tests.full import TEST_ALL
 from tidesink.dev.stack import broker_jars, registry_runner
-from tidesink.sinks.spark.jvm import Coordinate, JarSet, fetch
+from tidesink.sinks.spark.jvm import IN_SPARK, Coordinate, JarSet, drop_shipped, fetch, spark_jars_directory
 from tidesink.sinks.spark.session import build_session, make_class_archive
 
 if TYPE_CHECKING:
@@ -45,14 +45,47 @@ _SQLITE: Final = JarSet(
 )
 
 
+_AMAZON: Final = "software.amazon.awssdk"
+_AMAZON_PARTS: Final = ("s3", "s3-transfer-manager", "sts", "kms", "apache-client", "url-connection-client")
+
+
+def _s3_client() -> JarSet:
+    """Hadoop's client of S3, with the parts that it needs of Amazon's instead of their bundle of 600 MB."""
+    shipped = next(spark_jars_directory().glob("hadoop-client-api-*.jar"))
+    hadoop = ("hadoop-client-api", "hadoop-client-runtime")
+    return JarSet(
+        "hadoop-aws",
+        (
+            Coordinate("org.apache.hadoop", "hadoop-aws", shipped.stem.rpartition("-")[2]),
+            *(Coordinate(_AMAZON, name, "2.57.8") for name in _AMAZON_PARTS),
+        ),
+        excluded=(
+            (_AMAZON, "bundle"),
+            *(("org.apache.hadoop", name) for name in hadoop),
+            *(one for one in IN_SPARK if one[0] != "org.apache.hadoop"),
+        ),
+    )
+
+
 def sqlite_driver() -> Path:
     """The jar of SQLite's JDBC driver."""
     return next(fetch(_SQLITE).glob("sqlite-jdbc-*.jar"))
 
 
+def beside_spark() -> list[Path]:
+    """The jars that tests need and workers do not: SQLite's JDBC driver, and Hadoop's client of S3."""
+    return [sqlite_driver(), *sorted(fetch(_s3_client(), finish=drop_shipped).glob("*.jar"))]
+
+
+def hadoop_settings(session: SparkSession) -> Any:
+    """Hadoop's settings of the process (Java's ``Configuration``)."""
+    java: Any = session
+    return java._jsc.hadoopConfiguration()
+
+
 def keep_classes() -> bool:
     """Fetch the jars and keep Spark's classes, unless they are there: a run starts Spark again and again."""
-    sqlite_driver()
+    beside_spark()
     return all([make_class_archive(), make_class_archive(target=WITH_TARGET)])
 
 
@@ -70,7 +103,7 @@ def spark(kept_classes: bool, tmp_path_factory: pytest.TempPathFactory) -> Itera
         conf |= _INTERPRETED
     with pytest.MonkeyPatch.context() as environment:
         # Spark puts this last on the class path: the classes that are kept fit what is in front of it.
-        environment.setenv("SPARK_DIST_CLASSPATH", str(sqlite_driver()))
+        environment.setenv("SPARK_DIST_CLASSPATH", os.pathsep.join(map(str, beside_spark())))
         session = build_session(master="local[2]", conf=conf, target=WITH_TARGET, driver_memory="3g")
     yield session
     session.stop()

@@ -19,7 +19,7 @@ def delta_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
     return delta_bed_in(request.getfixturevalue("spark"), folder)
 
 
-def delta_bed_in(session: SparkSession, folder: Path) -> Bed:
+def delta_bed_in(session: SparkSession, folder: Path | str) -> Bed:
     """The same by a session at hand."""
     from tidesink.sinks.targets.delta.table import DeltaTarget
     from tidesink.sinks.targets.lake.tables import open_session

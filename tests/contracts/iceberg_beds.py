@@ -34,19 +34,21 @@ def jdbc_catalog(folder: Path) -> dict[str, str]:
 
 def iceberg_jdbc_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
     """Iceberg tables whose commits are a database's compare-and-set."""
+    return iceberg_jdbc_bed_in(request.getfixturevalue("spark"), jdbc_catalog(folder))
+
+
+def iceberg_jdbc_bed_in(session: SparkSession, catalog: dict[str, str]) -> Bed:
+    """The same by a session and with a catalog at hand."""
     from tidesink.sinks.targets.iceberg.schema import open_session
 
-    catalog = jdbc_catalog(folder)
-    open_session(request.getfixturevalue("spark"), CATALOG, catalog)
+    open_session(session, CATALOG, catalog)
     # It looks for tables that are there without closing what it reads, which keeps all others from writing.
-    return iceberg_bed(request, folder, {**catalog, "jdbc.init-catalog-tables": "false"})
+    return iceberg_bed_in(session, {**catalog, "jdbc.init-catalog-tables": "false"})
 
 
-def iceberg_bed(
-    request: pytest.FixtureRequest, folder: Path, properties: dict[str, str] | None = None
-) -> Bed:
+def iceberg_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
     """Iceberg tables, read back by name in a session of the test's own."""
-    return iceberg_bed_in(request.getfixturevalue("spark"), properties or hadoop_catalog(folder))
+    return iceberg_bed_in(request.getfixturevalue("spark"), hadoop_catalog(folder))
 
 
 def iceberg_bed_in(session: SparkSession, catalog: dict[str, str]) -> Bed:

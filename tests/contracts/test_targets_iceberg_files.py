@@ -38,7 +38,7 @@ from tidesink.sinks.targets.iceberg.files import FilePlan, FileWriter
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState
 from tidesink.sinks.targets.iceberg.ledger import Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.table import IcebergTable
-from tidesink.sinks.targets.lake.files import local_path
+from tidesink.sinks.targets.lake.storage import local_path
 from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.target_schema import MetadataKind, shape_of, without
 
@@ -241,7 +241,7 @@ UNFIT: Final[dict[str, tuple[Change, str]]] = {
     "copy-on-write": (altered("SET TBLPROPERTIES ('write.merge.mode' = 'copy-on-write')"), "copy-on-write"),
     "format version": (altered("SET TBLPROPERTIES ('format-version' = '3')"), "format version 3"),
     "compression": (altered("SET TBLPROPERTIES ('write.parquet.compression-codec' = 'lzo')"), "by lzo"),
-    "place": (altered("SET TBLPROPERTIES ('write.data.path' = 's3://bucket/x')"), "not on a local disk"),
+    "place": (altered("SET TBLPROPERTIES ('write.data.path' = 's3://bucket/x')"), "cannot be looked up"),
     "partitions": (partitioned, "the table is partitioned"),
     "sort order": (sorted_by_id, "the table has a sort order"),
     "uuid": (uuid_column, "the column name is uuid"),
@@ -347,12 +347,11 @@ def test_a_place_without_a_file_system_is_where_hadoop_says(iceberg: Bed) -> Non
     state = state_of(iceberg, table)
     batch = iceberg.batch(SHAPE, [row(2)])
     assert reason(iceberg, table, batch) is None
-    java: Any = spark
-    settings = java._jsc.hadoopConfiguration()
+    settings = state.table.io().getConf()
     settings.set("fs.defaultFS", "hdfs://names/")
     try:
         writer = FileWriter(spark, JvmTable(spark, table.location), TABLE)
-        assert "not on a local disk: /lake/x" in str(writer.plan(batch, state))
+        assert "only Spark reads and writes files on hdfs: /lake/x" in str(writer.plan(batch, state))
     finally:
         settings.unset("fs.defaultFS")
 

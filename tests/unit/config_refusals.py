@@ -23,6 +23,42 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "is not allowed",
         "not a regular expression",
     ),
+    (
+        "a lake on S3 whose commits two workers could overwrite",
+        changed(FLAT_AVRO, target={"path": "s3a://lake/shop"}),
+        "target.path",
+        "the log store that Delta uses lets two workers overwrite",
+        "spark.delta.logStore.s3a.impl: io.delta.storage.S3DynamoDBLogStore",
+    ),
+    (
+        "a lake on S3 with a log store that excludes nobody",
+        changed(
+            FLAT_AVRO,
+            target={"path": "s3://lake/shop"},
+            spark={"conf": {"spark.delta.logStore.s3.impl": "io.delta.storage.S3SingleDriverLogStore"}},
+        ),
+        "target.path",
+        "the log store that Delta uses lets two workers overwrite",
+        "target.single-writer: true",
+    ),
+    (
+        "one writer, where the file system excludes others",
+        changed(FLAT_AVRO, target={"path": "gs://lake/shop", "single-writer": True}),
+        "target.single-writer",
+        "has no effect: the file system or the log store excludes",
+        "remove it",
+    ),
+    (
+        "one writer, where the log store excludes others",
+        changed(
+            FLAT_AVRO,
+            target={"path": "s3a://lake/shop", "single-writer": True},
+            spark={"conf": {"spark.delta.logStore.s3a.impl": "io.delta.storage.S3DynamoDBLogStore"}},
+        ),
+        "target.single-writer",
+        "has no effect: the file system or the log store excludes",
+        "remove it",
+    ),
     ("unknown section", changed(FLAT_AVRO, sorce={}), "sorce", "did you mean source?", "use one of"),
     (
         "decimal mode",

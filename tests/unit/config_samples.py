@@ -22,7 +22,7 @@ FLAT_AVRO: dict[str, Any] = {
 CANAL_JSON: dict[str, Any] = {
     "pipeline": "shop",
     "source": {"brokers": ["a:1", "b:2"], "protocol": "canal-json", "topics": ["app"]},
-    "target": {"path": "s3://bucket/lake"},
+    "target": {"path": "gs://bucket/lake"},
 }
 
 # Names that keep their underscores.

@@ -11,6 +11,7 @@ import yaml
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.config import load_config, parse_config
 from tidesink.config.models import topic_tables
+from tidesink.config.targets import DeltaSettings
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -273,7 +274,7 @@ def test_canal_json_takes_tables_from_messages() -> None:
     assert config.table_of_topic("app") is None
     assert config.topics_among(["app", "b"]) == ("app",)
     assert config.source.bootstrap_servers == "a:1,b:2"
-    assert config.target.path == "s3://bucket/lake"
+    assert config.target.path == "gs://bucket/lake"
 
 
 def test_a_reference_to_nothing_counts_as_not_given() -> None:
@@ -314,3 +315,17 @@ def test_a_misspelt_kafka_property_is_one_problem() -> None:
     found = wrong(changed(FLAT_AVRO, source__kafka={"sasl.pasword": "x"}))
     assert list(found) == ["source.kafka.sasl.pasword"]
     assert "did you mean sasl.password?" in found["source.kafka.sasl.pasword"].reason
+
+
+@pytest.mark.parametrize(
+    ("target", "conf"),
+    [
+        ({"single-writer": True}, {}),
+        ({}, {"spark.delta.logStore.s3a.impl": "io.delta.storage.S3DynamoDBLogStore"}),
+        ({}, {"spark.delta.logStore.class": "com.example.OurLogStore"}),
+    ],
+)
+def test_lakes_on_s3_whose_commits_are_safe(target: dict[str, Any], conf: dict[str, str]) -> None:
+    config = right(changed(FLAT_AVRO, target={"path": "s3a://lake/shop", **target}, spark={"conf": conf}))
+    assert isinstance(config.target, DeltaSettings)
+    assert config.target.single_writer is bool(target)

@@ -34,12 +34,11 @@ from tidesink.sinks.targets.lake.files import (
     WrittenFile,
     found_keys,
     groups_of,
-    is_local,
     joined_keys,
-    local_path,
     matched,
     stream_of,
 )
+from tidesink.sinks.targets.lake.storage import is_local, local_path
 from tidesink.typemap.target_schema import shape_of
 
 NAME = Column("name", ColumnType("varchar", length=20))

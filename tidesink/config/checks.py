@@ -29,7 +29,7 @@ from tidesink.config.source import (
     kafka_problems,
     security_problems,
 )
-from tidesink.config.targets import HttpSettings, KafkaSettings
+from tidesink.config.targets import DeltaSettings, HttpSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import SequenceBy
@@ -88,6 +88,25 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
             "target.enable-tidb-extension",
             "writes the commit_ts of each row, and the source has none",
             "set enable-tidb-extension = true at the changefeed and under source, or remove it here",
+        )
+
+
+def log_store_problems(config: Config) -> Iterator[Problem]:
+    """A Delta lake on S3 whose workers would overwrite each other's commits."""
+    target = config.target
+    if not isinstance(target, DeltaSettings):
+        return
+    safe = target.excludes_writers(config.spark.conf_values())
+    if target.single_writer and safe:
+        reason = "has no effect: the file system or the log store excludes other writers"
+        yield Problem("target.single-writer", reason, "remove it")
+    elif not (target.single_writer or safe):
+        yield Problem(
+            "target.path",
+            "is on S3, where the log store that Delta uses lets two workers overwrite each other's commits",
+            f"set spark.delta.logStore.{target.scheme}.impl: io.delta.storage.S3DynamoDBLogStore under "
+            "spark.conf (docs/targets-delta.md), or target.single-writer: true if only one worker, and no "
+            "other program, ever writes there",
         )
 
 
@@ -661,6 +680,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _kafka_clients,
     _dead_letters,
     message_target_problems,
+    log_store_problems,
 )
 
 

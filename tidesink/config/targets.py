@@ -437,6 +437,12 @@ def _tells_tables_apart(template: str) -> str:
 TableTemplate = Annotated[str, AfterValidator(_tells_tables_apart)]
 
 
+# Delta's log stores that do not see a commit which another process makes on S3 at the same time.
+_SHARED_STORES: Final = frozenset(
+    f"{name}LogStore" for name in ("Azure", "GCS", "HDFS", "HadoopFileSystem", "Local", "S3SingleDriver")
+)
+
+
 class DeltaSettings(LakeSettings):
     """Delta tables under one root, ``path``, each at ``table`` below it."""
 
@@ -449,6 +455,23 @@ class DeltaSettings(LakeSettings):
     catalog_table: CatalogName | None = None
     """The name of each table in Spark's catalog, as `{schema}.{table}`, or with the catalog before it.
     Readers find the table under this name; its rows stay at its path."""
+    single_writer: bool = False
+    """For a lake on S3 without a log store that excludes other writers: only one worker, and no other
+    program, ever writes to these tables. Two workers would overwrite each other's commits, and neither would
+    notice."""
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of ``path``, in lower case; empty for a folder."""
+        return urlsplit(self.path).scheme if "://" in self.path else ""
+
+    def excludes_writers(self, conf: Mapping[str, str]) -> bool:
+        """Whether, with Spark's settings, Delta refuses a commit that another process made first."""
+        if self.scheme not in ("s3", "s3a", "s3n"):
+            return True
+        names = (f"spark.delta.logStore.{self.scheme}.impl", "spark.delta.logStore.class")
+        store = next((conf[name] for name in names if name in conf), "")
+        return bool(store) and store.rpartition(".")[2] not in _SHARED_STORES
 
 
 def _type_of(settings: Any) -> str | None:

@@ -11,7 +11,6 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 from uuid import UUID, uuid4
@@ -28,8 +27,8 @@ from tidesink.sinks.targets.lake.files import (
     MarkedRows,
     Places,
     WrittenFile,
-    local_path,
 )
+from tidesink.sinks.targets.lake.storage import LOCAL, Storage
 
 # Delta's prefix of a text in statistics, and how far it goes on to find a bound (in UTF-16 units).
 _PREFIX: Final = 32
@@ -136,6 +135,7 @@ class Vectors:
     """
 
     root: str
+    storage: Storage = LOCAL
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
         """Files have Delta's physical names."""
@@ -143,32 +143,35 @@ class Vectors:
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
         """The rows of files that vectors hide, counted through them all."""
-        found = [np.empty(0, np.int64)]
-        found += [
-            start + self._positions(file)
-            for file, start in zip(files, starts[:-1], strict=True)
-            if file.deletes
-        ]
-        return np.concatenate(found)
+        hidden = self.storage.each(self._positions, files)
+        return np.concatenate(
+            [np.empty(0, np.int64), *(start + rows for start, rows in zip(starts, hidden, strict=False))]
+        )
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> WrittenFile:  # noqa: ARG002  (other formats name files so)
         """One file of the vectors of all files that have rows marked, each with what it hid before."""
         number, whole, vectors, rows = uuid4(), bytearray(b"\x01"), [], 0
-        for file, new in (one for some in marked for one in some.by_file()):
-            positions = np.union1d(self._positions(file), new)
+        files = [one for some in marked for one in some.by_file()]
+        before = self.storage.each(self._positions, [file for file, _ in files])
+        for (file, new), hidden in zip(files, before, strict=True):
+            positions = np.union1d(hidden, new)
             data = roaring_array(positions)
             vectors.append(
                 {"file": file.path, "offset": len(whole), "size": len(data), "rows": len(positions)}
             )
             whole += struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
             rows += len(new)
-        path = Path(self.root) / f"deletion_vector_{number}.bin"
-        path.write_bytes(whole)
+        path = f"{self.root}/deletion_vector_{number}.bin"
+        with self.storage.writing(path) as out:
+            out.write(bytes(whole))
         details = json.dumps({"uuid": str(number), "vectors": vectors})
-        return WrittenFile(str(path), len(whole), rows, details=details)
+        return WrittenFile(path, len(whole), rows, details=details)
 
     def _positions(self, file: DataFile) -> Places:
-        found = [vector_positions(self.root, json.loads(one), of=file.path) for one in file.deletes]
+        found = [
+            vector_positions(self.root, json.loads(one), of=file.path, storage=self.storage)
+            for one in file.deletes
+        ]
         return np.concatenate([np.empty(0, np.int64), *found])
 
 
@@ -183,7 +186,13 @@ def vector_path(root: str, vector: dict[str, Any]) -> str | None:
     return "/".join(filter(None, (root, prefix, f"deletion_vector_{number}.bin")))
 
 
-def vector_positions(root: str, vector: dict[str, Any], *, of: str) -> Places:
+def vector_positions(
+    root: str,
+    vector: dict[str, Any],
+    *,
+    of: str,
+    storage: Storage = LOCAL,
+) -> Places:
     """The rows of the file ``of`` that its vector hides, in their order.
 
     Raises:
@@ -193,12 +202,11 @@ def vector_positions(root: str, vector: dict[str, Any], *, of: str) -> Places:
     if path is None:
         data = _z85(vector["pathOrInlineDv"])[: vector["sizeInBytes"]]
     else:
-        with local_path(path).open("rb") as file:
-            file.seek(vector.get("offset") or 0)
-            (size,) = struct.unpack(">i", file.read(4))
-            data = file.read(size)
-            (checked,) = struct.unpack(">I", file.read(4))
-        if size != vector["sizeInBytes"] or checked != zlib.crc32(data):
+        size = int(vector["sizeInBytes"])
+        with storage.reading(path) as file:
+            found = file.read_at(size + 8, vector.get("offset") or 0)
+        data = found[4:-4]
+        if found[:4] != struct.pack(">i", size) or found[-4:] != struct.pack(">I", zlib.crc32(data)):
             raise FileRefusedError(f"the deletion vector in {path} is not what the log says", url=of)
     positions = np.concatenate([np.empty(0, np.int64), *_roaring_positions(data, of)])
     if len(positions) != vector["cardinality"]:

@@ -42,10 +42,9 @@ from tidesink.sinks.targets.lake.files import (
     batch_reason,
     columns_reason,
     counted,
-    is_local,
-    local_path,
     written,
 )
+from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, is_local, local_path
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:
@@ -136,7 +135,9 @@ class FileWriter:
         """
         rows = RowsTask(plan.columns, plan.new)
         try:
-            lines = written(batch, plan.files, rows, Vectors(self._root), session=self.session)
+            lines = written(
+                batch, plan.files, rows, Vectors(self._root, plan.new.storage), session=self.session
+            )
             result, _ = counted(batch, lines)
             return self._staged(plan, lines, result)
         except SPARK_ERRORS as exc:
@@ -158,9 +159,11 @@ class FileWriter:
 
     def discard(self, staged: Staged) -> None:
         """Remove the files of a commit that was refused; what cannot be removed stays, unseen."""
+        jvm: Any = self.session._jvm
         for path in staged.paths:
-            with suppress(OSError):
-                local_path(path).unlink()
+            with suppress(*SPARK_ERRORS):
+                place = jvm.org.apache.hadoop.fs.Path(path)
+                place.getFileSystem(self._hadoop).delete(place, False)
 
     @cached_property
     def _delta(self) -> Any:
@@ -177,7 +180,13 @@ class FileWriter:
 
     @cached_property
     def _root(self) -> str:
-        return str(local_path(str(self.log.java().dataPath())))
+        place = str(self.log.java().dataPath())
+        return str(local_path(place)) if is_local(place) else place
+
+    @property
+    def _hadoop(self) -> Any:
+        """Hadoop's settings as Delta has them."""
+        return self.log.java().newDeltaHadoopConf()
 
     @cached_property
     def _operation(self) -> Any:
@@ -187,9 +196,10 @@ class FileWriter:
         return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[self._java([])] * 3)
 
     def _plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
-        place = str(self.log.java().dataPath())
-        if not is_local(place):
-            return f"the table's files are not on a local disk: {place}"
+        storage = hadoop_storage(str(self.log.java().dataPath()), self._hadoop, self.session._jvm)
+        reason = storage if isinstance(storage, str) else storage.reason_unreachable(self._root)
+        if isinstance(storage, str) or reason is not None:
+            return str(reason)
         transaction = self.log.java().startTransaction()
         text = str(transaction.metadata().schema().json())
         fields = {field["name"]: field for field in json.loads(text)["fields"]}
@@ -206,7 +216,7 @@ class FileWriter:
             physical = known.get("delta.columnMapping.physicalName", name)
             kind, number = arrow_of_spark(present[name]), known.get("delta.columnMapping.id")
             columns.append(FileColumn(physical, column.name, kind, number, not field["nullable"], column.key))
-        found = self._old_files(batch, transaction, columns)
+        found = self._old_files(batch, transaction, columns, storage)
         if isinstance(found, str):
             return found
         files, entries = found
@@ -220,11 +230,12 @@ class FileWriter:
             Statistics(frozenset(with_statistics)),
             # Spark 3 takes old dates of files that do not say it for dates of the Julian calendar.
             {"org.apache.spark.version": self.session.version},
+            storage,
         )
         return FilePlan(transaction, tuple(columns), new, files, entries)
 
     def _old_files(
-        self, batch: ReducedBatch, transaction: Any, columns: Sequence[FileColumn]
+        self, batch: ReducedBatch, transaction: Any, columns: Sequence[FileColumn], storage: Storage
     ) -> tuple[tuple[DataFile, ...], dict[str, Any]] | str:
         """The files that may have rows of the batch's keys; the reason where one is not ours to read.
 
@@ -250,8 +261,8 @@ class FileWriter:
             path = unquote(entry["path"])
             path = path if is_local(path) or "://" in path else f"{self._root}/{path}"
             for one in filter(None, [path, vector and vector_path(self._root, vector)]):
-                if not is_local(one):
-                    return f"the table has a file that is not on a local disk: {one}"
+                if not storage.holds(one):
+                    return f"the table has a file in another place: {one}"
             if "numRecords" not in statistics:
                 return f"the table has a file without statistics: {path}"
             deletes = (json.dumps(vector),) if vector else ()

@@ -46,6 +46,7 @@ from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
 from tidesink.sinks.targets.lake.files import FileRefusedError
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of
+from tidesink.sinks.targets.lake.storage import StorageError
 from tidesink.sinks.targets.lake.tables import (
     long_names_refused,
     open_session,
@@ -402,6 +403,8 @@ class DeltaTable(DeltaColumns):
                     continue
                 except FileRefusedError as exc:
                     plan = self._refused[str(exc.context["url"])] = exc.message
+                except StorageError as exc:
+                    plan = plan.new.storage.leave(exc)
             if plan != self._merged_for:
                 _log.info("batches are merged by MERGE", table=str(self._table), reason=plan)
             self._merged_for = plan

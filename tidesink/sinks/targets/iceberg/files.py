@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -34,9 +33,9 @@ from tidesink.sinks.targets.lake.files import (
     batch_reason,
     columns_reason,
     counted,
-    is_local,
     written,
 )
+from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, iceberg_storage
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:
@@ -52,6 +51,10 @@ _PROPERTIES: Final[Mapping[str, tuple[str, str]]] = {
     "write.wap.enabled": ("false", "false"),
     "encryption.key-id": ("", ""),
 }
+# How Iceberg opens files: by Hadoop, by its own client of S3, by one of them for each scheme.
+_HADOOP: Final = "org.apache.iceberg.hadoop.HadoopFileIO"
+_S3: Final = "org.apache.iceberg.aws.s3.S3FileIO"
+_RESOLVING: Final = "org.apache.iceberg.io.ResolvingFileIO"
 # Iceberg's types that Spark, which has none of them, calls string and binary.
 _OTHERS: Final = ("uuid", "fixed")
 # A column's name that its files have too.
@@ -86,16 +89,17 @@ class FileWriter:
     def plan(self, batch: ReducedBatch, state: TableState) -> FilePlan | str:
         """How a batch is written on what readers see at ``state``, or why it is merged by MERGE."""
         present = self.table.columns(state)
-        reason = batch_reason(batch) or columns_reason(batch, present) or self._of_table(state)
+        reason = batch_reason(batch) or columns_reason(batch, present) or _of_metadata(state)
         if reason is not None:
             return reason
         try:
-            files = self._data_files(batch, state)
+            storage = self._storage(state)
+            files = storage if isinstance(storage, str) else self._data_files(batch, state, storage)
         except SPARK_ERRORS as exc:
             raise reading_error(exc, table=str(self.name)) from exc
-        if isinstance(files, str):
-            return files
-        return FilePlan(state, self._columns(batch, state, present), _new_files(state), files)
+        if isinstance(storage, str) or isinstance(files, str):
+            return str(files)
+        return FilePlan(state, self._columns(batch, state, present), _new_files(state, storage), files)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
         """Write a batch; None where others committed since the plan was made.
@@ -116,23 +120,25 @@ class FileWriter:
             for path in staged.paths:
                 state.table.io().deleteFile(path)
 
-    def _of_table(self, state: TableState) -> str | None:
-        place = str(state.table.locationProvider().newDataLocation("none"))
-        if not self._is_local(place):
-            return f"the table's files are not on a local disk: {place.rpartition('/')[0]}"
-        return _of_metadata(state)
+    def _storage(self, state: TableState) -> Storage | str:
+        """Where the table has its new files, as Iceberg's own ``FileIO`` opens it."""
+        place, io = str(state.table.locationProvider().newDataLocation("none")), state.table.io()
+        kind = str(io.getClass().getName())
+        if kind == _RESOLVING:
+            kind = str(io.ioClass(place).getName())
+        if kind == _HADOOP:
+            storage = hadoop_storage(place, io.getConf(), self.session._jvm)
+        elif kind == _S3 and io.credentials().isEmpty():
+            storage = iceberg_storage(place, {str(k): str(v) for k, v in dict(io.properties()).items()})
+        else:
+            return f"only Spark reads and writes files by {kind}: {place}"
+        if isinstance(storage, str):
+            return storage
+        return storage.reason_unreachable(str(state.table.location())) or storage
 
-    def _is_local(self, place: str) -> bool:
-        return is_local(place) and (place.startswith("file:") or self._on_disk)
-
-    @cached_property
-    def _on_disk(self) -> bool:
-        """Whether Hadoop has places that name no file system on the machine's disk."""
-        java: Any = self.session
-        usual = java._jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(java._jsc.hadoopConfiguration())
-        return str(usual.getScheme()) == "file"
-
-    def _data_files(self, batch: ReducedBatch, state: TableState) -> tuple[DataFile, ...] | str:
+    def _data_files(
+        self, batch: ReducedBatch, state: TableState, storage: Storage
+    ) -> tuple[DataFile, ...] | str:
         """The files that may have rows of the batch's keys; the reason where one is not ours to read."""
         if state.totals().get("total-data-files") == 0:
             return ()
@@ -143,8 +149,8 @@ class FileWriter:
                 content, form = _words(file["content"]), _words(file["file-format"])
                 if content not in ("data", "position-deletes") or form != "parquet":
                     return f"the table has a file of {content} in format {form}"
-                if not self._is_local(file["file-path"]):
-                    return f"the table has a file that is not on a local disk: {file['file-path']}"
+                if not storage.holds(file["file-path"]):
+                    return f"the table has a file in another place: {file['file-path']}"
             paths = tuple(one["file-path"] for one in deletes)
             found.append(DataFile(data["file-path"], data["record-count"], paths))
         return tuple(found)
@@ -270,6 +276,7 @@ def _codec(state: TableState) -> str | None:
     return CODECS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
 
 
-def _new_files(state: TableState) -> NewFiles:
+def _new_files(state: TableState, storage: Storage) -> NewFiles:
     name = f"{uuid4().hex}-{ATTEMPT}.parquet"
-    return NewFiles(str(state.table.locationProvider().newDataLocation(name)), _codec(state) or "zstd")
+    place = str(state.table.locationProvider().newDataLocation(name))
+    return NewFiles(place, _codec(state) or "zstd", storage=storage)

@@ -37,6 +37,7 @@ from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedge
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
 from tidesink.sinks.targets.lake.files import FileRefusedError
+from tidesink.sinks.targets.lake.storage import StorageError
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
@@ -299,6 +300,7 @@ class IcebergTable(IcebergColumns):
             return self._merged(batch, progress)
         plan = self._files.plan(batch, self._holder.current())
         if isinstance(plan, FilePlan):
+            storage = plan.new.storage
             refused = [file.path for file in plan.files if file.path in self._refused]
             try:
                 if not refused:
@@ -306,6 +308,8 @@ class IcebergTable(IcebergColumns):
                 plan = self._refused[refused[0]]
             except FileRefusedError as exc:
                 plan = self._refused[str(exc.context["url"])] = exc.message
+            except StorageError as exc:
+                plan = storage.leave(exc)
         self._log_merge(plan)
         return self._merged(batch, progress)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.lake.storage import LOCAL, Storage
 from tidesink.sinks.targets.lake.tables import SMALL_BATCH
 from tidesink.typemap.arrow import arrow_of_spark
 
@@ -134,27 +135,28 @@ class NewFiles:
     compression: str
     describe: Callable[[pa.Table], str] | None = None
     metadata: Mapping[str, str] | None = None
+    storage: Storage = LOCAL
 
     def write(self, table: pa.Table, part: str) -> WrittenFile:
         """Write a file; its line."""
         path = self.location.replace(ATTEMPT, f"{_attempt()}-{part}")
-        local = local_path(path)
-        local.parent.mkdir(parents=True, exist_ok=True)
         # Spark's own files have decimals as integers too, where they fit. One row group: Arrow says no range
         # of a row group with a text of more than 4 KiB, and Iceberg would take that of the others for the
         # file's, so that readers skip it. No dictionary of floats: Spark looks for 0.0 in it, and passes over
         # -0.0, which equals it.
-        pq.write_table(
-            table.replace_schema_metadata(self.metadata) if self.metadata else table,
-            local,
-            row_group_size=table.num_rows,
-            use_dictionary=[one.name for one in table.schema if not pa.types.is_floating(one.type)],
-            compression=self.compression,
-            store_schema=False,
-            store_decimal_as_integer=True,
-        )
+        with self.storage.writing(path) as file:
+            pq.write_table(
+                table.replace_schema_metadata(self.metadata) if self.metadata else table,
+                file,
+                row_group_size=table.num_rows,
+                use_dictionary=[one.name for one in table.schema if not pa.types.is_floating(one.type)],
+                compression=self.compression,
+                store_schema=False,
+                store_decimal_as_integer=True,
+            )
+            size = file.tell()
         details = self.describe(table) if self.describe else None
-        return WrittenFile(path, local.stat().st_size, table.num_rows, details=details)
+        return WrittenFile(path, size, table.num_rows, details=details)
 
 
 class MarkedRows(NamedTuple):
@@ -184,16 +186,6 @@ class Marks(Protocol):
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> WrittenFile:
         """Write which rows are deleted now; at least one is."""
-
-
-def local_path(location: str) -> Path:
-    """A file of this machine's file system, from what a table calls it. Hadoop's paths are not encoded."""
-    return Path("/" + location.removeprefix("file:").lstrip("/"))
-
-
-def is_local(location: str) -> bool:
-    """Whether a location is in the file system of the machine."""
-    return location.startswith(("/", "file:/"))
 
 
 @dataclass(frozen=True)
@@ -247,6 +239,7 @@ class LocateTask:
     columns: tuple[FileColumn, ...]
     marks: Marks
     rows_at_once: int = 4_000_000
+    storage: Storage = LOCAL
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """A line for each group: ``rows`` positions, no path where there are none."""
@@ -267,7 +260,8 @@ class LocateTask:
         flags, marked = np.zeros(wanted.num_rows, bool), list[MarkedRows]()
         for some in _at_once(files, self.rows_at_once):
             starts = np.cumsum([0, *(file.rows for file in some)])
-            at = matched(pa.concat_tables([self._key_columns(file, keys) for file in some]), wanted)
+            columns = self.storage.each(partial(self._key_columns, keys), some)
+            at = matched(pa.concat_tables(columns), wanted)
             at[self.marks.deleted(some, starts)] = -1
             rows = np.flatnonzero(at >= 0)
             flags[at[rows]] = True
@@ -277,11 +271,12 @@ class LocateTask:
         written = self.marks.write(marked, f"positions-{number}") if marked else WrittenFile()
         return written._replace(found=found)
 
-    def _key_columns(self, file: DataFile, keys: Sequence[FileColumn]) -> pa.Table:
+    def _key_columns(self, keys: Sequence[FileColumn], file: DataFile) -> pa.Table:
         """The keys of a file's rows, in their order."""
-        with pq.ParquetFile(
-            local_path(file.path), memory_map=True, coerce_int96_timestamp_unit="us"
-        ) as parquet:
+        with (
+            self.storage.reading(file.path) as source,
+            pq.ParquetFile(source, pre_buffer=True, coerce_int96_timestamp_unit="us") as parquet,
+        ):
             names = {column.source: self.marks.column_name(column, parquet.schema_arrow) for column in keys}
             missing = [name for name, there in names.items() if there is None]
             if missing or parquet.metadata.num_rows != file.rows:
@@ -456,16 +451,19 @@ class PositionFiles:
 
         A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
         """
+        deletes = dict.fromkeys(path for file in files for path in file.deletes)
+        found = self.files.storage.each(partial(self._deleted_by, files, starts), [*deletes])
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
+        """The rows that one file of positions deletes."""
+        paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
         found = [np.empty(0, np.int64)]
-        for one in dict.fromkeys(path for file in files for path in file.deletes):
-            paths = pa.array([f.path if one in f.deletes else None for f in files], pa.string())
-            table = pq.read_table(
-                local_path(one),
-                columns=["file_path", "pos"],
-                read_dictionary=["file_path"],
-                partitioning=None,
-            )
-            for chunk in table.to_batches():
+        with (
+            self.files.storage.reading(deletes) as source,
+            pq.ParquetFile(source, pre_buffer=True, read_dictionary=["file_path"]) as parquet,
+        ):
+            for chunk in parquet.read(columns=["file_path", "pos"]).to_batches():
                 names = chunk.column("file_path")
                 file = _codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
                 rows = starts[file] + chunk.column("pos").to_numpy()
@@ -497,7 +495,7 @@ def written(
     payloads = in_session(batch.payloads, session)
     cores = session.sparkContext.defaultParallelism
     groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
-    locate = LocateTask(groups, b"", rows.columns, marks)
+    locate = LocateTask(groups, b"", rows.columns, marks, storage=rows.files.storage)
     if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
         return _run(payloads.coalesce(1), SmallBatchTask(rows, locate))
     lines = _run(payloads.coalesce(cores), rows)
