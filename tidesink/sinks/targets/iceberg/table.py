@@ -292,7 +292,9 @@ class IcebergTable(IcebergColumns):
                     return self._written(batch, progress, plan)
                 plan = self._refused[refused[0]]
             except FileRefusedError as exc:
-                plan = self._refused[str(exc.context["url"])] = exc.message
+                plan = exc.message
+                if "url" in exc.context:
+                    self._refused[str(exc.context["url"])] = plan
         self._log_merge(plan)
         return self._merged(batch, progress)
 
