@@ -235,18 +235,6 @@ def test_a_table_that_is_not_written_as_files_is_merged_into(delta: Bed, what: s
     assert [(one["id"], one["name"]) for one in delta.rows()] == [(2, "c"), (3, "a"), (12, "a")]
 
 
-def test_a_partitioned_table_is_merged_into(delta: Bed, tmp_path: Path) -> None:
-    assert delta.spark is not None
-    path = delta.target.path_of(TABLE)  # type: ignore[attr-defined]  # the bed's target is Delta's
-    sql(
-        delta,
-        f"CREATE TABLE delta.`{path}` (id bigint NOT NULL, name string, amount int) USING delta "
-        "PARTITIONED BY (amount) TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
-    )
-    table = loaded(delta)
-    assert reason(table, delta.batch(SHAPE, [row(2)])) == "the table is partitioned"
-
-
 def test_a_worker_that_was_overtaken_commits_nothing(delta: Bed) -> None:
     """Its transaction is from before the other's claim."""
     table = loaded(delta)

@@ -205,11 +205,6 @@ def rewritten_as_orc(bed: Bed, location: str) -> None:
     sql(bed, f"ALTER TABLE {location} UNSET TBLPROPERTIES ('write.format.default')")
 
 
-def partitioned(bed: Bed, location: str) -> None:
-    assert bed.spark is not None
-    JvmTable(bed.spark, location).state().table.updateSpec().addField("name").commit()
-
-
 def sorted_by_id(bed: Bed, location: str) -> None:
     assert bed.spark is not None
     table = JvmTable(bed.spark, location)
@@ -242,7 +237,6 @@ UNFIT: Final[dict[str, tuple[Change, str]]] = {
     "format version": (altered("SET TBLPROPERTIES ('format-version' = '3')"), "format version 3"),
     "compression": (altered("SET TBLPROPERTIES ('write.parquet.compression-codec' = 'lzo')"), "by lzo"),
     "place": (altered("SET TBLPROPERTIES ('write.data.path' = 's3://bucket/x')"), "cannot be looked up"),
-    "partitions": (partitioned, "the table is partitioned"),
     "sort order": (sorted_by_id, "the table has a sort order"),
     "uuid": (uuid_column, "the column name is uuid"),
     "place of a file": (elsewhere, "s3://bucket/old.parquet"),
@@ -251,7 +245,7 @@ UNFIT: Final[dict[str, tuple[Change, str]]] = {
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(one, marks=() if one == "partitions" else FULL) for one in UNFIT]
+    "what", [pytest.param(one, marks=() if one == "sort order" else FULL) for one in UNFIT]
 )
 def test_a_table_that_is_not_written_as_files_is_merged_into(iceberg: Bed, what: str) -> None:
     table = loaded(iceberg)

@@ -49,7 +49,7 @@ def test_a_vector_is_read_back(tmp_path: Path, positions: list[int]) -> None:
     """Lists and bitmaps, below and above 2^32."""
     file = DataFile("/lake/a.parquet", 10)
     marked = MarkedRows([file], np.array([0, 1 << 34]), np.array(positions))
-    line = Vectors(str(tmp_path)).write([marked], "0")
+    (line,) = Vectors(str(tmp_path)).write([marked], "0")
     details = json.loads(str(line.details))
     (vector,) = details["vectors"]
     assert (line.rows, vector["rows"], vector["file"]) == (len(positions), len(positions), file.path)
@@ -98,7 +98,7 @@ def test_what_is_hidden_stays_hidden(tmp_path: Path) -> None:
     files = [DataFile("/a", 5), DataFile("/b", 5, (json.dumps(old),))]
     marks, starts = Vectors(str(tmp_path)), np.array([0, 5, 10])
     assert [*marks.deleted(files, starts)] == [6, 8]
-    line = marks.write([MarkedRows(files, starts, np.array([4, 5, 9]))], "0")
+    (line,) = marks.write([MarkedRows(files, starts, np.array([4, 5, 9]))], "0")
     found = {one["file"]: one["rows"] for one in json.loads(str(line.details))["vectors"]}
     assert (line.rows, found) == (3, {"/a": 1, "/b": 4})
 

@@ -20,6 +20,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.target_rows import key_type, row_type
 from tidesink.sinks.spark.errors import TaskError
+from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec
 from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     FILE_DDL,
@@ -38,6 +39,7 @@ from tidesink.sinks.targets.lake.files import (
     matched,
     stream_of,
 )
+from tidesink.sinks.targets.lake.partitions import Partition
 from tidesink.sinks.targets.lake.storage import is_local, local_path
 from tidesink.typemap.target_schema import shape_of
 
@@ -105,6 +107,39 @@ def test_rows_become_a_file_with_field_ids_and_deletes_become_keys(tmp_path: Pat
     assert joined_keys([line])["id"].to_pylist() == [1, 3, 2]
 
 
+def test_rows_of_partitions_are_files_of_their_own(tmp_path: Path) -> None:
+    split = SplitBySpec((PartitionField(1000, "name", "name", "identity"),))
+    task = RowsTask(COLUMNS, new_files(tmp_path), split)
+    lines = lines_of(task(payloads(("upsert", 1, "a"), ("delete", 2, None), ("upsert", 3, "b"))))
+    assert [line.partition for line in lines] == ['{"1000": "a"}', '{"1000": "b"}']
+    for line, folder, number in zip(lines, ("name=a", "name=b"), (1, 3), strict=True):
+        file = local_path(str(line.path))
+        assert file.parent == tmp_path / "data" / folder
+        assert pq.ParquetFile(file).read()["id"].to_pylist() == [number]
+    assert joined_keys(lines)["id"].to_pylist() == [1, 3, 2]
+
+
+def test_rows_of_very_many_partitions_are_left_to_spark(tmp_path: Path) -> None:
+    task = RowsTask(
+        COLUMNS, new_files(tmp_path), SplitBySpec((PartitionField(1000, "id", "id", "identity"),))
+    )
+    with pytest.raises(TaskError, match="more than 1,000 partitions"):
+        lines_of(task(payloads(*(("upsert", at, "a") for at in range(1_001)))))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_positions_are_of_one_partition(tmp_path: Path) -> None:
+    parts = [Partition("p=1", "one"), Partition("p=2", "two")]
+    files = [written(tmp_path / str(n), ("upsert", n, "x")) for n in range(4)]
+    files = [file._replace(partition=parts[at % 2]) for at, file in enumerate(files)]
+    table = pa.table({"id": pa.array([0, 1, 2], pa.int64())})
+    marks = PositionFiles(new_files(tmp_path / "new"))
+    lines = [*LocateTask((tuple(files),), b"", COLUMNS, marks).located(0, table)]
+    assert [(line.partition, line.rows) for line in lines] == [("one", 2), ("two", 1)]
+    assert found_keys(lines, upserts=3, keys=3, table="t") == (3, 0)
+    assert [local_path(str(line.path)).parent.name for line in lines] == ["p=1", "p=2"]
+
+
 def test_deletes_alone_write_no_file(tmp_path: Path) -> None:
     (line,) = lines_of(RowsTask(COLUMNS, new_files(tmp_path))(payloads(("delete", 2, None))))
     assert (line.path, line.rows, joined_keys([line])["id"].to_pylist()) == (None, 0, [2])
@@ -145,7 +180,7 @@ def test_keys_are_found_whatever_a_task_reads_at_once(tmp_path: Path, at_once: i
 def test_a_file_has_one_row_group(tmp_path: Path) -> None:
     """Of several, one with a long text has no range, and Iceberg would take the others' for the file's."""
     rows = pa.table({"text": pa.array(["x" * 5000] + ["a"] * (1 << 20))})
-    file = new_files(tmp_path).write(rows, "rows")
+    file = new_files(tmp_path).write(rows, "rows", Partition())
     assert pq.ParquetFile(local_path(str(file.path))).metadata.num_row_groups == 1
 
 

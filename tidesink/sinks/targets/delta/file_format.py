@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidesink.sinks.targets.delta.partitions import partition_value
 from tidesink.sinks.targets.lake.files import (
     DataFile,
     FileColumn,
@@ -148,7 +149,12 @@ class Vectors:
             [np.empty(0, np.int64), *(start + rows for start, rows in zip(starts, hidden, strict=False))]
         )
 
-    def write(self, marked: Sequence[MarkedRows], part: str) -> WrittenFile:  # noqa: ARG002  (other formats name files so)
+    def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
+        """As the log says it."""
+        values = json.loads(file.partition.values or "{}")
+        return partition_value(values[column.name], column.type) if column.name in values else None
+
+    def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:  # noqa: ARG002  (other formats name files so)
         """One file of the vectors of all files that have rows marked, each with what it hid before."""
         number, whole, vectors, rows = uuid4(), bytearray(b"\x01"), [], 0
         files = [one for some in marked for one in some.by_file()]
@@ -165,7 +171,7 @@ class Vectors:
         with self.storage.writing(path) as out:
             out.write(bytes(whole))
         details = json.dumps({"uuid": str(number), "vectors": vectors})
-        return WrittenFile(path, len(whole), rows, details=details)
+        yield WrittenFile(path, len(whole), rows, details=details)
 
     def _positions(self, file: DataFile) -> Places:
         found = [

@@ -29,6 +29,7 @@ from tidesink.sinks.targets.delta.log import (
     staging_error,
     user_metadata,
 )
+from tidesink.sinks.targets.delta.partitions import SplitByColumns, partition_value
 from tidesink.sinks.targets.delta.schema import GENERATED, columns_of
 from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
@@ -44,6 +45,7 @@ from tidesink.sinks.targets.lake.files import (
     counted,
     written,
 )
+from tidesink.sinks.targets.lake.partitions import Partition, Split, unpartitioned
 from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, is_local, local_path
 from tidesink.typemap.arrow import arrow_of_spark
 
@@ -80,20 +82,21 @@ _PROPERTIES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 _CONSTRAINTS: Final = "delta.constraints."
 # In a column's metadata: what Delta or Spark checks or computes when a row is written.
 _CHECKED: Final = (*GENERATED, "delta.invariants", "__CHAR_VARCHAR_TYPE_STRING")
+# Types whose values the log's texts of a partition do not say exactly.
+_UNFIT_PARTITIONS: Final = ("float", "double", "binary")
 _COMPRESSION: Final = "spark.sql.parquet.compression.codec"
 # The entries of all files pass the driver where the commit's checksum has none.
 _MOST_FILES: Final = 20_000
 
 
 class FilePlan(NamedTuple):
-    """How a batch is written: in which transaction, its columns, and files, new and old.
+    """How a batch is written: in which transaction, what its tasks write, and the table's files.
 
-    ``entries`` are the log's own of the old files, by their paths.
+    ``entries`` are the log's own of these files, by their paths.
     """
 
     transaction: Any
-    columns: tuple[FileColumn, ...]
-    new: NewFiles
+    rows: RowsTask
     files: tuple[DataFile, ...]
     entries: Mapping[str, Any]
 
@@ -133,11 +136,9 @@ class FileWriter:
             FileRefusedError: a file of the table is not what the log says.
             TidesinkError: as ``staging_error`` says of what Spark raised.
         """
-        rows = RowsTask(plan.columns, plan.new)
         try:
-            lines = written(
-                batch, plan.files, rows, Vectors(self._root, plan.new.storage), session=self.session
-            )
+            marks = Vectors(self._root, plan.rows.files.storage)
+            lines = written(batch, plan.files, plan.rows, marks, session=self.session)
             result, _ = counted(batch, lines)
             return self._staged(plan, lines, result)
         except SPARK_ERRORS as exc:
@@ -205,7 +206,7 @@ class FileWriter:
         fields = {field["name"]: field for field in json.loads(text)["fields"]}
         present = columns_of(text)
         codec = CODECS.get(str(self.session.conf.get(_COMPRESSION, "snappy")).lower())
-        reason = columns_reason(batch, present) or _table_reason(transaction, fields)
+        reason = columns_reason(batch, present) or _table_reason(transaction, fields, present)
         if reason is None and codec is None:
             reason = f"files are compressed by {self.session.conf.get(_COMPRESSION)}"
         if reason is not None:
@@ -216,14 +217,14 @@ class FileWriter:
             physical = known.get("delta.columnMapping.physicalName", name)
             kind, number = arrow_of_spark(present[name]), known.get("delta.columnMapping.id")
             columns.append(FileColumn(physical, column.name, kind, number, not field["nullable"], column.key))
-        found = self._old_files(batch, transaction, columns, storage)
+        by_name = dict(zip(fields, columns, strict=True))
+        parts = [by_name[name] for name in _partition_columns(transaction)]
+        found = self._old_files(batch, transaction, columns, parts, storage)
         if isinstance(found, str):
             return found
         files, entries = found
         counted_names = set(map(str, transaction.snapshot().statCollectionLogicalSchema().fieldNames()))
-        with_statistics = (
-            column.name for name, column in zip(fields, columns, strict=True) if name in counted_names
-        )
+        with_statistics = (column.name for name, column in by_name.items() if name in counted_names)
         new = NewFiles(
             f"{self._root}/part-{progress.epoch}-{progress.batch}-{uuid4().hex}-{ATTEMPT}.parquet",
             str(codec),
@@ -232,10 +233,17 @@ class FileWriter:
             {"org.apache.spark.version": self.session.version},
             storage,
         )
-        return FilePlan(transaction, tuple(columns), new, files, entries)
+        named = all(name == column.name for name, column in by_name.items())
+        split: Split = SplitByColumns(tuple(parts), named) if parts else unpartitioned
+        return FilePlan(transaction, RowsTask(tuple(columns), new, split), files, entries)
 
     def _old_files(
-        self, batch: ReducedBatch, transaction: Any, columns: Sequence[FileColumn], storage: Storage
+        self,
+        batch: ReducedBatch,
+        transaction: Any,
+        columns: Sequence[FileColumn],
+        parts: Sequence[FileColumn],
+        storage: Storage,
     ) -> tuple[tuple[DataFile, ...], dict[str, Any]] | str:
         """The files that may have rows of the batch's keys; the reason where one is not ours to read.
 
@@ -247,6 +255,7 @@ class FileWriter:
             return entries
         names = {column.source: column.name for column in columns}
         types = {column.name: column.spark for column in batch.shape.key_columns}
+        keys = [column for column in parts if column.key]
         ranges = {
             names[name]: limits
             for name, limits in batch.key_range.items()
@@ -256,7 +265,14 @@ class FileWriter:
         files, found = list[DataFile](), dict[str, Any]()
         for at, entry in enumerate(json.loads(mapper.writeValueAsString(entries))):
             statistics, vector = json.loads(entry.get("stats") or "{}"), entry.get("deletionVector")
-            if not _may_have(statistics, ranges):
+            values = entry["partitionValues"]
+            known = {one.name: partition_value(values.get(one.name), one.type) for one in keys}
+            if any(value is None for value in known.values()):
+                return f"a file's partition has a timestamp without its time zone: {entry['path']}"
+            same = {
+                name: value.as_py() for name, value in known.items() if value is not None and name in ranges
+            }
+            if not _may_have(statistics, same, ranges):
                 continue
             path = unquote(entry["path"])
             path = path if is_local(path) or "://" in path else f"{self._root}/{path}"
@@ -266,7 +282,8 @@ class FileWriter:
             if "numRecords" not in statistics:
                 return f"the table has a file without statistics: {path}"
             deletes = (json.dumps(vector),) if vector else ()
-            files.append(DataFile(path, statistics["numRecords"], deletes))
+            partition = Partition(values=json.dumps(values))
+            files.append(DataFile(path, statistics["numRecords"], deletes, partition))
             found[path] = entries.apply(at)
         return tuple(files), found
 
@@ -287,8 +304,8 @@ class FileWriter:
         for line in (one for one in lines if one.path is not None and one.found is None):
             said = str(line.details)
             entry: dict[str, Any] = {
-                "path": str(line.path).rpartition("/")[2],
-                "partitionValues": {},
+                "path": self._in_log(str(line.path)),
+                "partitionValues": json.loads(line.partition or "{}"),
                 "size": line.size,
                 "modificationTime": now,
                 "dataChange": True,
@@ -309,6 +326,11 @@ class FileWriter:
                 table=str(self.name),
             )
         return Staged(tuple(actions), result, tuple(str(one.path) for one in lines if one.path is not None))
+
+    def _in_log(self, path: str) -> str:
+        """A file of the table as its log has it: a URI, as Hadoop encodes it."""
+        jvm: Any = self.session._jvm
+        return str(jvm.org.apache.hadoop.fs.Path(path.removeprefix(f"{self._root}/")).toUri())
 
     def _marked(self, old: Any, number: str, vector: Mapping[str, Any]) -> list[Any]:
         """The actions that give a file a new vector, or remove it where no row of it is left."""
@@ -358,16 +380,24 @@ def _stored_version(transaction: Any, application: str) -> int:
     return next((int(one.version()) for one in found if one.appId() == application), -1)
 
 
-def _may_have(statistics: Mapping[str, Any], ranges: Mapping[str, tuple[Any, Any]]) -> bool:
-    """Whether a file can have keys in these ranges; one without a bound may."""
+def _may_have(
+    statistics: Mapping[str, Any], same: Mapping[str, Any], ranges: Mapping[str, tuple[Any, Any]]
+) -> bool:
+    """Whether a file can have keys in these ranges; one without a bound may. ``same``: of its partition."""
     for name, (least, greatest) in ranges.items():
-        low, high = (statistics.get(side, {}).get(name) for side in ("minValues", "maxValues"))
+        bounds = (statistics.get(side, {}) for side in ("minValues", "maxValues"))
+        low, high = (bound.get(name, same.get(name)) for bound in bounds)
         if (low is not None and low > greatest) or (high is not None and high < least):
             return False
     return True
 
 
-def _table_reason(transaction: Any, fields: Mapping[str, Any]) -> str | None:
+def _partition_columns(transaction: Any) -> list[str]:
+    found = transaction.metadata().partitionColumns()
+    return [str(found.apply(at)) for at in range(int(found.size()))]
+
+
+def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[str, str]) -> str | None:
     """Why a table's batches are merged by MERGE."""
     protocol, metadata = transaction.protocol(), transaction.metadata()
     features = set(str(protocol.writerFeatureNames().mkString("\n")).splitlines())
@@ -376,8 +406,9 @@ def _table_reason(transaction: Any, fields: Mapping[str, Any]) -> str | None:
         return "the table has no deletion vectors"
     if unknown:
         return f"the table has the feature {', '.join(unknown)}"
-    if int(metadata.partitionColumns().size()):
-        return "the table is partitioned"
+    for name in _partition_columns(transaction):
+        if present[name] in _UNFIT_PARTITIONS:
+            return f"the partition column {name} is {present[name]}"
     known = metadata.configuration()
     for name, (default, wanted) in _PROPERTIES.items():
         value = known.get(name)

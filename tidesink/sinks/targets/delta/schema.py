@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from pyspark.errors import PySparkException
 
-from tidesink.errors import ConfigError, StaleProgressError, TargetError
+from tidesink.errors import ConfigError, StaleProgressError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.targets.base import (
@@ -24,6 +24,7 @@ from tidesink.sinks.targets.base import (
 )
 from tidesink.sinks.targets.column_changes import Evolution, default_texts
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error
+from tidesink.sinks.targets.delta.partitions import NULL_FOLDER, check_text
 from tidesink.sinks.targets.lake import tables as lake_tables
 from tidesink.sinks.targets.lake.tables import (
     SEQUENCE_COMMENT,
@@ -141,7 +142,7 @@ def _generated(metadata: Collection[str]) -> bool:
 
 
 def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
-    """Refuse an empty text in a column that the table is partitioned by: Delta gives it back as NULL.
+    """Refuse a text in a column that the table is partitioned by which Delta gives back as NULL.
 
     ``parts`` are the names of those columns in lower case.
 
@@ -151,15 +152,10 @@ def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
 
     for column in batch.shape.columns:
         if column.name.lower() in parts and column.spark in ("string", "binary") and batch.frame is not None:
-            value = F.col("key" if column.key else "after").getField(column.name)
-            if not batch.frame.where(F.length(value) == 0).isEmpty():
-                raise TargetError(
-                    f"a row has an empty text in {column.name}, which the table is partitioned by, where "
-                    "Delta keeps none: it would be NULL, and nothing was written. Partition the table by "
-                    "another column",
-                    table=str(batch.shape.source),
-                    column=column.name,
-                )
+            value = F.col("key" if column.key else "after").getField(column.name).cast("string")
+            found = batch.frame.where(value.isin("", NULL_FOLDER)).select(value).first()
+            if found is not None:
+                check_text(found[0], column.name, table=str(batch.shape.source))
 
 
 def open_table(

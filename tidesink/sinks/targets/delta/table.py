@@ -87,11 +87,6 @@ class DeltaColumns(ABC):
     def _plan(self, shape: TableShape) -> Evolution:
         """What the columns lack for a shape."""
 
-    def _check_batch(self, batch: ReducedBatch) -> None:
-        """Refuse a batch in another order than the table's, or with a value that it would change."""
-        check_order(batch, self._present, table=batch.shape.source)
-        schema.check_partitions(self._partitioned_by, batch)
-
     def _statement(self, view: str, batch: ReducedBatch, *, appends: bool) -> str:
         """The statement that puts a batch into the table."""
         if appends:
@@ -369,16 +364,17 @@ class DeltaTable(DeltaColumns):
             self._session.catalog.dropTempView(_VIEW)
 
     def _write(self, batch: ReducedBatch, progress: Progress) -> None:
-        with self._translating(reading_error):
-            self._check_batch(batch)
+        check_order(batch, self._present, table=self._table)
         if batch.sequenced and SEQUENCE_COLUMN not in self._present:
             with self._translating(translated):
                 self._session.sql(schema.sequence_statement(self.location, self._present))
                 self._present = schema.present_columns(self._log)
-        if self._history:
-            self._history.record_progress(progress)
         if not batch.empty and self._write_files(batch, progress):
             return
+        with self._translating(reading_error):
+            schema.check_partitions(self._partitioned_by, batch)
+        if self._history:
+            self._history.record_progress(progress)
         known = self._shard.written(batch.shape) if self._shard else None
         text = self._ledger.entry_text(
             "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
@@ -402,9 +398,11 @@ class DeltaTable(DeltaColumns):
                         return True
                     continue
                 except FileRefusedError as exc:
-                    plan = self._refused[str(exc.context["url"])] = exc.message
+                    plan = exc.message
+                    if "url" in exc.context:
+                        self._refused[str(exc.context["url"])] = plan
                 except StorageError as exc:
-                    plan = plan.new.storage.leave(exc)
+                    plan = plan.rows.files.storage.leave(exc)
             if plan != self._merged_for:
                 _log.info("batches are merged by MERGE", table=str(self._table), reason=plan)
             self._merged_for = plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,6 +19,7 @@ from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, reading_error, staging_error
+from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec, is_known
 from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     CODECS,
@@ -35,6 +36,7 @@ from tidesink.sinks.targets.lake.files import (
     counted,
     written,
 )
+from tidesink.sinks.targets.lake.partitions import Partition, Split, unpartitioned
 from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, iceberg_storage
 from tidesink.typemap.arrow import arrow_of_spark
 
@@ -57,17 +59,30 @@ _S3: Final = "org.apache.iceberg.aws.s3.S3FileIO"
 _RESOLVING: Final = "org.apache.iceberg.io.ResolvingFileIO"
 # Iceberg's types that Spark, which has none of them, calls string and binary.
 _OTHERS: Final = ("uuid", "fixed")
+# Iceberg's JSON, in which partitions come from tasks, has no NaN.
+_UNFIT_PARTITIONS: Final = ("float", "double")
 # A column's name that its files have too.
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+class OldPartition(NamedTuple):
+    """A partition of a table's files: Java's spec, which need not be the current one, and values."""
+
+    spec: Any
+    values: Any
+    folder: str
+
+
 class FilePlan(NamedTuple):
-    """How a batch is written on a state of the table: its columns, and files, new and old."""
+    """How a batch is written on a state of the table: what its tasks write, and the table's files.
+
+    ``partitions``: those of the files, by their ``values``.
+    """
 
     state: TableState
-    columns: tuple[FileColumn, ...]
-    new: NewFiles
+    rows: RowsTask
     files: tuple[DataFile, ...]
+    partitions: Mapping[str, OldPartition]
 
 
 class Staged(NamedTuple):
@@ -94,12 +109,14 @@ class FileWriter:
             return reason
         try:
             storage = self._storage(state)
-            files = storage if isinstance(storage, str) else self._data_files(batch, state, storage)
+            found = storage if isinstance(storage, str) else self._data_files(batch, state, storage)
         except SPARK_ERRORS as exc:
             raise reading_error(exc, table=str(self.name)) from exc
-        if isinstance(storage, str) or isinstance(files, str):
-            return str(files)
-        return FilePlan(state, self._columns(batch, state, present), _new_files(state, storage), files)
+        if isinstance(storage, str) or isinstance(found, str):
+            return str(found)
+        columns = self._columns(batch, state, present)
+        rows = RowsTask(columns, _new_files(state, storage), self._split(columns, state))
+        return FilePlan(state, rows, *found)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
         """Write a batch; None where others committed since the plan was made.
@@ -136,14 +153,32 @@ class FileWriter:
             return storage
         return storage.reason_unreachable(str(state.table.location())) or storage
 
+    def _of_partitions(self, state: TableState) -> str | None:
+        schema = state.metadata.schema()
+        for spec in state.metadata.specs():
+            for field in self._partition_fields(spec):
+                if schema.findType(field["source-id"]) is None:
+                    return f"the partition field {field['name']} is of a column that is gone"
+        for field in self._partition_fields(state.metadata.spec()):
+            kind = str(schema.findType(field["source-id"]))
+            if not is_known(field["transform"]):
+                return f"the partition field {field['name']} has the transform {field['transform']}"
+            if kind in _UNFIT_PARTITIONS:
+                return f"the partition field {field['name']} is of a {kind} column"
+        return None
+
     def _data_files(
         self, batch: ReducedBatch, state: TableState, storage: Storage
-    ) -> tuple[DataFile, ...] | str:
-        """The files that may have rows of the batch's keys; the reason where one is not ours to read."""
+    ) -> tuple[tuple[DataFile, ...], dict[str, OldPartition]] | str:
+        """The files that may have rows of the batch's keys, and the partitions that they are of.
+
+        The reason where a file is not ours to read.
+        """
+        found, partitions = list[DataFile](), dict[str, OldPartition]()
         if state.totals().get("total-data-files") == 0:
-            return ()
-        found = []
-        for task in self._scan(batch, state):
+            return (), partitions
+        for scanned in self._scan(batch, state):
+            task = json.loads(self.table.java.ScanTaskParser.toJson(scanned))
             data, deletes = task["data-file"], task.get("delete-files", [])
             for file in (data, *deletes):
                 content, form = _words(file["content"]), _words(file["file-format"])
@@ -152,11 +187,16 @@ class FileWriter:
                 if not storage.holds(file["file-path"]):
                     return f"the table has a file in another place: {file['file-path']}"
             paths = tuple(one["file-path"] for one in deletes)
-            found.append(DataFile(data["file-path"], data["record-count"], paths))
-        return tuple(found)
+            values = json.dumps([data["spec-id"], data.get("partition")])
+            if values not in partitions:
+                spec, partition = state.metadata.spec(data["spec-id"]), scanned.file().partition()
+                partitions[values] = OldPartition(spec, partition, str(spec.partitionToPath(partition)))
+            partition = Partition(partitions[values].folder, values)
+            found.append(DataFile(data["file-path"], data["record-count"], paths, partition))
+        return tuple(found), partitions
 
-    def _scan(self, batch: ReducedBatch, state: TableState) -> Iterator[dict[str, Any]]:
-        """The files of what readers see that may have a key in the batch's range, as Iceberg says them."""
+    def _scan(self, batch: ReducedBatch, state: TableState) -> Iterator[Any]:
+        """The files of what readers see that may have a key in the batch's range: Java's scan tasks."""
         scan = state.table.newScan().useSnapshot(state.head).caseSensitive(False)
         types = {column.name: column.spark for column in batch.shape.key_columns}
         expressions = self.table.java.expressions.Expressions
@@ -168,7 +208,7 @@ class FileWriter:
         try:
             found = tasks.iterator()
             while found.hasNext():
-                yield json.loads(self.table.java.ScanTaskParser.toJson(found.next()))
+                yield found.next()
         finally:
             tasks.close()
 
@@ -185,6 +225,19 @@ class FileWriter:
             found.append(FileColumn(self._in_files(name), column.name, kind, number, needed, column.key))
         return tuple(found)
 
+    def _partition_fields(self, spec: Any) -> list[dict[str, Any]]:
+        """The fields of a partition spec, as the metadata have them."""
+        fields: list[dict[str, Any]] = json.loads(self.table.java.PartitionSpecParser.toJson(spec))["fields"]
+        return fields
+
+    def _split(self, columns: Sequence[FileColumn], state: TableState) -> Split:
+        names = {column.field_id: column.name for column in columns}
+        fields = tuple(
+            PartitionField(field["field-id"], field["name"], names[field["source-id"]], field["transform"])
+            for field in self._partition_fields(state.metadata.spec())
+        )
+        return SplitBySpec(fields) if fields else unpartitioned
+
     def _in_files(self, name: str) -> str:
         """A column's name in Iceberg's files, which are Avro's names."""
         return (
@@ -192,13 +245,12 @@ class FileWriter:
         )
 
     def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
-        rows = RowsTask(plan.columns, plan.new)
-        lines = written(batch, plan.files, rows, PositionFiles(plan.new), session=self.session)
+        lines = written(batch, plan.files, plan.rows, PositionFiles(plan.rows.files), session=self.session)
         counts, found = counted(batch, lines)
         files = [one for one in lines if one.path is not None]
         if not files:
             return Staged(None, replace(counts, version=str(plan.state.head)))
-        snapshot = self._snapshot(plan.state, files)
+        snapshot = self._snapshot(plan, files)
         staged = Staged(
             snapshot,
             replace(counts, version=str(snapshot.snapshotId())),
@@ -210,17 +262,25 @@ class FileWriter:
         self._check(numbers(snapshot), batch, found)
         return staged
 
-    def _snapshot(self, state: TableState, files: list[WrittenFile]) -> Any:
+    def _snapshot(self, plan: FilePlan, files: list[WrittenFile]) -> Any:
         """The snapshot of new files on the newest metadata; its manifests are written, and nothing has it."""
-        change, java = state.table.newRowDelta(), self.table.java
-        metrics, spec = java.MetricsConfig, state.table.spec()
+        state, java = plan.state, self.table.java
+        change, metrics = state.table.newRowDelta(), java.MetricsConfig
+        spec, partitions = state.metadata.spec(), dict[str, Any]()
         for one in files:
-            if one.found is None:
-                builder = java.DataFiles.builder(spec)
-                change.addRows(self._file(builder, state, one, metrics.forTable(state.table)))
-            else:
-                builder = java.FileMetadata.deleteFileBuilder(spec).ofPositionDeletes()
+            if one.found is not None:
+                old = plan.partitions[one.partition]
+                builder = java.FileMetadata.deleteFileBuilder(old.spec).ofPositionDeletes()
+                builder = builder.withPartition(old.values)
                 change.addDeletes(self._file(builder, state, one, metrics.forPositionDelete(state.table)))
+                continue
+            builder = java.DataFiles.builder(spec)
+            if one.partition:
+                if one.partition not in partitions:
+                    values = java.SingleValueParser.fromJson(spec.partitionType(), one.partition)
+                    partitions[one.partition] = values
+                builder = builder.withPartition(partitions[one.partition])
+            change.addRows(self._file(builder, state, one, metrics.forTable(state.table)))
         return change.apply()
 
     def _file(self, builder: Any, state: TableState, file: WrittenFile, metrics: Any) -> Any:
@@ -249,8 +309,6 @@ def _of_metadata(state: TableState) -> str | None:
     version = int(metadata.formatVersion())
     if version != 2:
         return f"the table has format version {version}"
-    if any(not spec.isUnpartitioned() for spec in metadata.specs()):
-        return "the table is partitioned"
     if not metadata.sortOrder().isUnsorted():
         return "the table has a sort order"
     for name, (default, wanted) in _PROPERTIES.items():

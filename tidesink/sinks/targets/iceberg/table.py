@@ -300,14 +300,16 @@ class IcebergTable(IcebergColumns):
             return self._merged(batch, progress)
         plan = self._files.plan(batch, self._holder.current())
         if isinstance(plan, FilePlan):
-            storage = plan.new.storage
+            storage = plan.rows.files.storage
             refused = [file.path for file in plan.files if file.path in self._refused]
             try:
                 if not refused:
                     return self._written(batch, progress, plan)
                 plan = self._refused[refused[0]]
             except FileRefusedError as exc:
-                plan = self._refused[str(exc.context["url"])] = exc.message
+                plan = exc.message
+                if "url" in exc.context:
+                    self._refused[str(exc.context["url"])] = plan
             except StorageError as exc:
                 plan = storage.leave(exc)
         self._log_merge(plan)

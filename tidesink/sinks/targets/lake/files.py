@@ -24,6 +24,13 @@ from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.lake.partitions import (
+    MOST_PARTITIONS,
+    Partition,
+    Split,
+    TooManyPartitionsError,
+    unpartitioned,
+)
 from tidesink.sinks.targets.lake.storage import LOCAL, Storage
 from tidesink.sinks.targets.lake.tables import SMALL_BATCH
 from tidesink.typemap.arrow import arrow_of_spark
@@ -33,9 +40,10 @@ if TYPE_CHECKING:
 
 
 # ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``: a bit for each of the batch's keys.
-# ``details``: what else the format's commit says of the file.
+# ``partition``: its values. ``details``: what else the format's commit says of the file.
 FILE_DDL: Final = (
-    "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, details string"
+    "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, partition string, "
+    "details string"
 )
 _FILES: Final = pa.schema(
     [
@@ -45,6 +53,7 @@ _FILES: Final = pa.schema(
         ("upserts", pa.binary()),
         ("deletes", pa.binary()),
         ("found", pa.binary()),
+        ("partition", pa.string()),
         ("details", pa.string()),
     ]
 )
@@ -81,7 +90,10 @@ RANGES: Final = ("int", "bigint", "string")
 
 
 class FileRefusedError(TargetError):
-    """A file of the table, its context's ``url``, cannot be looked into here: Spark may still read it."""
+    """A file of the table, its context's ``url``, cannot be looked into here: Spark may still read it.
+
+    Without a ``url``: the files of the batch itself are left to Spark.
+    """
 
 
 class WrittenFile(NamedTuple):
@@ -93,6 +105,7 @@ class WrittenFile(NamedTuple):
     upserts: bytes | None = None
     deletes: bytes | None = None
     found: bytes | None = None
+    partition: str = ""
     details: str | None = None
 
 
@@ -122,11 +135,12 @@ class DataFile(NamedTuple):
     path: str
     rows: int
     deletes: tuple[str, ...] = ()
+    partition: Partition = Partition()
 
 
 @dataclass(frozen=True)
 class NewFiles:
-    """Where tasks write Parquet files: ``location`` has ``ATTEMPT`` in its name.
+    """Where tasks write Parquet files: ``location`` has ``ATTEMPT`` in its name; folders go before the name.
 
     ``describe`` gives the ``details`` of a file of rows, ``metadata`` is written into its footer.
     """
@@ -137,9 +151,10 @@ class NewFiles:
     metadata: Mapping[str, str] | None = None
     storage: Storage = LOCAL
 
-    def write(self, table: pa.Table, part: str) -> WrittenFile:
+    def write(self, table: pa.Table, part: str, partition: Partition) -> WrittenFile:
         """Write a file; its line."""
-        path = self.location.replace(ATTEMPT, f"{_attempt()}-{part}")
+        place, _, name = self.location.replace(ATTEMPT, f"{_attempt()}-{part}").rpartition("/")
+        path = "/".join(filter(None, (place, partition.folder, name)))
         # Spark's own files have decimals as integers too, where they fit. One row group: Arrow says no range
         # of a row group with a text of more than 4 KiB, and Iceberg would take that of the others for the
         # file's, so that readers skip it. No dictionary of floats: Spark looks for 0.0 in it, and passes over
@@ -156,7 +171,7 @@ class NewFiles:
             )
             size = file.tell()
         details = self.describe(table) if self.describe else None
-        return WrittenFile(path, size, table.num_rows, details=details)
+        return WrittenFile(path, size, table.num_rows, partition=partition.values, details=details)
 
 
 class MarkedRows(NamedTuple):
@@ -181,10 +196,13 @@ class Marks(Protocol):
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
         """What a file of this schema calls a column; None where it has none."""
 
+    def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
+        """What all rows of a file have in a column that the file leaves out; None where nothing says it."""
+
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
         """The rows of files that are deleted already, counted through them all."""
 
-    def write(self, marked: Sequence[MarkedRows], part: str) -> WrittenFile:
+    def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
         """Write which rows are deleted now; at least one is."""
 
 
@@ -194,6 +212,7 @@ class RowsTask:
 
     columns: tuple[FileColumn, ...]
     files: NewFiles
+    split: Split = unpartitioned
 
     @property
     def keys(self) -> tuple[FileColumn, ...]:
@@ -210,20 +229,32 @@ class RowsTask:
         """The lines.
 
         Raises:
-            TargetError: a row has no value in a column that takes no NULL.
+            TargetError: a row has no value in a column that takes no NULL, or as ``split`` says.
+            FileRefusedError: rows are of too many partitions.
         """
         for number, rows in enumerate(_file_sized(unpack(batches))):
-            yield self._written(rows, number)
+            yield from self._written(rows, number)
 
-    def _written(self, rows: pa.Table, number: int) -> WrittenFile:
+    def _written(self, rows: pa.Table, number: int) -> list[WrittenFile]:
         upserts, deletes = (rows.filter(pc.equal(rows["_op"], kind)) for kind in (UPSERT, DELETE))
         # A key is never null, whatever the table's columns take: it would be found by no batch.
         needed = tuple(one._replace(required=True) for one in self.keys)
         keys = [stream_of(_columns_of(one["key"], needed)) for one in (upserts, deletes)]
-        file = WrittenFile()
+        files = [WrittenFile()]
         if upserts.num_rows:
-            file = self.files.write(_columns_of(upserts["after"], self.columns), f"rows-{number}")
-        return file._replace(upserts=keys[0], deletes=keys[1])
+            files = self._files(_columns_of(upserts["after"], self.columns), number)
+        return [files[0]._replace(upserts=keys[0], deletes=keys[1]), *files[1:]]
+
+    def _files(self, rows: pa.Table, number: int) -> list[WrittenFile]:
+        try:
+            return [
+                self.files.write(part, f"rows-{number}-{at}", partition)
+                for at, (partition, part) in enumerate(self.split(rows))
+            ]
+        except TooManyPartitionsError:
+            raise FileRefusedError(
+                f"the batch has rows of more than {MOST_PARTITIONS:,} partitions"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -242,14 +273,15 @@ class LocateTask:
     storage: Storage = LOCAL
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A line for each group: ``rows`` positions, no path where there are none."""
+        """A line for each file, of ``rows`` positions; one without a path for a group that has none."""
         with reported():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    yield _line(self.located(number, _read_stream(self.batch_keys)))
+                    for one in self.located(number, _read_stream(self.batch_keys)):
+                        yield _line(one)
 
-    def located(self, number: int, wanted: pa.Table) -> WrittenFile:
-        """The line of a group.
+    def located(self, number: int, wanted: pa.Table) -> Iterator[WrittenFile]:
+        """The lines of a group: the first has the keys that were found.
 
         Raises:
             FileRefusedError: a file is not what the table says, or lacks a key column.
@@ -268,8 +300,9 @@ class LocateTask:
             if len(rows):
                 marked.append(MarkedRows(some, starts, rows))
         found = np.packbits(flags).tobytes()
-        written = self.marks.write(marked, f"positions-{number}") if marked else WrittenFile()
-        return written._replace(found=found)
+        for file in self.marks.write(marked, f"positions-{number}") if marked else [WrittenFile()]:
+            yield file._replace(found=found)
+            found = b""
 
     def _key_columns(self, keys: Sequence[FileColumn], file: DataFile) -> pa.Table:
         """The keys of a file's rows, in their order."""
@@ -278,14 +311,24 @@ class LocateTask:
             pq.ParquetFile(source, pre_buffer=True, coerce_int96_timestamp_unit="us") as parquet,
         ):
             names = {column.source: self.marks.column_name(column, parquet.schema_arrow) for column in keys}
-            missing = [name for name, there in names.items() if there is None]
+            same = {
+                column.source: self.marks.partition_value(column, file)
+                for column in keys
+                if names[column.source] is None
+            }
+            missing = [name for name, value in same.items() if value is None]
             if missing or parquet.metadata.num_rows != file.rows:
                 what = f"has no column {missing[0]}" if missing else f"has {parquet.metadata.num_rows} rows"
                 raise FileRefusedError(
                     f"the file {file.path} {what}, which is not what the table says of it", url=file.path
                 )
-            found = parquet.read(columns=[*names.values()])
-        arrays = [found[names[column.source]].cast(column.type) for column in keys]
+            found = parquet.read(columns=[*filter(None, names.values())])
+        arrays = [
+            pa.repeat(same[column.source], file.rows)
+            if column.source in same
+            else found[names[column.source]].cast(column.type)
+            for column in keys
+        ]
         return pa.table(arrays, names=[column.name for column in keys])
 
 
@@ -301,7 +344,8 @@ class SmallBatchTask:
         with reported():
             lines = [*self.rows.written(batches)]
             keys = joined_keys(lines)
-            lines += [self.locate.located(number, keys) for number in range(len(self.locate.groups))]
+            for number in range(len(self.locate.groups)):
+                lines += self.locate.located(number, keys)
             for one in lines:
                 yield _line(one)
 
@@ -470,14 +514,18 @@ class PositionFiles:
                 found.append(rows[file >= 0])
         return np.concatenate(found)
 
-    def write(self, marked: Sequence[MarkedRows], part: str) -> WrittenFile:
-        """One file of positions, sorted by file and position."""
-        whole = pa.concat_tables(
-            pa.table([pa.array([file.path] * len(at)), pa.array(at)], schema=POSITIONS)
-            for some in marked
-            for file, at in some.by_file()
-        )
-        return self.files.write(whole, part)
+    def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:  # noqa: ARG002  (other formats' files leave such columns out)
+        """Iceberg's files have all columns."""
+        return None
+
+    def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
+        """A file of positions for each partition, sorted by file and position."""
+        positions = dict[Partition, list[pa.Table]]()
+        for file, at in (one for some in marked for one in some.by_file()):
+            table = pa.table([pa.array([file.path] * len(at)), pa.array(at)], schema=POSITIONS)
+            positions.setdefault(file.partition, []).append(table)
+        for number, (partition, tables) in enumerate(positions.items()):
+            yield self.files.write(pa.concat_tables(tables), f"{part}-{number}", partition)
 
 
 def _line(file: WrittenFile) -> pa.RecordBatch:

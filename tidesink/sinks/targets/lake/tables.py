@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 # In bytes, in the file systems of Linux, Hadoop and Azure.
-_LONGEST_FOLDER: Final = 255
+LONGEST_FOLDER: Final = 255
 # Linux, HDFS, and the databases of catalogs. Java's local files say no more than that there is no folder:
 # the last two are Delta's and Hadoop's words for that.
 _TOO_LONG: Final = re.compile(
@@ -66,11 +66,11 @@ def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
     except TargetError as error:
         sizes = {name: len(name.encode("utf-8", "surrogatepass")) for name in names}
         name = max(sizes, key=sizes.__getitem__)
-        if sizes[name] <= _LONGEST_FOLDER or not _TOO_LONG.search(said(error)):
+        if sizes[name] <= LONGEST_FOLDER or not _TOO_LONG.search(said(error)):
             raise
         raise SchemaRefusedError(
             f"the table cannot be made: the name of its folder {name!r} has {sizes[name]} bytes, and "
-            f"{_LONGEST_FOLDER} are the most that a file system takes. Rename it at the source, or "
+            f"{LONGEST_FOLDER} are the most that a file system takes. Rename it at the source, or "
             "give target.table a shorter template",
             table=str(table),
         ) from error
