@@ -175,6 +175,4 @@ def options(
 def run() -> None:
     """The entry point of the ``tidesink`` script."""
     terminal.interrupt_on_sigterm()
-    # Of every command: what is logged must not come into a result on stdout.
-    log_to_stderr(LogFormat.TEXT)
     app()
