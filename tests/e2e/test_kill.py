@@ -170,7 +170,8 @@ def test_kills_at_random_moments_where_changes_are_sent(
 
 
 def _random_kills(folder: Path, workload: Path, servers: Servers, kills: int) -> None:
-    config = _prepared(workload, folder, servers, kills)
+    # So many batches that no worker comes to the end before it is killed.
+    config = _prepared(workload, folder, servers, 20 * kills)
     log = folder / "worker.log"
     rng = random.Random(20260820)
     killed = 0

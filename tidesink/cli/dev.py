@@ -21,12 +21,10 @@ from tidesink.cli import terminal
 from tidesink.cli.sources import CodecCommand, Given, codec_options, with_codec_options
 from tidesink.cli.status import COUNTS, counts_row, named_table
 from tidesink.cli.terminal import (
-    LogFormat,
     Output,
     OutputFormat,
     ProgressLines,
     guarded,
-    log_to_stderr,
     note,
     show_table,
     write_json,
@@ -170,7 +168,6 @@ def demo(
     """
     from tidesink.dev.demo import DemoOptions, run_demo
 
-    log_to_stderr(LogFormat.TEXT)
     # A terminal that is closed ends the demo as Ctrl-C does: it must not leave a broker behind.
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     options = DemoOptions(

@@ -157,10 +157,15 @@ def error_block(error: TidesinkError) -> str:
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """A command whose errors become exit codes: 2 for usage and config, 1 for what fails at run time."""
+    """A command whose errors become exit codes: 2 for usage and config, 1 for what fails at run time.
+
+    What is logged meanwhile goes to stderr.
+    """
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = structlog.get_config()
+        log_to_stderr(LogFormat.TEXT)
         try:
             return command(*args, **kwargs)
         except TidesinkError as error:
@@ -173,6 +178,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             # The reader of our output has closed it: what is left must not fail on exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(DONE) from None
+        finally:  # whoever called the command as a function has a stderr of its own
+            structlog.configure(**before)
 
     return run
 

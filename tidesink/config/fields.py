@@ -416,6 +416,8 @@ def _may_be_secret(model: type[BaseModel], place: Iterable[str | int]) -> bool:
     """Whether a value at a place may hold a secret: by the types there, and where no type is known."""
     kinds: list[Any] = [model]
     for part in place:
+        if part == "[key]":  # pydantic's word for the name of an entry, where it means no value
+            return False
         kinds = [below for kind in kinds for below in _below(kind, part)]
     return not kinds or any(_holds_secret(kind) for kind in kinds)
 

@@ -437,6 +437,8 @@ def _tells_tables_apart(template: str) -> str:
 TableTemplate = Annotated[str, AfterValidator(_tells_tables_apart)]
 
 
+# Of locations in buckets of S3.
+S3_SCHEMES: Final = ("s3", "s3a", "s3n")
 # Delta's log stores that do not see a commit which another process makes on S3 at the same time.
 _SHARED_STORES: Final = frozenset(
     f"{name}LogStore" for name in ("Azure", "GCS", "HDFS", "HadoopFileSystem", "Local", "S3SingleDriver")
@@ -467,7 +469,7 @@ class DeltaSettings(LakeSettings):
 
     def excludes_writers(self, conf: Mapping[str, str]) -> bool:
         """Whether, with Spark's settings, Delta refuses a commit that another process made first."""
-        if self.scheme not in ("s3", "s3a", "s3n"):
+        if self.scheme not in S3_SCHEMES:
             return True
         names = (f"spark.delta.logStore.{self.scheme}.impl", "spark.delta.logStore.class")
         store = next((conf[name] for name in names if name in conf), "")

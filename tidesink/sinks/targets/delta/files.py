@@ -163,8 +163,9 @@ class FileWriter:
         jvm: Any = self.session._jvm
         for path in staged.paths:
             with suppress(*SPARK_ERRORS):
-                place = jvm.org.apache.hadoop.fs.Path(path)
-                place.getFileSystem(self._hadoop).delete(place, False)
+                # The table's file system: a path on a disk names none, and Hadoop's usual one may be another.
+                files = self.log.java().dataPath().getFileSystem(self._hadoop)
+                files.delete(jvm.org.apache.hadoop.fs.Path(path), False)
 
     @cached_property
     def _delta(self) -> Any:

@@ -23,13 +23,13 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from tidesink.config.targets import S3_SCHEMES
 from tidesink.errors import TargetError, TransientTargetError
 from tidesink.sinks.spark.errors import SPARK_ERRORS, is_java, summary
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-S3_SCHEMES: Final = ("s3", "s3a", "s3n")
 _S3A: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _SESSION: Final = "software.amazon.awssdk.auth.credentials.AwsSessionCredentials"
 # Hadoop's settings under fs.s3a. that change what is stored, or how S3 is reached, and the values under which
