@@ -25,7 +25,6 @@ from tidesink.sinks.targets.lake.files import (
     FILE_DDL,
     POSITIONS,
     DataFile,
-    FileColumn,
     LocateTask,
     NewFiles,
     PositionFiles,
@@ -37,9 +36,9 @@ from tidesink.sinks.targets.lake.files import (
     is_local,
     joined_keys,
     local_path,
-    matched,
     stream_of,
 )
+from tidesink.sinks.targets.lake.rows import FileColumn, matched
 from tidesink.typemap.target_schema import shape_of
 
 NAME = Column("name", ColumnType("varchar", length=20))

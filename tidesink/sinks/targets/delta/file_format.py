@@ -23,13 +23,12 @@ import pyarrow.compute as pc
 
 from tidesink.sinks.targets.lake.files import (
     DataFile,
-    FileColumn,
     FileRefusedError,
     MarkedRows,
-    Places,
     WrittenFile,
     local_path,
 )
+from tidesink.sinks.targets.lake.rows import FileColumn, Places
 
 # Delta's prefix of a text in statistics, and how far it goes on to find a bound (in UTF-16 units).
 _PREFIX: Final = 32

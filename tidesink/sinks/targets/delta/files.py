@@ -35,7 +35,6 @@ from tidesink.sinks.targets.lake.files import (
     CODECS,
     RANGES,
     DataFile,
-    FileColumn,
     NewFiles,
     RowsTask,
     WrittenFile,
@@ -46,6 +45,7 @@ from tidesink.sinks.targets.lake.files import (
     local_path,
     written,
 )
+from tidesink.sinks.targets.lake.rows import FileColumn
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from tidesink.sinks.targets.lake.files import (
     CODECS,
     RANGES,
     DataFile,
-    FileColumn,
     Found,
     NewFiles,
     PositionFiles,
@@ -37,6 +36,7 @@ from tidesink.sinks.targets.lake.files import (
     is_local,
     written,
 )
+from tidesink.sinks.targets.lake.rows import FileColumn
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:

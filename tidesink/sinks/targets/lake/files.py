@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,6 +23,7 @@ from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.lake.rows import FIELD_ID, FileColumn, Places, codes, columns_of, matched
 from tidesink.sinks.targets.lake.tables import SMALL_BATCH
 from tidesink.typemap.arrow import arrow_of_spark
 
@@ -51,15 +51,13 @@ _FILES: Final = pa.schema(
 ATTEMPT: Final = "ATTEMPT"
 # A task writes what is as large as this in memory into one file.
 _FILE_BYTES: Final = 256 << 20
-_FIELD_ID: Final = b"PARQUET:field_id"
 # The columns of a file of positions, with the field ids that Iceberg reserves for them.
 POSITIONS: Final = pa.schema(
     [
-        pa.field("file_path", pa.string(), nullable=False, metadata={_FIELD_ID: b"2147483546"}),
-        pa.field("pos", pa.int64(), nullable=False, metadata={_FIELD_ID: b"2147483545"}),
+        pa.field("file_path", pa.string(), nullable=False, metadata={FIELD_ID: b"2147483546"}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={FIELD_ID: b"2147483545"}),
     ]
 )
-Places = npt.NDArray[np.int64]
 # The keys of a batch go to each task that locates them.
 _MOST_KEYS: Final = 2_000_000
 # A task that locates keys reads those of about so many rows.
@@ -93,26 +91,6 @@ class WrittenFile(NamedTuple):
     deletes: bytes | None = None
     found: bytes | None = None
     details: str | None = None
-
-
-class FileColumn(NamedTuple):
-    """A column of a table's Parquet files; ``source`` is its name in the batch, whose key it may be of.
-
-    ``field_id``: None where the table has no field ids.
-    """
-
-    name: str
-    source: str
-    type: pa.DataType
-    field_id: int | None
-    required: bool
-    key: bool
-
-    @property
-    def field(self) -> pa.Field:
-        """As Arrow writes it."""
-        number = None if self.field_id is None else {_FIELD_ID: str(self.field_id).encode()}
-        return pa.field(self.name, self.type, not self.required, number)
 
 
 class DataFile(NamedTuple):
@@ -227,10 +205,10 @@ class RowsTask:
         upserts, deletes = (rows.filter(pc.equal(rows["_op"], kind)) for kind in (UPSERT, DELETE))
         # A key is never null, whatever the table's columns take: it would be found by no batch.
         needed = tuple(one._replace(required=True) for one in self.keys)
-        keys = [stream_of(_columns_of(one["key"], needed)) for one in (upserts, deletes)]
+        keys = [stream_of(columns_of(one["key"], needed)) for one in (upserts, deletes)]
         file = WrittenFile()
         if upserts.num_rows:
-            file = self.files.write(_columns_of(upserts["after"], self.columns), f"rows-{number}")
+            file = self.files.write(columns_of(upserts["after"], self.columns), f"rows-{number}")
         return file._replace(upserts=keys[0], deletes=keys[1])
 
 
@@ -356,34 +334,6 @@ def found_keys(lines: Sequence[WrittenFile], *, upserts: int, keys: int, table: 
     return Found(int(whole[:upserts].sum()), int(whole[upserts:].sum()))
 
 
-def matched(rows: pa.Table, keys: pa.Table) -> Places:
-    """For each row the number of the key that it has, -1 for none; both have the same columns.
-
-    Columns are compared one after the other: what two columns have together becomes one number.
-    """
-    at, of = np.zeros(rows.num_rows, np.int64), np.zeros(keys.num_rows, np.int64)
-    known = of[:1]
-    for name in keys.column_names:
-        values = pc.unique(keys[name])
-        theirs, own = _codes(rows[name], values), _codes(keys[name], values)
-        if keys.num_columns == 1 and len(values) == keys.num_rows:
-            return theirs
-        known, of = np.unique(of * len(values) + own, return_inverse=True)
-        both = np.where((at >= 0) & (theirs >= 0), at * len(values) + theirs, -1)
-        place = np.minimum(np.searchsorted(known, both), max(0, len(known) - 1))
-        at = np.where(known[place] == both, place, -1) if len(known) else np.full(rows.num_rows, -1)
-    if len(known) != keys.num_rows:
-        raise AccountingError("a batch has one key twice; nothing was written")
-    number = np.empty(len(known), np.int64)
-    number[of] = np.arange(len(known))
-    return np.where(at >= 0, number[at], -1) if len(known) else at
-
-
-def _codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
-    found: Places = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
-    return found.astype(np.int64)
-
-
 def _attempt() -> str:
     from pyspark import TaskContext
 
@@ -415,16 +365,6 @@ def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
         yield some
 
 
-def _columns_of(rows: pa.ChunkedArray, columns: Sequence[FileColumn]) -> pa.Table:
-    arrays = [pc.struct_field(rows, [column.source]).cast(column.type) for column in columns]
-    for column, values in zip(columns, arrays, strict=True):
-        if column.required and values.null_count:
-            raise TargetError(
-                f"a row has no value in the column {column.source}, which takes no NULL; nothing was written"
-            )
-    return pa.table(arrays, schema=pa.schema([column.field for column in columns]))
-
-
 def stream_of(keys: pa.Table) -> bytes:
     """Keys as an Arrow IPC stream."""
     out = pa.BufferOutputStream()
@@ -449,7 +389,7 @@ class PositionFiles:
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
         """By its field id."""
         number = str(column.field_id).encode()
-        return next((f.name for f in schema if (f.metadata or {}).get(_FIELD_ID) == number), None)
+        return next((f.name for f in schema if (f.metadata or {}).get(FIELD_ID) == number), None)
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
         """As ``Marks`` says.
@@ -467,7 +407,7 @@ class PositionFiles:
             )
             for chunk in table.to_batches():
                 names = chunk.column("file_path")
-                file = _codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
+                file = codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
                 rows = starts[file] + chunk.column("pos").to_numpy()
                 found.append(rows[file >= 0])
         return np.concatenate(found)
