@@ -39,13 +39,17 @@ _LAST: Final = "\U0010ffff"
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of a file's rows as Delta's JSON; ``columns`` are the physical names that have them."""
+    """The statistics of a file's rows as Delta's JSON; ``columns`` are the physical names that have them.
+
+    Positions of the source (``SEQUENCE_COLUMN``), which nobody looks for, have none.
+    """
 
     columns: frozenset[str]
 
     def __call__(self, rows: pa.Table) -> str:
         """Of one file."""
-        names = [name for name in rows.column_names if name in self.columns]
+        plain = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
+        names = [name for name in plain if name in self.columns]
         ranges = {name: _range(rows[name]) for name in names}
         parts = [f'"numRecords":{rows.num_rows}']
         for at, side in enumerate(("minValues", "maxValues")):

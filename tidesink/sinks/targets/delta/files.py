@@ -20,7 +20,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ReducedBatch
 from tidesink.sinks.targets.delta.file_format import Statistics, Vectors, vector_path
 from tidesink.sinks.targets.delta.log import (
     DeltaLog,
@@ -34,6 +34,7 @@ from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     CODECS,
     RANGES,
+    BatchCounts,
     DataFile,
     NewFiles,
     RowsTask,
@@ -45,7 +46,7 @@ from tidesink.sinks.targets.lake.files import (
     local_path,
     written,
 )
-from tidesink.sinks.targets.lake.rows import FileColumn
+from tidesink.sinks.targets.lake.rows import FileColumn, RowRules, sequence_type
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:
@@ -100,10 +101,10 @@ class FilePlan(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """What a commit is to say: actions of Delta's, what they do, and the new files."""
+    """What a commit is to say: actions of Delta's, what they do, its metrics, and the new files."""
 
     actions: tuple[Any, ...]
-    result: ApplyResult
+    metrics: Mapping[str, int]
     paths: tuple[str, ...]
 
 
@@ -131,14 +132,13 @@ class FileWriter:
 
         Raises:
             AccountingError: what was written is not what the batch has, or a key has several rows.
-            FileRefusedError: a file of the table is not what the log says.
+            NotAsFilesError: a file of the table is not what the log says, or stored values are too many.
             TidesinkError: as ``staging_error`` says of what Spark raised.
         """
-        rows = RowsTask(plan.columns, plan.new)
+        rows = RowsTask(plan.columns, plan.new, RowRules.of(batch))
         try:
             lines = written(batch, plan.files, rows, Vectors(self._root), session=self.session)
-            result, _ = counted(batch, lines)
-            return self._staged(plan, lines, result)
+            return self._staged(batch, plan, lines)
         except SPARK_ERRORS as exc:
             raise staging_error(exc, table=str(self.name)) from exc
 
@@ -202,10 +202,13 @@ class FileWriter:
             return reason
         columns = []
         for name, field in fields.items():
-            column, known = batch.shape.by_name[name.lower()], field["metadata"]
-            physical = known.get("delta.columnMapping.physicalName", name)
-            kind, number = arrow_of_spark(present[name]), known.get("delta.columnMapping.id")
-            columns.append(FileColumn(physical, column.name, kind, number, not field["nullable"], column.key))
+            column, (physical, number) = batch.shape.by_name.get(name.lower()), _in_files(field)
+            if name == SEQUENCE_COLUMN:
+                kind = sequence_type([_in_files(member) for member in field["type"]["fields"]])
+            else:
+                kind = arrow_of_spark(present[name])
+            source, key = (column.name, column.key) if column else (name, False)
+            columns.append(FileColumn(physical, source, kind, number, not field["nullable"], key))
         found = self._old_files(batch, transaction, columns)
         if isinstance(found, str):
             return found
@@ -270,8 +273,9 @@ class FileWriter:
                 return f"the table has {number:,} files"
         return self._java(snapshot.allFiles().collectAsList())
 
-    def _staged(self, plan: FilePlan, lines: Sequence[WrittenFile], result: ApplyResult) -> Staged:
+    def _staged(self, batch: ReducedBatch, plan: FilePlan, lines: Sequence[WrittenFile]) -> Staged:
         """The actions of new files and vectors; they must say what the batch does."""
+        counts = counted(batch, lines)
         actions, now, added, hidden = list[Any](), int(time.time() * 1000), 0, 0
         for line in (one for one in lines if one.path is not None and one.found is None):
             said = str(line.details)
@@ -291,13 +295,14 @@ class FileWriter:
                 old = plan.entries[vector["file"]]
                 hidden += vector["rows"] - int(old.numDeletedRecords())
                 actions += self._marked(old, details["uuid"], vector)
-        if (added, hidden) != (result.upserted, result.updated + result.deleted):
+        if (added, hidden) != (counts.rows, counts.marked):
             raise AccountingError(
-                f"the commit would add {added} rows and delete {hidden}, of {result.upserted} upserts, and "
-                f"{result.updated + result.deleted} keys that were there; nothing is visible",
+                f"the commit would add {added} rows and delete {hidden}, of {counts.rows} to write, and "
+                f"{counts.marked} that were there; nothing is visible",
                 table=str(self.name),
             )
-        return Staged(tuple(actions), result, tuple(str(one.path) for one in lines if one.path is not None))
+        paths = tuple(str(one.path) for one in lines if one.path is not None)
+        return Staged(tuple(actions), _metrics(batch, counts), paths)
 
     def _marked(self, old: Any, number: str, vector: Mapping[str, Any]) -> list[Any]:
         """The actions that give a file a new vector, or remove it where no row of it is left."""
@@ -314,23 +319,34 @@ class FileWriter:
     def _metrics(self, staged: Staged) -> Any:
         """What the commit's operation says it did, as a MERGE's; Delta takes numbers of Spark's own."""
         jvm: Any = self.session._jvm
-        result = staged.result
-        numbers = {
-            "numSourceRows": result.applied,
-            "operationNumSourceRows": result.applied,
-            "numTargetRowsInserted": result.inserted,
-            "numTargetRowsUpdated": result.updated,
-            "numTargetRowsDeleted": result.deleted,
-            "numTargetRowsCopied": 0,
-            "numOutputRows": result.upserted,
-        }
         found, context = jvm.java.util.HashMap(), self._java_session.sparkContext()
-        for name, number in numbers.items():
+        for name, number in staged.metrics.items():
             metric = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(context, name)
             metric.set(number)
             found.put(name, metric)
         scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(found)
         return scala.toMap(getattr(getattr(jvm.scala, "$less$colon$less$"), "MODULE$").refl())
+
+
+def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
+    """What a MERGE would say that it did, by Delta's names; a row that is marked deleted was updated."""
+    result, source = counts.result, batch.upserts + batch.deletes
+    marked = result.deleted if batch.delete_mode == "soft" else 0
+    return {
+        "numSourceRows": source,
+        "operationNumSourceRows": source,
+        "numTargetRowsInserted": result.inserted,
+        "numTargetRowsUpdated": result.updated + marked,
+        "numTargetRowsDeleted": result.deleted - marked,
+        "numTargetRowsCopied": 0,
+        "numOutputRows": counts.rows,
+    }
+
+
+def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
+    """What Parquet files call a field of the table's schema, and its number there."""
+    known = field["metadata"]
+    return known.get("delta.columnMapping.physicalName", field["name"]), known.get("delta.columnMapping.id")
 
 
 def _stored_version(transaction: Any, application: str) -> int:

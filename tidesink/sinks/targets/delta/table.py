@@ -44,7 +44,7 @@ from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
-from tidesink.sinks.targets.lake.files import FileRefusedError
+from tidesink.sinks.targets.lake.files import FileRefusedError, NotAsFilesError
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of
 from tidesink.sinks.targets.lake.tables import (
     long_names_refused,
@@ -303,11 +303,12 @@ class DeltaTable(DeltaColumns):
             return self._applied(batch, progress)
 
     def _applied(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        stale_known = False
         with self._translating(reading_error):
             done = self._own_commit(progress)
         if done is None:
             check_follows(progress, self._holding().progress)
-            self._write(batch, progress)
+            stale_known = self._write(batch, progress)
             with self._translating(translated):
                 done = self._own_commit(progress)
         if done is None:
@@ -320,7 +321,7 @@ class DeltaTable(DeltaColumns):
         if batch.mode == "history":
             return writes.result_of(done, batch)
         result = result_of(done.commit, batch)
-        if result.stale:
+        if result.stale and not stale_known:
             with self._translating(reading_error):
                 self._show(batch)
                 check_stale(
@@ -346,7 +347,8 @@ class DeltaTable(DeltaColumns):
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)
 
-    def _write(self, batch: ReducedBatch, progress: Progress) -> None:
+    def _write(self, batch: ReducedBatch, progress: Progress) -> bool:
+        """Write and commit a batch; whether each row that was left alone was seen to have a newer one."""
         with self._translating(reading_error):
             self._check_batch(batch)
         if batch.sequenced and SEQUENCE_COLUMN not in self._present:
@@ -356,7 +358,7 @@ class DeltaTable(DeltaColumns):
         if self._history:
             self._history.record_progress(progress)
         if not batch.empty and self._write_files(batch, progress):
-            return
+            return True
         known = self._shard.written(batch.shape) if self._shard else None
         text = self._ledger.entry_text(
             "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
@@ -367,6 +369,7 @@ class DeltaTable(DeltaColumns):
         except SPARK_ERRORS as exc:
             if not self._landed(progress):
                 raise translated(exc, table=str(self._table)) from exc
+        return False
 
     def _write_files(self, batch: ReducedBatch, progress: Progress) -> bool:
         """Write and commit a batch as files; False where it is to be merged by MERGE."""
@@ -381,6 +384,8 @@ class DeltaTable(DeltaColumns):
                     continue
                 except FileRefusedError as exc:
                     plan = self._refused[str(exc.context["url"])] = exc.message
+                except NotAsFilesError as exc:
+                    plan = exc.message
             if plan != self._merged_for:
                 _log.info("batches are merged by MERGE", table=str(self._table), reason=plan)
             self._merged_for = plan

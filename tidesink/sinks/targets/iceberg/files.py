@@ -18,14 +18,14 @@ from uuid import uuid4
 from tidesink.errors import AccountingError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyResult, ReducedBatch
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, reading_error, staging_error
 from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     CODECS,
     RANGES,
+    BatchCounts,
     DataFile,
-    Found,
     NewFiles,
     PositionFiles,
     RowsTask,
@@ -36,10 +36,11 @@ from tidesink.sinks.targets.lake.files import (
     is_local,
     written,
 )
-from tidesink.sinks.targets.lake.rows import FileColumn
+from tidesink.sinks.targets.lake.rows import FileColumn, RowRules, sequence_type
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 
@@ -102,7 +103,7 @@ class FileWriter:
 
         Raises:
             AccountingError: what was written is not what the batch has, or a key has several rows.
-            FileRefusedError: a file of the table can be read by Spark alone.
+            NotAsFilesError: a file of the table can be read by Spark alone, or stored values are too many.
             TidesinkError: as ``staging_error`` says of what Spark raised.
         """
         try:
@@ -173,10 +174,11 @@ class FileWriter:
         found = []
         for field in state.metadata.schema().columns():
             name = str(field.name())
-            column = batch.shape.by_name[name.lower()]
-            kind, number = arrow_of_spark(present[name]), int(field.fieldId())
-            needed = bool(field.isRequired())
-            found.append(FileColumn(self._in_files(name), column.name, kind, number, needed, column.key))
+            column = batch.shape.by_name.get(name.lower())
+            kind = _sequence_type(field) if name == SEQUENCE_COLUMN else arrow_of_spark(present[name])
+            number, needed = int(field.fieldId()), bool(field.isRequired())
+            source, key = (column.name, column.key) if column else (name, False)
+            found.append(FileColumn(self._in_files(name), source, kind, number, needed, key))
         return tuple(found)
 
     def _in_files(self, name: str) -> str:
@@ -186,22 +188,22 @@ class FileWriter:
         )
 
     def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
-        rows = RowsTask(plan.columns, plan.new)
+        rows = RowsTask(plan.columns, plan.new, RowRules.of(batch))
         lines = written(batch, plan.files, rows, PositionFiles(plan.new), session=self.session)
-        counts, found = counted(batch, lines)
+        counts = counted(batch, lines)
         files = [one for one in lines if one.path is not None]
         if not files:
-            return Staged(None, replace(counts, version=str(plan.state.head)))
+            return Staged(None, replace(counts.result, version=str(plan.state.head)))
         snapshot = self._snapshot(plan.state, files)
         staged = Staged(
             snapshot,
-            replace(counts, version=str(snapshot.snapshotId())),
+            replace(counts.result, version=str(snapshot.snapshotId())),
             tuple(str(one.path) for one in files),
         )
         if snapshot.parentId() != plan.state.head:
             self.discard(staged, plan.state)
             return None
-        self._check(numbers(snapshot), batch, found)
+        self._check(numbers(snapshot), counts)
         return staged
 
     def _snapshot(self, state: TableState, files: list[WrittenFile]) -> Any:
@@ -223,16 +225,22 @@ class FileWriter:
         sized = builder.withPath(file.path).withFileSizeInBytes(file.size)
         return sized.withFormat(java.FileFormat.PARQUET).withMetrics(found).build()
 
-    def _check(self, summary: Mapping[str, int], batch: ReducedBatch, found: Found) -> None:
+    def _check(self, summary: Mapping[str, int], counts: BatchCounts) -> None:
         """Hold the snapshot's own numbers to what was written and found."""
         added, marked = summary.get("added-records", 0), summary.get("added-position-deletes", 0)
-        if (added, marked) != (batch.upserts, found.upserts + found.deletes):
+        if (added, marked) != (counts.rows, counts.marked):
             raise AccountingError(
-                f"the snapshot says {added} rows added and {marked} marked as deleted, of {batch.upserts} "
-                f"upserts and {batch.deletes} deletes, {found.upserts} and {found.deletes} of them of keys "
-                "that were there; nothing is visible",
+                f"the snapshot says {added} rows added and {marked} marked as deleted, of {counts.rows} to "
+                f"write, and {counts.marked} that were there; nothing is visible",
                 table=str(self.name),
             )
+
+
+def _sequence_type(field: Any) -> pa.DataType:
+    """The Arrow type of the positions of rows, with the numbers that their members have in files."""
+    members = list(field.type().asStructType().fields())
+    names = [(str(member.name()), int(member.fieldId())) for member in members]
+    return sequence_type(names, int(members[0].type().asListType().elementId()))
 
 
 # Where a batch goes. Each gives the reason for a MERGE.

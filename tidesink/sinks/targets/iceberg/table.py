@@ -36,7 +36,7 @@ from tidesink.sinks.targets.iceberg.jvm import JvmTable, reading_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
-from tidesink.sinks.targets.lake.files import FileRefusedError
+from tidesink.sinks.targets.lake.files import FileRefusedError, NotAsFilesError
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
@@ -293,6 +293,8 @@ class IcebergTable(IcebergColumns):
                 plan = self._refused[refused[0]]
             except FileRefusedError as exc:
                 plan = self._refused[str(exc.context["url"])] = exc.message
+            except NotAsFilesError as exc:
+                plan = exc.message
         self._log_merge(plan)
         return self._merged(batch, progress)
 

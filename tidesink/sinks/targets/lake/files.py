@@ -1,14 +1,18 @@
 """A batch as files of a lake's table, without MERGE: what tasks write, and which rows they replace.
 
 ``RowsTask`` writes the rows that a batch's payloads hold as Parquet files, and gives their keys.
-``LocateTask`` finds the rows of a table that have one of these keys, and writes their positions. Neither
-reads a row on the driver: keys travel as Arrow data, and what comes back is a line for each file
-(``FILE_DDL``). A format's own part plans the files, and commits them.
+``LocateTask`` finds the rows of a table that have one of these keys, and writes their positions. Where rows
+depend on stored ones (``lake.rows``), ``KeysTask`` gives the keys, ``LocateTask`` the stored values as well,
+and ``RowsTask`` comes last. None of them reads a row on the driver but these: keys and stored values travel
+as Arrow data, and what comes back is a line for each file (``FILE_DDL``). A format's own part plans the
+files, and commits them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -20,21 +24,40 @@ import pyarrow.parquet as pq
 
 from tidesink.errors import AccountingError, TargetError
 from tidesink.sinks.spark.errors import reported
-from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
+from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
 from tidesink.sinks.spark.session import in_session
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
-from tidesink.sinks.targets.lake.rows import FIELD_ID, FileColumn, Places, codes, columns_of, matched
-from tidesink.sinks.targets.lake.tables import SMALL_BATCH
+from tidesink.sinks.targets.base import (
+    SEQUENCE_COLUMN,
+    SEQUENCE_DDL,
+    SOFT_DELETE_COLUMN,
+    ApplyResult,
+    ReducedBatch,
+)
+from tidesink.sinks.targets.lake.rows import (
+    FIELD_ID,
+    NEEDS_STORED,
+    FileColumn,
+    Mask,
+    Places,
+    RowRules,
+    StoredRows,
+    codes,
+    matched,
+    newer,
+)
+from tidesink.sinks.targets.lake.tables import SMALL_BATCH, arrow_batches_of_rows
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``: a bit for each of the batch's keys.
-# ``details``: what else the format's commit says of the file.
+# ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``, ``stale``: a bit for each of the batch's
+# keys, whether its stored row is replaced, or newer. ``stored``: values as an Arrow IPC stream. ``details``:
+# what else the format's commit says of the file; of keys, the columns that rows leave out.
 FILE_DDL: Final = (
-    "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, details string"
+    "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, stale binary, "
+    "stored binary, details string"
 )
 _FILES: Final = pa.schema(
     [
@@ -44,6 +67,8 @@ _FILES: Final = pa.schema(
         ("upserts", pa.binary()),
         ("deletes", pa.binary()),
         ("found", pa.binary()),
+        ("stale", pa.binary()),
+        ("stored", pa.binary()),
         ("details", pa.string()),
     ]
 )
@@ -62,6 +87,10 @@ POSITIONS: Final = pa.schema(
 _MOST_KEYS: Final = 2_000_000
 # A task that locates keys reads those of about so many rows.
 _ROWS_A_TASK: Final = 500_000
+# Stored values that a batch needs pass the driver, up to so many bytes.
+_MOST_STORED: Final = 64 << 20
+# As many rows of a file are read at once for their stored values.
+_READ_ROWS: Final = 65_536
 # Names of what compresses Parquet files, with Arrow's.
 CODECS: Final[Mapping[str, str]] = {
     "zstd": "zstd",
@@ -77,7 +106,11 @@ _WIDER: Final = frozenset({("int", "bigint"), ("float", "double")})
 RANGES: Final = ("int", "bigint", "string")
 
 
-class FileRefusedError(TargetError):
+class NotAsFilesError(TargetError):
+    """A batch cannot be written as files: MERGE may still take it. The message is the reason."""
+
+
+class FileRefusedError(NotAsFilesError):
     """A file of the table, its context's ``url``, cannot be looked into here: Spark may still read it."""
 
 
@@ -90,6 +123,8 @@ class WrittenFile(NamedTuple):
     upserts: bytes | None = None
     deletes: bytes | None = None
     found: bytes | None = None
+    stale: bytes | None = None
+    stored: bytes | None = None
     details: str | None = None
 
 
@@ -176,15 +211,18 @@ def is_local(location: str) -> bool:
 
 @dataclass(frozen=True)
 class RowsTask:
-    """Writes the rows of payloads to upsert; for ``mapInArrow``, as ``LocateTask``."""
+    """Writes the rows that payloads become in files; for ``mapInArrow``, as the tasks after it.
+
+    ``packed``: it is given payloads; else the rows as they are.
+    ``stored``: what the table has of the batch's keys (``StoredRows`` as Arrow IPC streams); None where it
+    has nothing, or where the rules ask for nothing. The keys are then given.
+    """
 
     columns: tuple[FileColumn, ...]
     files: NewFiles
-
-    @property
-    def keys(self) -> tuple[FileColumn, ...]:
-        """The key columns."""
-        return tuple(column for column in self.columns if column.key)
+    rules: RowRules
+    packed: bool = True
+    stored: tuple[bytes, bytes] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """A line for each file; one without a path where there are no rows, but keys to delete."""
@@ -197,19 +235,60 @@ class RowsTask:
 
         Raises:
             TargetError: a row has no value in a column that takes no NULL.
+            ValueNotStoredError: a row leaves out a value that the table does not have.
         """
-        for number, rows in enumerate(_file_sized(unpack(batches))):
-            yield self._written(rows, number)
+        stored = None if self.stored is None else StoredRows(*map(_read_stream, self.stored))
+        for number, rows in enumerate(self.rows(batches)):
+            table, file = self.rules.written(rows, self.columns, stored), WrittenFile()
+            if table.num_rows:
+                file = self.files.write(table, f"rows-{number}")
+            if stored is None:
+                upserts, deletes = map(stream_of, self.rules.keys(rows, self.columns))
+                file = file._replace(upserts=upserts, deletes=deletes)
+            yield file
 
-    def _written(self, rows: pa.Table, number: int) -> WrittenFile:
-        upserts, deletes = (rows.filter(pc.equal(rows["_op"], kind)) for kind in (UPSERT, DELETE))
-        # A key is never null, whatever the table's columns take: it would be found by no batch.
-        needed = tuple(one._replace(required=True) for one in self.keys)
-        keys = [stream_of(columns_of(one["key"], needed)) for one in (upserts, deletes)]
-        file = WrittenFile()
-        if upserts.num_rows:
-            file = self.files.write(columns_of(upserts["after"], self.columns), f"rows-{number}")
-        return file._replace(upserts=keys[0], deletes=keys[1])
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """The batch's rows, as many at once as one file has."""
+        return _file_sized(unpack(batches) if self.packed else batches, self.rules.fields)
+
+    def given(self, lines: Sequence[WrittenFile]) -> RowsTask:
+        """The same with what was found of the batch's keys.
+
+        Raises:
+            AccountingError: the table has several rows of one key.
+            NotAsFilesError: the stored values are too many.
+        """
+        keys, found = joined_keys(lines), found_keys(lines)
+        rows = [_read_stream(one.stored) for one in lines if one.stored is not None]
+        _check_stored(sum(one.nbytes for one in rows))
+        keys = keys.select([column.name for column in self.columns if column.key])
+        stale = keys.filter(pa.array(found.stale))
+        whole = pa.concat_tables(rows) if rows else keys.schema.empty_table()
+        return replace(self, stored=(stream_of(stale), stream_of(whole)))
+
+
+@dataclass(frozen=True)
+class KeysTask:
+    """Gives the keys of a batch whose rows depend on stored ones, and the columns that they leave out."""
+
+    rows: RowsTask
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """A line for as many rows as one file has."""
+        with reported():
+            for one in self.keys(batches):
+                yield _line(one)
+
+    def keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
+        """The lines.
+
+        Raises:
+            TargetError: a key has no value.
+        """
+        rules = self.rows.rules
+        for rows in self.rows.rows(batches):
+            upserts, deletes = map(stream_of, rules.keys(rows, self.rows.columns))
+            yield WrittenFile(upserts=upserts, deletes=deletes, details=json.dumps(rules.left_out(rows)))
 
 
 @dataclass(frozen=True)
@@ -217,7 +296,8 @@ class LocateTask:
     """Finds the rows of groups of files that have one of the batch's keys, and writes their positions.
 
     ``batch_keys``: as ``joined_keys`` gives them. A task is given the numbers of its groups. It holds the
-    keys of ``rows_at_once`` rows, or of one file that has more.
+    keys of ``rows_at_once`` rows, or of one file that has more. ``stored``: the columns whose values it gives
+    of the rows that need them.
     """
 
     groups: tuple[tuple[DataFile, ...], ...]
@@ -225,6 +305,7 @@ class LocateTask:
     columns: tuple[FileColumn, ...]
     marks: Marks
     rows_at_once: int = 4_000_000
+    stored: tuple[FileColumn, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """A line for each group: ``rows`` positions, no path where there are none."""
@@ -238,38 +319,98 @@ class LocateTask:
 
         Raises:
             FileRefusedError: a file is not what the table says, or lacks a key column.
+            NotAsFilesError: the stored values are too many.
             AccountingError: the batch has a key twice.
         """
-        files = sorted(self.groups[number], key=lambda file: file.path.encode())
+        files = sorted(filter(_has_rows, self.groups[number]), key=lambda file: file.path.encode())
         keys = [column for column in self.columns if column.key]
-        flags, marked = np.zeros(wanted.num_rows, bool), list[MarkedRows]()
+        names = [column.name for column in keys]
+        found, stale = (np.zeros(wanted.num_rows, bool) for _ in range(2))
+        marked, stored = list[MarkedRows](), _Stored(wanted.select(names))
         for some in _at_once(files, self.rows_at_once):
             starts = np.cumsum([0, *(file.rows for file in some)])
-            at = matched(pa.concat_tables([self._key_columns(file, keys) for file in some]), wanted)
+            read = (self._read(file, keys) for file in some)
+            at = matched(pa.concat_tables(one for tables in read for one in tables), stored.keys)
             at[self.marks.deleted(some, starts)] = -1
-            rows = np.flatnonzero(at >= 0)
-            flags[at[rows]] = True
-            if len(rows):
-                marked.append(MarkedRows(some, starts, rows))
-        found = np.packbits(flags).tobytes()
+            here = MarkedRows(some, starts, np.flatnonzero(at >= 0))
+            if SEQUENCE_COLUMN in wanted.column_names and len(here.rows):
+                old = self._is_newer(here, wanted[SEQUENCE_COLUMN].take(pa.array(at[here.rows])))
+                stale[at[here.rows[~old]]] = True
+                here = here._replace(rows=here.rows[old])
+            found[at[here.rows]] = True
+            if NEEDS_STORED in wanted.column_names:
+                needed = here.rows[wanted[NEEDS_STORED].to_numpy()[at[here.rows]]]
+                for rows, values in self._values(here._replace(rows=needed), self.stored):
+                    stored.add(at[rows], values)
+            if len(here.rows):
+                marked.append(here)
         written = self.marks.write(marked, f"positions-{number}") if marked else WrittenFile()
-        return written._replace(found=found)
+        bits = [np.packbits(flags).tobytes() for flags in (found, stale)]
+        return written._replace(found=bits[0], stale=bits[1], stored=stored.stream())
 
-    def _key_columns(self, file: DataFile, keys: Sequence[FileColumn]) -> pa.Table:
-        """The keys of a file's rows, in their order."""
+    def _is_newer(self, rows: MarkedRows, ours: pa.ChunkedArray) -> Mask:
+        """Whether the batch's positions are newer than those of these rows."""
+        column = next(one for one in self.columns if one.source == SEQUENCE_COLUMN)
+        stored = pa.concat_tables([values for _, values in self._values(rows, (column,))])
+        return newer(ours.combine_chunks(), stored[column.name].combine_chunks())
+
+    def _values(self, marked: MarkedRows, columns: Sequence[FileColumn]) -> Iterator[tuple[Places, pa.Table]]:
+        """The values that rows have in columns, in their order, with the rows' numbers."""
+        starts = dict(zip(marked.files, marked.starts, strict=False))
+        for file, positions in marked.by_file():
+            first = 0
+            for part in self._read(file, columns):
+                low, high = np.searchsorted(positions, [first, first + part.num_rows])
+                if high > low:
+                    here = positions[low:high]
+                    yield starts[file] + here, part.take(pa.array(here - first))
+                first += part.num_rows
+
+    def _read(self, file: DataFile, columns: Sequence[FileColumn]) -> Iterator[pa.Table]:
+        """A file's columns, in parts; one that it does not have is NULL.
+
+        Raises:
+            FileRefusedError: it is not what the table says, or lacks a key column.
+        """
         with pq.ParquetFile(
             local_path(file.path), memory_map=True, coerce_int96_timestamp_unit="us"
         ) as parquet:
-            names = {column.source: self.marks.column_name(column, parquet.schema_arrow) for column in keys}
-            missing = [name for name, there in names.items() if there is None]
+            names = [self.marks.column_name(column, parquet.schema_arrow) for column in columns]
+            missing = [one.source for one, name in zip(columns, names, strict=True) if one.key and not name]
             if missing or parquet.metadata.num_rows != file.rows:
                 what = f"has no column {missing[0]}" if missing else f"has {parquet.metadata.num_rows} rows"
                 raise FileRefusedError(
                     f"the file {file.path} {what}, which is not what the table says of it", url=file.path
                 )
-            found = parquet.read(columns=[*names.values()])
-        arrays = [found[names[column.source]].cast(column.type) for column in keys]
-        return pa.table(arrays, names=[column.name for column in keys])
+            for part in parquet.iter_batches(_READ_ROWS, columns=[name for name in names if name]):
+                yield pa.table(
+                    [
+                        column.cast(part.column(name)) if name else pa.nulls(len(part), column.type)
+                        for name, column in zip(names, columns, strict=True)
+                    ],
+                    names=[column.name for column in columns],
+                )
+
+
+class _Stored:
+    """Stored values of rows that need them, with their keys."""
+
+    def __init__(self, keys: pa.Table) -> None:
+        self.keys = keys
+        self._parts, self._size = list[pa.Table](), 0
+
+    def add(self, numbers: Places, values: pa.Table) -> None:
+        """Values of the rows whose keys have these numbers."""
+        part = self.keys.take(pa.array(numbers))
+        for name in values.column_names:
+            part = part.append_column(name, values[name])
+        self._parts.append(part)
+        self._size += part.nbytes
+        _check_stored(self._size)
+
+    def stream(self) -> bytes | None:
+        """As an Arrow IPC stream; None where there are none."""
+        return stream_of(pa.concat_tables(self._parts)) if self._parts else None
 
 
 @dataclass(frozen=True)
@@ -282,11 +423,15 @@ class SmallBatchTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The lines of both."""
         with reported():
-            lines = [*self.rows.written(batches)]
-            keys = joined_keys(lines)
-            lines += [self.locate.located(number, keys) for number in range(len(self.locate.groups))]
-            for one in lines:
-                yield _line(one)
+            for one in self._lines([*batches]):
+                yield _line(one._replace(stored=None))
+
+    def _lines(self, batches: Sequence[pa.RecordBatch]) -> list[WrittenFile]:
+        compares = self.rows.rules.compares and bool(self.locate.groups)
+        lines = [*(KeysTask(self.rows).keys(batches) if compares else self.rows.written(batches))]
+        keys, locate = joined_keys(lines), locating(self.locate, self.rows.rules, lines)
+        lines += [locate.located(number, keys) for number in range(len(locate.groups))]
+        return [*lines, *self.rows.given(lines).written(batches)] if compares else lines
 
 
 def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:
@@ -308,30 +453,45 @@ def joined_keys(rows: Sequence[WrittenFile]) -> pa.Table:
     return pa.concat_tables([_read_stream(data) for data in streams if data is not None])
 
 
-class Found(NamedTuple):
-    """How many of a batch's keys, to upsert and to delete, the table has."""
+class FoundKeys(NamedTuple):
+    """Of each of a batch's keys, those to upsert first, whether its stored row is replaced, or newer."""
 
-    upserts: int
-    deletes: int
+    found: Mask
+    stale: Mask
 
 
-def found_keys(lines: Sequence[WrittenFile], *, upserts: int, keys: int, table: str) -> Found:
-    """What tasks found of so many keys, of which the first ``upserts`` are to upsert.
+def found_keys(lines: Sequence[WrittenFile]) -> FoundKeys:
+    """What tasks found of the keys that tasks gave.
 
     Raises:
         AccountingError: the table has several rows of one key.
     """
-    whole = np.zeros(keys, bool)
-    for one in lines:
-        whole |= np.unpackbits(np.frombuffer(one.found or b"", np.uint8), count=keys).astype(bool)
-    found, positions = int(whole.sum()), sum(one.rows for one in lines)
-    if found != positions:
+    keys = joined_keys(lines).num_rows
+    located = [one for one in lines if one.found is not None]
+    found = _any_of([one.found for one in located], keys)
+    stale = _any_of([one.stale for one in located], keys)
+    positions = sum(one.rows for one in located)
+    if found.sum() != positions or (found & stale).any():
         raise AccountingError(
-            f"the table has {positions} rows of {found} keys of the batch: another program wrote rows of "
-            "keys that were there already. Remove the rows that are too many; nothing was written",
-            table=table,
+            f"the table has {positions + stale.sum()} rows of {(found | stale).sum()} keys of the batch: "
+            "another program wrote rows of keys that were there already. Remove the rows that are too many; "
+            "nothing was written"
         )
-    return Found(int(whole[:upserts].sum()), int(whole[upserts:].sum()))
+    return FoundKeys(found, stale)
+
+
+def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
+    """Whether some of these bits are set, for each of so many keys."""
+    whole = np.zeros(count, bool)
+    for bits in flags:
+        whole |= np.unpackbits(np.frombuffer(bits or b"", np.uint8), count=count).astype(bool)
+    return whole
+
+
+def locating(task: LocateTask, rules: RowRules, lines: Sequence[WrittenFile]) -> LocateTask:
+    """The task with the columns whose stored values a batch needs, whose keys tasks gave."""
+    left_out = {name for one in lines for name in json.loads(one.details or "[]")} if rules.keeps else set()
+    return replace(task, stored=rules.stored_columns(task.columns, left_out))
 
 
 def _attempt() -> str:
@@ -341,16 +501,21 @@ def _attempt() -> str:
     return "0" if context is None else f"{context.partitionId()}-{context.taskAttemptId()}"
 
 
-def _file_sized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _file_sized(batches: Iterable[pa.RecordBatch], fields: list[str]) -> Iterator[pa.Table]:
     rows, size = list[pa.RecordBatch](), 0
     for batch in batches:
-        rows.append(batch.select(["_op", "key", "after"]))
+        # Bad records and events that are no row travel in payloads as well.
+        rows.append(batch.select(fields).filter(pc.is_in(batch["_op"], pa.array(ROW_KINDS))))
         size += rows[-1].nbytes
         if size >= _FILE_BYTES:
             yield pa.Table.from_batches(rows)
             rows, size = [], 0
     if rows:
         yield pa.Table.from_batches(rows)
+
+
+def _has_rows(file: DataFile) -> bool:
+    return file.rows > 0
 
 
 def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
@@ -365,8 +530,13 @@ def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
         yield some
 
 
+def _check_stored(size: int) -> None:
+    if size > _MOST_STORED:
+        raise NotAsFilesError(f"the batch needs more than {_MOST_STORED >> 20} MiB of stored values")
+
+
 def stream_of(keys: pa.Table) -> bytes:
-    """Keys as an Arrow IPC stream."""
+    """A table as an Arrow IPC stream."""
     out = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(out, keys.schema, options=options) as writer:
@@ -432,44 +602,67 @@ def _line(file: WrittenFile) -> pa.RecordBatch:
 def written(
     batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, *, session: SparkSession
 ) -> list[WrittenFile]:
-    """Write the rows of a batch to upsert, and mark those in ``files`` that it replaces and deletes."""
-    assert batch.payloads is not None  # noqa: S101  (``batch_reason``)
-    payloads = in_session(batch.payloads, session)
+    """Write what the rows of a batch become, and mark those in ``files`` that it replaces and deletes.
+
+    Raises:
+        AccountingError: the table has several rows of one key.
+        NotAsFilesError: the batch needs too many stored values, or a file is refused.
+    """
+    rows, frame = replace(rows, packed=batch.payloads is not None), batch.payloads or batch.frame
+    assert frame is not None  # noqa: S101  (``batch_reason``)
+    given = in_session(frame, session)
     cores = session.sparkContext.defaultParallelism
     groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
     locate = LocateTask(groups, b"", rows.columns, marks)
-    if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
-        return _run(payloads.coalesce(1), SmallBatchTask(rows, locate))
-    lines = _run(payloads.coalesce(cores), rows)
-    if not groups:
-        return lines
-    numbered = session.range(0, len(groups), 1, len(groups))
-    return lines + _run(numbered, replace(locate, batch_keys=stream_of(joined_keys(lines))))
+    with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
+        if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
+            return _run(given.coalesce(1), SmallBatchTask(rows, locate))
+        compares = rows.rules.compares and bool(groups)
+        lines = _run(given.coalesce(cores), KeysTask(rows) if compares else rows)
+        if groups:
+            locate = replace(locating(locate, rows.rules, lines), batch_keys=stream_of(joined_keys(lines)))
+            lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
+        return lines + _run(given.coalesce(cores), rows.given(lines)) if compares else lines
 
 
-def _run(frame: DataFrame, task: RowsTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
+def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
     return [WrittenFile(*line) for line in frame.mapInArrow(task, FILE_DDL).collect()]
 
 
-def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> tuple[ApplyResult, Found]:
-    """What a batch does, without a version, by what tasks wrote and found.
+class BatchCounts(NamedTuple):
+    """What a batch does, without a version; the rows that its files have, and the rows that it marks."""
+
+    result: ApplyResult
+    rows: int
+    marked: int
+
+
+def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
+    """What a batch does by what tasks wrote and found.
 
     Raises:
         AccountingError: that is not what the batch has, or a key has several rows.
     """
-    name = str(batch.shape.source)
-    rows, positions = ([one for one in lines if (one.found is None) is kind] for kind in (True, False))
-    count = sum(one.rows for one in rows)
-    keys = joined_keys(rows).num_rows if rows else 0
-    if (count, keys) != (batch.upserts, batch.upserts + batch.deletes):
+    keys = joined_keys(lines).num_rows
+    found, stale = found_keys(lines)
+    replaced, deleted = int(found[: batch.upserts].sum()), int(found[batch.upserts :].sum())
+    if batch.sequenced:
+        left, replaced = int(stale.sum()), replaced + deleted
+        result = ApplyResult(keys - replaced - left, replaced, 0, 0, "", left)
+        counts = BatchCounts(result, result.upserted, replaced)
+    else:
+        result = ApplyResult(batch.upserts - replaced, replaced, deleted, batch.deletes - deleted, "")
+        marks = deleted if batch.delete_mode == "soft" else 0
+        counts = BatchCounts(result, batch.upserts + marks, replaced + deleted)
+    rows = sum(one.rows for one in lines if one.found is None)
+    if (rows, keys) != (counts.rows, batch.upserts + batch.deletes):
         raise AccountingError(
-            f"{count} rows were written to files, of {keys} keys, and the batch has {batch.upserts} "
-            f"upserts and {batch.deletes} deletes; nothing is visible",
-            table=name,
+            f"{rows} rows were written to files, of {keys} keys, and the batch has {batch.upserts} upserts "
+            f"and {batch.deletes} deletes, for {counts.marked} of which there was a row to replace, and for "
+            f"{result.stale} a newer one; nothing is visible",
+            table=str(batch.shape.source),
         )
-    found = found_keys(positions, upserts=batch.upserts, keys=keys, table=name)
-    inserted, absent = batch.upserts - found.upserts, batch.deletes - found.deletes
-    return ApplyResult(inserted, found.upserts, found.deletes, absent, ""), found
+    return counts
 
 
 # Where a batch goes. Each gives the reason for a MERGE.
@@ -477,12 +670,12 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> tuple[ApplyRes
 
 def batch_reason(batch: ReducedBatch) -> str | None:
     """Why a batch is merged by MERGE, whatever the table; None where it need not be."""
-    if batch.payloads is None:
-        return "several ranges had events of one key, which were reduced once more"
     reasons = {
+        # In the source's order several ranges may have events of one key, which are reduced once more.
+        "the batch has no payloads": batch.payloads is None and not (batch.sequenced and batch.frame),
         "the batch empties the table": batch.truncates,
         f"mode: {batch.mode}": batch.mode != "upsert",
-        "sequence_by: source": batch.sequenced,
+        "sequence_by: source, with deletes: soft": batch.sequenced and batch.delete_mode == "soft",
         "deletes: soft": batch.delete_mode != "hard",
         "the source left out values that stay as they are": batch.keeps,
         "several sources share the table": batch.shape.shard is not None,
@@ -494,10 +687,15 @@ def batch_reason(batch: ReducedBatch) -> str | None:
 def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
     """Why the table's columns, by name with their types, make it so."""
     wanted = {column.name.lower(): column for column in batch.shape.columns}
-    beside = [name for name in present if name.lower() not in wanted]
-    if beside or len(present) != len(wanted):
+    own = {SOFT_DELETE_COLUMN: "boolean"} if batch.sequenced or batch.delete_mode == "soft" else {}
+    own |= {SEQUENCE_COLUMN: SEQUENCE_DDL} if batch.sequenced else {}
+    unlike = next((name for name, ddl in own.items() if present.get(name) != ddl), None)
+    if unlike is not None:
+        return f"the table has no column {unlike} {own[unlike]}"
+    beside = [name for name in present if name.lower() not in wanted and name not in own]
+    if beside or len(present) != len(wanted) + len(own):
         return f"the table has other columns than the batch: {', '.join(beside) or 'some are missing'}"
-    for name, ddl in present.items():
+    for name, ddl in ((name, ddl) for name, ddl in present.items() if name not in own):
         column = wanted[name.lower()]
         if not _is_widened(column.spark, ddl):
             return f"the column {name} is {ddl}, and the batch has {column.spark}"
