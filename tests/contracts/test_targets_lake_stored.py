@@ -61,6 +61,14 @@ MODES: Final = [
     case("iceberg", "source", quick=True, sequenced=True),
     case("iceberg", "source, reduced again", sequenced=True, packed=False),
     case("delta", "source, reduced again", sequenced=True, packed=False),
+    case("delta", "left out", kept=("name",)),
+    case("iceberg", "left out", quick=True, kept=("name",)),
+    case("delta", "soft", delete_mode="soft", on_delete={"amount": 77}),
+    case("iceberg", "soft", delete_mode="soft"),
+    case("delta", "soft, left out", delete_mode="soft", kept=("name", "amount")),
+    case("iceberg", "soft, left out", quick=True, delete_mode="soft", kept=("name", "amount")),
+    case("delta", "source, soft", sequenced=True, delete_mode="soft"),
+    case("iceberg", "source, soft", sequenced=True, delete_mode="soft", on_delete={"amount": 77}),
 ]
 
 
@@ -116,3 +124,17 @@ def test_an_older_row_beside_a_second_one_of_its_key_stops_the_table(lake: Bed) 
     with pytest.raises(AccountingError, match="another program wrote rows"):
         table.apply(lake.batch(shape(), [row(1, "c")], at=[20]), progress(epoch, 2))
     assert table.committed() == progress(epoch, 1)
+
+
+def test_more_stored_values_than_pass_the_driver_are_merged(
+    lake: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = lake.target.open_table(shape(), pipeline="shop")
+    epoch = table.claim().epoch
+    table.apply(lake.batch(shape(), [row(1, "long"), row(2)]), progress(epoch, 1))
+    batch = lake.batch(shape(), [row(1, None, 5)], [{"id": 2}], kept=("name",))
+    monkeypatch.setattr(lake_files, "SMALL_BATCH", -1)
+    monkeypatch.setattr(lake_files, "_MOST_STORED", 3)
+    result = table.apply(batch, progress(epoch, 2))
+    assert (result.updated, result.deleted) == (1, 1)
+    assert lake.rows() == [row(1, "long", 5)]

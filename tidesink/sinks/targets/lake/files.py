@@ -450,7 +450,8 @@ def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple
 def joined_keys(rows: Sequence[WrittenFile]) -> pa.Table:
     """The keys of a batch in one table, those to upsert first."""
     streams = (*(one.upserts for one in rows), *(one.deletes for one in rows))
-    return pa.concat_tables([_read_stream(data) for data in streams if data is not None])
+    tables = [_read_stream(data) for data in streams if data is not None]
+    return pa.concat_tables(tables) if tables else pa.table({})
 
 
 class FoundKeys(NamedTuple):
@@ -675,9 +676,7 @@ def batch_reason(batch: ReducedBatch) -> str | None:
         "the batch has no payloads": batch.payloads is None and not (batch.sequenced and batch.frame),
         "the batch empties the table": batch.truncates,
         f"mode: {batch.mode}": batch.mode != "upsert",
-        "sequence_by: source, with deletes: soft": batch.sequenced and batch.delete_mode == "soft",
-        "deletes: soft": batch.delete_mode != "hard",
-        "the source left out values that stay as they are": batch.keeps,
+        "sequence_by: source, and the source left out values": batch.sequenced and batch.keeps,
         "several sources share the table": batch.shape.shard is not None,
         f"the batch has more than {_MOST_KEYS:,} keys": batch.upserts + batch.deletes > _MOST_KEYS,
     }
@@ -687,16 +686,18 @@ def batch_reason(batch: ReducedBatch) -> str | None:
 def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
     """Why the table's columns, by name with their types, make it so."""
     wanted = {column.name.lower(): column for column in batch.shape.columns}
-    own = {SOFT_DELETE_COLUMN: "boolean"} if batch.sequenced or batch.delete_mode == "soft" else {}
-    own |= {SEQUENCE_COLUMN: SEQUENCE_DDL} if batch.sequenced else {}
+    own = {SEQUENCE_COLUMN: SEQUENCE_DDL} if batch.sequenced else {}
+    # Also after a change back to hard deletes, the mark is there.
+    if batch.sequenced or batch.delete_mode == "soft" or SOFT_DELETE_COLUMN in present:
+        own[SOFT_DELETE_COLUMN] = "boolean"
     unlike = next((name for name, ddl in own.items() if present.get(name) != ddl), None)
     if unlike is not None:
         return f"the table has no column {unlike} {own[unlike]}"
     beside = [name for name in present if name.lower() not in wanted and name not in own]
     if beside or len(present) != len(wanted) + len(own):
         return f"the table has other columns than the batch: {', '.join(beside) or 'some are missing'}"
-    for name, ddl in ((name, ddl) for name, ddl in present.items() if name not in own):
-        column = wanted[name.lower()]
+    for name, column in ((name, wanted[name.lower()]) for name in present if name not in own):
+        ddl = present[name]
         if not _is_widened(column.spark, ddl):
             return f"the column {name} is {ddl}, and the batch has {column.spark}"
         if column.key and ddl in _FLOATS:

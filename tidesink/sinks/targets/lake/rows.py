@@ -198,7 +198,7 @@ class RowRules:
         if self.keeps:
             kept &= ~_mask(rows["_after_delete"])
             marked = next((column.name for column in columns if column.source == SOFT_DELETE_COLUMN), None)
-            if stored is not None and marked is not None:
+            if stored is not None and marked in stored.column_names:  # none is where no row was found
                 kept &= ~_mask(_taken(stored[marked], at))
         return _Found(rows, at, deletes, kept, stored, self)
 
@@ -228,10 +228,8 @@ class _Found(NamedTuple):
             return sent
         omitted = self._omitted(column.source)
         absent = omitted & ~self.kept
-        if absent.any():
-            if not self.rules.lenient:
-                raise self._not_stored(int(np.argmax(absent)))
-            sent = pc.if_else(pa.array(absent), pa.scalar(None, column.type), sent)
+        if absent.any() and not self.rules.lenient:
+            raise self._not_stored(int(np.argmax(absent)))
         stays = omitted & self.kept
         if self.rules.soft and column.source.lower() not in self.rules.on_delete:
             stays |= self.deletes & (self.at >= 0)
