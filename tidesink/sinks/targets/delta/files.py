@@ -41,7 +41,6 @@ from tidesink.sinks.targets.lake.files import (
     WrittenFile,
     batch_reason,
     columns_reason,
-    counted,
     is_local,
     local_path,
     written,
@@ -137,8 +136,8 @@ class FileWriter:
         """
         rows = RowsTask(plan.columns, plan.new, RowRules.of(batch))
         try:
-            lines = written(batch, plan.files, rows, Vectors(self._root), session=self.session)
-            return self._staged(batch, plan, lines)
+            lines, counts = written(batch, plan.files, rows, Vectors(self._root), session=self.session)
+            return self._staged(plan, lines, counts, _metrics(batch, counts))
         except SPARK_ERRORS as exc:
             raise staging_error(exc, table=str(self.name)) from exc
 
@@ -273,9 +272,10 @@ class FileWriter:
                 return f"the table has {number:,} files"
         return self._java(snapshot.allFiles().collectAsList())
 
-    def _staged(self, batch: ReducedBatch, plan: FilePlan, lines: Sequence[WrittenFile]) -> Staged:
+    def _staged(
+        self, plan: FilePlan, lines: Sequence[WrittenFile], counts: BatchCounts, metrics: Mapping[str, int]
+    ) -> Staged:
         """The actions of new files and vectors; they must say what the batch does."""
-        counts = counted(batch, lines)
         actions, now, added, hidden = list[Any](), int(time.time() * 1000), 0, 0
         for line in (one for one in lines if one.path is not None and one.found is None):
             said = str(line.details)
@@ -302,7 +302,7 @@ class FileWriter:
                 table=str(self.name),
             )
         paths = tuple(str(one.path) for one in lines if one.path is not None)
-        return Staged(tuple(actions), _metrics(batch, counts), paths)
+        return Staged(tuple(actions), metrics, paths)
 
     def _marked(self, old: Any, number: str, vector: Mapping[str, Any]) -> list[Any]:
         """The actions that give a file a new vector, or remove it where no row of it is left."""

@@ -32,7 +32,6 @@ from tidesink.sinks.targets.lake.files import (
     WrittenFile,
     batch_reason,
     columns_reason,
-    counted,
     is_local,
     written,
 )
@@ -189,8 +188,7 @@ class FileWriter:
 
     def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
         rows = RowsTask(plan.columns, plan.new, RowRules.of(batch))
-        lines = written(batch, plan.files, rows, PositionFiles(plan.new), session=self.session)
-        counts = counted(batch, lines)
+        lines, counts = written(batch, plan.files, rows, PositionFiles(plan.new), session=self.session)
         files = [one for one in lines if one.path is not None]
         if not files:
             return Staged(None, replace(counts.result, version=str(plan.state.head)))

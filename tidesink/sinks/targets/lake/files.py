@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidesink.errors import AccountingError, TargetError
+from tidesink.errors import AccountingError, TargetError, TidesinkError
 from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
 from tidesink.sinks.spark.session import in_session
@@ -602,13 +602,24 @@ def _line(file: WrittenFile) -> pa.RecordBatch:
 
 def written(
     batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, *, session: SparkSession
-) -> list[WrittenFile]:
+) -> tuple[list[WrittenFile], BatchCounts]:
     """Write what the rows of a batch become, and mark those in ``files`` that it replaces and deletes.
 
     Raises:
-        AccountingError: the table has several rows of one key.
-        NotAsFilesError: the batch needs too many stored values, or a file is refused.
+        AccountingError: what tasks wrote is not what the batch has, or the table has several rows of a key.
+        NotAsFilesError: the batch needs too many stored values.
     """
+    try:
+        lines = _written(batch, files, rows, marks, session)
+        return lines, counted(batch, lines)
+    except TidesinkError as exc:
+        exc.with_context(table=str(batch.shape.source))
+        raise
+
+
+def _written(
+    batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, session: SparkSession
+) -> list[WrittenFile]:
     rows, frame = replace(rows, packed=batch.payloads is not None), batch.payloads or batch.frame
     assert frame is not None  # noqa: S101  (``batch_reason``)
     given = in_session(frame, session)
@@ -660,8 +671,7 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
         raise AccountingError(
             f"{rows} rows were written to files, of {keys} keys, and the batch has {batch.upserts} upserts "
             f"and {batch.deletes} deletes, for {counts.marked} of which there was a row to replace, and for "
-            f"{result.stale} a newer one; nothing is visible",
-            table=str(batch.shape.source),
+            f"{result.stale} a newer one; nothing is visible"
         )
     return counts
 
