@@ -9,6 +9,8 @@ from typing import Any, Final
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, merged, progress, row, shape
+from tests.contracts.test_targets_shards import A, B, key, opened, rows
+from tests.contracts.test_targets_shards import row as shard_row
 from tests.full import FULL
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId
@@ -138,3 +140,18 @@ def test_more_stored_values_than_pass_the_driver_are_merged(
     result = table.apply(batch, progress(epoch, 2))
     assert (result.updated, result.deleted) == (1, 1)
     assert lake.rows() == [row(1, "long", 5)]
+
+
+def test_shards_of_a_table_are_written_as_files(lake: Bed) -> None:
+    tables = [opened(lake, source) for source in (A, B)]
+    for (table, given), source in zip(tables, (A, B), strict=True):
+        table.claim()
+        watched(table)
+        table.apply(
+            lake.batch(given, [shard_row(source, 1), shard_row(source, 2)]), progress(1, 1, table=source)
+        )
+    (table, given), _ = tables
+    batch = lake.batch(given, [shard_row(A, 1, "b")], [key(A, 2), key(A, 3)])
+    result = table.apply(batch, progress(1, 2, table=A))
+    assert (result.updated, result.deleted, result.absent) == (1, 1, 1)
+    assert rows(lake) == [shard_row(A, 1, "b"), shard_row(B, 1), shard_row(B, 2)]

@@ -359,10 +359,7 @@ class DeltaTable(DeltaColumns):
             self._history.record_progress(progress)
         if not batch.empty and self._write_files(batch, progress):
             return True
-        known = self._shard.written(batch.shape) if self._shard else None
-        text = self._ledger.entry_text(
-            "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
-        )
+        text = self._entry_text(batch, progress)
         batch.on_staged()
         try:
             self._commit(batch, progress, text)
@@ -370,6 +367,12 @@ class DeltaTable(DeltaColumns):
             if not self._landed(progress):
                 raise translated(exc, table=str(self._table)) from exc
         return False
+
+    def _entry_text(self, batch: ReducedBatch, progress: Progress) -> str:
+        known = self._shard.written(batch.shape) if self._shard else None
+        return self._ledger.entry_text(
+            "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
+        )
 
     def _write_files(self, batch: ReducedBatch, progress: Progress) -> bool:
         """Write and commit a batch as files; False where it is to be merged by MERGE."""
@@ -397,9 +400,7 @@ class DeltaTable(DeltaColumns):
     def _committed_files(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> bool:
         """Write a batch once, and commit it; False where others committed in between."""
         staged = self._files.stage(batch, plan)
-        text = self._ledger.entry_text(
-            "batch", progress.epoch, progress.batch, progress=progress, seen=self._seen
-        )
+        text = self._entry_text(batch, progress)
         batch.on_staged()
         version = progress.txn_version
         try:

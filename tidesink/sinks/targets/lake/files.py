@@ -687,7 +687,6 @@ def batch_reason(batch: ReducedBatch) -> str | None:
         "the batch empties the table": batch.truncates,
         f"mode: {batch.mode}": batch.mode != "upsert",
         "sequence_by: source, and the source left out values": batch.sequenced and batch.keeps,
-        "several sources share the table": batch.shape.shard is not None,
         f"the batch has more than {_MOST_KEYS:,} keys": batch.upserts + batch.deletes > _MOST_KEYS,
     }
     return next((text for text, holds in reasons.items() if holds), None)
