@@ -23,6 +23,7 @@ from tidesink.sinks.targets.base import (
     RowSequence,
     Target,
 )
+from tidesink.sinks.targets.lake.rows import sequence_type
 from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Bed:
             sequenced=bool(at),
             on_delete=tuple(on_delete or ()),
             lenient=lenient,
-            payloads=payloads_of(self.spark, shape, rows) if self.spark and self.packs and not at else None,
+            payloads=payloads_of(self.spark, shape, rows) if self.spark and self.packs else None,
         )
 
     def living(self, table: TableId = TABLE) -> list[dict[str, Any]]:
@@ -196,7 +197,35 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
             StructField("_seq", DataType.fromDDL(SEQUENCE_DDL)),
         ]
     )
-    values = [
+    # A small Arrow table is a relation of the plan's own; rows of Python are a job of Python workers.
+    table = pa.Table.from_pylist(_values(rows), to_arrow_schema(schema))
+    return spark.createDataFrame(table, schema).persist()
+
+
+def payloads_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow]) -> Any:
+    """The rows as a worker's tasks pack them: two payloads, and one without rows."""
+    schema = pa.schema(
+        [
+            ("_op", pa.string()),
+            ("key", key_type(shape)),
+            ("after", row_type(shape)),
+            ("_kept", pa.list_(pa.string())),
+            ("_after_delete", pa.bool_()),
+            ("_topic", pa.string()),
+            ("_partition", pa.int32()),
+            ("_offset", pa.int64()),
+            ("_seq", sequence_type([(name, None) for name in RowSequence._fields])),
+        ]
+    )
+    values, half = _values(rows), len(rows) // 2
+    packed = [_packed(pa.Table.from_pylist(part, schema)) for part in (values[:half], values[half:])]
+    types = pa.schema([("payload", pa.binary()), ("error", pa.binary())])
+    table = pa.table([[*packed, None], [None] * 3], schema=types)
+    return spark.createDataFrame(table, "payload binary, error binary").persist()
+
+
+def _values(rows: Sequence[ReducedRow]) -> list[dict[str, Any]]:
+    return [
         {
             "_op": row.op,
             "key": dict(row.key),
@@ -210,20 +239,6 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
         }
         for at, row in enumerate(rows)
     ]
-    # A small Arrow table is a relation of the plan's own; rows of Python are a job of Python workers.
-    table = pa.Table.from_pylist(values, to_arrow_schema(schema))
-    return spark.createDataFrame(table, schema).persist()
-
-
-def payloads_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow]) -> Any:
-    """The rows as a worker's tasks pack them: two payloads, and one without rows."""
-    schema = pa.schema([("_op", pa.string()), ("key", key_type(shape)), ("after", row_type(shape))])
-    values = [{"_op": row.op, "key": dict(row.key), "after": row.after} for row in rows]
-    half = len(values) // 2
-    packed = [_packed(pa.Table.from_pylist(part, schema)) for part in (values[:half], values[half:])]
-    types = pa.schema([("payload", pa.binary()), ("error", pa.binary())])
-    table = pa.table([[*packed, None], [None] * 3], schema=types)
-    return spark.createDataFrame(table, "payload binary, error binary").persist()
 
 
 def _packed(rows: pa.Table) -> bytes:

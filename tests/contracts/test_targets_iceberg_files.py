@@ -297,9 +297,8 @@ def test_batches_that_are_merged(iceberg: Bed) -> None:
         reason(iceberg, table, replace(batch, **other))
         for other in (
             {"payloads": None},
-            {"keeps": True},
+            {"keeps": True, "sequenced": True},
             {"sequenced": True},
-            {"delete_mode": "soft"},
             {"mode": "append"},
             {"truncates": True},
             {"upserts": 3_000_000},

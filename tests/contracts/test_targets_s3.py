@@ -19,6 +19,7 @@ from tidesink.errors import StaleProgressError
 from tidesink.sinks.targets.delta.table import DeltaTable
 from tidesink.sinks.targets.iceberg.table import IcebergTable
 from tidesink.sinks.targets.lake.files import FILE_DDL, NewFiles, RowsTask
+from tidesink.sinks.targets.lake.rows import RowRules
 from tidesink.sinks.targets.lake.storage import Storage, StorageError, hadoop_storage
 
 if TYPE_CHECKING:
@@ -199,12 +200,12 @@ def test_a_bucket_is_opened_as_hadoop_opens_it(spark: SparkSession, s3_endpoint:
     assert found == Storage(here.bucket(session_token="the-token"))
     assert isinstance(found, Storage)
     assert found.holds(f"{place}/a.parquet")
-    shown = repr(RowsTask((), NewFiles(place, "zstd", storage=found)))
+    shown = repr(RowsTask((), NewFiles(place, "zstd", storage=found), RowRules()))
     assert not any(secret in shown for secret in (here.access_key, here.secret_key, "the-token"))
 
 
 def test_no_secret_is_in_a_plan_of_spark(spark: SparkSession, s3_bucket: S3Bucket) -> None:
-    task = RowsTask((), NewFiles("s3a://b/x", "zstd", storage=Storage(s3_bucket.bucket())))
+    task = RowsTask((), NewFiles("s3a://b/x", "zstd", storage=Storage(s3_bucket.bucket())), RowRules())
     java: Any = spark.range(1).mapInArrow(task, FILE_DDL)
     plan = java._jdf.queryExecution()
     assert "RowsTask" in plan.toString()

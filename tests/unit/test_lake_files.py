@@ -20,26 +20,24 @@ from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.target_rows import key_type, row_type
 from tidesink.sinks.spark.errors import TaskError
+from tidesink.sinks.targets.iceberg.files import POSITIONS, PositionFiles
 from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec
+from tidesink.sinks.targets.lake.batches import groups_of
 from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     FILE_DDL,
-    POSITIONS,
     DataFile,
-    FileColumn,
     LocateTask,
     NewFiles,
-    PositionFiles,
     RowsTask,
     SmallBatchTask,
     WrittenFile,
     found_keys,
-    groups_of,
     joined_keys,
-    matched,
     stream_of,
 )
 from tidesink.sinks.targets.lake.partitions import Partition
+from tidesink.sinks.targets.lake.rows import FileColumn, RowRules, matched
 from tidesink.sinks.targets.lake.storage import is_local, local_path
 from tidesink.typemap.target_schema import shape_of
 
@@ -74,7 +72,7 @@ def lines_of(batches: Iterator[pa.RecordBatch]) -> list[WrittenFile]:
 
 
 def written(folder: Path, *rows: Row) -> DataFile:
-    (line,) = lines_of(RowsTask(COLUMNS, new_files(folder))(payloads(*rows)))
+    (line,) = lines_of(RowsTask(COLUMNS, new_files(folder), RowRules())(payloads(*rows)))
     assert line.path is not None
     return DataFile(line.path, line.rows)
 
@@ -96,7 +94,7 @@ def located(
 
 
 def test_rows_become_a_file_with_field_ids_and_deletes_become_keys(tmp_path: Path) -> None:
-    task = RowsTask(COLUMNS, new_files(tmp_path))
+    task = RowsTask(COLUMNS, new_files(tmp_path), RowRules())
     (line,) = lines_of(task(payloads(("upsert", 1, "a"), ("delete", 2, None), ("upsert", 3, None))))
     assert line.path is not None
     assert (line.rows, local_path(line.path).stat().st_size) == (2, line.size)
@@ -109,7 +107,7 @@ def test_rows_become_a_file_with_field_ids_and_deletes_become_keys(tmp_path: Pat
 
 def test_rows_of_partitions_are_files_of_their_own(tmp_path: Path) -> None:
     split = SplitBySpec((PartitionField(1000, "name", "name", "identity"),))
-    task = RowsTask(COLUMNS, new_files(tmp_path), split)
+    task = RowsTask(COLUMNS, new_files(tmp_path), RowRules(), split)
     lines = lines_of(task(payloads(("upsert", 1, "a"), ("delete", 2, None), ("upsert", 3, "b"))))
     assert [line.partition for line in lines] == ['{"1000": "a"}', '{"1000": "b"}']
     for line, folder, number in zip(lines, ("name=a", "name=b"), (1, 3), strict=True):
@@ -120,9 +118,8 @@ def test_rows_of_partitions_are_files_of_their_own(tmp_path: Path) -> None:
 
 
 def test_rows_of_very_many_partitions_are_left_to_spark(tmp_path: Path) -> None:
-    task = RowsTask(
-        COLUMNS, new_files(tmp_path), SplitBySpec((PartitionField(1000, "id", "id", "identity"),))
-    )
+    split = SplitBySpec((PartitionField(1000, "id", "id", "identity"),))
+    task = RowsTask(COLUMNS, new_files(tmp_path), RowRules(), split)
     with pytest.raises(TaskError, match="more than 1,000 partitions"):
         lines_of(task(payloads(*(("upsert", at, "a") for at in range(1_001)))))
     assert not [*tmp_path.iterdir()]
@@ -134,14 +131,25 @@ def test_positions_are_of_one_partition(tmp_path: Path) -> None:
     files = [file._replace(partition=parts[at % 2]) for at, file in enumerate(files)]
     table = pa.table({"id": pa.array([0, 1, 2], pa.int64())})
     marks = PositionFiles(new_files(tmp_path / "new"))
+    keys = WrittenFile(upserts=stream_of(table))
     lines = [*LocateTask((tuple(files),), b"", COLUMNS, marks).located(0, table)]
     assert [(line.partition, line.rows) for line in lines] == [("one", 2), ("two", 1)]
-    assert found_keys(lines, upserts=3, keys=3, table="t") == (3, 0)
+    assert found_keys([keys, *lines]).found.tolist() == [True] * 3
     assert [local_path(str(line.path)).parent.name for line in lines] == ["p=1", "p=2"]
 
 
+@pytest.mark.parametrize("rules", [RowRules(), RowRules(soft=True)])
+def test_what_is_no_row_is_passed_over(tmp_path: Path, rules: RowRules) -> None:
+    """Bad records and DDL events are in the payloads as well, without a key."""
+    schema = pa.schema([("_op", pa.string()), ("key", key_type(SHAPE)), ("after", row_type(SHAPE))])
+    values = [{"_op": "bad"}, {"_op": "upsert", "key": {"id": 1}, "after": {"id": 1, "name": "a"}}]
+    rows = pa.Table.from_pylist(values, schema).to_batches()
+    (line,) = RowsTask(COLUMNS, new_files(tmp_path), rules, packed=False).written(rows)
+    assert (line.rows, joined_keys([line])["id"].to_pylist()) == (1, [1])
+
+
 def test_deletes_alone_write_no_file(tmp_path: Path) -> None:
-    (line,) = lines_of(RowsTask(COLUMNS, new_files(tmp_path))(payloads(("delete", 2, None))))
+    (line,) = lines_of(RowsTask(COLUMNS, new_files(tmp_path), RowRules())(payloads(("delete", 2, None))))
     assert (line.path, line.rows, joined_keys([line])["id"].to_pylist()) == (None, 0, [2])
     assert not [*tmp_path.iterdir()]
 
@@ -149,7 +157,7 @@ def test_deletes_alone_write_no_file(tmp_path: Path) -> None:
 def test_a_row_without_a_key_is_refused(tmp_path: Path) -> None:
     named = replace_required(COLUMNS, "name")
     with pytest.raises(TaskError, match="no value in the column name"):
-        lines_of(RowsTask(named, new_files(tmp_path))(payloads(("upsert", 1, None))))
+        lines_of(RowsTask(named, new_files(tmp_path), RowRules())(payloads(("upsert", 1, None))))
 
 
 def replace_required(columns: Sequence[FileColumn], name: str) -> tuple[FileColumn, ...]:
@@ -206,7 +214,7 @@ def test_positions_that_are_older_than_a_file_are_not_of_it(tmp_path: Path) -> N
 
 def test_old_files_with_narrower_keys_are_read(tmp_path: Path) -> None:
     narrow = [COLUMNS[0]._replace(type=pa.int32(), name="was_id", source="id"), COLUMNS[1]]
-    (line,) = lines_of(RowsTask(tuple(narrow), new_files(tmp_path))(payloads(("upsert", 7, "a"))))
+    (line,) = lines_of(RowsTask(tuple(narrow), new_files(tmp_path), RowRules())(payloads(("upsert", 7, "a"))))
     assert located(tmp_path, [DataFile(str(line.path), 1)], [7, 8])[1] == [7]
 
 
@@ -232,22 +240,24 @@ def test_files_that_are_not_what_the_table_says_are_refused(tmp_path: Path, spoi
 def test_one_task_for_a_small_batch_does_both(tmp_path: Path) -> None:
     file = written(tmp_path, ("upsert", 1, "a"), ("upsert", 2, "b"))
     new = new_files(tmp_path / "new")
-    task = SmallBatchTask(RowsTask(COLUMNS, new), LocateTask(((file,),), b"", COLUMNS, PositionFiles(new)))
+    task = SmallBatchTask(
+        RowsTask(COLUMNS, new, RowRules()), LocateTask(((file,),), b"", COLUMNS, PositionFiles(new))
+    )
     lines = lines_of(task(payloads(("upsert", 2, "c"), ("delete", 1, None), ("delete", 5, None))))
     assert [line.found is None for line in lines] == [True, False]
-    assert found_keys(lines[1:], upserts=1, keys=3, table="t") == (1, 1)
+    assert [flags.tolist() for flags in found_keys(lines)] == [[True, True, False], [False] * 3]
     assert lines[1].rows == 2
 
 
 def test_several_rows_of_one_key_are_an_error(tmp_path: Path) -> None:
     files = [written(tmp_path / str(n), ("upsert", 1, "a")) for n in (1, 2)]
     task = SmallBatchTask(
-        RowsTask(COLUMNS, new_files(tmp_path)),
+        RowsTask(COLUMNS, new_files(tmp_path), RowRules()),
         LocateTask(((files[0],), (files[1],)), b"", COLUMNS, PositionFiles(new_files(tmp_path))),
     )
     lines = lines_of(task(payloads(("upsert", 1, "b"))))
     with pytest.raises(AccountingError, match="2 rows of 1 keys"):
-        found_keys(lines[1:], upserts=1, keys=1, table="t")
+        found_keys(lines)
 
 
 KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {

@@ -28,7 +28,6 @@ from tidesink.sinks.targets.iceberg.partitions import (
     murmur3,
     transformed,
 )
-from tidesink.sinks.targets.lake.files import FileColumn
 from tidesink.sinks.targets.lake.partitions import (
     MOST_PARTITIONS,
     TooManyPartitionsError,
@@ -36,6 +35,7 @@ from tidesink.sinks.targets.lake.partitions import (
     grouped,
     iso_text,
 )
+from tidesink.sinks.targets.lake.rows import FileColumn
 
 
 @given(st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["", "a", None]))))

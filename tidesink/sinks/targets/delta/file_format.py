@@ -23,12 +23,11 @@ import pyarrow.compute as pc
 from tidesink.sinks.targets.delta.partitions import partition_value
 from tidesink.sinks.targets.lake.files import (
     DataFile,
-    FileColumn,
     FileRefusedError,
     MarkedRows,
-    Places,
     WrittenFile,
 )
+from tidesink.sinks.targets.lake.rows import FileColumn, Places
 from tidesink.sinks.targets.lake.storage import LOCAL, Storage
 
 # Delta's prefix of a text in statistics, and how far it goes on to find a bound (in UTF-16 units).
@@ -40,13 +39,17 @@ _LAST: Final = "\U0010ffff"
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of a file's rows as Delta's JSON; ``columns`` are the physical names that have them."""
+    """The statistics of a file's rows as Delta's JSON; ``columns`` are the physical names that have them.
+
+    Positions of the source (``SEQUENCE_COLUMN``), which nobody looks for, have none.
+    """
 
     columns: frozenset[str]
 
     def __call__(self, rows: pa.Table) -> str:
         """Of one file."""
-        names = [name for name in rows.column_names if name in self.columns]
+        plain = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
+        names = [name for name in plain if name in self.columns]
         ranges = {name: _range(rows[name]) for name in names}
         parts = [f'"numRecords":{rows.num_rows}']
         for at, side in enumerate(("minValues", "maxValues")):
@@ -152,7 +155,14 @@ class Vectors:
     def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
         """As the log says it."""
         values = json.loads(file.partition.values or "{}")
-        return partition_value(values[column.name], column.type) if column.name in values else None
+        if column.name not in values:
+            return None
+        value = partition_value(values[column.name], column.type)
+        if value is None:
+            raise FileRefusedError(
+                f"a file's partition has a timestamp without its time zone: {file.path}", url=file.path
+            )
+        return value
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:  # noqa: ARG002  (other formats name files so)
         """One file of the vectors of all files that have rows marked, each with what it hid before."""

@@ -20,7 +20,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ReducedBatch
 from tidesink.sinks.targets.delta.file_format import Statistics, Vectors, vector_path
 from tidesink.sinks.targets.delta.log import (
     DeltaLog,
@@ -31,21 +31,23 @@ from tidesink.sinks.targets.delta.log import (
 )
 from tidesink.sinks.targets.delta.partitions import SplitByColumns, partition_value
 from tidesink.sinks.targets.delta.schema import GENERATED, columns_of
-from tidesink.sinks.targets.lake.files import (
-    ATTEMPT,
+from tidesink.sinks.targets.lake.batches import (
     CODECS,
     RANGES,
+    BatchCounts,
+    batch_reason,
+    columns_reason,
+    written,
+)
+from tidesink.sinks.targets.lake.files import (
+    ATTEMPT,
     DataFile,
-    FileColumn,
     NewFiles,
     RowsTask,
     WrittenFile,
-    batch_reason,
-    columns_reason,
-    counted,
-    written,
 )
 from tidesink.sinks.targets.lake.partitions import Partition, Split, unpartitioned
+from tidesink.sinks.targets.lake.rows import FileColumn, RowRules, sequence_type
 from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, is_local, local_path
 from tidesink.typemap.arrow import arrow_of_spark
 
@@ -102,10 +104,10 @@ class FilePlan(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """What a commit is to say: actions of Delta's, what they do, and the new files."""
+    """What a commit is to say: actions of Delta's, what they do, its metrics, and the new files."""
 
     actions: tuple[Any, ...]
-    result: ApplyResult
+    metrics: Mapping[str, int]
     paths: tuple[str, ...]
 
 
@@ -133,14 +135,13 @@ class FileWriter:
 
         Raises:
             AccountingError: what was written is not what the batch has, or a key has several rows.
-            FileRefusedError: a file of the table is not what the log says.
+            NotAsFilesError: a file of the table is not what the log says, or stored values are too many.
             TidesinkError: as ``staging_error`` says of what Spark raised.
         """
         try:
             marks = Vectors(self._root, plan.rows.files.storage)
-            lines = written(batch, plan.files, plan.rows, marks, session=self.session)
-            result, _ = counted(batch, lines)
-            return self._staged(plan, lines, result)
+            lines, counts = written(batch, plan.files, plan.rows, marks, session=self.session)
+            return self._staged(plan, lines, counts, _metrics(batch, counts))
         except SPARK_ERRORS as exc:
             raise staging_error(exc, table=str(self.name)) from exc
 
@@ -212,12 +213,7 @@ class FileWriter:
             reason = f"files are compressed by {self.session.conf.get(_COMPRESSION)}"
         if reason is not None:
             return reason
-        columns = []
-        for name, field in fields.items():
-            column, known = batch.shape.by_name[name.lower()], field["metadata"]
-            physical = known.get("delta.columnMapping.physicalName", name)
-            kind, number = arrow_of_spark(present[name]), known.get("delta.columnMapping.id")
-            columns.append(FileColumn(physical, column.name, kind, number, not field["nullable"], column.key))
+        columns = _columns(batch, fields, present)
         by_name = dict(zip(fields, columns, strict=True))
         parts = [by_name[name] for name in _partition_columns(transaction)]
         found = self._old_files(batch, transaction, columns, parts, storage)
@@ -236,7 +232,7 @@ class FileWriter:
         )
         named = all(name == column.name for name, column in by_name.items())
         split: Split = SplitByColumns(tuple(parts), named) if parts else unpartitioned
-        return FilePlan(transaction, RowsTask(tuple(columns), new, split), files, entries)
+        return FilePlan(transaction, RowsTask(columns, new, RowRules.of(batch), split), files, entries)
 
     def _old_files(
         self,
@@ -299,7 +295,9 @@ class FileWriter:
                 return f"the table has {number:,} files"
         return self._java(snapshot.allFiles().collectAsList())
 
-    def _staged(self, plan: FilePlan, lines: Sequence[WrittenFile], result: ApplyResult) -> Staged:
+    def _staged(
+        self, plan: FilePlan, lines: Sequence[WrittenFile], counts: BatchCounts, metrics: Mapping[str, int]
+    ) -> Staged:
         """The actions of new files and vectors; they must say what the batch does."""
         actions, now, added, hidden = list[Any](), int(time.time() * 1000), 0, 0
         for line in (one for one in lines if one.path is not None and one.found is None):
@@ -320,13 +318,14 @@ class FileWriter:
                 old = plan.entries[vector["file"]]
                 hidden += vector["rows"] - int(old.numDeletedRecords())
                 actions += self._marked(old, details["uuid"], vector)
-        if (added, hidden) != (result.upserted, result.updated + result.deleted):
+        if (added, hidden) != (counts.rows, counts.marked):
             raise AccountingError(
-                f"the commit would add {added} rows and delete {hidden}, of {result.upserted} upserts, and "
-                f"{result.updated + result.deleted} keys that were there; nothing is visible",
+                f"the commit would add {added} rows and delete {hidden}, of {counts.rows} to write, and "
+                f"{counts.marked} that were there; nothing is visible",
                 table=str(self.name),
             )
-        return Staged(tuple(actions), result, tuple(str(one.path) for one in lines if one.path is not None))
+        paths = tuple(str(one.path) for one in lines if one.path is not None)
+        return Staged(tuple(actions), metrics, paths)
 
     def _in_log(self, path: str) -> str:
         """A file of the table as its log has it: a URI, as Hadoop encodes it."""
@@ -348,23 +347,50 @@ class FileWriter:
     def _metrics(self, staged: Staged) -> Any:
         """What the commit's operation says it did, as a MERGE's; Delta takes numbers of Spark's own."""
         jvm: Any = self.session._jvm
-        result = staged.result
-        numbers = {
-            "numSourceRows": result.applied,
-            "operationNumSourceRows": result.applied,
-            "numTargetRowsInserted": result.inserted,
-            "numTargetRowsUpdated": result.updated,
-            "numTargetRowsDeleted": result.deleted,
-            "numTargetRowsCopied": 0,
-            "numOutputRows": result.upserted,
-        }
         found, context = jvm.java.util.HashMap(), self._java_session.sparkContext()
-        for name, number in numbers.items():
+        for name, number in staged.metrics.items():
             metric = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(context, name)
             metric.set(number)
             found.put(name, metric)
         scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(found)
         return scala.toMap(getattr(getattr(jvm.scala, "$less$colon$less$"), "MODULE$").refl())
+
+
+def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
+    """What a MERGE would say that it did, by Delta's names; a row that is marked deleted was updated."""
+    result, source = counts.result, batch.upserts + batch.deletes
+    marked = result.deleted if batch.delete_mode == "soft" else 0
+    return {
+        "numSourceRows": source,
+        "operationNumSourceRows": source,
+        "numTargetRowsInserted": result.inserted,
+        "numTargetRowsUpdated": result.updated + marked,
+        "numTargetRowsDeleted": result.deleted - marked,
+        "numTargetRowsCopied": 0,
+        "numOutputRows": counts.rows,
+    }
+
+
+def _columns(
+    batch: ReducedBatch, fields: Mapping[str, Any], present: Mapping[str, str]
+) -> tuple[FileColumn, ...]:
+    """The table's columns, in its order, as its files have them."""
+    found = []
+    for name, field in fields.items():
+        column, (physical, number) = batch.shape.by_name.get(name.lower()), _in_files(field)
+        if name == SEQUENCE_COLUMN:
+            kind = sequence_type([_in_files(member) for member in field["type"]["fields"]])
+        else:
+            kind = arrow_of_spark(present[name])
+        source, key = (column.name, column.key) if column else (name, False)
+        found.append(FileColumn(physical, source, kind, number, not field["nullable"], key))
+    return tuple(found)
+
+
+def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
+    """What Parquet files call a field of the table's schema, and its number there."""
+    known = field["metadata"]
+    return known.get("delta.columnMapping.physicalName", field["name"]), known.get("delta.columnMapping.id")
 
 
 def _stored_version(transaction: Any, application: str) -> int:

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidesink.errors import TargetError
-from tidesink.sinks.targets.lake.files import FileColumn
 from tidesink.sinks.targets.lake.partitions import Partition, folder_of, grouped, iso_text
+from tidesink.sinks.targets.lake.rows import FileColumn
 
 # Hive's name for NULL: Spark and Delta take a text that equals it for NULL.
 NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"

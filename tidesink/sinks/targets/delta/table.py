@@ -44,7 +44,7 @@ from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
-from tidesink.sinks.targets.lake.files import FileRefusedError
+from tidesink.sinks.targets.lake.files import FileRefusedError, NotAsFilesError
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of
 from tidesink.sinks.targets.lake.storage import StorageError
 from tidesink.sinks.targets.lake.tables import (
@@ -320,11 +320,12 @@ class DeltaTable(DeltaColumns):
             return self._applied(batch, progress)
 
     def _applied(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        stale_known = False
         with self._translating(reading_error):
             done = self._own_commit(progress)
         if done is None:
             check_follows(progress, self._holding().progress)
-            self._write(batch, progress)
+            stale_known = self._write(batch, progress)
             with self._translating(translated):
                 done = self._own_commit(progress)
         if done is None:
@@ -337,7 +338,7 @@ class DeltaTable(DeltaColumns):
         if batch.mode == "history":
             return writes.result_of(done, batch)
         result = result_of(done.commit, batch)
-        if result.stale:
+        if result.stale and not stale_known:
             with self._translating(reading_error):
                 self._show(batch)
                 check_stale(
@@ -363,28 +364,33 @@ class DeltaTable(DeltaColumns):
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)
 
-    def _write(self, batch: ReducedBatch, progress: Progress) -> None:
+    def _write(self, batch: ReducedBatch, progress: Progress) -> bool:
+        """Write and commit a batch; whether each row that was left alone was seen to have a newer one."""
         check_order(batch, self._present, table=self._table)
         if batch.sequenced and SEQUENCE_COLUMN not in self._present:
             with self._translating(translated):
                 self._session.sql(schema.sequence_statement(self.location, self._present))
                 self._present = schema.present_columns(self._log)
-        if not batch.empty and self._write_files(batch, progress):
-            return
-        with self._translating(reading_error):
-            schema.check_partitions(self._partitioned_by, batch)
         if self._history:
             self._history.record_progress(progress)
-        known = self._shard.written(batch.shape) if self._shard else None
-        text = self._ledger.entry_text(
-            "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
-        )
+        if not batch.empty and self._write_files(batch, progress):
+            return True
+        with self._translating(reading_error):
+            schema.check_partitions(self._partitioned_by, batch)
+        text = self._entry_text(batch, progress)
         batch.on_staged()
         try:
             self._commit(batch, progress, text)
         except SPARK_ERRORS as exc:
             if not self._landed(progress):
                 raise translated(exc, table=str(self._table)) from exc
+        return False
+
+    def _entry_text(self, batch: ReducedBatch, progress: Progress) -> str:
+        known = self._shard.written(batch.shape) if self._shard else None
+        return self._ledger.entry_text(
+            "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
+        )
 
     def _write_files(self, batch: ReducedBatch, progress: Progress) -> bool:
         """Write and commit a batch as files; False where it is to be merged by MERGE."""
@@ -398,9 +404,9 @@ class DeltaTable(DeltaColumns):
                         return True
                     continue
                 except FileRefusedError as exc:
+                    plan = self._refused[str(exc.context["url"])] = exc.message
+                except NotAsFilesError as exc:
                     plan = exc.message
-                    if "url" in exc.context:
-                        self._refused[str(exc.context["url"])] = plan
                 except StorageError as exc:
                     plan = plan.rows.files.storage.leave(exc)
             if plan != self._merged_for:
@@ -414,9 +420,7 @@ class DeltaTable(DeltaColumns):
     def _committed_files(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> bool:
         """Write a batch once, and commit it; False where others committed in between."""
         staged = self._files.stage(batch, plan)
-        text = self._ledger.entry_text(
-            "batch", progress.epoch, progress.batch, progress=progress, seen=self._seen
-        )
+        text = self._entry_text(batch, progress)
         batch.on_staged()
         version = progress.txn_version
         try:

@@ -11,32 +11,38 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tidesink.errors import AccountingError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyResult, ReducedBatch
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, reading_error, staging_error
 from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec, is_known
-from tidesink.sinks.targets.lake.files import (
-    ATTEMPT,
+from tidesink.sinks.targets.lake.batches import (
     CODECS,
     RANGES,
-    DataFile,
-    FileColumn,
-    Found,
-    NewFiles,
-    PositionFiles,
-    RowsTask,
-    WrittenFile,
+    BatchCounts,
     batch_reason,
     columns_reason,
-    counted,
     written,
 )
+from tidesink.sinks.targets.lake.files import (
+    ATTEMPT,
+    DataFile,
+    MarkedRows,
+    NewFiles,
+    RowsTask,
+    WrittenFile,
+)
 from tidesink.sinks.targets.lake.partitions import Partition, Split, unpartitioned
+from tidesink.sinks.targets.lake.rows import FIELD_ID, FileColumn, Places, RowRules, codes, sequence_type
 from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, iceberg_storage
 from tidesink.typemap.arrow import arrow_of_spark
 
@@ -63,6 +69,13 @@ _OTHERS: Final = ("uuid", "fixed")
 _UNFIT_PARTITIONS: Final = ("float", "double")
 # A column's name that its files have too.
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The columns of a file of positions, with the field ids that Iceberg reserves for them.
+POSITIONS: Final = pa.schema(
+    [
+        pa.field("file_path", pa.string(), nullable=False, metadata={FIELD_ID: b"2147483546"}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={FIELD_ID: b"2147483545"}),
+    ]
+)
 
 
 class OldPartition(NamedTuple):
@@ -94,6 +107,55 @@ class Staged(NamedTuple):
 
 
 @dataclass(frozen=True)
+class PositionFiles:
+    """Iceberg's marks: files of positions; columns are known by field id."""
+
+    files: NewFiles
+
+    def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
+        """By its field id."""
+        number = str(column.field_id).encode()
+        return next((f.name for f in schema if (f.metadata or {}).get(FIELD_ID) == number), None)
+
+    def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
+        """As ``Marks`` says.
+
+        A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
+        """
+        deletes = dict.fromkeys(path for file in files for path in file.deletes)
+        found = self.files.storage.each(partial(self._deleted_by, files, starts), [*deletes])
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
+        """The rows that one file of positions deletes."""
+        paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
+        found = [np.empty(0, np.int64)]
+        with (
+            self.files.storage.reading(deletes) as source,
+            pq.ParquetFile(source, pre_buffer=True, read_dictionary=["file_path"]) as parquet,
+        ):
+            for chunk in parquet.read(columns=["file_path", "pos"]).to_batches():
+                names = chunk.column("file_path")
+                file = codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
+                rows = starts[file] + chunk.column("pos").to_numpy()
+                found.append(rows[file >= 0])
+        return np.concatenate(found)
+
+    def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:  # noqa: ARG002  (other formats' files leave such columns out)
+        """Iceberg's files have all columns."""
+        return None
+
+    def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
+        """A file of positions for each partition, sorted by file and position."""
+        positions = dict[Partition, list[pa.Table]]()
+        for file, at in (one for some in marked for one in some.by_file()):
+            table = pa.table([pa.array([file.path] * len(at)), pa.array(at)], schema=POSITIONS)
+            positions.setdefault(file.partition, []).append(table)
+        for number, (partition, tables) in enumerate(positions.items()):
+            yield self.files.write(pa.concat_tables(tables), f"{part}-{number}", partition)
+
+
+@dataclass(frozen=True)
 class FileWriter:
     """Writes batches of one table as files."""
 
@@ -115,7 +177,7 @@ class FileWriter:
         if isinstance(storage, str) or isinstance(found, str):
             return str(found)
         columns = self._columns(batch, state, present)
-        rows = RowsTask(columns, _new_files(state, storage), self._split(columns, state))
+        rows = RowsTask(columns, _new_files(state, storage), RowRules.of(batch), self._split(columns, state))
         return FilePlan(state, rows, *found)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
@@ -123,7 +185,7 @@ class FileWriter:
 
         Raises:
             AccountingError: what was written is not what the batch has, or a key has several rows.
-            FileRefusedError: a file of the table can be read by Spark alone.
+            NotAsFilesError: a file of the table can be read by Spark alone, or stored values are too many.
             TidesinkError: as ``staging_error`` says of what Spark raised.
         """
         try:
@@ -219,10 +281,11 @@ class FileWriter:
         found = []
         for field in state.metadata.schema().columns():
             name = str(field.name())
-            column = batch.shape.by_name[name.lower()]
-            kind, number = arrow_of_spark(present[name]), int(field.fieldId())
-            needed = bool(field.isRequired())
-            found.append(FileColumn(self._in_files(name), column.name, kind, number, needed, column.key))
+            column = batch.shape.by_name.get(name.lower())
+            kind = _sequence_type(field) if name == SEQUENCE_COLUMN else arrow_of_spark(present[name])
+            number, needed = int(field.fieldId()), bool(field.isRequired())
+            source, key = (column.name, column.key) if column else (name, False)
+            found.append(FileColumn(self._in_files(name), source, kind, number, needed, key))
         return tuple(found)
 
     def _partition_fields(self, spec: Any) -> list[dict[str, Any]]:
@@ -245,21 +308,21 @@ class FileWriter:
         )
 
     def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
-        lines = written(batch, plan.files, plan.rows, PositionFiles(plan.rows.files), session=self.session)
-        counts, found = counted(batch, lines)
+        marks = PositionFiles(plan.rows.files)
+        lines, counts = written(batch, plan.files, plan.rows, marks, session=self.session)
         files = [one for one in lines if one.path is not None]
         if not files:
-            return Staged(None, replace(counts, version=str(plan.state.head)))
+            return Staged(None, replace(counts.result, version=str(plan.state.head)))
         snapshot = self._snapshot(plan, files)
         staged = Staged(
             snapshot,
-            replace(counts, version=str(snapshot.snapshotId())),
+            replace(counts.result, version=str(snapshot.snapshotId())),
             tuple(str(one.path) for one in files),
         )
         if snapshot.parentId() != plan.state.head:
             self.discard(staged, plan.state)
             return None
-        self._check(numbers(snapshot), batch, found)
+        self._check(numbers(snapshot), counts)
         return staged
 
     def _snapshot(self, plan: FilePlan, files: list[WrittenFile]) -> Any:
@@ -289,16 +352,22 @@ class FileWriter:
         sized = builder.withPath(file.path).withFileSizeInBytes(file.size)
         return sized.withFormat(java.FileFormat.PARQUET).withMetrics(found).build()
 
-    def _check(self, summary: Mapping[str, int], batch: ReducedBatch, found: Found) -> None:
+    def _check(self, summary: Mapping[str, int], counts: BatchCounts) -> None:
         """Hold the snapshot's own numbers to what was written and found."""
         added, marked = summary.get("added-records", 0), summary.get("added-position-deletes", 0)
-        if (added, marked) != (batch.upserts, found.upserts + found.deletes):
+        if (added, marked) != (counts.rows, counts.marked):
             raise AccountingError(
-                f"the snapshot says {added} rows added and {marked} marked as deleted, of {batch.upserts} "
-                f"upserts and {batch.deletes} deletes, {found.upserts} and {found.deletes} of them of keys "
-                "that were there; nothing is visible",
+                f"the snapshot says {added} rows added and {marked} marked as deleted, of {counts.rows} to "
+                f"write, and {counts.marked} that were there; nothing is visible",
                 table=str(self.name),
             )
+
+
+def _sequence_type(field: Any) -> pa.DataType:
+    """The Arrow type of the positions of rows, with the numbers that their members have in files."""
+    members = list(field.type().asStructType().fields())
+    names = [(str(member.name()), int(member.fieldId())) for member in members]
+    return sequence_type(names, int(members[0].type().asListType().elementId()))
 
 
 # Where a batch goes. Each gives the reason for a MERGE.

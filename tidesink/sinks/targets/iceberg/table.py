@@ -36,7 +36,7 @@ from tidesink.sinks.targets.iceberg.jvm import JvmTable, reading_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
-from tidesink.sinks.targets.lake.files import FileRefusedError
+from tidesink.sinks.targets.lake.files import FileRefusedError, NotAsFilesError
 from tidesink.sinks.targets.lake.storage import StorageError
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
@@ -307,9 +307,9 @@ class IcebergTable(IcebergColumns):
                     return self._written(batch, progress, plan)
                 plan = self._refused[refused[0]]
             except FileRefusedError as exc:
+                plan = self._refused[str(exc.context["url"])] = exc.message
+            except NotAsFilesError as exc:
                 plan = exc.message
-                if "url" in exc.context:
-                    self._refused[str(exc.context["url"])] = plan
             except StorageError as exc:
                 plan = storage.leave(exc)
         self._log_merge(plan)

@@ -1,29 +1,30 @@
 """A batch as files of a lake's table, without MERGE: what tasks write, and which rows they replace.
 
 ``RowsTask`` writes the rows that a batch's payloads hold as Parquet files, and gives their keys.
-``LocateTask`` finds the rows of a table that have one of these keys, and writes their positions. Neither
-reads a row on the driver: keys travel as Arrow data, and what comes back is a line for each file
-(``FILE_DDL``). A format's own part plans the files, and commits them.
+``LocateTask`` finds the rows of a table that have one of these keys, and writes their positions. Where rows
+depend on stored ones (``lake.rows``), ``KeysTask`` gives the keys, ``LocateTask`` the stored values as well,
+and ``RowsTask`` comes last. None of them reads a row on the driver but these: keys and stored values travel
+as Arrow data, and what comes back is a line for each file (``FILE_DDL``). A format's own part plans the
+files, and commits them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidesink.errors import AccountingError, TargetError
 from tidesink.sinks.spark.errors import reported
-from tidesink.sinks.spark.payloads import DELETE, UPSERT, unpack
-from tidesink.sinks.spark.session import in_session
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
+from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN
 from tidesink.sinks.targets.lake.partitions import (
     MOST_PARTITIONS,
     Partition,
@@ -31,19 +32,29 @@ from tidesink.sinks.targets.lake.partitions import (
     TooManyPartitionsError,
     unpartitioned,
 )
+from tidesink.sinks.targets.lake.rows import (
+    NEEDS_STORED,
+    FileColumn,
+    Mask,
+    Places,
+    RowRules,
+    StoredRows,
+    matched,
+    newer,
+)
 from tidesink.sinks.targets.lake.storage import LOCAL, Storage
-from tidesink.sinks.targets.lake.tables import SMALL_BATCH
-from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    pass
 
 
-# ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``: a bit for each of the batch's keys.
-# ``partition``: its values. ``details``: what else the format's commit says of the file.
+# ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``, ``stale``: a bit for each of the batch's
+# keys, whether its stored row is replaced, or newer. ``stored``: values as an Arrow IPC stream.
+# ``partition``: its values. ``details``: what else the format's commit says of the file; of keys, the columns
+# that rows leave out.
 FILE_DDL: Final = (
-    "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, partition string, "
-    "details string"
+    "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, stale binary, "
+    "stored binary, partition string, details string"
 )
 _FILES: Final = pa.schema(
     [
@@ -53,6 +64,8 @@ _FILES: Final = pa.schema(
         ("upserts", pa.binary()),
         ("deletes", pa.binary()),
         ("found", pa.binary()),
+        ("stale", pa.binary()),
+        ("stored", pa.binary()),
         ("partition", pa.string()),
         ("details", pa.string()),
     ]
@@ -61,39 +74,18 @@ _FILES: Final = pa.schema(
 ATTEMPT: Final = "ATTEMPT"
 # A task writes what is as large as this in memory into one file.
 _FILE_BYTES: Final = 256 << 20
-_FIELD_ID: Final = b"PARQUET:field_id"
-# The columns of a file of positions, with the field ids that Iceberg reserves for them.
-POSITIONS: Final = pa.schema(
-    [
-        pa.field("file_path", pa.string(), nullable=False, metadata={_FIELD_ID: b"2147483546"}),
-        pa.field("pos", pa.int64(), nullable=False, metadata={_FIELD_ID: b"2147483545"}),
-    ]
-)
-Places = npt.NDArray[np.int64]
-# The keys of a batch go to each task that locates them.
-_MOST_KEYS: Final = 2_000_000
-# A task that locates keys reads those of about so many rows.
-_ROWS_A_TASK: Final = 500_000
-# Names of what compresses Parquet files, with Arrow's.
-CODECS: Final[Mapping[str, str]] = {
-    "zstd": "zstd",
-    "snappy": "snappy",
-    "gzip": "gzip",
-    "uncompressed": "none",
-    "none": "none",
-}
-# Types whose equality is not that of their bits.
-_FLOATS: Final = ("float", "double")
-_WIDER: Final = frozenset({("int", "bigint"), ("float", "double")})
-# Key columns of these types leave out files by the range of a batch's keys.
-RANGES: Final = ("int", "bigint", "string")
+# Stored values that a batch needs pass the driver, up to so many bytes.
+_MOST_STORED: Final = 64 << 20
+# As many rows of a file are read at once for their stored values.
+_READ_ROWS: Final = 65_536
 
 
-class FileRefusedError(TargetError):
-    """A file of the table, its context's ``url``, cannot be looked into here: Spark may still read it.
+class NotAsFilesError(TargetError):
+    """A batch cannot be written as files: MERGE may still take it. The message is the reason."""
 
-    Without a ``url``: the files of the batch itself are left to Spark.
-    """
+
+class FileRefusedError(NotAsFilesError):
+    """A file of the table, its context's ``url``, cannot be looked into here: Spark may still read it."""
 
 
 class WrittenFile(NamedTuple):
@@ -105,28 +97,10 @@ class WrittenFile(NamedTuple):
     upserts: bytes | None = None
     deletes: bytes | None = None
     found: bytes | None = None
+    stale: bytes | None = None
+    stored: bytes | None = None
     partition: str = ""
     details: str | None = None
-
-
-class FileColumn(NamedTuple):
-    """A column of a table's Parquet files; ``source`` is its name in the batch, whose key it may be of.
-
-    ``field_id``: None where the table has no field ids.
-    """
-
-    name: str
-    source: str
-    type: pa.DataType
-    field_id: int | None
-    required: bool
-    key: bool
-
-    @property
-    def field(self) -> pa.Field:
-        """As Arrow writes it."""
-        number = None if self.field_id is None else {_FIELD_ID: str(self.field_id).encode()}
-        return pa.field(self.name, self.type, not self.required, number)
 
 
 class DataFile(NamedTuple):
@@ -208,16 +182,19 @@ class Marks(Protocol):
 
 @dataclass(frozen=True)
 class RowsTask:
-    """Writes the rows of payloads to upsert; for ``mapInArrow``, as ``LocateTask``."""
+    """Writes the rows that payloads become in files; for ``mapInArrow``, as the tasks after it.
+
+    ``packed``: it is given payloads; else the rows as they are.
+    ``stored``: what the table has of the batch's keys (``StoredRows`` as Arrow IPC streams); None where it
+    has nothing, or where the rules ask for nothing. The keys are then given.
+    """
 
     columns: tuple[FileColumn, ...]
     files: NewFiles
+    rules: RowRules
     split: Split = unpartitioned
-
-    @property
-    def keys(self) -> tuple[FileColumn, ...]:
-        """The key columns."""
-        return tuple(column for column in self.columns if column.key)
+    packed: bool = True
+    stored: tuple[bytes, bytes] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """A line for each file; one without a path where there are no rows, but keys to delete."""
@@ -230,20 +207,17 @@ class RowsTask:
 
         Raises:
             TargetError: a row has no value in a column that takes no NULL, or as ``split`` says.
-            FileRefusedError: rows are of too many partitions.
+            ValueNotStoredError: a row leaves out a value that the table does not have.
+            NotAsFilesError: rows are of too many partitions.
         """
-        for number, rows in enumerate(_file_sized(unpack(batches))):
-            yield from self._written(rows, number)
-
-    def _written(self, rows: pa.Table, number: int) -> list[WrittenFile]:
-        upserts, deletes = (rows.filter(pc.equal(rows["_op"], kind)) for kind in (UPSERT, DELETE))
-        # A key is never null, whatever the table's columns take: it would be found by no batch.
-        needed = tuple(one._replace(required=True) for one in self.keys)
-        keys = [stream_of(_columns_of(one["key"], needed)) for one in (upserts, deletes)]
-        files = [WrittenFile()]
-        if upserts.num_rows:
-            files = self._files(_columns_of(upserts["after"], self.columns), number)
-        return [files[0]._replace(upserts=keys[0], deletes=keys[1]), *files[1:]]
+        stored = None if self.stored is None else StoredRows(*map(_read_stream, self.stored))
+        for number, rows in enumerate(self.rows(batches)):
+            table = self.rules.written(rows, self.columns, stored)
+            files = self._files(table, number) if table.num_rows else [WrittenFile()]
+            if stored is None:
+                upserts, deletes = map(stream_of, self.rules.keys(rows, self.columns))
+                files[0] = files[0]._replace(upserts=upserts, deletes=deletes)
+            yield from files
 
     def _files(self, rows: pa.Table, number: int) -> list[WrittenFile]:
         try:
@@ -252,9 +226,50 @@ class RowsTask:
                 for at, (partition, part) in enumerate(self.split(rows))
             ]
         except TooManyPartitionsError:
-            raise FileRefusedError(
-                f"the batch has rows of more than {MOST_PARTITIONS:,} partitions"
-            ) from None
+            raise NotAsFilesError(f"the batch has rows of more than {MOST_PARTITIONS:,} partitions") from None
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """The batch's rows, as many at once as one file has."""
+        return _file_sized(unpack(batches) if self.packed else batches, self.rules.fields)
+
+    def given(self, lines: Sequence[WrittenFile]) -> RowsTask:
+        """The same with what was found of the batch's keys.
+
+        Raises:
+            AccountingError: the table has several rows of one key.
+            NotAsFilesError: the stored values are too many.
+        """
+        keys, found = joined_keys(lines), found_keys(lines)
+        rows = [_read_stream(one.stored) for one in lines if one.stored is not None]
+        _check_stored(sum(one.nbytes for one in rows))
+        keys = keys.select([column.name for column in self.columns if column.key])
+        stale = keys.filter(pa.array(found.stale))
+        whole = pa.concat_tables(rows) if rows else keys.schema.empty_table()
+        return replace(self, stored=(stream_of(stale), stream_of(whole)))
+
+
+@dataclass(frozen=True)
+class KeysTask:
+    """Gives the keys of a batch whose rows depend on stored ones, and the columns that they leave out."""
+
+    rows: RowsTask
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """A line for as many rows as one file has."""
+        with reported():
+            for one in self.keys(batches):
+                yield _line(one)
+
+    def keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
+        """The lines.
+
+        Raises:
+            TargetError: a key has no value.
+        """
+        rules = self.rows.rules
+        for rows in self.rows.rows(batches):
+            upserts, deletes = map(stream_of, rules.keys(rows, self.rows.columns))
+            yield WrittenFile(upserts=upserts, deletes=deletes, details=json.dumps(rules.left_out(rows)))
 
 
 @dataclass(frozen=True)
@@ -262,7 +277,8 @@ class LocateTask:
     """Finds the rows of groups of files that have one of the batch's keys, and writes their positions.
 
     ``batch_keys``: as ``joined_keys`` gives them. A task is given the numbers of its groups. It holds the
-    keys of ``rows_at_once`` rows, or of one file that has more.
+    keys of ``rows_at_once`` rows, or of one file that has more. ``stored``: the columns whose values it gives
+    of the rows that need them.
     """
 
     groups: tuple[tuple[DataFile, ...], ...]
@@ -270,6 +286,7 @@ class LocateTask:
     columns: tuple[FileColumn, ...]
     marks: Marks
     rows_at_once: int = 4_000_000
+    stored: tuple[FileColumn, ...] = ()
     storage: Storage = LOCAL
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -285,51 +302,122 @@ class LocateTask:
 
         Raises:
             FileRefusedError: a file is not what the table says, or lacks a key column.
+            NotAsFilesError: the stored values are too many.
             AccountingError: the batch has a key twice.
         """
-        files = sorted(self.groups[number], key=lambda file: file.path.encode())
+        files = sorted(filter(_has_rows, self.groups[number]), key=lambda file: file.path.encode())
         keys = [column for column in self.columns if column.key]
-        flags, marked = np.zeros(wanted.num_rows, bool), list[MarkedRows]()
+        names = [column.name for column in keys]
+        found, stale = (np.zeros(wanted.num_rows, bool) for _ in range(2))
+        marked, stored = list[MarkedRows](), _Stored(wanted.select(names))
         for some in _at_once(files, self.rows_at_once):
             starts = np.cumsum([0, *(file.rows for file in some)])
-            columns = self.storage.each(partial(self._key_columns, keys), some)
-            at = matched(pa.concat_tables(columns), wanted)
+            columns = self.storage.each(partial(self._read, keys), some)
+            at = matched(pa.concat_tables(columns), stored.keys)
             at[self.marks.deleted(some, starts)] = -1
-            rows = np.flatnonzero(at >= 0)
-            flags[at[rows]] = True
-            if len(rows):
-                marked.append(MarkedRows(some, starts, rows))
-        found = np.packbits(flags).tobytes()
+            here = MarkedRows(some, starts, np.flatnonzero(at >= 0))
+            if SEQUENCE_COLUMN in wanted.column_names and len(here.rows):
+                newer_here = self._is_newer(here, wanted[SEQUENCE_COLUMN].take(pa.array(at[here.rows])))
+                stale[at[here.rows[~newer_here]]] = True
+                here = here._replace(rows=here.rows[newer_here])
+            found[at[here.rows]] = True
+            if NEEDS_STORED in wanted.column_names:
+                needed = here.rows[wanted[NEEDS_STORED].to_numpy()[at[here.rows]]]
+                for rows, values in self._values(here._replace(rows=needed)):
+                    stored.add(at[rows], values)
+            if len(here.rows):
+                marked.append(here)
+        bits = [np.packbits(flags).tobytes() for flags in (found, stale)]
+        more = WrittenFile(found=bits[0], stale=bits[1], stored=stored.stream())
         for file in self.marks.write(marked, f"positions-{number}") if marked else [WrittenFile()]:
-            yield file._replace(found=found)
-            found = b""
+            yield file._replace(found=more.found, stale=more.stale, stored=more.stored)
+            more = WrittenFile(found=b"")
 
-    def _key_columns(self, keys: Sequence[FileColumn], file: DataFile) -> pa.Table:
-        """The keys of a file's rows, in their order."""
+    def _is_newer(self, rows: MarkedRows, ours: pa.ChunkedArray) -> Mask:
+        """Whether the batch's positions are newer than those of these rows."""
+        column = next(one for one in self.columns if one.source == SEQUENCE_COLUMN)
+        tables = self.storage.each(partial(self._read_rows, (column,)), [*rows.by_file()])
+        stored = pa.concat_tables(tables)[column.name]
+        return newer(ours.combine_chunks(), stored.combine_chunks())
+
+    def _values(self, marked: MarkedRows) -> Iterator[tuple[Places, pa.Table]]:
+        """The stored values of rows, file by file, with the rows' numbers."""
+        first = 0
+        for file, positions in marked.by_file():
+            yield marked.rows[first : first + len(positions)], self._read(self.stored, file, positions)
+            first += len(positions)
+
+    def _read_rows(self, columns: Sequence[FileColumn], rows: tuple[DataFile, Places]) -> pa.Table:
+        return self._read(columns, *rows)
+
+    def _read(self, columns: Sequence[FileColumn], file: DataFile, rows: Places | None = None) -> pa.Table:
+        """Columns of all rows of a file, or of those at these positions; one that it does not have is NULL.
+
+        Raises:
+            FileRefusedError: it is not what the table says, or lacks a key column.
+        """
         with (
             self.storage.reading(file.path) as source,
             pq.ParquetFile(source, pre_buffer=True, coerce_int96_timestamp_unit="us") as parquet,
         ):
-            names = {column.source: self.marks.column_name(column, parquet.schema_arrow) for column in keys}
+            names = [self.marks.column_name(column, parquet.schema_arrow) for column in columns]
             same = {
-                column.source: self.marks.partition_value(column, file)
-                for column in keys
-                if names[column.source] is None
+                column.name: self.marks.partition_value(column, file)
+                for column, name in zip(columns, names, strict=True)
+                if name is None
             }
-            missing = [name for name, value in same.items() if value is None]
+            missing = [one.source for one in columns if one.key and same.get(one.name, one) is None]
             if missing or parquet.metadata.num_rows != file.rows:
                 what = f"has no column {missing[0]}" if missing else f"has {parquet.metadata.num_rows} rows"
                 raise FileRefusedError(
                     f"the file {file.path} {what}, which is not what the table says of it", url=file.path
                 )
-            found = parquet.read(columns=[*filter(None, names.values())])
+            there = [name for name in names if name is not None]
+            found = _rows_of(parquet, there, rows) if there else pa.table({})
+        count = file.rows if rows is None else len(rows)
         arrays = [
-            pa.repeat(same[column.source], file.rows)
-            if column.source in same
-            else found[names[column.source]].cast(column.type)
-            for column in keys
+            _repeated(same[column.name], column.type, count) if name is None else column.cast(found[name])
+            for column, name in zip(columns, names, strict=True)
         ]
-        return pa.table(arrays, names=[column.name for column in keys])
+        return pa.table(arrays, names=[column.name for column in columns])
+
+
+def _repeated(value: pa.Scalar | None, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.nulls(count, kind) if value is None else pa.repeat(value, count)
+
+
+def _rows_of(parquet: pq.ParquetFile, names: Sequence[str], rows: Places | None) -> pa.Table:
+    """Columns of all rows, or of those at these positions; then only a part of the file is held at once."""
+    if rows is None:
+        return parquet.read(columns=names)
+    parts, first = list[pa.RecordBatch](), 0
+    for part in parquet.iter_batches(_READ_ROWS, columns=names):
+        low, high = np.searchsorted(rows, [first, first + part.num_rows])
+        if high > low:
+            parts.append(part.take(pa.array(rows[low:high] - first)))
+        first += part.num_rows
+    return pa.Table.from_batches(parts)
+
+
+class _Stored:
+    """Stored values of rows that need them, with their keys."""
+
+    def __init__(self, keys: pa.Table) -> None:
+        self.keys = keys
+        self._parts, self._size = list[pa.Table](), 0
+
+    def add(self, numbers: Places, values: pa.Table) -> None:
+        """Values of the rows whose keys have these numbers."""
+        part = self.keys.take(pa.array(numbers))
+        for name in values.column_names:
+            part = part.append_column(name, values[name])
+        self._parts.append(part)
+        self._size += part.nbytes
+        _check_stored(self._size)
+
+    def stream(self) -> bytes | None:
+        """As an Arrow IPC stream; None where there are none."""
+        return stream_of(pa.concat_tables(self._parts)) if self._parts else None
 
 
 @dataclass(frozen=True)
@@ -342,85 +430,63 @@ class SmallBatchTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The lines of both."""
         with reported():
-            lines = [*self.rows.written(batches)]
-            keys = joined_keys(lines)
-            for number in range(len(self.locate.groups)):
-                lines += self.locate.located(number, keys)
-            for one in lines:
-                yield _line(one)
+            for one in self._lines([*batches]):
+                yield _line(one._replace(stored=None))
 
-
-def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:
-    """Files in ``most`` groups of about as many rows each, or fewer where these have less than ``rows``."""
-    total = sum(file.rows for file in files)
-    count = max(1, min(most, len(files), total // rows)) if files else 0
-    groups: list[list[DataFile]] = [[] for _ in range(count)]
-    sizes = [0] * count
-    for file in sorted(files, key=lambda one: -one.rows):
-        least = sizes.index(min(sizes))
-        groups[least].append(file)
-        sizes[least] += file.rows
-    return tuple(tuple(group) for group in groups)
+    def _lines(self, batches: Sequence[pa.RecordBatch]) -> list[WrittenFile]:
+        compares = self.rows.rules.compares and bool(self.locate.groups)
+        lines = [*(KeysTask(self.rows).keys(batches) if compares else self.rows.written(batches))]
+        keys, locate = joined_keys(lines), locating(self.locate, self.rows.rules, lines)
+        lines += [one for number in range(len(locate.groups)) for one in locate.located(number, keys)]
+        return [*lines, *self.rows.given(lines).written(batches)] if compares else lines
 
 
 def joined_keys(rows: Sequence[WrittenFile]) -> pa.Table:
     """The keys of a batch in one table, those to upsert first."""
     streams = (*(one.upserts for one in rows), *(one.deletes for one in rows))
-    return pa.concat_tables([_read_stream(data) for data in streams if data is not None])
+    tables = [_read_stream(data) for data in streams if data is not None]
+    return pa.concat_tables(tables) if tables else pa.table({})
 
 
-class Found(NamedTuple):
-    """How many of a batch's keys, to upsert and to delete, the table has."""
+class FoundKeys(NamedTuple):
+    """Of each of a batch's keys, those to upsert first, whether its stored row is replaced, or newer."""
 
-    upserts: int
-    deletes: int
+    found: Mask
+    stale: Mask
 
 
-def found_keys(lines: Sequence[WrittenFile], *, upserts: int, keys: int, table: str) -> Found:
-    """What tasks found of so many keys, of which the first ``upserts`` are to upsert.
+def found_keys(lines: Sequence[WrittenFile]) -> FoundKeys:
+    """What tasks found of the keys that tasks gave.
 
     Raises:
         AccountingError: the table has several rows of one key.
     """
-    whole = np.zeros(keys, bool)
-    for one in lines:
-        whole |= np.unpackbits(np.frombuffer(one.found or b"", np.uint8), count=keys).astype(bool)
-    found, positions = int(whole.sum()), sum(one.rows for one in lines)
-    if found != positions:
+    keys = joined_keys(lines).num_rows
+    located = [one for one in lines if one.found is not None]
+    found = _any_of([one.found for one in located], keys)
+    stale = _any_of([one.stale for one in located], keys)
+    positions = sum(one.rows for one in located)
+    if found.sum() != positions or (found & stale).any():
         raise AccountingError(
-            f"the table has {positions} rows of {found} keys of the batch: another program wrote rows of "
-            "keys that were there already. Remove the rows that are too many; nothing was written",
-            table=table,
+            f"the table has {positions + stale.sum()} rows of {(found | stale).sum()} keys of the batch: "
+            "another program wrote rows of keys that were there already. Remove the rows that are too many; "
+            "nothing was written"
         )
-    return Found(int(whole[:upserts].sum()), int(whole[upserts:].sum()))
+    return FoundKeys(found, stale)
 
 
-def matched(rows: pa.Table, keys: pa.Table) -> Places:
-    """For each row the number of the key that it has, -1 for none; both have the same columns.
-
-    Columns are compared one after the other: what two columns have together becomes one number.
-    """
-    at, of = np.zeros(rows.num_rows, np.int64), np.zeros(keys.num_rows, np.int64)
-    known = of[:1]
-    for name in keys.column_names:
-        values = pc.unique(keys[name])
-        theirs, own = _codes(rows[name], values), _codes(keys[name], values)
-        if keys.num_columns == 1 and len(values) == keys.num_rows:
-            return theirs
-        known, of = np.unique(of * len(values) + own, return_inverse=True)
-        both = np.where((at >= 0) & (theirs >= 0), at * len(values) + theirs, -1)
-        place = np.minimum(np.searchsorted(known, both), max(0, len(known) - 1))
-        at = np.where(known[place] == both, place, -1) if len(known) else np.full(rows.num_rows, -1)
-    if len(known) != keys.num_rows:
-        raise AccountingError("a batch has one key twice; nothing was written")
-    number = np.empty(len(known), np.int64)
-    number[of] = np.arange(len(known))
-    return np.where(at >= 0, number[at], -1) if len(known) else at
+def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
+    """Whether some of these bits are set, for each of so many keys."""
+    whole = np.zeros(count, bool)
+    for bits in flags:
+        whole |= np.unpackbits(np.frombuffer(bits or b"", np.uint8), count=count).astype(bool)
+    return whole
 
 
-def _codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
-    found: Places = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
-    return found.astype(np.int64)
+def locating(task: LocateTask, rules: RowRules, lines: Sequence[WrittenFile]) -> LocateTask:
+    """The task with the columns whose stored values a batch needs, whose keys tasks gave."""
+    left_out = {name for one in lines for name in json.loads(one.details or "[]")} if rules.keeps else set()
+    return replace(task, stored=rules.stored_columns(task.columns, left_out))
 
 
 def _attempt() -> str:
@@ -430,16 +496,21 @@ def _attempt() -> str:
     return "0" if context is None else f"{context.partitionId()}-{context.taskAttemptId()}"
 
 
-def _file_sized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _file_sized(batches: Iterable[pa.RecordBatch], fields: list[str]) -> Iterator[pa.Table]:
     rows, size = list[pa.RecordBatch](), 0
     for batch in batches:
-        rows.append(batch.select(["_op", "key", "after"]))
+        # Bad records and events that are no row travel in payloads as well.
+        rows.append(batch.select(fields).filter(pc.is_in(batch["_op"], pa.array(ROW_KINDS))))
         size += rows[-1].nbytes
         if size >= _FILE_BYTES:
             yield pa.Table.from_batches(rows)
             rows, size = [], 0
     if rows:
         yield pa.Table.from_batches(rows)
+
+
+def _has_rows(file: DataFile) -> bool:
+    return file.rows > 0
 
 
 def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
@@ -454,18 +525,13 @@ def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
         yield some
 
 
-def _columns_of(rows: pa.ChunkedArray, columns: Sequence[FileColumn]) -> pa.Table:
-    arrays = [pc.struct_field(rows, [column.source]).cast(column.type) for column in columns]
-    for column, values in zip(columns, arrays, strict=True):
-        if column.required and values.null_count:
-            raise TargetError(
-                f"a row has no value in the column {column.source}, which takes no NULL; nothing was written"
-            )
-    return pa.table(arrays, schema=pa.schema([column.field for column in columns]))
+def _check_stored(size: int) -> None:
+    if size > _MOST_STORED:
+        raise NotAsFilesError(f"the batch needs more than {_MOST_STORED >> 20} MiB of stored values")
 
 
 def stream_of(keys: pa.Table) -> bytes:
-    """Keys as an Arrow IPC stream."""
+    """A table as an Arrow IPC stream."""
     out = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(out, keys.schema, options=options) as writer:
@@ -479,144 +545,5 @@ def _read_stream(data: bytes) -> pa.Table:
         return stream.read_all()
 
 
-@dataclass(frozen=True)
-class PositionFiles:
-    """Iceberg's marks: files of positions; columns are known by field id."""
-
-    files: NewFiles
-
-    def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """By its field id."""
-        number = str(column.field_id).encode()
-        return next((f.name for f in schema if (f.metadata or {}).get(_FIELD_ID) == number), None)
-
-    def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """As ``Marks`` says.
-
-        A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
-        """
-        deletes = dict.fromkeys(path for file in files for path in file.deletes)
-        found = self.files.storage.each(partial(self._deleted_by, files, starts), [*deletes])
-        return np.concatenate([np.empty(0, np.int64), *found])
-
-    def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
-        """The rows that one file of positions deletes."""
-        paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
-        found = [np.empty(0, np.int64)]
-        with (
-            self.files.storage.reading(deletes) as source,
-            pq.ParquetFile(source, pre_buffer=True, read_dictionary=["file_path"]) as parquet,
-        ):
-            for chunk in parquet.read(columns=["file_path", "pos"]).to_batches():
-                names = chunk.column("file_path")
-                file = _codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
-                rows = starts[file] + chunk.column("pos").to_numpy()
-                found.append(rows[file >= 0])
-        return np.concatenate(found)
-
-    def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:  # noqa: ARG002  (other formats' files leave such columns out)
-        """Iceberg's files have all columns."""
-        return None
-
-    def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """A file of positions for each partition, sorted by file and position."""
-        positions = dict[Partition, list[pa.Table]]()
-        for file, at in (one for some in marked for one in some.by_file()):
-            table = pa.table([pa.array([file.path] * len(at)), pa.array(at)], schema=POSITIONS)
-            positions.setdefault(file.partition, []).append(table)
-        for number, (partition, tables) in enumerate(positions.items()):
-            yield self.files.write(pa.concat_tables(tables), f"{part}-{number}", partition)
-
-
 def _line(file: WrittenFile) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([file._asdict()], schema=_FILES)
-
-
-# What the driver does for every format.
-
-
-def written(
-    batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, *, session: SparkSession
-) -> list[WrittenFile]:
-    """Write the rows of a batch to upsert, and mark those in ``files`` that it replaces and deletes."""
-    assert batch.payloads is not None  # noqa: S101  (``batch_reason``)
-    payloads = in_session(batch.payloads, session)
-    cores = session.sparkContext.defaultParallelism
-    groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
-    locate = LocateTask(groups, b"", rows.columns, marks, storage=rows.files.storage)
-    if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
-        return _run(payloads.coalesce(1), SmallBatchTask(rows, locate))
-    lines = _run(payloads.coalesce(cores), rows)
-    if not groups:
-        return lines
-    numbered = session.range(0, len(groups), 1, len(groups))
-    return lines + _run(numbered, replace(locate, batch_keys=stream_of(joined_keys(lines))))
-
-
-def _run(frame: DataFrame, task: RowsTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
-    return [WrittenFile(*line) for line in frame.mapInArrow(task, FILE_DDL).collect()]
-
-
-def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> tuple[ApplyResult, Found]:
-    """What a batch does, without a version, by what tasks wrote and found.
-
-    Raises:
-        AccountingError: that is not what the batch has, or a key has several rows.
-    """
-    name = str(batch.shape.source)
-    rows, positions = ([one for one in lines if (one.found is None) is kind] for kind in (True, False))
-    count = sum(one.rows for one in rows)
-    keys = joined_keys(rows).num_rows if rows else 0
-    if (count, keys) != (batch.upserts, batch.upserts + batch.deletes):
-        raise AccountingError(
-            f"{count} rows were written to files, of {keys} keys, and the batch has {batch.upserts} "
-            f"upserts and {batch.deletes} deletes; nothing is visible",
-            table=name,
-        )
-    found = found_keys(positions, upserts=batch.upserts, keys=keys, table=name)
-    inserted, absent = batch.upserts - found.upserts, batch.deletes - found.deletes
-    return ApplyResult(inserted, found.upserts, found.deletes, absent, ""), found
-
-
-# Where a batch goes. Each gives the reason for a MERGE.
-
-
-def batch_reason(batch: ReducedBatch) -> str | None:
-    """Why a batch is merged by MERGE, whatever the table; None where it need not be."""
-    if batch.payloads is None:
-        return "several ranges had events of one key, which were reduced once more"
-    reasons = {
-        "the batch empties the table": batch.truncates,
-        f"mode: {batch.mode}": batch.mode != "upsert",
-        "sequence_by: source": batch.sequenced,
-        "deletes: soft": batch.delete_mode != "hard",
-        "the source left out values that stay as they are": batch.keeps,
-        "several sources share the table": batch.shape.shard is not None,
-        f"the batch has more than {_MOST_KEYS:,} keys": batch.upserts + batch.deletes > _MOST_KEYS,
-    }
-    return next((text for text, holds in reasons.items() if holds), None)
-
-
-def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
-    """Why the table's columns, by name with their types, make it so."""
-    wanted = {column.name.lower(): column for column in batch.shape.columns}
-    beside = [name for name in present if name.lower() not in wanted]
-    if beside or len(present) != len(wanted):
-        return f"the table has other columns than the batch: {', '.join(beside) or 'some are missing'}"
-    for name, ddl in present.items():
-        column = wanted[name.lower()]
-        if not _is_widened(column.spark, ddl):
-            return f"the column {name} is {ddl}, and the batch has {column.spark}"
-        if column.key and ddl in _FLOATS:
-            return f"the key column {name} is {ddl}"
-    return None
-
-
-def _is_widened(narrow: str, wide: str) -> bool:
-    """Whether each value of a type is one of the other, as Arrow converts it."""
-    if narrow == wide or (narrow, wide) in _WIDER:
-        return True
-    if not (narrow.startswith("decimal") and wide.startswith("decimal")):
-        return False
-    old, new = arrow_of_spark(narrow), arrow_of_spark(wide)
-    return bool(old.scale == new.scale and old.precision <= new.precision)

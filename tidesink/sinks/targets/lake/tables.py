@@ -170,6 +170,7 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
 }
 # Up to this many rows a batch is shuffled into one partition: fewer tasks, and one new file.
 SMALL_BATCH: Final = 10_000
+_ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MATERIALIZE: Final = "spark.databricks.delta.merge.materializeSource"
 _BROADCAST: Final = "spark.sql.autoBroadcastJoinThreshold"
 _MEASURED_BROADCAST: Final = "spark.sql.adaptive.autoBroadcastJoinThreshold"
@@ -241,6 +242,17 @@ def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
                 session.conf.unset(name)
             else:
                 session.conf.set(name, before)
+
+
+@contextmanager
+def arrow_batches_of_rows(session: SparkSession) -> Iterator[None]:
+    """Python's tasks get rows of ``session`` by the thousand while this holds, not as few as payloads."""
+    usual = session.conf.get(_ARROW_ROWS)
+    session.conf.set(_ARROW_ROWS, "10000")
+    try:
+        yield
+    finally:
+        session.conf.set(_ARROW_ROWS, str(usual))
 
 
 def _know_settings(session: SparkSession) -> None:

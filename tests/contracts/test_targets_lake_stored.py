@@ -1,0 +1,158 @@
+"""Batches whose rows depend on what a lake's table has: files leave what MERGE leaves."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pytest
+
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, merged, progress, row, shape
+from tests.contracts.test_targets_shards import A, B, key, opened, rows
+from tests.contracts.test_targets_shards import row as shard_row
+from tests.full import FULL
+from tidesink.errors import AccountingError
+from tidesink.events import Column, ColumnType, TableId
+from tidesink.sinks.targets.lake import batches as lake_batches
+from tidesink.sinks.targets.lake import files as lake_files
+
+pytestmark = pytest.mark.spark
+
+OTHER: Final = TableId("shop", "merged")
+PLACE: Final = Column("place", ColumnType("varchar", length=20), handle=True)
+
+
+@dataclass
+class Watched:
+    """A table's writer of files; while ``merging`` it gives every batch to MERGE, else none."""
+
+    writer: Any
+    merging: bool = False
+
+    def plan(self, *given: Any) -> Any:
+        """The writer's plan."""
+        if self.merging:
+            return "a test says so"
+        plan = self.writer.plan(*given)
+        assert not isinstance(plan, str), plan
+        return plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.writer, name)
+
+
+def watched(table: Any, *, merging: bool = False) -> Watched:
+    """The writer of an open table from now on."""
+    table._files = Watched(table._files, merging)
+    return table._files  # type: ignore[no-any-return]  # the table is of either lake
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def lake(request: pytest.FixtureRequest) -> Bed:
+    """Both lakes in turn."""
+    found: Bed = request.getfixturevalue(request.param)
+    return found
+
+
+def case(lake: str, name: str, *, quick: bool = False, **mode: Any) -> Any:
+    return pytest.param(lake, mode, id=f"{lake}, {name}", marks=() if quick else FULL)
+
+
+MODES: Final = [
+    case("delta", "source", sequenced=True),
+    case("iceberg", "source", quick=True, sequenced=True),
+    case("iceberg", "source, reduced again", sequenced=True, packed=False),
+    case("delta", "source, reduced again", sequenced=True, packed=False),
+    case("delta", "left out", kept=("name",)),
+    case("iceberg", "left out", quick=True, kept=("name",)),
+    case("delta", "soft", delete_mode="soft", on_delete={"amount": 77}),
+    case("iceberg", "soft", delete_mode="soft"),
+    case("delta", "soft, left out", delete_mode="soft", kept=("name", "amount")),
+    case("iceberg", "soft, left out", quick=True, delete_mode="soft", kept=("name", "amount")),
+    case("delta", "source, soft", sequenced=True, delete_mode="soft"),
+    case("iceberg", "source, soft", sequenced=True, delete_mode="soft", on_delete={"amount": 77}),
+]
+
+
+@pytest.mark.parametrize(("lake", "mode"), MODES, indirect=["lake"])
+def test_any_stream_leaves_what_merge_leaves(
+    lake: Bed, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of keys of two columns, in batches of one task and of several; one table merges now and then."""
+    shapes = [shape(ID, PLACE, NAME, AMOUNT, table=name) for name in (TABLE, OTHER)]
+    soft = {"delete_mode": mode["delete_mode"]} if "delete_mode" in mode else {}
+    tables = [lake.target.open_table(one, pipeline="shop", **soft) for one in shapes]
+    writers = [watched(table, merging=table is tables[1]) for table in tables]
+    epochs = [table.claim().epoch for table in tables]
+    dice = random.Random(3)
+    for number in range(1, 6):
+        keys = dice.sample([(at, place) for at in range(6) for place in ("", "größe")], dice.randint(4, 9))
+        gone = [key for key in keys if dice.random() < 0.4]
+        rows = [
+            {"id": at, "place": place, "name": dice.choice([None, "x", "y"]), "amount": number}
+            for at, place in keys
+            if (at, place) not in gone
+        ]
+        deletes = [{"id": at, "place": place} for at, place in gone]
+        given = {name: value for name, value in mode.items() if name not in ("sequenced", "kept", "packed")}
+        if "sequenced" in mode:
+            given["at"] = [dice.randint(1, 9) for _ in keys]
+        if "kept" in mode and number % 2:
+            given |= {"kept": mode["kept"], "lenient": True, "after_delete": number == 5}
+        writers[0].merging = number == 3
+        monkeypatch.setattr(lake_batches, "SMALL_BATCH", -1 if number % 2 else 10_000)
+        batches = [lake.batch(one, rows, deletes, **given) for one in shapes]
+        if not mode.get("packed", True):
+            batches = [merged(one) for one in batches]
+        results = [
+            table.apply(batch, progress(epoch, number, table=batch.shape.table))
+            for table, epoch, batch in zip(tables, epochs, batches, strict=True)
+        ]
+        assert replace(results[0], version="") == replace(results[1], version="")
+        found = [
+            sorted(lake.read(name), key=lambda one: (one["id"], one["place"])) for name in (TABLE, OTHER)
+        ]
+        assert found[0] == found[1], number
+
+
+def test_an_older_row_beside_a_second_one_of_its_key_stops_the_table(lake: Bed) -> None:
+    table = lake.target.open_table(shape(), pipeline="shop")
+    epoch = table.claim().epoch
+    table.apply(lake.batch(shape(), [row(1)], at=[10]), progress(epoch, 1))
+    assert lake.spark is not None
+    location = table.location  # type: ignore[attr-defined]  # a lake's table has one
+    lake.spark.sql(f"INSERT INTO {location} VALUES (1, 'theirs', 9, NULL, NULL)")  # noqa: S608
+    watched(table)
+    with pytest.raises(AccountingError, match="another program wrote rows"):
+        table.apply(lake.batch(shape(), [row(1, "c")], at=[20]), progress(epoch, 2))
+    assert table.committed() == progress(epoch, 1)
+
+
+def test_more_stored_values_than_pass_the_driver_are_merged(
+    lake: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = lake.target.open_table(shape(), pipeline="shop")
+    epoch = table.claim().epoch
+    table.apply(lake.batch(shape(), [row(1, "long"), row(2)]), progress(epoch, 1))
+    batch = lake.batch(shape(), [row(1, None, 5)], [{"id": 2}], kept=("name",))
+    monkeypatch.setattr(lake_batches, "SMALL_BATCH", -1)
+    monkeypatch.setattr(lake_files, "_MOST_STORED", 3)
+    result = table.apply(batch, progress(epoch, 2))
+    assert (result.updated, result.deleted) == (1, 1)
+    assert lake.rows() == [row(1, "long", 5)]
+
+
+def test_shards_of_a_table_are_written_as_files(lake: Bed) -> None:
+    tables = [opened(lake, source) for source in (A, B)]
+    for (table, given), source in zip(tables, (A, B), strict=True):
+        table.claim()
+        watched(table)
+        table.apply(
+            lake.batch(given, [shard_row(source, 1), shard_row(source, 2)]), progress(1, 1, table=source)
+        )
+    (table, given), _ = tables
+    batch = lake.batch(given, [shard_row(A, 1, "b")], [key(A, 2), key(A, 3)])
+    result = table.apply(batch, progress(1, 2, table=A))
+    assert (result.updated, result.deleted, result.absent) == (1, 1, 1)
+    assert rows(lake) == [shard_row(A, 1, "b"), shard_row(B, 1), shard_row(B, 2)]

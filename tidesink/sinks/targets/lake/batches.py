@@ -1,0 +1,193 @@
+"""A batch as files of a lake's table, on the driver: whether it can be, the tasks that run, what they did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidesink.errors import AccountingError, TidesinkError
+from tidesink.sinks.spark.session import in_session
+from tidesink.sinks.targets.base import (
+    SEQUENCE_COLUMN,
+    SEQUENCE_DDL,
+    SOFT_DELETE_COLUMN,
+    ApplyResult,
+    ReducedBatch,
+)
+from tidesink.sinks.targets.lake.files import (
+    FILE_DDL,
+    DataFile,
+    KeysTask,
+    LocateTask,
+    Marks,
+    RowsTask,
+    SmallBatchTask,
+    WrittenFile,
+    found_keys,
+    joined_keys,
+    locating,
+    stream_of,
+)
+from tidesink.sinks.targets.lake.tables import SMALL_BATCH, arrow_batches_of_rows
+from tidesink.typemap.arrow import arrow_of_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# The keys of a batch go to each task that locates them.
+_MOST_KEYS: Final = 2_000_000
+# A task that locates keys reads those of about so many rows.
+_ROWS_A_TASK: Final = 500_000
+# Names of what compresses Parquet files, with Arrow's.
+CODECS: Final[Mapping[str, str]] = {
+    "zstd": "zstd",
+    "snappy": "snappy",
+    "gzip": "gzip",
+    "uncompressed": "none",
+    "none": "none",
+}
+# Types whose equality is not that of their bits.
+_FLOATS: Final = ("float", "double")
+_WIDER: Final = frozenset({("int", "bigint"), ("float", "double")})
+# Key columns of these types leave out files by the range of a batch's keys.
+RANGES: Final = ("int", "bigint", "string")
+
+
+def written(
+    batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, *, session: SparkSession
+) -> tuple[list[WrittenFile], BatchCounts]:
+    """Write what the rows of a batch become, and mark those in ``files`` that it replaces and deletes.
+
+    Raises:
+        AccountingError: what tasks wrote is not what the batch has, or the table has several rows of a key.
+        NotAsFilesError: the batch needs too many stored values.
+    """
+    try:
+        lines = _written(batch, files, rows, marks, session)
+        return lines, counted(batch, lines)
+    except TidesinkError as exc:
+        exc.with_context(table=str(batch.shape.source))
+        raise
+
+
+def _written(
+    batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, session: SparkSession
+) -> list[WrittenFile]:
+    rows, frame = replace(rows, packed=batch.payloads is not None), batch.payloads or batch.frame
+    assert frame is not None  # noqa: S101  (``batch_reason``)
+    given = in_session(frame, session)
+    cores = session.sparkContext.defaultParallelism
+    groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
+    locate = LocateTask(groups, b"", rows.columns, marks, storage=rows.files.storage)
+    with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
+        if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
+            return _run(given.coalesce(1), SmallBatchTask(rows, locate))
+        compares = rows.rules.compares and bool(groups)
+        lines = _run(given.coalesce(cores), KeysTask(rows) if compares else rows)
+        if groups:
+            locate = replace(locating(locate, rows.rules, lines), batch_keys=stream_of(joined_keys(lines)))
+            lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
+        return lines + _run(given.coalesce(cores), rows.given(lines)) if compares else lines
+
+
+def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
+    return [WrittenFile(*line) for line in frame.mapInArrow(task, FILE_DDL).collect()]
+
+
+class BatchCounts(NamedTuple):
+    """What a batch does, without a version; the rows that its files have, and the rows that it marks."""
+
+    result: ApplyResult
+    rows: int
+    marked: int
+
+
+def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
+    """What a batch does by what tasks wrote and found.
+
+    Raises:
+        AccountingError: that is not what the batch has, or a key has several rows.
+    """
+    keys = joined_keys(lines).num_rows
+    found, stale = found_keys(lines)
+    replaced, deleted = int(found[: batch.upserts].sum()), int(found[batch.upserts :].sum())
+    if batch.sequenced:
+        left, replaced = int(stale.sum()), replaced + deleted
+        result = ApplyResult(keys - replaced - left, replaced, 0, 0, "", left)
+        counts = BatchCounts(result, result.upserted, replaced)
+    else:
+        result = ApplyResult(batch.upserts - replaced, replaced, deleted, batch.deletes - deleted, "")
+        marks = deleted if batch.delete_mode == "soft" else 0
+        counts = BatchCounts(result, batch.upserts + marks, replaced + deleted)
+    rows = sum(one.rows for one in lines if one.found is None)
+    if (rows, keys) != (counts.rows, batch.upserts + batch.deletes):
+        raise AccountingError(
+            f"{rows} rows were written to files, of {keys} keys, and the batch has {batch.upserts} upserts "
+            f"and {batch.deletes} deletes, for {counts.marked} of which there was a row to replace, and for "
+            f"{result.stale} a newer one; nothing is visible"
+        )
+    return counts
+
+
+# Where a batch goes. Each gives the reason for a MERGE.
+
+
+def batch_reason(batch: ReducedBatch) -> str | None:
+    """Why a batch is merged by MERGE, whatever the table; None where it need not be."""
+    reasons = {
+        # In the source's order several ranges may have events of one key, which are reduced once more.
+        "the batch has no payloads": batch.payloads is None and not (batch.sequenced and batch.frame),
+        "the batch empties the table": batch.truncates,
+        f"mode: {batch.mode}": batch.mode != "upsert",
+        "sequence_by: source, and the source left out values": batch.sequenced and batch.keeps,
+        f"the batch has more than {_MOST_KEYS:,} keys": batch.upserts + batch.deletes > _MOST_KEYS,
+    }
+    return next((text for text, holds in reasons.items() if holds), None)
+
+
+def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
+    """Why the table's columns, by name with their types, make it so."""
+    wanted = {column.name.lower(): column for column in batch.shape.columns}
+    own = {SEQUENCE_COLUMN: SEQUENCE_DDL} if batch.sequenced else {}
+    # Also after a change back to hard deletes, the mark is there.
+    if batch.sequenced or batch.delete_mode == "soft" or SOFT_DELETE_COLUMN in present:
+        own[SOFT_DELETE_COLUMN] = "boolean"
+    unlike = next((name for name, ddl in own.items() if present.get(name) != ddl), None)
+    if unlike is not None:
+        return f"the table has no column {unlike} {own[unlike]}"
+    beside = [name for name in present if name.lower() not in wanted and name not in own]
+    if beside or len(present) != len(wanted) + len(own):
+        return f"the table has other columns than the batch: {', '.join(beside) or 'some are missing'}"
+    for name, column in ((name, wanted[name.lower()]) for name in present if name not in own):
+        ddl = present[name]
+        if not _is_widened(column.spark, ddl):
+            return f"the column {name} is {ddl}, and the batch has {column.spark}"
+        if column.key and ddl in _FLOATS:
+            return f"the key column {name} is {ddl}"
+    return None
+
+
+def _is_widened(narrow: str, wide: str) -> bool:
+    """Whether each value of a type is one of the other, as Arrow converts it."""
+    if narrow == wide or (narrow, wide) in _WIDER:
+        return True
+    if not (narrow.startswith("decimal") and wide.startswith("decimal")):
+        return False
+    old, new = arrow_of_spark(narrow), arrow_of_spark(wide)
+    return bool(old.scale == new.scale and old.precision <= new.precision)
+
+
+def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:
+    """Files in ``most`` groups of about as many rows each, or fewer where these have less than ``rows``."""
+    total = sum(file.rows for file in files)
+    count = max(1, min(most, len(files), total // rows)) if files else 0
+    groups: list[list[DataFile]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for file in sorted(files, key=lambda one: -one.rows):
+        least = sizes.index(min(sizes))
+        groups[least].append(file)
+        sizes[least] += file.rows
+    return tuple(tuple(group) for group in groups)

@@ -1,0 +1,342 @@
+"""What the rows of a batch become in a lake's files, by the rows that the table has of their keys.
+
+By ``RowRules`` a batch may need to know of stored rows before its own are written:
+
+- in the source's order their position: what is not newer than the stored row leaves it alone;
+- where the source left out values, those values;
+- under ``deletes: soft`` the whole rows that are to be marked.
+
+The law is that of ``lake.merge``'s statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.errors import AccountingError, TargetError, ValueNotStoredError
+from tidesink.sinks.spark.errors import NOT_STORED
+from tidesink.sinks.spark.payloads import DELETE, UPSERT
+from tidesink.sinks.targets.base import (
+    OWN_COLUMNS,
+    PLACE_COLUMNS,
+    SEQUENCE_COLUMN,
+    SOFT_DELETE_COLUMN,
+    ReducedBatch,
+)
+
+# In the metadata of an Arrow field: its number in a Parquet file.
+FIELD_ID: Final = b"PARQUET:field_id"
+Places = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+# In a table of keys: whether the row needs values of the stored one.
+NEEDS_STORED: Final = "_tidesink_needs_stored"
+
+
+def field_of(name: str, kind: pa.DataType, number: int | None, *, nullable: bool = True) -> pa.Field:
+    """A field with its number in Parquet files, where it has one."""
+    return pa.field(name, kind, nullable, None if number is None else {FIELD_ID: str(number).encode()})
+
+
+def sequence_type(members: Sequence[tuple[str, int | None]], element: int | None = None) -> pa.DataType:
+    """The type of ``SEQUENCE_COLUMN`` in files, whose members have these names and numbers."""
+    types = (
+        pa.list_(field_of("element", pa.int64(), element)),
+        pa.bool_(),
+        pa.int32(),
+        pa.int64(),
+        pa.int32(),
+    )
+    return pa.struct([field_of(name, kind, at) for (name, at), kind in zip(members, types, strict=True)])
+
+
+class FileColumn(NamedTuple):
+    """A column of a table's Parquet files; ``source`` is its name in the batch, whose key it may be of.
+
+    ``field_id``: None where the table has no field ids.
+    """
+
+    name: str
+    source: str
+    type: pa.DataType
+    field_id: int | None
+    required: bool
+    key: bool
+
+    @property
+    def field(self) -> pa.Field:
+        """As Arrow writes it."""
+        return field_of(self.name, self.type, self.field_id, nullable=not self.required)
+
+    def cast(self, values: pa.Array) -> pa.Array:
+        """pa.Array as the column has them, of a narrower type or with other names within."""
+        if not pa.types.is_struct(self.type):
+            return values.cast(self.type)
+        whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        members = [one.cast(field.type) for one, field in zip(whole.flatten(), self.type, strict=True)]
+        return pa.StructArray.from_arrays(members, fields=[*self.type], mask=whole.is_null())
+
+
+class StoredRows(NamedTuple):
+    """What a table has of a batch's keys; both tables have the key columns.
+
+    ``stale``: keys whose stored row is newer. ``rows``: the stored values that the batch needs.
+    """
+
+    stale: pa.Table
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """How a batch's rows become rows of a table, in ``ReducedBatch``'s words; ``soft``: deletes are."""
+
+    sequenced: bool = False
+    soft: bool = False
+    keeps: bool = False
+    lenient: bool = False
+    on_delete: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, batch: ReducedBatch) -> RowRules:
+        """The rules of a batch. Without deletes it does not matter what they are."""
+        return cls(
+            batch.sequenced,
+            batch.delete_mode == "soft" and batch.deletes > 0,
+            batch.keeps,
+            batch.lenient,
+            frozenset(name.lower() for name in batch.on_delete),
+        )
+
+    @property
+    def compares(self) -> bool:
+        """Whether stored rows must be known before rows are written."""
+        return self.sequenced or self.soft or self.keeps
+
+    @property
+    def fields(self) -> list[str]:
+        """The columns of a payload that are used."""
+        kept = ("_kept", "_after_delete", *PLACE_COLUMNS) if self.keeps else ()
+        return ["_op", "key", "after", *(("_seq",) if self.sequenced else ()), *kept]
+
+    def stored_columns(self, columns: Sequence[FileColumn], kept: Collection[str]) -> tuple[FileColumn, ...]:
+        """Those whose stored values are needed, where rows leave out the ``kept`` ones."""
+        return tuple(
+            column
+            for column in columns
+            if not column.key
+            and (
+                (column.source == SOFT_DELETE_COLUMN and self.keeps)
+                or column.source in kept
+                or (self.soft and column.source.lower() not in {*OWN_COLUMNS, *self.on_delete})
+            )
+        )
+
+    def left_out(self, rows: pa.Table) -> list[str]:
+        """The columns that some row leaves out."""
+        found: list[str] = pc.unique(pc.list_flatten(rows["_kept"])).to_pylist() if self.keeps else []
+        return found
+
+    def keys(self, rows: pa.Table, columns: Sequence[FileColumn]) -> tuple[pa.Table, pa.Table]:
+        """The keys to upsert and to delete, with what is compared with stored rows.
+
+        Raises:
+            TargetError: a key has no value.
+        """
+        found = _keys_of(rows, columns)
+        if self.sequenced:
+            found = found.append_column(SEQUENCE_COLUMN, rows["_seq"])
+        if self.soft or self.keeps:
+            needs = pc.equal(rows["_op"], DELETE) if self.soft else pa.array(np.zeros(len(rows), bool))
+            if self.keeps:
+                lengths = pc.fill_null(pc.list_value_length(rows["_kept"]), 0)
+                needs = pc.or_(needs, pc.greater(lengths, 0))
+            found = found.append_column(NEEDS_STORED, needs)
+        upserts, deletes = (found.filter(pc.equal(rows["_op"], kind)) for kind in (UPSERT, DELETE))
+        return upserts, deletes
+
+    def written(
+        self, rows: pa.Table, columns: Sequence[FileColumn], stored: StoredRows | None = None
+    ) -> pa.Table:
+        """The rows that are written to files for a batch's; ``stored`` is None where nothing is.
+
+        Raises:
+            ValueNotStoredError: a row leaves out a value that the table does not have.
+            TargetError: a row has no value in a column that takes no NULL.
+        """
+        at = np.full(rows.num_rows, -1)
+        if stored is not None:
+            keys = _keys_of(rows, columns)
+            fresh = pa.array(matched(keys, stored.stale) < 0)
+            rows, keys = rows.filter(fresh), keys.filter(fresh)
+            at = matched(keys, stored.rows.select(keys.column_names))
+        deletes = _mask(pc.equal(rows["_op"], DELETE))
+        if not self.sequenced:
+            wanted = ~deletes | (self.soft & (at >= 0))
+            rows, at, deletes = rows.filter(pa.array(wanted)), at[wanted], deletes[wanted]
+        found = self._found(rows, at, deletes, columns, None if stored is None else stored.rows)
+        arrays = [found.values(column) for column in columns]
+        for column, values in zip(columns, arrays, strict=True):
+            _check_values(column, values)
+        return pa.table(arrays, schema=pa.schema([column.field for column in columns]))
+
+    def _found(
+        self,
+        rows: pa.Table,
+        at: Places,
+        deletes: Mask,
+        columns: Sequence[FileColumn],
+        stored: pa.Table | None,
+    ) -> _Found:
+        kept = at >= 0
+        if self.keeps:
+            kept &= ~_mask(rows["_after_delete"])
+            marked = next((column.name for column in columns if column.source == SOFT_DELETE_COLUMN), None)
+            if stored is not None and marked in stored.column_names:  # none is where no row was found
+                kept &= ~_mask(_taken(stored[marked], at))
+        return _Found(rows, at, deletes, kept, stored, self)
+
+
+class _Found(NamedTuple):
+    """Rows to write; ``at`` is the number of the stored row of each, -1 for none.
+
+    ``kept``: the stored row is there, and was not deleted since.
+    """
+
+    rows: pa.Table
+    at: Places
+    deletes: Mask
+    kept: Mask
+    stored: pa.Table | None
+    rules: RowRules
+
+    def values(self, column: FileColumn) -> pa.Array:
+        """What is written to a column."""
+        if column.source == SOFT_DELETE_COLUMN:
+            return pa.array(self.deletes)
+        if column.source == SEQUENCE_COLUMN:
+            return column.cast(self.rows["_seq"])
+        part = self.rows["key" if column.key else "after"]
+        sent = column.cast(pc.struct_field(part, [column.source]))
+        if column.key:
+            return sent
+        omitted = self._omitted(column.source)
+        absent = omitted & ~self.kept
+        if absent.any() and not self.rules.lenient:
+            raise self._not_stored(int(np.argmax(absent)))
+        stays = omitted & self.kept
+        if self.rules.soft and column.source.lower() not in self.rules.on_delete:
+            stays |= self.deletes & (self.at >= 0)
+        if self.stored is not None and stays.any():
+            sent = pc.if_else(pa.array(stays), _taken(self.stored[column.name], self.at), sent)
+        return sent
+
+    def _omitted(self, name: str) -> Mask:
+        """The rows whose value of a column the source left out."""
+        found = np.zeros(self.rows.num_rows, bool)
+        if self.rules.keeps:
+            names = self.rows["_kept"].combine_chunks()
+            here = _mask(pc.equal(pc.list_flatten(names), name))
+            found[pc.list_parent_indices(names).to_numpy()[here]] = True
+        return found
+
+    def _not_stored(self, row: int) -> ValueNotStoredError:
+        """The error of a row."""
+        names = ", ".join(self.rows["_kept"][row].as_py())
+        place = {name.removeprefix("_"): self.rows[name][row].as_py() for name in PLACE_COLUMNS}
+        return ValueNotStoredError(NOT_STORED.format(columns=names), **place)
+
+
+def newer(ours: pa.StructArray, stored: pa.StructArray) -> Mask:
+    """Whether each position (``SEQUENCE_DDL``) is greater than the stored one; so it is than none."""
+    longest = max(_longest(ours), _longest(stored))
+    order = np.zeros(len(ours), np.int8)
+    for one, other in zip(_numbers(ours, longest), _numbers(stored, longest), strict=True):
+        order = np.where(order == 0, (one > other).astype(np.int8) - (one < other), order)
+    found: Mask = (order > 0) | ~_mask(stored.is_valid())
+    return found
+
+
+def _longest(positions: pa.StructArray) -> int:
+    return pc.max(pc.list_value_length(positions.flatten()[0])).as_py() or 0
+
+
+def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[Any]]:
+    """The numbers that positions are compared by, one after the other: a longer list is the greater one."""
+    source, *others = positions.flatten()
+    starts, counts = source.offsets.to_numpy()[:-1], _integers(pc.list_value_length(source))
+    values = _integers(source.values)
+    for at in range(longest):
+        there = at < counts
+        number = np.full(len(there), -1)
+        number[there] = values[(starts + at)[there]]
+        yield from (there, number)
+    yield from map(_integers, others)
+
+
+def _integers(numbers: pa.Array) -> Places:
+    """Numbers from 0 up; null is less than all."""
+    found: Places = pc.fill_null(numbers.cast(pa.int64()), -1).to_numpy()
+    return found
+
+
+def _keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
+    """The keys; never null, whatever the table's columns take: a null one would be found by no batch."""
+    keys = [column._replace(required=True) for column in columns if column.key]
+    arrays = [column.cast(pc.struct_field(rows["key"], [column.source])) for column in keys]
+    for column, values in zip(keys, arrays, strict=True):
+        _check_values(column, values)
+    return pa.table(arrays, schema=pa.schema([column.field for column in keys]))
+
+
+def _check_values(column: FileColumn, values: pa.Array) -> None:
+    if column.required and values.null_count:
+        raise TargetError(
+            f"a row has no value in the column {column.source}, which takes no NULL; nothing was written"
+        )
+
+
+def _taken(values: pa.ChunkedArray, at: Places) -> pa.ChunkedArray:
+    """The values at these places, null where there is none."""
+    return values.take(pa.array(at, mask=at < 0))
+
+
+def _mask(flags: pa.Array) -> Mask:
+    """True flags; null is false."""
+    found: Mask = np.asarray(pc.fill_null(flags, False), bool)
+    return found
+
+
+def matched(rows: pa.Table, keys: pa.Table) -> Places:
+    """For each row the number of the key that it has, -1 for none; both have the same columns.
+
+    Columns are compared one after the other: what two columns have together becomes one number.
+    """
+    at, of = np.zeros(rows.num_rows, np.int64), np.zeros(keys.num_rows, np.int64)
+    known = of[:1]
+    for name in keys.column_names:
+        values = pc.unique(keys[name])
+        theirs, own = codes(rows[name], values), codes(keys[name], values)
+        if keys.num_columns == 1 and len(values) == keys.num_rows:
+            return theirs
+        known, of = np.unique(of * len(values) + own, return_inverse=True)
+        both = np.where((at >= 0) & (theirs >= 0), at * len(values) + theirs, -1)
+        place = np.minimum(np.searchsorted(known, both), max(0, len(known) - 1))
+        at = np.where(known[place] == both, place, -1) if len(known) else np.full(rows.num_rows, -1)
+    if len(known) != keys.num_rows:
+        raise AccountingError("a batch has one key twice; nothing was written")
+    number = np.empty(len(known), np.int64)
+    number[of] = np.arange(len(known))
+    return np.where(at >= 0, number[at], -1) if len(known) else at
+
+
+def codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
+    """For each value its number among distinct ones, -1 for none."""
+    found: Places = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
+    return found.astype(np.int64)
