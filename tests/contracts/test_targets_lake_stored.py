@@ -9,11 +9,15 @@ from typing import Any, Final
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, merged, progress, row, shape
+from tests.contracts.test_targets_delta_partitions import made as delta_made
+from tests.contracts.test_targets_iceberg_partitions import made as iceberg_made
 from tests.contracts.test_targets_shards import A, B, key, opened, rows
 from tests.contracts.test_targets_shards import row as shard_row
 from tests.full import FULL
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.delta.table import DeltaTarget
 from tidesink.sinks.targets.lake import batches as lake_batches
 from tidesink.sinks.targets.lake import files as lake_files
 
@@ -141,6 +145,53 @@ def test_more_stored_values_than_pass_the_driver_are_merged(
     result = table.apply(batch, progress(epoch, 2))
     assert (result.updated, result.deleted) == (1, 1)
     assert lake.rows() == [row(1, "long", 5)]
+
+
+def test_what_stays_of_partitions_is_known(lake: Bed) -> None:
+    """Delta's files leave out the columns of partitions: the log has their values."""
+    given = shape(ID, PLACE, NAME, AMOUNT)
+    make = delta_made if isinstance(lake.target, DeltaTarget) else iceberg_made
+    make(lake, given, "name, place")
+    table = lake.target.open_table(given, pipeline="shop", delete_mode="soft")
+    epoch = table.claim().epoch
+    watched(table)
+    rows = [
+        {"id": at, "place": place, "name": name, "amount": at}
+        for at, place, name in ((1, "a b", "x/y"), (2, "größe", None), (3, "a b", "z"), (4, "c", "x/y"))
+    ]
+    table.apply(lake.batch(given, rows, delete_mode="soft"), progress(epoch, 1))
+    keys = [{"id": one["id"], "place": one["place"]} for one in rows]
+    left_out = lake.batch(
+        given,
+        [{**rows[0], "name": None, "amount": 10}, {**rows[1], "name": None, "amount": 20}],
+        [keys[2]],
+        delete_mode="soft",
+        kept=("name",),
+    )
+    table.apply(left_out, progress(epoch, 2))
+    found = [{**rows[0], "amount": 10}, {**rows[1], "amount": 20}, rows[2], rows[3]]
+    assert lake.rows() == [one | {SOFT_DELETE_COLUMN: at == 2} for at, one in enumerate(found)]
+    later = lake.batch(given, [{**rows[0], "name": "new"}], [keys[3]], delete_mode="soft", at=[9, 9])
+    assert table.apply(later, progress(epoch, 3)).updated == 2
+    older = lake.batch(given, [{**rows[0], "name": "old"}], [], delete_mode="soft", at=[8])
+    assert table.apply(older, progress(epoch, 4)).stale == 1
+    found[0] = {**rows[0], "name": "new"}
+    names = [*found[0], SOFT_DELETE_COLUMN]
+    assert [{name: one[name] for name in names} for one in lake.rows()] == [
+        one | {SOFT_DELETE_COLUMN: at >= 2} for at, one in enumerate(found)
+    ]
+
+
+def test_a_table_of_keys_alone_has_soft_deletes(lake: Bed) -> None:
+    given = shape(ID, PLACE)
+    table = lake.target.open_table(given, pipeline="shop", delete_mode="soft")
+    epoch = table.claim().epoch
+    watched(table)
+    rows = [{"id": at, "place": "a"} for at in (1, 2)]
+    table.apply(lake.batch(given, rows, delete_mode="soft"), progress(epoch, 1))
+    result = table.apply(lake.batch(given, [], rows[:1], delete_mode="soft"), progress(epoch, 2))
+    assert (result.deleted, result.absent) == (1, 0)
+    assert lake.rows() == [one | {SOFT_DELETE_COLUMN: one["id"] == 1} for one in rows]
 
 
 def test_shards_of_a_table_are_written_as_files(lake: Bed) -> None:

@@ -115,6 +115,34 @@ def test_each_target_says_what_it_cannot_do(target: str, kinds: set[str]) -> Non
     assert found.get("rescale", ("id", "big")) == ("id", "big")
 
 
+@pytest.mark.parametrize(
+    ("target", "more", "properties", "said"),
+    [
+        ("delta", {"mode": "history"}, {}, "mode: history"),
+        ("iceberg", {"mode": "append"}, {}, None),
+        ("iceberg", {"sequence_by": "source"}, {}, None),
+        ("delta", {}, {"delta.enableDeletionVectors": "false"}, "delta.enableDeletionVectors: false"),
+        ("delta", {}, {"delta.columnMapping.mode": "name", "delta.appendOnly": "FALSE"}, None),
+        ("iceberg", {}, {"format-version": "3"}, "format-version: 3"),
+        ("iceberg", {}, {"format-version": "2", "write.merge.mode": "merge-on-read"}, None),
+    ],
+)
+def test_lakes_say_which_batches_are_merged(
+    target: str, more: dict[str, Any], properties: dict[str, str], said: str | None
+) -> None:
+    settings = {**TARGET[target], "table-properties": properties}
+    config = right({**changed(CANAL_JSON, defaults=more), "target": settings})
+    found = preflight_of(config, ALL, ["id"]).limits
+    texts = [limit.text for limit in found if limit.kind == "merge"]
+    assert len(texts) == (said is not None)
+    assert all(said is not None and said in text for text in texts)
+
+
+def test_a_float_in_a_key_is_merged() -> None:
+    by_float = shape(key("at", "double"), Column("name", ColumnType("varchar", length=20)))
+    assert preflight(config_of("delta"), by_float)["merge"] == ("at",)
+
+
 def test_every_target_is_asked() -> None:
     assert TARGET.keys() == TARGETS.keys()
 

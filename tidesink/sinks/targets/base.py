@@ -468,6 +468,7 @@ class TargetModule(Protocol):
 LimitKind = Literal[
     "exactly-once",
     "keeps-rows",
+    "merge",
     "nul-in-text",
     "row-length",
     "key-length",
@@ -517,22 +518,6 @@ class PreflightChecks(ABC):
             SchemaRefusedError: there can be no such table, whatever is there already.
             ConfigError: the pipeline cannot have it there.
         """
-
-
-class SparkPreflight(PreflightChecks):
-    """Of tables with Spark's types; ``check`` refuses a shape of which there can be none."""
-
-    def __init__(self, check: Callable[[TableShape], None]) -> None:
-        self._check = check
-
-    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """As Spark has it."""
-        return column.spark
-
-    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:  # noqa: ARG002
-        """Nothing more than the capabilities say; raises as ``PreflightChecks`` says."""
-        self._check(shape)
-        return PreflightResult()
 
 
 class Reserved(NamedTuple):

@@ -74,13 +74,14 @@ _FEATURES: Final = frozenset(
         "vacuumProtocolCheck",
     }
 )
-# Properties of a table with their defaults, and the values under which a batch is written as files.
-_PROPERTIES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "delta.enableDeletionVectors": ("false", ("true",)),
-    "delta.appendOnly": ("false", ("false",)),
-    "delta.enableChangeDataFeed": ("false", ("false",)),
-    "delta.columnMapping.mode": ("none", ("none", "name")),
+# Properties of a table, and their values under which a batch is written as files.
+FILE_PROPERTIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "delta.enableDeletionVectors": ("true",),
+    "delta.appendOnly": ("false",),
+    "delta.enableChangeDataFeed": ("false",),
+    "delta.columnMapping.mode": ("none", "name"),
 }
+_DEFAULTS: Final = {"delta.columnMapping.mode": "none"}
 _CONSTRAINTS: Final = "delta.constraints."
 # In a column's metadata: what Delta or Spark checks or computes when a row is written.
 _CHECKED: Final = (*GENERATED, "delta.invariants", "__CHAR_VARCHAR_TYPE_STRING")
@@ -437,9 +438,9 @@ def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[
         if present[name] in _UNFIT_PARTITIONS:
             return f"the partition column {name} is {present[name]}"
     known = metadata.configuration()
-    for name, (default, wanted) in _PROPERTIES.items():
+    for name, wanted in FILE_PROPERTIES.items():
         value = known.get(name)
-        said = str(value.get()) if value.isDefined() else default
+        said = str(value.get()) if value.isDefined() else _DEFAULTS.get(name, "false")
         if said.lower() not in wanted:
             return f"the table's property {name} is {said}"
     names = str(known.keySet().mkString("\n")).splitlines()

@@ -33,17 +33,17 @@ from tidesink.sinks.targets.base import (
     EvolveResult,
     ReducedBatch,
     SchemaGap,
-    SparkPreflight,
     check_order,
     check_shape,
 )
 from tidesink.sinks.targets.column_changes import Evolution, gap_of, plan_evolution
 from tidesink.sinks.targets.delta import ledger, schema, writes
-from tidesink.sinks.targets.delta.files import FilePlan, FileWriter
+from tidesink.sinks.targets.delta.files import FILE_PROPERTIES, FilePlan, FileWriter
 from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
+from tidesink.sinks.targets.lake.batches import LakePreflight
 from tidesink.sinks.targets.lake.files import FileRefusedError, NotAsFilesError
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of
 from tidesink.sinks.targets.lake.storage import StorageError
@@ -140,7 +140,7 @@ CAPABILITIES: Final = Capabilities(
     rereads=True,
     caveats=schema.CAVEATS,
 )
-PREFLIGHT: Final = SparkPreflight(schema.check)
+PREFLIGHT: Final = LakePreflight(schema.check, FILE_PROPERTIES)
 _VIEW: Final = "_tidesink_batch"
 
 
@@ -373,7 +373,7 @@ class DeltaTable(DeltaColumns):
                 self._present = schema.present_columns(self._log)
         if self._history:
             self._history.record_progress(progress)
-        if not batch.empty and self._write_files(batch, progress):
+        if not batch.empty and batch.mode != "append" and self._write_files(batch, progress):
             return True
         with self._translating(reading_error):
             schema.check_partitions(self._partitioned_by, batch)

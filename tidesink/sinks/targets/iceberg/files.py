@@ -50,14 +50,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Properties of a table, and the only value under which a batch is written as files.
-_PROPERTIES: Final[Mapping[str, tuple[str, str]]] = {
-    "write.merge.mode": ("copy-on-write", "merge-on-read"),
-    "write.update.mode": ("copy-on-write", "merge-on-read"),
-    "write.delete.mode": ("copy-on-write", "merge-on-read"),
-    "write.format.default": ("parquet", "parquet"),
-    "write.wap.enabled": ("false", "false"),
-    "encryption.key-id": ("", ""),
+# Properties of a table, and their values under which a batch is written as files.
+FILE_PROPERTIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "write.merge.mode": ("merge-on-read",),
+    "write.update.mode": ("merge-on-read",),
+    "write.delete.mode": ("merge-on-read",),
+    "write.format.default": ("parquet",),
+    "write.wap.enabled": ("false",),
+    "encryption.key-id": ("",),
+}
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "write.merge.mode": "copy-on-write",
+    "write.update.mode": "copy-on-write",
+    "write.delete.mode": "copy-on-write",
+    "write.format.default": "parquet",
+    "write.wap.enabled": "false",
+    "encryption.key-id": "",
 }
 # How Iceberg opens files: by Hadoop, by its own client of S3, by one of them for each scheme.
 _HADOOP: Final = "org.apache.iceberg.hadoop.HadoopFileIO"
@@ -380,10 +388,11 @@ def _of_metadata(state: TableState) -> str | None:
         return f"the table has format version {version}"
     if not metadata.sortOrder().isUnsorted():
         return "the table has a sort order"
-    for name, (default, wanted) in _PROPERTIES.items():
-        value = state.property(name)
-        if (default if value is None else value).lower() != wanted:
-            return f"the table's property {name} is {value or default}"
+    for name, wanted in FILE_PROPERTIES.items():
+        said = state.property(name)
+        said = _DEFAULTS[name] if said is None else said
+        if said.lower() not in wanted:
+            return f"the table's property {name} is {said}"
     for field in metadata.schema().columns():
         kind = str(field.type())
         if kind.startswith(_OTHERS):

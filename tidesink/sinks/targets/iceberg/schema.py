@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Reserved, SparkPreflight, check_shape
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Reserved, check_shape
 from tidesink.sinks.targets.column_changes import Evolution, default_texts
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, reading_error
 from tidesink.sinks.targets.lake import tables as lake_tables
+from tidesink.sinks.targets.lake.batches import LakePreflight
 from tidesink.sinks.targets.lake.merge import rows_of
 from tidesink.sinks.targets.lake.tables import literal, try_path
 from tidesink.sinks.targets.sharing import quote_identifier, quote_text
@@ -67,7 +68,7 @@ _DECIMAL: Final = re.compile(r"decimal\(\d+,(\d+)\)")
 _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
 
 
-class IcebergPreflight(SparkPreflight):
+class IcebergPreflight(LakePreflight):
     """Of Iceberg tables."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002

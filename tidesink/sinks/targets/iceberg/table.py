@@ -31,7 +31,7 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.column_changes import Evolution, default_texts, gap_of, plan_evolution
 from tidesink.sinks.targets.iceberg import merge, schema
 from tidesink.sinks.targets.iceberg import schema as iceberg_schema
-from tidesink.sinks.targets.iceberg.files import FilePlan, FileWriter
+from tidesink.sinks.targets.iceberg.files import FILE_PROPERTIES, FilePlan, FileWriter
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, reading_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
@@ -104,7 +104,9 @@ CAPABILITIES: Final = Capabilities(
     features=IcebergSettings.features,
     rescales=False,
 )
-PREFLIGHT: Final = iceberg_schema.IcebergPreflight(iceberg_schema.check)
+PREFLIGHT: Final = iceberg_schema.IcebergPreflight(
+    iceberg_schema.check, {**FILE_PROPERTIES, "format-version": ("2",)}
+)
 
 
 def open_target(config: Config, spark: SparkSession, _store: StateStore) -> IcebergTarget:
@@ -296,7 +298,7 @@ class IcebergTable(IcebergColumns):
 
     def _attempt(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
         """Stage and publish once; None where others committed in between."""
-        if batch.empty or batch.truncates:
+        if batch.empty or batch.truncates or batch.mode == "append":
             return self._merged(batch, progress)
         plan = self._files.plan(batch, self._holder.current())
         if isinstance(plan, FilePlan):

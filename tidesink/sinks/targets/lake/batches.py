@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from tidesink.errors import AccountingError, TidesinkError
 from tidesink.sinks.spark.session import in_session
@@ -14,6 +14,9 @@ from tidesink.sinks.targets.base import (
     SEQUENCE_DDL,
     SOFT_DELETE_COLUMN,
     ApplyResult,
+    Limit,
+    PreflightChecks,
+    PreflightResult,
     ReducedBatch,
 )
 from tidesink.sinks.targets.lake.files import (
@@ -32,9 +35,13 @@ from tidesink.sinks.targets.lake.files import (
 )
 from tidesink.sinks.targets.lake.tables import SMALL_BATCH, arrow_batches_of_rows
 from tidesink.typemap.arrow import arrow_of_spark
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.config import Config
+    from tidesink.config.targets import LakeSettings
 
 
 # The keys of a batch go to each task that locates them.
@@ -178,6 +185,53 @@ def _is_widened(narrow: str, wide: str) -> bool:
         return False
     old, new = arrow_of_spark(narrow), arrow_of_spark(wide)
     return bool(old.scale == new.scale and old.precision <= new.precision)
+
+
+_MERGED: Final = (
+    "{} are merged by Spark's MERGE, which takes several times as long as files; a table that is there may "
+    "have more reasons, which the log says"
+)
+
+
+class LakePreflight(PreflightChecks):
+    """Of tables of a lake; ``check`` refuses a shape of which there can be none.
+
+    ``properties``: of tables, and their values under which batches are written as files.
+    """
+
+    def __init__(
+        self, check: Callable[[TableShape], None], properties: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        self._check, self._properties = check, properties
+
+    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+        """As Spark has it."""
+        return column.spark
+
+    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+        """Which batches MERGE takes, as far as the config and the source's table say it.
+
+        Raises as ``PreflightChecks`` says.
+        """
+        self._check(shape)
+        return PreflightResult(tuple(self._merged(config, shape)))
+
+    def _merged(self, config: Config, shape: TableShape) -> Iterator[Limit]:
+        settings = config.table_config(shape.source)
+        if settings.mode == "append":  # an INSERT
+            return
+        if settings.mode == "history":
+            yield Limit("merge", _MERGED.format("batches in mode: history"))
+        if settings.sequence_by == "source" and config.source.protocol.startswith("debezium"):
+            what = "batches in the source's order with values that the source left out"
+            yield Limit("merge", _MERGED.format(what))
+        floats = tuple(column.name for column in shape.key_columns if column.spark in _FLOATS)
+        if floats:
+            yield Limit("merge", _MERGED.format("batches of a table with a float in its key"), floats)
+        for name, value in cast("LakeSettings", config.target).table_properties.items():
+            if value.lower() not in self._properties.get(name, (value.lower(),)):
+                what = f"batches of tables with the property {name}: {value}"
+                yield Limit("merge", _MERGED.format(what))
 
 
 def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:
