@@ -131,7 +131,8 @@ def test_lakes_say_which_batches_are_merged(
     target: str, more: dict[str, Any], properties: dict[str, str], said: str | None
 ) -> None:
     settings = {**TARGET[target], "table-properties": properties}
-    config = right({**changed(CANAL_JSON, defaults=more), "target": settings})
+    base = changed(CANAL_JSON, source__enable_tidb_extension=True, defaults=more)
+    config = right({**base, "target": settings})
     found = preflight_of(config, ALL, ["id"]).limits
     texts = [limit.text for limit in found if limit.kind == "merge"]
     assert len(texts) == (said is not None)
