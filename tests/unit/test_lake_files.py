@@ -36,8 +36,7 @@ from tidesink.sinks.targets.lake.files import (
     joined_keys,
     stream_of,
 )
-from tidesink.sinks.targets.lake.partitions import Partition
-from tidesink.sinks.targets.lake.rows import FileColumn, RowRules, matched
+from tidesink.sinks.targets.lake.rows import FileColumn, Partition, RowRules, matched
 from tidesink.sinks.targets.lake.storage import is_local, local_path
 from tidesink.typemap.target_schema import shape_of
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidesink.errors import TargetError
-from tidesink.sinks.targets.delta.partitions import (
+from tidesink.sinks.targets.delta.file_format import (
     SplitByColumns,
     escaped,
     partition_text,
@@ -28,14 +28,14 @@ from tidesink.sinks.targets.iceberg.partitions import (
     murmur3,
     transformed,
 )
-from tidesink.sinks.targets.lake.partitions import (
+from tidesink.sinks.targets.lake.rows import (
     MOST_PARTITIONS,
+    FileColumn,
     TooManyPartitionsError,
     folder_of,
     grouped,
     iso_text,
 )
-from tidesink.sinks.targets.lake.rows import FileColumn
 
 
 @given(st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 2)), st.sampled_from(["", "a", None]))))

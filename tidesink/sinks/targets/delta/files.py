@@ -21,7 +21,13 @@ from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ReducedBatch
-from tidesink.sinks.targets.delta.file_format import Statistics, Vectors, vector_path
+from tidesink.sinks.targets.delta.file_format import (
+    SplitByColumns,
+    Statistics,
+    Vectors,
+    partition_value,
+    vector_path,
+)
 from tidesink.sinks.targets.delta.log import (
     DeltaLog,
     java_sequence,
@@ -29,7 +35,6 @@ from tidesink.sinks.targets.delta.log import (
     staging_error,
     user_metadata,
 )
-from tidesink.sinks.targets.delta.partitions import SplitByColumns, partition_value
 from tidesink.sinks.targets.delta.schema import GENERATED, columns_of
 from tidesink.sinks.targets.lake.batches import (
     CODECS,
@@ -46,8 +51,14 @@ from tidesink.sinks.targets.lake.files import (
     RowsTask,
     WrittenFile,
 )
-from tidesink.sinks.targets.lake.partitions import Partition, Split, unpartitioned
-from tidesink.sinks.targets.lake.rows import FileColumn, RowRules, sequence_type
+from tidesink.sinks.targets.lake.rows import (
+    FileColumn,
+    Partition,
+    RowRules,
+    Split,
+    sequence_type,
+    unpartitioned,
+)
 from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, is_local, local_path
 from tidesink.typemap.arrow import arrow_of_spark
 

@@ -23,8 +23,8 @@ from tidesink.sinks.targets.base import (
     check_shape,
 )
 from tidesink.sinks.targets.column_changes import Evolution, default_texts
+from tidesink.sinks.targets.delta.file_format import NULL_FOLDER, check_text
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error
-from tidesink.sinks.targets.delta.partitions import NULL_FOLDER, check_text
 from tidesink.sinks.targets.lake import tables as lake_tables
 from tidesink.sinks.targets.lake.tables import (
     SEQUENCE_COMMENT,

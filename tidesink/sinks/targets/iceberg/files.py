@@ -41,8 +41,17 @@ from tidesink.sinks.targets.lake.files import (
     RowsTask,
     WrittenFile,
 )
-from tidesink.sinks.targets.lake.partitions import Partition, Split, unpartitioned
-from tidesink.sinks.targets.lake.rows import FIELD_ID, FileColumn, Places, RowRules, codes, sequence_type
+from tidesink.sinks.targets.lake.rows import (
+    FIELD_ID,
+    FileColumn,
+    Partition,
+    Places,
+    RowRules,
+    Split,
+    codes,
+    sequence_type,
+    unpartitioned,
+)
 from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, iceberg_storage
 from tidesink.typemap.arrow import arrow_of_spark
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.errors import TargetError
-from tidesink.sinks.targets.lake.partitions import Partition, folder_of, grouped, iso_text
+from tidesink.sinks.targets.lake.rows import Partition, folder_of, grouped, iso_text
 from tidesink.typemap.values import DECIMAL_CONTEXT
 
 Ints = npt.NDArray[np.int64]

@@ -25,22 +25,20 @@ from tidesink.errors import AccountingError, TargetError
 from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN
-from tidesink.sinks.targets.lake.partitions import (
-    MOST_PARTITIONS,
-    Partition,
-    Split,
-    TooManyPartitionsError,
-    unpartitioned,
-)
 from tidesink.sinks.targets.lake.rows import (
+    MOST_PARTITIONS,
     NEEDS_STORED,
     FileColumn,
     Mask,
+    Partition,
     Places,
     RowRules,
+    Split,
     StoredRows,
+    TooManyPartitionsError,
     matched,
     newer,
+    unpartitioned,
 )
 from tidesink.sinks.targets.lake.storage import LOCAL, Storage
 
@@ -269,7 +267,7 @@ class KeysTask:
         rules = self.rows.rules
         for rows in self.rows.rows(batches):
             upserts, deletes = map(stream_of, rules.keys(rows, self.rows.columns))
-            yield WrittenFile(upserts=upserts, deletes=deletes, details=json.dumps(rules.left_out(rows)))
+            yield WrittenFile(upserts=upserts, deletes=deletes, details=json.dumps(rules.omitted(rows)))
 
 
 @dataclass(frozen=True)
@@ -485,8 +483,8 @@ def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
 
 def locating(task: LocateTask, rules: RowRules, lines: Sequence[WrittenFile]) -> LocateTask:
     """The task with the columns whose stored values a batch needs, whose keys tasks gave."""
-    left_out = {name for one in lines for name in json.loads(one.details or "[]")} if rules.keeps else set()
-    return replace(task, stored=rules.stored_columns(task.columns, left_out))
+    omitted = {name for one in lines for name in json.loads(one.details or "[]")} if rules.keeps else set()
+    return replace(task, stored=rules.stored_columns(task.columns, omitted))
 
 
 def _attempt() -> str:

@@ -6,12 +6,12 @@ By ``RowRules`` a batch may need to know of stored rows before its own are writt
 - where the source left out values, those values;
 - under ``deletes: soft`` the whole rows that are to be marked.
 
-The law is that of ``lake.merge``'s statements.
+The law is that of ``lake.merge``'s statements. ``Split`` says which partitions rows are of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +30,7 @@ from tidesink.sinks.targets.base import (
     SOFT_DELETE_COLUMN,
     ReducedBatch,
 )
+from tidesink.sinks.targets.lake.tables import LONGEST_FOLDER
 
 # In the metadata of an Arrow field: its number in a Parquet file.
 FIELD_ID: Final = b"PARQUET:field_id"
@@ -37,6 +38,8 @@ Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 # In a table of keys: whether the row needs values of the stored one.
 NEEDS_STORED: Final = "_tidesink_needs_stored"
+# A task that would write more files of a batch at once leaves it to Spark.
+MOST_PARTITIONS: Final = 1_000
 
 
 def field_of(name: str, kind: pa.DataType, number: int | None, *, nullable: bool = True) -> pa.Field:
@@ -138,7 +141,7 @@ class RowRules:
             )
         )
 
-    def left_out(self, rows: pa.Table) -> list[str]:
+    def omitted(self, rows: pa.Table) -> list[str]:
         """The columns that some row leaves out."""
         found: list[str] = pc.unique(pc.list_flatten(rows["_kept"])).to_pylist() if self.keeps else []
         return found
@@ -340,3 +343,63 @@ def codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
     """For each value its number among distinct ones, -1 for none."""
     found: Places = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
     return found.astype(np.int64)
+
+
+# Partitions: each new file is of one.
+
+
+class Partition(NamedTuple):
+    """A partition: the folder of its files, and its values as the format's commit takes them."""
+
+    folder: str = ""
+    values: str = ""
+
+
+# Splits rows into those of each partition, without the columns that files leave out.
+Split = Callable[[pa.Table], Iterator[tuple[Partition, pa.Table]]]
+
+
+class TooManyPartitionsError(ValueError):
+    """Rows are of more than ``MOST_PARTITIONS`` partitions."""
+
+
+def unpartitioned(rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
+    """The ``Split`` of a table without partitions."""
+    yield Partition(), rows
+
+
+def grouped(rows: pa.Table, by: Sequence[pa.ChunkedArray]) -> Iterator[tuple[int, pa.Table]]:
+    """Rows that are equal in all of ``by`` (NULL is a value), with the number of the first; in their order.
+
+    Raises:
+        TooManyPartitionsError: before the first.
+    """
+    codes = np.zeros(rows.num_rows, np.int64)
+    for values in by:
+        encoded = pc.dictionary_encode(pa.chunked_array(values).combine_chunks(), null_encoding="encode")
+        both = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
+        codes = np.unique(both, return_inverse=True)[1]
+    _, firsts, counts = np.unique(codes, return_index=True, return_counts=True)
+    if len(firsts) > MOST_PARTITIONS:
+        raise TooManyPartitionsError
+    if len(firsts) > 1:
+        rows = rows.take(np.argsort(codes, kind="stable"))
+    start = 0
+    for first, count in zip(firsts, counts, strict=True):
+        yield int(first), rows.slice(start, count)
+        start += count
+
+
+def folder_of(names: Iterable[str]) -> str:
+    """A path of folders; names are cut where file systems take no longer ones. No reader looks at them."""
+    return "/".join(name.encode()[:LONGEST_FOLDER].decode(errors="ignore") for name in names)
+
+
+def iso_text(value: pa.Scalar) -> str:
+    """A date, or a timestamp in microseconds, as ISO 8601 has it: of any year, with all six digits."""
+    is_date = pa.types.is_date(value.type)
+    number = value.cast(pa.int32() if is_date else pa.int64()).as_py()
+    text = str(np.datetime64(number, "D" if is_date else "us"))
+    sign, digits = ("-", text[1:]) if text[0] == "-" else ("", text)
+    year, _, rest = digits.partition("-")
+    return f"{sign or '+' * (len(year) > 4)}{year:0>4}-{rest}"
