@@ -161,7 +161,7 @@ def test_rows_become_what_the_law_says(rules: RowRules, data: st.DataObject) -> 
         for number, one in stored.items()
         if number in needed
     ]
-    wanted = rules.stored_columns(columns, set(rules.left_out(batch)))
+    wanted = rules.stored_columns(columns, set(rules.omitted(batch)))
     whole = pa.Table.from_pylist(rows, pa.schema([one.field for one in COLUMNS]))
     stale = [one.number for one in changes if rules.sequenced and one.stale and one.number in stored]
     names = ["id", *(one.name for one in wanted)]
