@@ -187,6 +187,9 @@ class FileWriter:
         if reason is not None:
             return reason
         try:
+            reason = self._of_partitions(state)
+            if reason is not None:
+                return reason
             storage = self._storage(state)
             found = storage if isinstance(storage, str) else self._data_files(batch, state, storage)
         except SPARK_ERRORS as exc:
