@@ -53,7 +53,7 @@ def reason(bed: Bed, table: IcebergTable, batch: ReducedBatch) -> str | None:
     """Why the table merges a batch; None where it takes it as files."""
     assert bed.spark is not None
     jvm = JvmTable(bed.spark, table.location)
-    plan = FileWriter(bed.spark, jvm, TABLE).plan(batch, jvm.state())
+    plan = FileWriter(bed.spark, jvm, TABLE).plan(batch, progress(1, 99), jvm.state())
     return None if isinstance(plan, FilePlan) else plan
 
 
@@ -344,7 +344,9 @@ def test_a_place_without_a_file_system_is_where_hadoop_says(iceberg: Bed) -> Non
     settings.set("fs.defaultFS", "hdfs://names/")
     try:
         writer = FileWriter(spark, JvmTable(spark, table.location), TABLE)
-        assert "only Spark reads and writes files on hdfs: /lake/x" in str(writer.plan(batch, state))
+        assert "only Spark reads and writes files on hdfs: /lake/x" in str(
+            writer.plan(batch, progress(1, 1), state)
+        )
     finally:
         settings.unset("fs.defaultFS")
 
@@ -380,7 +382,7 @@ def test_a_commit_that_conflicts_with_itself_is_there(iceberg: Bed) -> None:
     holder, writer = Holder(table, ledger, TABLE), FileWriter(iceberg.spark, table, TABLE)
     epoch = holder.claim().epoch
     batch, now = iceberg.batch(SHAPE, [row(2, "c"), row(5)]), progress(epoch, 3)
-    plan = writer.plan(batch, holder.current())
+    plan = writer.plan(batch, progress(1, 1), holder.current())
     assert isinstance(plan, FilePlan)
     staged = writer.stage(batch, plan)
     assert staged is not None

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from tidesink.errors import AccountingError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyResult, ReducedBatch
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, reading_error, staging_error
 from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec, is_known
@@ -180,7 +181,7 @@ class FileWriter:
     table: JvmTable
     name: TableId
 
-    def plan(self, batch: ReducedBatch, state: TableState) -> FilePlan | str:
+    def plan(self, batch: ReducedBatch, progress: Progress, state: TableState) -> FilePlan | str:
         """How a batch is written on what readers see at ``state``, or why it is merged by MERGE."""
         present = self.table.columns(state)
         reason = batch_reason(batch) or columns_reason(batch, present) or _of_metadata(state)
@@ -197,7 +198,9 @@ class FileWriter:
         if isinstance(storage, str) or isinstance(found, str):
             return str(found)
         columns = self._columns(batch, state, present)
-        rows = RowsTask(columns, _new_files(state, storage), RowRules.of(batch), self._split(columns, state))
+        rows = RowsTask(
+            columns, _new_files(state, progress, storage), RowRules.of(batch), self._split(columns, state)
+        )
         return FilePlan(state, rows, *found)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
@@ -424,7 +427,7 @@ def _codec(state: TableState) -> str | None:
     return CODECS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
 
 
-def _new_files(state: TableState, storage: Storage) -> NewFiles:
-    name = f"{uuid4().hex}-{ATTEMPT}.parquet"
+def _new_files(state: TableState, progress: Progress, storage: Storage) -> NewFiles:
+    name = f"{progress.epoch}-{progress.batch}-{uuid4().hex}-{ATTEMPT}.parquet"
     place = str(state.table.locationProvider().newDataLocation(name))
     return NewFiles(place, _codec(state) or "zstd", storage=storage)

@@ -300,7 +300,7 @@ class IcebergTable(IcebergColumns):
         """Stage and publish once; None where others committed in between."""
         if batch.empty or batch.truncates or batch.mode == "append":
             return self._merged(batch, progress)
-        plan = self._files.plan(batch, self._holder.current())
+        plan = self._files.plan(batch, progress, self._holder.current())
         if isinstance(plan, FilePlan):
             storage = plan.rows.files.storage
             refused = [file.path for file in plan.files if file.path in self._refused]
