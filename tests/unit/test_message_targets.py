@@ -283,12 +283,12 @@ def test_a_store_from_a_backup_gives_no_worker_its_table_back(store: SqlStateSto
         lost.write(progress(2, 1), sent_result(1, 0, "600/1"))
 
 
-def test_a_ledger_of_before_readers_were_told_the_clock(store: SqlStateStore) -> None:
+def test_a_ledger_from_before_epochs_were_sent(store: SqlStateStore) -> None:
     claimed(store, at=500)
     name = ledger_name(("kafka", "t"), TABLE)
     document = store.load_document(KIND, name)
     assert document is not None
-    known = {word: value for word, value in document.items() if word not in {"told_epoch", "follows"}}
+    known = {word: value for word, value in document.items() if word not in {"sent_epoch", "follows"}}
     store.save_document(KIND, name, known)
     _, entry = claimed(store, at=600)
     assert (entry.epoch, entry.sent_epoch, entry.follows) == (2, 600, 600)

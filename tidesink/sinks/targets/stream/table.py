@@ -109,7 +109,7 @@ class LedgerEntry:
             "pipeline": self.pipeline,
             "keys": list(self.keys),
             "epoch": self.epoch,
-            "told_epoch": self.sent_epoch,
+            "sent_epoch": self.sent_epoch,
             "follows": self.follows,
             "columns": None if self.columns is None else [list(one) for one in self.columns.items()],
             "progress": None if self.progress is None else as_document(self.progress),
@@ -189,8 +189,8 @@ def _read(document: Any) -> LedgerEntry:
             pipeline=document["pipeline"],
             keys=tuple(document["keys"]),
             epoch=int(document["epoch"]),
-            # Ledgers were written without these two: what was sent then is less than any clock.
-            sent_epoch=int(document.get("told_epoch", 0)),
+            # Older ledgers lack these two: what was sent then is less than any clock.
+            sent_epoch=int(document.get("sent_epoch", 0)),
             follows=int(document.get("follows", 0)),
             columns=None if columns is None else dict(columns),
             progress=None if progress is None else from_document(progress),
