@@ -258,6 +258,8 @@ class FileWriter:
 
         Whoever removes or adds files from here on conflicts with the transaction.
         """
+        if batch.mode == "append":
+            return (), {}
         transaction.readWholeTable()
         entries = self._entries(transaction.snapshot())
         if isinstance(entries, str):

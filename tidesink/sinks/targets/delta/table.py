@@ -43,7 +43,7 @@ from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
-from tidesink.sinks.targets.lake.batches import LakePreflight
+from tidesink.sinks.targets.lake.batches import LakePreflight, merged_words
 from tidesink.sinks.targets.lake.files import FileRefusedError, NotAsFilesError
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of
 from tidesink.sinks.targets.lake.storage import StorageError
@@ -373,7 +373,7 @@ class DeltaTable(DeltaColumns):
                 self._present = schema.present_columns(self._log)
         if self._history:
             self._history.record_progress(progress)
-        if not batch.empty and batch.mode != "append" and self._write_files(batch, progress):
+        if not batch.empty and self._write_files(batch, progress):
             return True
         with self._translating(reading_error):
             schema.check_partitions(self._partitioned_by, batch)
@@ -410,7 +410,7 @@ class DeltaTable(DeltaColumns):
                 except StorageError as exc:
                     plan = plan.rows.files.storage.leave(exc)
             if plan != self._merged_for:
-                _log.info("batches are merged by MERGE", table=str(self._table), reason=plan)
+                _log.info(merged_words(batch), table=str(self._table), reason=plan)
             self._merged_for = plan
             return False
         raise TransientTargetError(

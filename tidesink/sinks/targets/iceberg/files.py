@@ -260,7 +260,7 @@ class FileWriter:
         The reason where a file is not ours to read.
         """
         found, partitions = list[DataFile](), dict[str, OldPartition]()
-        if state.totals().get("total-data-files") == 0:
+        if batch.mode == "append" or state.totals().get("total-data-files") == 0:
             return (), partitions
         for scanned in self._scan(batch, state):
             task = json.loads(self.table.java.ScanTaskParser.toJson(scanned))

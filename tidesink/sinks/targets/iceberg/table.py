@@ -36,6 +36,7 @@ from tidesink.sinks.targets.iceberg.jvm import JvmTable, reading_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
+from tidesink.sinks.targets.lake.batches import merged_words
 from tidesink.sinks.targets.lake.files import FileRefusedError, NotAsFilesError
 from tidesink.sinks.targets.lake.storage import StorageError
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
@@ -298,7 +299,7 @@ class IcebergTable(IcebergColumns):
 
     def _attempt(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
         """Stage and publish once; None where others committed in between."""
-        if batch.empty or batch.truncates or batch.mode == "append":
+        if batch.empty or batch.truncates:
             return self._merged(batch, progress)
         plan = self._files.plan(batch, progress, self._holder.current())
         if isinstance(plan, FilePlan):
@@ -314,7 +315,7 @@ class IcebergTable(IcebergColumns):
                 plan = exc.message
             except StorageError as exc:
                 plan = storage.leave(exc)
-        self._log_merge(plan)
+        self._log_merge(merged_words(batch), plan)
         return self._merged(batch, progress)
 
     def _written(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> ApplyResult | None:
@@ -346,10 +347,10 @@ class IcebergTable(IcebergColumns):
         self._maintenance.run_if_due(self._table.state())
         return result
 
-    def _log_merge(self, reason: str) -> None:
-        """Say why batches are merged, once as long as it stays so."""
+    def _log_merge(self, words: str, reason: str) -> None:
+        """Say why batches are not files, once as long as it stays so."""
         if reason != self._merged_for:
-            _log.info("batches are merged by MERGE", table=str(self._name), reason=reason)
+            _log.info(words, table=str(self._name), reason=reason)
         self._merged_for = reason
 
     def _take_order(self, batch: ReducedBatch) -> None:

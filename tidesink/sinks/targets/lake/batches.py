@@ -118,10 +118,12 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
     Raises:
         AccountingError: that is not what the batch has, or a key has several rows.
     """
-    keys = joined_keys(lines).num_rows
+    keys, wanted = joined_keys(lines).num_rows, batch.upserts + batch.deletes
     found, stale = found_keys(lines)
     replaced, deleted = int(found[: batch.upserts].sum()), int(found[batch.upserts :].sum())
-    if batch.sequenced:
+    if batch.mode == "append":
+        wanted, counts = 0, BatchCounts(ApplyResult(batch.upserts, 0, 0, 0, ""), batch.upserts, 0)
+    elif batch.sequenced:
         left, replaced = int(stale.sum()), replaced + deleted
         result = ApplyResult(keys - replaced - left, replaced, 0, 0, "", left)
         counts = BatchCounts(result, result.upserted, replaced)
@@ -130,11 +132,11 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
         marks = deleted if batch.delete_mode == "soft" else 0
         counts = BatchCounts(result, batch.upserts + marks, replaced + deleted)
     rows = sum(one.rows for one in lines if one.found is None)
-    if (rows, keys) != (counts.rows, batch.upserts + batch.deletes):
+    if (rows, keys) != (counts.rows, wanted):
         raise AccountingError(
             f"{rows} rows were written to files, of {keys} keys, and the batch has {batch.upserts} upserts "
             f"and {batch.deletes} deletes, for {counts.marked} of which there was a row to replace, and for "
-            f"{result.stale} a newer one; nothing is visible"
+            f"{counts.result.stale} a newer one; nothing is visible"
         )
     return counts
 
@@ -148,11 +150,17 @@ def batch_reason(batch: ReducedBatch) -> str | None:
         # In the source's order several ranges may have events of one key, which are reduced once more.
         "the batch has no payloads": batch.payloads is None and not (batch.sequenced and batch.frame),
         "the batch empties the table": batch.truncates,
-        f"mode: {batch.mode}": batch.mode != "upsert",
+        "mode: history": batch.mode == "history",
         "sequence_by: source, and the source left out values": batch.sequenced and batch.keeps,
-        f"the batch has more than {_MOST_KEYS:,} keys": batch.upserts + batch.deletes > _MOST_KEYS,
+        f"the batch has more than {_MOST_KEYS:,} keys": batch.mode == "upsert"
+        and batch.upserts + batch.deletes > _MOST_KEYS,
     }
     return next((text for text, holds in reasons.items() if holds), None)
+
+
+def merged_words(batch: ReducedBatch) -> str:
+    """What the log says of batches that are not written as files."""
+    return "batches are inserted by Spark" if batch.mode == "append" else "batches are merged by MERGE"
 
 
 def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
@@ -218,8 +226,6 @@ class LakePreflight(PreflightChecks):
 
     def _merged(self, config: Config, shape: TableShape) -> Iterator[Limit]:
         settings = config.table_config(shape.source)
-        if settings.mode == "append":  # an INSERT
-            return
         if settings.mode == "history":
             yield Limit("merge", _MERGED.format("batches in mode: history"))
         if settings.sequence_by == "source" and config.source.protocol.startswith("debezium"):

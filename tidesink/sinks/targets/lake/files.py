@@ -212,7 +212,7 @@ class RowsTask:
         for number, rows in enumerate(self.rows(batches)):
             table = self.rules.written(rows, self.columns, stored)
             files = self._files(table, number) if table.num_rows else [WrittenFile()]
-            if stored is None:
+            if stored is None and not self.rules.appends:
                 upserts, deletes = map(stream_of, self.rules.keys(rows, self.columns))
                 files[0] = files[0]._replace(upserts=upserts, deletes=deletes)
             yield from files

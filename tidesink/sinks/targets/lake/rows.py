@@ -98,13 +98,17 @@ class StoredRows(NamedTuple):
 
 @dataclass(frozen=True)
 class RowRules:
-    """How a batch's rows become rows of a table, in ``ReducedBatch``'s words; ``soft``: deletes are."""
+    """How a batch's rows become rows of a table, in ``ReducedBatch``'s words.
+
+    ``soft``: deletes are. ``appends``: each row is new, and nobody looks for its key.
+    """
 
     sequenced: bool = False
     soft: bool = False
     keeps: bool = False
     lenient: bool = False
     on_delete: frozenset[str] = frozenset()
+    appends: bool = False
 
     @classmethod
     def of(cls, batch: ReducedBatch) -> RowRules:
@@ -115,6 +119,7 @@ class RowRules:
             batch.keeps,
             batch.lenient,
             frozenset(name.lower() for name in batch.on_delete),
+            batch.mode == "append",
         )
 
     @property
