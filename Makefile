@@ -44,6 +44,7 @@ types: setup-dev ## mypy, strict
 docs: setup-dev ## Generate the reference pages
 	@$(BIN)/python scripts/generate_docs.py
 	@$(BIN)/python scripts/generate_reference.py
+	@$(BIN)/python scripts/generate_pictures.py
 
 bench: setup-dev ## One table of rates, all measured in one run
 	@scripts/install.sh $(VENV) bench
