@@ -21,11 +21,13 @@ from tests.contracts.test_targets_delta import SHAPE, loaded, opened
 from tests.contracts.test_targets_types import cases
 from tests.full import FULL
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.errors import AccountingError
+from tidesink.errors import AccountingError, CommitUnknownError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.delta.files import FilePlan, FileWriter, Staged
+from tidesink.sinks.targets.delta.log import DeltaLog
 from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
+from tidesink.sinks.targets.lake.storage import local_path
 
 # ruff: noqa: S608
 pytestmark = pytest.mark.spark
@@ -259,6 +261,42 @@ class LostAnswer(FileWriter):
     def commit(self, plan: FilePlan, staged: Staged, *, application: str, version: int, words: str) -> None:
         super().commit(plan, staged, application=application, version=version, words=words)
         raise Py4JNetworkError("cut off")
+
+
+@dataclass(frozen=True)
+class SentTwice(FileWriter):
+    """Commits twice, as a client does that lost the answer, and hears of a conflict with itself.
+
+    The commit's file in the log cannot be read then.
+    """
+
+    def commit(self, plan: FilePlan, staged: Staged, *, application: str, version: int, words: str) -> None:
+        again = plan._replace(transaction=self.log.java().startTransaction())
+        super().commit(again, staged, application=application, version=version, words=words)
+        try:
+            super().commit(plan, staged, application=application, version=version, words=words)
+        finally:
+            file = newest(self.log)
+            file.rename(file.with_suffix(".aside"))
+            file.write_bytes(b"{")
+
+
+def newest(log: DeltaLog) -> Path:
+    """The file of the log's newest version."""
+    return max(Path(local_path(str(log.java().dataPath())), "_delta_log").glob("*.json"))
+
+
+def test_no_file_of_a_commit_is_removed_that_may_be_there(delta: Bed) -> None:
+    table = loaded(delta)
+    batch = delta.batch(SHAPE, [row(1, "c"), row(9)])
+    table._files = SentTwice(table._session, table._log, TABLE)
+    with pytest.raises(CommitUnknownError, match="cannot be read now"):
+        table.apply(batch, progress(1, 3))
+    file = newest(table._log)
+    file.with_suffix(".aside").rename(file)
+    again = opened(delta)
+    assert again.committed() == progress(1, 3)
+    assert delta.rows() == [row(1, "c"), row(2, "b"), row(3), row(9)]
 
 
 def test_a_commit_whose_answer_was_lost_is_found(delta: Bed) -> None:

@@ -27,6 +27,7 @@ from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     FILE_DDL,
     DataFile,
+    FileRefusedError,
     LocateTask,
     NewFiles,
     RowsTask,
@@ -36,7 +37,7 @@ from tidesink.sinks.targets.lake.files import (
     joined_keys,
     stream_of,
 )
-from tidesink.sinks.targets.lake.rows import FileColumn, Partition, RowRules, matched
+from tidesink.sinks.targets.lake.rows import NEEDS_STORED, FileColumn, Partition, RowRules, matched
 from tidesink.sinks.targets.lake.storage import is_local, local_path
 from tidesink.typemap.target_schema import shape_of
 
@@ -145,6 +146,28 @@ def test_what_is_no_row_is_passed_over(tmp_path: Path, rules: RowRules) -> None:
     rows = pa.Table.from_pylist(values, schema).to_batches()
     (line,) = RowsTask(COLUMNS, new_files(tmp_path), rules, packed=False).written(rows)
     assert (line.rows, joined_keys([line])["id"].to_pylist()) == (1, [1])
+
+
+def test_a_folder_may_be_named_as_the_mark_of_an_attempt(tmp_path: Path) -> None:
+    place = f"{tmp_path}/LOGIN_{ATTEMPT}S"
+    file = NewFiles(f"{place}/a-{ATTEMPT}.parquet", "zstd").write(pa.table({"a": [1]}), "rows-0", Partition())
+    assert file.path == f"{place}/a-0-rows-0.parquet"
+
+
+def test_a_value_that_may_be_the_partitions_is_not_taken_for_null(tmp_path: Path) -> None:
+    """A file that another program took over need not have the column that its partition is by."""
+    path = tmp_path / "theirs.parquet"
+    pq.write_table(pa.table([pa.array([1], pa.int64())], schema=pa.schema([COLUMNS[0].field])), path)
+    wanted = pa.table({"id": pa.array([1], pa.int64()), NEEDS_STORED: [True]})
+    for spec, specs in ((1, ((1, frozenset({2})),)), (0, ((0, frozenset[int]()), (1, frozenset({2}))))):
+        file = DataFile(str(path), 1, (), Partition("name=a", f'[{spec}, {{"1000": "a"}}]'))
+        marks = PositionFiles(new_files(tmp_path), specs)
+        task = LocateTask(((file,),), b"", COLUMNS, marks, stored=(COLUMNS[1],))
+        if spec == 1:
+            with pytest.raises(FileRefusedError, match="has no column name"):
+                [*task.located(0, wanted)]
+        else:  # the column came later
+            assert [line.rows for line in task.located(0, wanted)] == [1]
 
 
 def test_deletes_alone_write_no_file(tmp_path: Path) -> None:

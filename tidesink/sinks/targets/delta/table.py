@@ -13,6 +13,7 @@ import structlog
 
 from tidesink.config.targets import DeltaSettings
 from tidesink.errors import (
+    CommitUnknownError,
     ConfigError,
     StaleProgressError,
     TargetError,
@@ -20,7 +21,7 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.events import TableId
-from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.spark.errors import SPARK_ERRORS, summary
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.state.progress import Progress, check_follows
 from tidesink.sinks.targets.base import (
@@ -428,11 +429,18 @@ class DeltaTable(DeltaColumns):
                 plan, staged, application=self._ledger.application, version=version, words=text
             )
         except SPARK_ERRORS as exc:
-            if self._landed(progress):
+            landed = self._landed(progress)
+            if landed:
                 return True
             error = translated(exc, table=str(self._table))
             if not isinstance(error, TransientTargetError):
                 raise error from exc
+            if landed is None:  # a client that sends its commit twice hears of a conflict with itself
+                raise CommitUnknownError(
+                    "the commit may have happened, and the log cannot be read now: ask for the committed "
+                    f"progress first ({summary(exc)})",
+                    table=str(self._table),
+                ) from exc
             self._files.discard(staged)
             return False
         return True
@@ -490,12 +498,12 @@ class DeltaTable(DeltaColumns):
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
 
-    def _landed(self, progress: Progress) -> bool:
-        """Whether the commit is there although Spark raised; False also where that cannot be seen now."""
+    def _landed(self, progress: Progress) -> bool | None:
+        """Whether the commit is there although Spark raised; None where that cannot be seen now."""
         try:
             return self._own_commit(progress) is not None
         except SPARK_ERRORS:
-            return False
+            return None
 
     def _own_commit(self, progress: Progress) -> Entry | None:
         """This very batch's commit, if it is there; refuses what others did since our last look.

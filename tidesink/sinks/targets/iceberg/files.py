@@ -37,6 +37,7 @@ from tidesink.sinks.targets.lake.batches import (
 from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     DataFile,
+    FileRefusedError,
     MarkedRows,
     NewFiles,
     RowsTask,
@@ -126,9 +127,14 @@ class Staged(NamedTuple):
 
 @dataclass(frozen=True)
 class PositionFiles:
-    """Iceberg's marks: files of positions; columns are known by field id."""
+    """Iceberg's marks: files of positions; columns are known by field id.
+
+    ``partitioned``: by the numbers of partition specs, the field ids of columns that partitions have as they
+    are. A file that another program took over need not have these.
+    """
 
     files: NewFiles
+    partitioned: tuple[tuple[int, frozenset[int]], ...] = ()
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
         """By its field id."""
@@ -159,8 +165,15 @@ class PositionFiles:
                 found.append(rows[file >= 0])
         return np.concatenate(found)
 
-    def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:  # noqa: ARG002  (other formats' files leave such columns out)
-        """Iceberg's files have all columns."""
+    def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
+        """None: a column that a file lacks came later.
+
+        Raises:
+            FileRefusedError: its value may be that of the partition.
+        """
+        spec = json.loads(file.partition.values or "[0]")[0]
+        if column.field_id in dict(self.partitioned).get(spec, ()) and not column.key:
+            raise FileRefusedError(f"the file {file.path} has no column {column.source}", url=file.path)
         return None
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
@@ -244,7 +257,10 @@ class FileWriter:
             for field in self._partition_fields(spec):
                 if schema.findType(field["source-id"]) is None:
                     return f"the partition field {field['name']} is of a column that is gone"
+        top = {int(column.fieldId()) for column in schema.columns()}
         for field in self._partition_fields(state.metadata.spec()):
+            if field["source-id"] not in top:
+                return f"the partition field {field['name']} is of a field within a column"
             kind = str(schema.findType(field["source-id"]))
             if not is_known(field["transform"]):
                 return f"the partition field {field['name']} has the transform {field['transform']}"
@@ -316,6 +332,14 @@ class FileWriter:
         fields: list[dict[str, Any]] = json.loads(self.table.java.PartitionSpecParser.toJson(spec))["fields"]
         return fields
 
+    def _partitioned(self, state: TableState) -> tuple[tuple[int, frozenset[int]], ...]:
+        """By the numbers of specs, the field ids of columns that their partitions have as they are."""
+        specs = {int(spec.specId()): self._partition_fields(spec) for spec in state.metadata.specs()}
+        return tuple(
+            (number, frozenset(one["source-id"] for one in fields if one["transform"] == "identity"))
+            for number, fields in specs.items()
+        )
+
     def _split(self, columns: Sequence[FileColumn], state: TableState) -> Split:
         names = {column.field_id: column.name for column in columns}
         fields = tuple(
@@ -331,7 +355,7 @@ class FileWriter:
         )
 
     def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
-        marks = PositionFiles(plan.rows.files)
+        marks = PositionFiles(plan.rows.files, self._partitioned(plan.state))
         lines, counts = written(batch, plan.files, plan.rows, marks, session=self.session)
         files = [one for one in lines if one.path is not None]
         if not files:

@@ -125,7 +125,8 @@ class NewFiles:
 
     def write(self, table: pa.Table, part: str, partition: Partition) -> WrittenFile:
         """Write a file; its line."""
-        place, _, name = self.location.replace(ATTEMPT, f"{_attempt()}-{part}").rpartition("/")
+        place, _, name = self.location.rpartition("/")
+        name = name.replace(ATTEMPT, f"{_attempt()}-{part}")
         path = "/".join(filter(None, (place, partition.folder, name)))
         # Spark's own files have decimals as integers too, where they fit. One row group: Arrow says no range
         # of a row group with a text of more than 4 KiB, and Iceberg would take that of the others for the

@@ -256,7 +256,7 @@ def hadoop_storage(location: str, configuration: Any, jvm: Any) -> Storage | str
     scheme = named[1] if named else str(hadoop.FileSystem.getDefaultUri(configuration).getScheme())
     if scheme == "file":
         return LOCAL
-    if scheme not in S3_SCHEMES:
+    if named is None or scheme not in S3_SCHEMES:
         return f"only Spark reads and writes files on {scheme}: {location}"
     try:
         return _s3a_storage(location, hadoop.Path(location).getFileSystem(configuration))
