@@ -79,13 +79,16 @@ _SESSION: Final = (
 )
 # The longest that a statement of ours may take (s); a server that is gone is noticed by the socket before.
 _READ_SECONDS: Final = 3600
+# Older ones send everything in plain text under tls.mode prefer, and under the stricter modes where a server,
+# or whoever stands before it, says that it has no TLS.
+_OLDEST: Final = (1, 2)
 
 
 def pymysql() -> Any:
     """The driver.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: it is not installed, or it is too old to keep to ``tls.mode``.
     """
     try:
         import pymysql as driver
@@ -93,6 +96,11 @@ def pymysql() -> Any:
         raise ConfigError(
             "a mysql target needs PyMySQL: pip install 'tidesink[mysql]', on the executors too"
         ) from error
+    if driver.VERSION[:2] < _OLDEST:
+        raise ConfigError(
+            f"PyMySQL {driver.VERSION_STRING} falls back to plain text whatever target.tls.mode says: "
+            "pip install 'pymysql>=1.2', on the executors too"
+        )
     return driver
 
 
