@@ -6,7 +6,7 @@ import re
 import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryFile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -152,17 +152,18 @@ def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> in
     """LOAD DATA LOCAL of CSV into a staging table; how many rows the server took.
 
     The driver reads a file by its name: the lines stand in one of the task's own until they are loaded. Only
-    then is there a connection, which MySQL would close while Spark takes its time for the lines.
+    then is there a connection, which MySQL would close while Spark takes its time for the lines. The file
+    is in no directory, so that a killed task leaves no rows behind: its name is that of our descriptor.
 
     Raises:
         LoadRefusedError: the server changed a value, of which LOCAL makes a warning in any mode.
     """
-    with NamedTemporaryFile(prefix="tidesink-", suffix=".csv") as file:
+    with TemporaryFile() as file:
         for chunk in chunks:
             file.write(chunk)
-        file.flush()
+        file.seek(0)  # flushes; where /dev/fd gives the same open file (macOS), it is read from here
         with kept_connection(endpoint, partial(connect, loads=True), alive) as connection:
-            rows = _loaded(connection, statement, file.name)
+            rows = _loaded(connection, statement, f"/dev/fd/{file.fileno()}")
             connection.commit()
     return rows
 
