@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -98,17 +99,22 @@ def build_session(
     driver_memory: str = "2g",
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """A Spark session that writes Delta.
+    """A Spark session that writes Delta: the one of this process, which keeps its settings, or a new one.
 
     ``jars`` are the connector jars (default: those of the installed Spark, with what a ``target`` of this
     type needs besides, fetched when not yet here).
     On a cluster ``master`` is its URL and jars are shipped by Spark.
 
     Raises:
-        ConfigError: pyspark is missing, or ``conf`` changes a setting that values depend on.
+        ConfigError: pyspark is missing, or ``conf``, or the session that runs, has another value of a setting
+            that values depend on.
         DevStackError: no Java, or the jars cannot be fetched.
     """
     settings = session_settings(master=master, conf=conf or {}, driver_memory=driver_memory)
+    running = running_session()
+    if running is not None:
+        _check_settings(running)
+        return running
     # find_java passes over a JAVA_HOME that cannot run Spark, so what it found replaces it.
     os.environ.update(spark_java_environment())
     if master.startswith("local"):
@@ -175,16 +181,39 @@ def running_session() -> SparkSession | None:
     return SparkSession.builder.getOrCreate() if SparkContext._active_spark_context else None
 
 
+def _check_settings(session: SparkSession) -> None:
+    """Refuse a session that was started, or is set now, to read or write values otherwise.
+
+    Tables have sessions of their own, which begin with the settings that Spark was started with.
+    """
+    for one in (session, session.newSession()):
+        for name, value in FIXED.items():
+            found = str(one.conf.get(name))
+            if found.lower() != value.lower():
+                raise _refused(name, found, f"must be {value}")
+        for name, value in LOSES.items():
+            if str(one.conf.get(name)).upper() == value:
+                raise _refused(name, value, "cuts values short")
+
+
+def _refused(name: str, found: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the Spark session that runs here has {name} {found}, which {reason}: start Spark with another "
+        "value (SparkSession.builder.config), or let the worker start a session in a process of its own",
+        key=name,
+    )
+
+
 def stop_session(session: SparkSession) -> None:
     """Stop Spark; where its JVM has ended already there is nothing to stop."""
     with _jvm_may_be_gone():
         session.stop()
 
 
-def cancel_jobs(session: SparkSession) -> None:
-    """Cancel every Spark job under way."""
+def cancel_jobs(session: SparkSession, tag: str) -> None:
+    """Cancel the Spark jobs under way of threads that were started with this tag, and no others."""
     with _jvm_may_be_gone():
-        session.sparkContext.cancelAllJobs()
+        session.sparkContext.cancelJobsWithTag(tag)
 
 
 @contextmanager
@@ -386,18 +415,28 @@ if __name__ == "__main__":
 
 
 T = TypeVar("T")
+# The tag of the jobs of the thread that asks.
+_tag_here: Final[ContextVar[str | None]] = ContextVar("job tag", default=None)
 
 
-def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Future[T]:
+def start_thread(
+    spark: SparkSession, work: Callable[[], T], *, name: str, tag: str | None = None
+) -> Future[T]:
     """Do some work in a thread of its own; the future has what came of it.
+
+    ``tag`` marks its Spark jobs for ``cancel_jobs`` (default: the tag of the calling thread).
 
     PySpark gives every thread a connection and a JVM thread, which stay open until garbage is collected:
     here they are closed with the thread.
     """
     future: Future[T] = Future()
+    tag = tag or _tag_here.get()
 
     def run() -> None:
         try:
+            if tag is not None:
+                _tag_here.set(tag)
+                spark.sparkContext.addJobTag(tag)
             result = work()
         except BaseException as exc:  # noqa: BLE001  (whoever waits for the future raises it)
             _close_connection(spark)
