@@ -86,6 +86,9 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 }
 # Forks the Python workers of a local master; executors of a cluster may lack our package.
 _DAEMON: Final = "tidesink.sinks.spark.daemon"
+# The arguments that PySpark gives to spark-submit, besides settings.
+_SUBMIT: Final = "PYSPARK_SUBMIT_ARGS"
+_FILE_OPTION: Final = "--properties-file"
 _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
 
 
@@ -123,15 +126,60 @@ def build_session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     found = list(jars) if jars is not None else spark_connector_jars(target=target)
     settings |= _with_jars(found, settings, master=master)
+    settings |= {"spark.app.name": app_name, "spark.master": master}
+    _start_jvm(settings)
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(app_name).master(master)
+    builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
     _quieten_broken_connections(session)
     return session
+
+
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Start the JVM, unless it runs.
+
+    It reads the settings from a file that only this user can read, and that is removed when it has started.
+    PySpark would put them on its command line, which every user of the machine can read.
+    """
+    from pyspark import SparkContext
+
+    words = shlex.split(os.environ.get(_SUBMIT, "pyspark-shell"))
+    if any(word.partition("=")[0] == _FILE_OPTION for word in words):
+        raise ConfigError(
+            f"{_SUBMIT} gives Spark a {_FILE_OPTION}, and tidesink gives it one: put what is in it into "
+            "conf/spark-defaults.conf of Spark, or under spark.conf"
+        )
+    with tempfile.NamedTemporaryFile("w", prefix="tidesink-", suffix=".properties", encoding="ascii") as file:
+        file.writelines(f"{_property(name)}={_property(value)}\n" for name, value in settings.items())
+        file.flush()
+        given = {_SUBMIT: shlex.join([_FILE_OPTION, file.name, "--load-spark-defaults", *words])}
+        with _environment(given):
+            SparkContext._ensure_initialized()
+
+
+def _property(text: str) -> str:
+    """A name or a value as files of Java's properties spell it."""
+    units = memoryview(text.encode("utf-16", "surrogatepass")[2:]).cast("H")
+    return "".join(chr(one) if one < 128 and chr(one).isalnum() else f"\\u{one:04x}" for one in units)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """The environment has these variables while this holds."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: str) -> dict[str, str]:
