@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PAUSE_SECONDS = 0.01  # Spark's launcher lives for some 0.3 s
+_PAUSE_SECONDS = 0.03  # Spark's launcher lives for some 0.3 s
 
 
 @contextmanager
