@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from tidesink.dev.stack import free_ports
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.batch.context import StopFlag
 from tidesink.sinks.batch.observers import RunReport, TableReport
+from tidesink.sinks.spark.session import start_thread
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
@@ -146,6 +148,38 @@ def test_a_new_topic_is_picked_up_and_a_stop_ends_cleanly(
         "first": "IDLE",
         "second": "IDLE",
     }
+
+
+def test_a_stop_cancels_the_batch_under_way_and_no_job_of_others(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    TableWriter(servers, schema_of("slow")).upsert({"id": 1, "name": "one"})
+    goes_on = str(tmp_path / "goes-on")
+
+    def rest(batches: Iterator[object]) -> Iterator[object]:
+        while not Path(goes_on).exists():
+            time.sleep(0.02)
+        yield from batches
+
+    frame = spark.range(3, numPartitions=1)
+    theirs = start_thread(spark, frame.mapInArrow(rest, "id long").count, name="others")  # type: ignore[arg-type]
+    stop, reports = StopFlag(), list[RunReport]()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(240)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        target = {"type": "http", "url": url, "timeout": "600s"}
+        config = load_config(shop_config(tmp_path, servers, {"target": target}))
+        worker = threading.Thread(target=lambda: reports.append(run(config, stop=stop)))
+        worker.start()
+        connection, _ = silent.accept()
+        with connection:
+            stop.set()
+            stop.hurry()
+            worker.join(240)
+            assert [report.exit_code for report in reports] == [130]
+    assert not theirs.done()
+    Path(goes_on).touch()
+    assert theirs.result(240) == 3
 
 
 def _has(folder: Path, name: str, ids: set[int]) -> bool:

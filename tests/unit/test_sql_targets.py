@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import pickle
 import re
+import tempfile
 from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -333,3 +335,21 @@ def test_a_cut_commit_is_unknown_and_a_refused_one_is_not(errors: Any) -> None:
 )
 def test_a_default_that_is_an_expression_is_no_computed_column(extra: str, computed: bool) -> None:
     assert is_computed(extra) is computed
+
+
+def test_rows_on_their_way_to_mysql_are_in_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A task that is killed here would leave them there.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen = list[list[Path]]()
+
+    def chunks() -> Iterator[memoryview]:
+        for _ in range(3):
+            yield memoryview(bytes(1 << 20))
+            seen.append([*tmp_path.iterdir()])
+
+    endpoint = Endpoint("127.0.0.1", 1, "", "tide", "opensesame")
+    with pytest.raises(mysql_connection.pymysql().err.OperationalError):
+        mysql_connection.load(endpoint, "LOAD DATA LOCAL INFILE %s", chunks())
+    assert seen == [[], [], []]

@@ -273,7 +273,8 @@ class Interpolated:
         self._environment = os.environ if environment is None else environment
         self.problems: list[Problem] = []
         self.places: set[str] = set()
-        self.data = self._walk(data, ())
+        walked = self._walk(data, ())
+        self.data = {} if walked is _NOTHING else walked
 
     def _walk(self, data: Any, place: tuple[str | int, ...]) -> Any:
         if isinstance(data, dict):

@@ -173,7 +173,8 @@ def read_yaml(file: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"is no YAML{place}: {_explained(error)}", file=str(file)) from error
+        # A traceback of PyYAML's would show the line, and with it a password.
+        raise ConfigError(f"is no YAML{place}: {_explained(error)}", file=str(file)) from None
     except yaml.reader.ReaderError as error:
         what = f"character {error.position + 1} has the code {error.character}, which is not allowed"
         raise ConfigError(f"is no YAML: {what}", file=str(file)) from error

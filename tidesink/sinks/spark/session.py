@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -85,6 +86,9 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 }
 # Forks the Python workers of a local master; executors of a cluster may lack our package.
 _DAEMON: Final = "tidesink.sinks.spark.daemon"
+# The arguments that PySpark gives to spark-submit, besides settings.
+_SUBMIT: Final = "PYSPARK_SUBMIT_ARGS"
+_FILE_OPTION: Final = "--properties-file"
 _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
 
 
@@ -98,17 +102,22 @@ def build_session(
     driver_memory: str = "2g",
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """A Spark session that writes Delta.
+    """A Spark session that writes Delta: the one of this process, which keeps its settings, or a new one.
 
     ``jars`` are the connector jars (default: those of the installed Spark, with what a ``target`` of this
     type needs besides, fetched when not yet here).
     On a cluster ``master`` is its URL and jars are shipped by Spark.
 
     Raises:
-        ConfigError: pyspark is missing, or ``conf`` changes a setting that values depend on.
+        ConfigError: pyspark is missing, or ``conf``, or the session that runs, has another value of a setting
+            that values depend on.
         DevStackError: no Java, or the jars cannot be fetched.
     """
     settings = session_settings(master=master, conf=conf or {}, driver_memory=driver_memory)
+    running = running_session()
+    if running is not None:
+        _check_settings(running)
+        return running
     # find_java passes over a JAVA_HOME that cannot run Spark, so what it found replaces it.
     os.environ.update(spark_java_environment())
     if master.startswith("local"):
@@ -117,15 +126,60 @@ def build_session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     found = list(jars) if jars is not None else spark_connector_jars(target=target)
     settings |= _with_jars(found, settings, master=master)
+    settings |= {"spark.app.name": app_name, "spark.master": master}
+    _start_jvm(settings)
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(app_name).master(master)
+    builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
     _quieten_broken_connections(session)
     return session
+
+
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Start the JVM, unless it runs.
+
+    It reads the settings from a file that only this user can read, and that is removed when it has started.
+    PySpark would put them on its command line, which every user of the machine can read.
+    """
+    from pyspark import SparkContext
+
+    words = shlex.split(os.environ.get(_SUBMIT, "pyspark-shell"))
+    if any(word.partition("=")[0] == _FILE_OPTION for word in words):
+        raise ConfigError(
+            f"{_SUBMIT} gives Spark a {_FILE_OPTION}, and tidesink gives it one: put what is in it into "
+            "conf/spark-defaults.conf of Spark, or under spark.conf"
+        )
+    with tempfile.NamedTemporaryFile("w", prefix="tidesink-", suffix=".properties", encoding="ascii") as file:
+        file.writelines(f"{_property(name)}={_property(value)}\n" for name, value in settings.items())
+        file.flush()
+        given = {_SUBMIT: shlex.join([_FILE_OPTION, file.name, "--load-spark-defaults", *words])}
+        with _environment(given):
+            SparkContext._ensure_initialized()
+
+
+def _property(text: str) -> str:
+    """A name or a value as files of Java's properties spell it."""
+    units = memoryview(text.encode("utf-16", "surrogatepass")[2:]).cast("H")
+    return "".join(chr(one) if one < 128 and chr(one).isalnum() else f"\\u{one:04x}" for one in units)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """The environment has these variables while this holds."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: str) -> dict[str, str]:
@@ -175,16 +229,39 @@ def running_session() -> SparkSession | None:
     return SparkSession.builder.getOrCreate() if SparkContext._active_spark_context else None
 
 
+def _check_settings(session: SparkSession) -> None:
+    """Refuse a session that was started, or is set now, to read or write values otherwise.
+
+    Tables have sessions of their own, which begin with the settings that Spark was started with.
+    """
+    for one in (session, session.newSession()):
+        for name, value in FIXED.items():
+            found = str(one.conf.get(name))
+            if found.lower() != value.lower():
+                raise _refused(name, found, f"must be {value}")
+        for name, value in LOSES.items():
+            if str(one.conf.get(name)).upper() == value:
+                raise _refused(name, value, "cuts values short")
+
+
+def _refused(name: str, found: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the Spark session that runs here has {name} {found}, which {reason}: start Spark with another "
+        "value (SparkSession.builder.config), or let the worker start a session in a process of its own",
+        key=name,
+    )
+
+
 def stop_session(session: SparkSession) -> None:
     """Stop Spark; where its JVM has ended already there is nothing to stop."""
     with _jvm_may_be_gone():
         session.stop()
 
 
-def cancel_jobs(session: SparkSession) -> None:
-    """Cancel every Spark job under way."""
+def cancel_jobs(session: SparkSession, tag: str) -> None:
+    """Cancel the Spark jobs under way of threads that were started with this tag, and no others."""
     with _jvm_may_be_gone():
-        session.sparkContext.cancelAllJobs()
+        session.sparkContext.cancelJobsWithTag(tag)
 
 
 @contextmanager
@@ -386,18 +463,28 @@ if __name__ == "__main__":
 
 
 T = TypeVar("T")
+# The tag of the jobs of the thread that asks.
+_tag_here: Final[ContextVar[str | None]] = ContextVar("job tag", default=None)
 
 
-def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Future[T]:
+def start_thread(
+    spark: SparkSession, work: Callable[[], T], *, name: str, tag: str | None = None
+) -> Future[T]:
     """Do some work in a thread of its own; the future has what came of it.
+
+    ``tag`` marks its Spark jobs for ``cancel_jobs`` (default: the tag of the calling thread).
 
     PySpark gives every thread a connection and a JVM thread, which stay open until garbage is collected:
     here they are closed with the thread.
     """
     future: Future[T] = Future()
+    tag = tag or _tag_here.get()
 
     def run() -> None:
         try:
+            if tag is not None:
+                _tag_here.set(tag)
+                spark.sparkContext.addJobTag(tag)
             result = work()
         except BaseException as exc:  # noqa: BLE001  (whoever waits for the future raises it)
             _close_connection(spark)

@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final, Literal
+from uuid import uuid4
 
 import structlog
 
@@ -100,6 +101,7 @@ class Worker:
         offsets: KafkaOffsets | None = None,
     ) -> None:
         self._context = context
+        self._job_tag = f"tidesink-{uuid4()}"
         self._ends = until == "drained" or batches is not None
         self._batches = batches
         self._offsets = offsets or KafkaOffsets(context.config.source.confluent_properties())
@@ -138,7 +140,7 @@ class Worker:
 
     def cancel(self) -> None:
         """Cancel the Spark jobs of batches under way; they are abandoned before their commit or after."""
-        cancel_jobs(self._context.spark)
+        cancel_jobs(self._context.spark, self._job_tag)
 
     def _turn(self) -> bool:
         """Look once and give out turns; False when the run is over.
@@ -219,7 +221,9 @@ class Worker:
                 self._settled[table_task] = found.get(table_task.topic), asked
         for table_task in self._fair(ready)[: self._context.config.batch.max_tables - len(self._busy)]:
             work = partial(table_task.work, found.get(table_task.topic))
-            self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
+            name = str(table_task.table)
+            future = start_thread(self._context.spark, work, name=name, tag=self._job_tag)
+            self._busy[future] = table_task
 
     def _idle(self) -> list[TableTask]:
         busy = {id(table_task) for table_task in self._busy.values()}
@@ -359,10 +363,7 @@ def _store(config: Config, closing: ExitStack) -> SqlStateStore:
 @contextmanager
 def _spark_of(config: Config) -> Iterator[SparkSession]:
     """The session that runs, or one of the config's, stopped at the end."""
-    running = running_session()
-    if running is not None:
-        yield running
-        return
+    was_there = running_session() is not None
     session = build_session(
         app_name=f"tidesink {config.pipeline}",
         master=config.spark.master,
@@ -372,4 +373,5 @@ def _spark_of(config: Config) -> Iterator[SparkSession]:
     try:
         yield session
     finally:
-        stop_session(session)
+        if not was_there:
+            stop_session(session)

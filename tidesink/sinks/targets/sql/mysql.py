@@ -6,7 +6,7 @@ import re
 import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryFile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -79,13 +79,16 @@ _SESSION: Final = (
 )
 # The longest that a statement of ours may take (s); a server that is gone is noticed by the socket before.
 _READ_SECONDS: Final = 3600
+# Older ones send everything in plain text under tls.mode prefer, and under the stricter modes where a server,
+# or whoever stands before it, says that it has no TLS.
+_OLDEST: Final = (1, 2)
 
 
 def pymysql() -> Any:
     """The driver.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: it is not installed, or it is too old to keep to ``tls.mode``.
     """
     try:
         import pymysql as driver
@@ -93,6 +96,11 @@ def pymysql() -> Any:
         raise ConfigError(
             "a mysql target needs PyMySQL: pip install 'tidesink[mysql]', on the executors too"
         ) from error
+    if driver.VERSION[:2] < _OLDEST:
+        raise ConfigError(
+            f"PyMySQL {driver.VERSION_STRING} falls back to plain text whatever target.tls.mode says: "
+            "pip install 'pymysql>=1.2', on the executors too"
+        )
     return driver
 
 
@@ -144,17 +152,18 @@ def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> in
     """LOAD DATA LOCAL of CSV into a staging table; how many rows the server took.
 
     The driver reads a file by its name: the lines stand in one of the task's own until they are loaded. Only
-    then is there a connection, which MySQL would close while Spark takes its time for the lines.
+    then is there a connection, which MySQL would close while Spark takes its time for the lines. The file
+    is in no directory, so that a killed task leaves no rows behind: its name is that of our descriptor.
 
     Raises:
         LoadRefusedError: the server changed a value, of which LOCAL makes a warning in any mode.
     """
-    with NamedTemporaryFile(prefix="tidesink-", suffix=".csv") as file:
+    with TemporaryFile() as file:
         for chunk in chunks:
             file.write(chunk)
-        file.flush()
+        file.seek(0)  # flushes; where /dev/fd gives the same open file (macOS), it is read from here
         with kept_connection(endpoint, partial(connect, loads=True), alive) as connection:
-            rows = _loaded(connection, statement, file.name)
+            rows = _loaded(connection, statement, f"/dev/fd/{file.fileno()}")
             connection.commit()
     return rows
 
