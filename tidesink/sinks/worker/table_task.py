@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -47,6 +48,7 @@ from tidesink.sinks.targets.base import Collected, SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
 from tidesink.sinks.worker.preflight import shown_goal
+from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
 _TAKEN: Final = "another worker took this table, as its status says, and goes on with it"
@@ -74,6 +76,7 @@ class TableTask:
         self._refusal: TidesinkError | None = None
         self._pauses = Pauses(table)
         self._lag = 0
+        self._ended = time.monotonic()
         self._reads = context.topics.reads(topic)
         if table.schema != UNKNOWN_SCHEMA:
             self._reads.expect(table)
@@ -101,6 +104,27 @@ class TableTask:
             return True
         return self._lag > 0 or self.is_short(found)
 
+    def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
+        """The next offset of each partition, where watermarks alone that wait there need no batch yet.
+
+        None where the topic has no watermarks, the table is not open, or must read on whatever waits.
+        """
+        progress = self._hold.progress.topics.get(self.topic) if self._hold else None
+        if self.state in ("PAUSED", "FAILING") or found is None or progress is None:
+            return None
+        known, ends = self._next_offsets(), found.partitions
+        if progress.topic_id != found.topic_id or known.keys() != ends.keys():
+            return None
+        fits = self._tally.filtered.watermarks > 0 and all(
+            ends[n].earliest <= at <= ends[n].latest <= at + MOST_WAITING for n, at in known.items()
+        )
+        return known if fits else None
+
+    @property
+    def rested(self) -> float:
+        """Seconds since the last batch ended."""
+        return time.monotonic() - self._ended
+
     def work(self, found: TopicOffsets | None) -> None:
         """Apply one batch, or become PAUSED or FAILING. Raises nothing a table can cause."""
         try:
@@ -119,6 +143,7 @@ class TableTask:
                 _log.error("table failed", table=str(self.table), trace=traceback.format_exc())
                 self._fail(exc, passes=False)
         finally:
+            self._ended = time.monotonic()
             self._settle()
 
     def fail(self, error: TidesinkError) -> None:
