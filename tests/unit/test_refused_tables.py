@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def _offsets(topic: str) -> TopicOffsets:
 
 
 def _followed(around: WorkerContext, **tables: tuple[TableId, ...]) -> tuple[TableTask, TableTask]:
-    table_tasks = TableTasks(around, lambda found, _stuck: tables[found.topic])
+    table_tasks = TableTasks(around, lambda found, _read: tables[found.topic])
     table_tasks.follow(Look({topic: _offsets(topic) for topic in tables}, {}), {})
     first, second = table_tasks
     return first, second
@@ -89,8 +89,8 @@ def test_a_topic_whose_only_table_is_refused_when_it_is_met_is_followed_again(
     """Nobody else would meet the tables behind it: of a table that waits the next look is told."""
     reported: list[tuple[str, bool]] = []
 
-    def tables_of(found: TopicOffsets, stuck: bool) -> tuple[TableId, ...]:
-        reported.append((found.topic, stuck))
+    def tables_of(found: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
+        reported.append((found.topic, read is not None))
         return (SALES,)
 
     table_tasks = TableTasks(around(right(CANAL_JSON)), tables_of)

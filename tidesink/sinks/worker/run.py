@@ -158,14 +158,15 @@ class Worker:
         """
         self._heartbeat.beat()
         self._requests.look()
+        self._table_tasks.collect()
         self._collect()
         seen = self._look()
         # Others may take the places of these now: only the end waits for what they found out.
         ended = self._collect()
         idle = self._idle()
         self._go_on(idle, seen)
-        if self._busy:
-            wait(self._busy, timeout=self._context.config.batch.poll_interval, return_when=FIRST_COMPLETED)
+        if under_way := self._under_way():
+            wait(under_way, timeout=self._context.config.batch.poll_interval, return_when=FIRST_COMPLETED)
             return True
         # Kafka's silence stops every topic: another look would find no more.
         if not isinstance(seen, SourceError) and (ended or self._table_tasks.newly_stuck()):
@@ -333,11 +334,16 @@ class Worker:
             future.result()
         return bool(ended)
 
+    def _under_way(self) -> set[Future[None]]:
+        """Batches, and look-ups of tables, that did not end."""
+        look_ups = self._table_tasks.look_ups
+        return {*self._busy} if look_ups is None else {*self._busy, look_ups}
+
     def _late(self) -> set[Future[None]]:
-        """Batches that did not end: with a stop in the time of grace, without one there are none."""
+        """What did not end: with a stop in the time of grace, without one there are none."""
         deadline = time.monotonic() + GRACE_SECONDS
         while True:
-            _, late = wait(self._busy, timeout=_LOOK_SECONDS)
+            _, late = wait(self._under_way(), timeout=_LOOK_SECONDS)
             stop = self._context.stop
             if not late or (stop and (stop.hurried or time.monotonic() > deadline)):
                 return late
@@ -346,7 +352,9 @@ class Worker:
         """Let batches under way end; cancel what takes too long after a stop."""
         late = self._late()
         if late:
-            _log.warning("batches abandoned", tables=[str(self._busy[future].table) for future in late])
+            _log.warning(
+                "batches abandoned", tables=[str(self._busy[one].table) for one in late if one in self._busy]
+            )
         while late:  # a batch between two jobs begins the next one after it was cancelled
             self.cancel()
             _, late = wait(late, timeout=_LOOK_SECONDS)

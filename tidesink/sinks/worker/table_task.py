@@ -109,16 +109,21 @@ class TableTask:
 
         None where the topic has no watermarks, the table is not open, or must read on whatever waits.
         """
-        progress = self._hold.progress.topics.get(self.topic) if self._hold else None
-        if self.state in ("PAUSED", "FAILING") or found is None or progress is None:
+        if found is None or self.state in ("PAUSED", "FAILING"):
             return None
-        known, ends = self._next_offsets(), found.partitions
-        if progress.topic_id != found.topic_id or known.keys() != ends.keys():
+        known, ends = self.read_up_to(found), found.partitions
+        if known.keys() != ends.keys():
             return None
         fits = self._tally.filtered.watermarks > 0 and all(
             ends[n].earliest <= at <= ends[n].latest <= at + MOST_WAITING for n, at in known.items()
         )
         return known if fits else None
+
+    def read_up_to(self, found: TopicOffsets) -> Mapping[int, int]:
+        """The next offset of each partition; none where the table is not open, or its topic is another."""
+        progress = self._hold.progress.topics.get(self.topic) if self._hold else None
+        same = progress is not None and progress.topic_id == found.topic_id
+        return self._next_offsets() if same else {}
 
     @property
     def rested(self) -> float:
@@ -178,6 +183,11 @@ class TableTask:
         return self.state == "FAILING" and self.cooldown.running
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether nothing but a person has the task go on: a failure that may pass is waited for."""
+        return self.state == "PAUSED" or (self.state == "FAILING" and not self.cooldown.started)
+
+    @property
     def awaits_topic(self) -> bool:
         """Whether the task would stop if its topic were gone now."""
         return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
@@ -192,7 +202,6 @@ class TableTask:
         if self.table.schema == UNKNOWN_SCHEMA:
             return  # nothing to open: its topic is looked at again instead
         if self.state == "FAILING" and self.cooldown.over:
-            self.cooldown = Cooldown(self._context.config.retry.for_)
             self._begin_again()
 
     def rest(self) -> None:
@@ -368,6 +377,7 @@ class TableTask:
     def _fail(self, exc: Exception, *, passes: bool) -> None:
         if isinstance(exc, SourceError):
             exc.with_context(brokers=self._context.config.source.bootstrap_servers)
+        self.cooldown = Cooldown(self._context.config.retry.for_)
         if passes:
             self.cooldown.start()
         text = error_text(exc)
