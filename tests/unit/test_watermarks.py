@@ -8,10 +8,11 @@ from typing import Any, Final
 import pytest
 
 from tests.unit.canal_messages import row_bytes
-from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import Message, Position, WatermarkEvent
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.worker import watermarks
 from tidesink.sinks.worker.watermarks import UNSEEN_SECONDS, Standing, WatermarkFollower, watermark_test
@@ -157,17 +158,20 @@ def test_a_record_that_cannot_be_read_is_left_to_a_batch(broker: _Broker) -> Non
     assert follower.look(_standing(broker, "t", {0: 2})) == {"t"}
 
 
-_TEST: Final = watermark_test(right(changed(CANAL_JSON, source__enable_tidb_extension=True)).source, None)
+def _message(value: bytes | None, key: bytes | None = None) -> Message:
+    return Message("app", 0, 7, key, value)
 
 
-def _message(value: bytes | None) -> Message:
-    return Message("app", 0, 7, None, value)
+_SENT: Final = CodecOptions(enable_tidb_extension=True, avro_enable_watermark=True)
 
 
-def test_a_watermark_is_told_from_other_records() -> None:
-    codec = open_codec("canal-json", options=CodecOptions(enable_tidb_extension=True))
+@pytest.mark.parametrize(("config", "protocol"), [(CANAL_JSON, "canal-json"), (FLAT_AVRO, "flat-avro")])
+def test_a_watermark_is_told_from_other_records(config: dict[str, Any], protocol: str) -> None:
+    """No registry is asked for it."""
+    codec = open_codec(protocol, options=_SENT, registry=MemorySchemaRegistry())
     sent = codec.encode(WatermarkEvent(449, Position("app", 0, 0)), topic="app")
     assert sent is not None
-    assert _TEST(_message(sent.value))
-    row = row_bytes({"id": "1"})
-    assert not any(_TEST(_message(value)) for value in (row, b"{", b"", None))
+    is_watermark = watermark_test(right(changed(config, source__enable_tidb_extension=True)).source, None)
+    assert is_watermark(_message(sent.value))
+    row, framed = row_bytes({"id": "1"}), b"\x00\x00\x00\x00\x07\x02"
+    assert not any(is_watermark(_message(value, b"key")) for value in (row, framed, b"{", b"", None))

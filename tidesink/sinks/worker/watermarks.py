@@ -21,6 +21,7 @@ from tidesink.config.source import SourceSettings
 from tidesink.errors import TidesinkError
 from tidesink.events import Message, WatermarkEvent
 from tidesink.kafka_client import open_client
+from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.kafka.fetch import FIXED_SETTINGS
 from tidesink.sinks.kafka.offsets import TopicOffsets
 
@@ -56,7 +57,9 @@ def watermark_test(source: SourceSettings, registry: SchemaRegistry | None) -> C
     """Whether a record is nothing but a watermark; a record that cannot be read is none."""
     # A row that was left out of its message need not be fetched to know that it is no watermark.
     options = replace(source.codec_options(), claim_check_storage_uri="", upstream_url="")
-    codec = open_codec(source.protocol, options=options, registry=registry)
+    # Nor need a row's schema: flat-avro's watermarks have none, and the registry's answer may take seconds.
+    known = MemorySchemaRegistry() if source.protocol == "flat-avro" else registry
+    codec = open_codec(source.protocol, options=options, registry=known)
 
     def is_watermark(message: Message) -> bool:
         try:
