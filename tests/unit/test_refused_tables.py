@@ -12,7 +12,7 @@ import pytest
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.config import Config
-from tidesink.errors import SourceUnavailableError
+from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
@@ -81,6 +81,19 @@ def test_a_table_that_failed_for_another_reason_goes_on(around: Callable[[Config
     for control in RESUMED():
         table_task.apply_control(control)
     assert table_task.state == "IDLE"
+
+
+def test_a_failure_that_stays_is_not_waited_for_after_one_that_might_pass(
+    around: Callable[[Config], WorkerContext],
+) -> None:
+    table_task, _ = _followed(around(right(CANAL_JSON)), app=(SALES, LEGACY))
+    table_task.fail(SourceUnavailableError("no answer"))
+    assert not table_task.is_stuck
+    for control in RESUMED():
+        table_task.apply_control(control)
+    table_task.fail(ConfigError("no such thing"))
+    assert table_task.is_stuck
+    assert not table_task.cooldown.started
 
 
 def test_a_topic_whose_only_table_is_refused_when_it_is_met_is_followed_again(

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar, cast
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from tests.unit.worker_bed import surroundings
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.observers import Listeners, TableChanged, WorkerEvent
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, PartitionOffsets, TopicOffsets
@@ -35,22 +37,22 @@ HTTP: Final = {"type": "http", "url": "http://127.0.0.1:1/x"}
 
 
 class _Source(KafkaSource):
-    """Kafka with a row at one offset, or none; it may be made to wait, or to fail."""
+    """Kafka with a row at one offset, or none; it may be made to fail, or to wait: with one topic or all."""
 
-    def __init__(self, row_at: int | None = None) -> None:
+    def __init__(self, row_at: int | None = None, *, slow: str | None = None) -> None:
         super().__init__(no_fetch)
         self.read: list[OffsetRange] = []
         self.threads: set[str] = set()
         self.begun, self.answers = threading.Event(), threading.Event()
         self.answers.set()
         self.fails: Exception | None = None
-        self._row_at = row_at
+        self._row_at, self._slow = row_at, slow
 
     def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         self.read += [part for part in ranges if part.records]
         self.threads.add(threading.current_thread().name)
         self.begun.set()
-        assert self.answers.wait(60)
+        assert self._slow not in (None, ranges[0].topic) or self.answers.wait(60)
         if self.fails is not None:
             raise self.fails
         for part in ranges:
@@ -71,9 +73,14 @@ def store(tmp_path: Path) -> Iterator[SqlStateStore]:
     store.close()
 
 
+# Brokers that know of nothing newer.
+_NO_NEWS: Final = SimpleNamespace(lookup=lambda _topics: {})
+
+
 def _around(store: SqlStateStore, source: _Source, **settings: Any) -> WorkerContext:
     around = surroundings(right(changed(CANAL_JSON, target=HTTP, **settings)), store=store)
-    return replace(around, source=source, topics=Topics(around.config.pipeline, source, store))
+    topics = Topics(around.config.pipeline, source, store, ask=lambda _: cast("Any", _NO_NEWS))
+    return replace(around, source=source, topics=topics)
 
 
 def _found(topic: str = "app", end: int = 9) -> TopicOffsets:
@@ -225,3 +232,29 @@ def test_a_topic_whose_first_table_waits_at_once_is_looked_into_at_once(store: S
     assert tables(_found(end=30_000), {0: 3}) == (ROWS,)
     _ended(tables)
     assert source.read == [OffsetRange("app", 0, 0, 20_000), OffsetRange("app", 0, 20_000, 30_000)]
+
+
+class _OnFailure:
+    """Hears that a table failed."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Called in the thread of the table's turn."""
+        if isinstance(event, TableChanged) and event.status.state == "FAILING":
+            self._then()
+
+
+def test_tables_have_their_turns_beside_a_look_up(store: SqlStateStore) -> None:
+    """One fails for want of columns while Kafka keeps the look into another topic waiting."""
+    source = _Source(slow="shop_slow")
+    source.answers.clear()
+    around = _around(store, source, source__topics=["shop_ready", "shop_slow"])
+    around = replace(around, listeners=Listeners((_OnFailure(source.answers.set),)))
+    ready = TableId("shop", "ready")
+    around.topics.tables("shop_ready").add([ready])
+    report = Worker(around, until="drained", offsets=_Looks(TableId("shop", "slow"), ready)).run()
+    assert [(table.table, table.state) for table in report.tables] == [(ready, "FAILING")]
+    assert "columns of the table are unknown" in str(report.tables[0].error)
+    assert [part for part in source.read if part.topic == "shop_slow"] == [OffsetRange("shop_slow", 0, 0, 9)]
