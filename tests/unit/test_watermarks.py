@@ -143,6 +143,18 @@ def test_records_that_do_not_come_are_left_to_a_batch(broker: _Broker) -> None:
     assert follower.look(read) == {"t", "u"}
 
 
+def test_a_record_that_has_just_come_does_not_count_for_those_before_it(broker: _Broker) -> None:
+    """On a slow machine some record is always under way."""
+    broker.logs = {("t", 0): [WATERMARK]}
+    follower = _follower(broker)
+    for _ in range(5):
+        # The ends say one more than the consumer was given.
+        ends = {0: PartitionOffsets(0, len(broker.logs["t", 0]) + 1)}
+        assert follower.look({"t": Standing(TopicOffsets("t", "id", ends), {0: 0})}) == {"t"}
+        broker.now += 0.6 * UNSEEN_SECONDS
+        broker.logs["t", 0].append(WATERMARK)
+
+
 def test_a_run_that_ends_takes_an_unseen_record_for_a_row(broker: _Broker) -> None:
     broker.logs, broker.silent = {("t", 0): [WATERMARK]}, {"t"}
     follower = _follower(broker, ends=True)

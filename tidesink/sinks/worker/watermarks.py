@@ -87,14 +87,14 @@ class _Followed:
     """What is known of a topic: from ``starts`` up to ``seen`` it has nothing but watermarks.
 
     ``other``: partition and offset of the first record that is none; nothing is read behind it.
-    ``unseen_since``: since when records are there that were not seen.
+    ``awaited``: records that are there and were not seen, by the end of each partition, and since when.
     """
 
     topic_id: str
     starts: dict[int, int]
     seen: dict[int, int]
     other: tuple[int, int] | None = None
-    unseen_since: float | None = None
+    awaited: tuple[Mapping[int, int], float] | None = None
 
     def holds_for(self, standing: Standing | None) -> bool:
         """Whether what is known is of this topic, and of all that its tables have yet to read."""
@@ -110,10 +110,22 @@ class _Followed:
 
     def is_seen(self, standing: Standing) -> bool:
         """Whether all that waits was looked at, or need not be."""
-        ends = standing.found.partitions
-        return self.other is not None or all(
-            max(self.seen[number], at) >= ends[number].latest for number, at in standing.starts.items()
-        )
+        return self._is_seen_to(self._ends(standing), standing)
+
+    def note(self, standing: Standing, now: float) -> None:
+        """Note what was not seen by now; what came since counts from when the rest was seen."""
+        if self.awaited is not None and self._is_seen_to(self.awaited[0], standing):
+            self.awaited = None
+        if self.awaited is None and not self.is_seen(standing):
+            self.awaited = self._ends(standing), now
+
+    def _is_seen_to(self, ends: Mapping[int, int], standing: Standing) -> bool:
+        at = standing.starts
+        return self.other is not None or all(max(self.seen[n], at[n]) >= end for n, end in ends.items())
+
+    @staticmethod
+    def _ends(standing: Standing) -> dict[int, int]:
+        return {number: standing.found.partitions[number].latest for number in standing.starts}
 
 
 class WatermarkFollower:
@@ -183,17 +195,15 @@ class WatermarkFollower:
 
     def _read(self, topics: Mapping[str, Standing]) -> None:
         """Take what came, as long as something is there that was not seen, and no longer than it may."""
-        deadline = self._clock() + self._wait
-        while any(not known.is_seen(topics[name]) for name, known in self._topics.items()):
-            self._unassign(self._take(self._consumer.consume(_CONSUME_RECORDS, timeout=_CONSUME_SECONDS)))
-            if self._clock() >= deadline:
-                break
-        now = self._clock()
+        deadline, unseen = self._clock() + self._wait, self._consumer is not None
+        while unseen:
+            unseen = any(not known.is_seen(topics[name]) for name, known in self._topics.items())
+            # Where nothing is awaited it serves the client, which has logins to renew.
+            found = self._consumer.consume(_CONSUME_RECORDS, timeout=_CONSUME_SECONDS if unseen else 0.0)
+            self._unassign(self._take(found))
+            unseen &= self._clock() < deadline
         for name, known in self._topics.items():
-            if known.is_seen(topics[name]):
-                known.unseen_since = None
-            elif known.unseen_since is None:
-                known.unseen_since = now
+            known.note(topics[name], self._clock())
 
     def _take(self, messages: Iterable[Any]) -> list[str]:
         """Take note of records; the topics in which the first came that is no watermark."""
@@ -211,8 +221,8 @@ class WatermarkFollower:
         return others
 
     def _is_alone(self, known: _Followed) -> bool:
-        since = known.unseen_since
-        return known.other is None and (since is None or self._clock() - since < self._patience)
+        late = known.awaited is not None and self._clock() - known.awaited[1] >= self._patience
+        return known.other is None and not late
 
 
 def _plain(message: Any) -> Message:
