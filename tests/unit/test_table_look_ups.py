@@ -159,7 +159,19 @@ def test_topics_are_looked_into_for_a_while_each(
     ]
 
 
-def test_a_stop_ends_look_ups(store: SqlStateStore) -> None:
+def _stop(around: WorkerContext, _tables: CanalTables) -> None:
+    around.stop.set()
+
+
+def _end(_around: WorkerContext, tables: CanalTables) -> None:
+    tables.end()
+
+
+@pytest.mark.parametrize("end", [_stop, _end])
+def test_the_end_of_a_run_ends_look_ups(
+    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch, end: Callable[[WorkerContext, CanalTables], None]
+) -> None:
+    monkeypatch.setattr(discovery, "_LOOK_UP_SECONDS", 0.0 if end is _end else 60.0)
     source = _Source()
     source.answers.clear()
     around = _around(store, source)
@@ -167,7 +179,7 @@ def test_a_stop_ends_look_ups(store: SqlStateStore) -> None:
     tables(_found("long", end=10_000_000), None)
     tables(_found("short"), None)
     assert source.begun.wait(60)
-    around.stop.set()
+    end(around, tables)
     source.answers.set()
     _ended(tables)
     assert len(source.read) == 1

@@ -189,6 +189,11 @@ class TableTasks:
         if isinstance(self._tables_of, CanalTables):
             self._tables_of.collect()
 
+    def end_look_ups(self) -> None:
+        """Begin no other look-up: the run is over."""
+        if isinstance(self._tables_of, CanalTables):
+            self._tables_of.end()
+
     def close(self) -> None:
         """Let go of every table."""
         for table_task in self:
@@ -295,6 +300,7 @@ class CanalTables:
         self._at_work: Future[None] | None = None
         self._running = False
         self._looking: str | None = None
+        self._ended = False
         # When a topic is looked into again, and what failed in one.
         self._again: dict[str, float] = {}
         self._failed: dict[str, TidesinkError] = {}
@@ -328,6 +334,10 @@ class CanalTables:
             self._at_work.result()
             self._at_work = None
 
+    def end(self) -> None:
+        """Begin no other look-up; the one under way ends when its time is over."""
+        self._ended = True
+
     def _begin(self) -> None:
         if not self._running:
             self._running = True
@@ -355,7 +365,7 @@ class CanalTables:
 
     def _next(self) -> _LookUp | None:
         with self._lock:
-            if not self._wanted or self._context.stop:
+            if not self._wanted or self._ended or self._context.stop:
                 self._running, self._looking = False, None
                 return None
             self._looking = next(iter(self._wanted))

@@ -349,7 +349,8 @@ class Worker:
                 return late
 
     def _finish(self) -> None:
-        """Let batches under way end; cancel what takes too long after a stop."""
+        """Let what is under way end; cancel what takes too long after a stop."""
+        self._table_tasks.end_look_ups()
         late = self._late()
         if late:
             _log.warning(
