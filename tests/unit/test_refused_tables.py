@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.config import Config
-from tidesink.errors import SourceUnavailableError
+from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
@@ -38,7 +38,7 @@ def _offsets(topic: str) -> TopicOffsets:
 
 
 def _followed(around: WorkerContext, **tables: tuple[TableId, ...]) -> tuple[TableTask, TableTask]:
-    table_tasks = TableTasks(around, lambda found, _stuck: tables[found.topic])
+    table_tasks = TableTasks(around, lambda found, _read: tables[found.topic])
     table_tasks.follow(Look({topic: _offsets(topic) for topic in tables}, {}), {})
     first, second = table_tasks
     return first, second
@@ -83,14 +83,27 @@ def test_a_table_that_failed_for_another_reason_goes_on(around: Callable[[Config
     assert table_task.state == "IDLE"
 
 
+def test_a_failure_that_stays_is_not_waited_for_after_one_that_might_pass(
+    around: Callable[[Config], WorkerContext],
+) -> None:
+    table_task, _ = _followed(around(right(CANAL_JSON)), app=(SALES, LEGACY))
+    table_task.fail(SourceUnavailableError("no answer"))
+    assert not table_task.is_stuck
+    for control in RESUMED():
+        table_task.apply_control(control)
+    table_task.fail(ConfigError("no such thing"))
+    assert table_task.is_stuck
+    assert not table_task.cooldown.started
+
+
 def test_a_topic_whose_only_table_is_refused_when_it_is_met_is_followed_again(
     around: Callable[[Config], WorkerContext],
 ) -> None:
     """Nobody else would meet the tables behind it: of a table that waits the next look is told."""
     reported: list[tuple[str, bool]] = []
 
-    def tables_of(found: TopicOffsets, stuck: bool) -> tuple[TableId, ...]:
-        reported.append((found.topic, stuck))
+    def tables_of(found: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
+        reported.append((found.topic, read is not None))
         return (SALES,)
 
     table_tasks = TableTasks(around(right(CANAL_JSON)), tables_of)

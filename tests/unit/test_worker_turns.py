@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import pytest
 
-from tests.unit.config_samples import FLAT_AVRO, changed, right
+from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.errors import RegistryError, SourceUnavailableError
 from tidesink.events import TableId
@@ -19,6 +20,7 @@ from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOf
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import TableControl, change_control
 from tidesink.sinks.worker.run import Worker
+from tidesink.sinks.worker.table_task import TableTask
 
 FIRST, SECOND = TableId("shop", "first"), TableId("shop", "second")
 HTTP: Final = {"type": "http", "url": "http://127.0.0.1:1/x"}
@@ -102,3 +104,26 @@ def test_what_kafkas_silence_stopped_is_not_looked_for_again(store: SqlStateStor
     assert "is not for you" in str(first.error)
     assert "no answer" in str(second.error)
     assert looks.at_work == [[], ["shop.first"]]
+
+
+def _task(batches: int, rested: float) -> TableTask:
+    """A table that is up to date, which had some turns and has rested for so long."""
+    return cast("TableTask", SimpleNamespace(batches=batches, rested=rested))
+
+
+def test_watermarks_alone_wait_for_their_interval_and_behind_rows(store: SqlStateStore) -> None:
+    config = right(changed(CANAL_JSON, target=HTTP, batch={"watermark-interval": "1m"}))
+    worker = Worker(surroundings(config, store=store), offsets=_Looks())
+    busy, new, early, due, long_due = (_task(9, 0), _task(1, 0), _task(1, 59), _task(1, 60), _task(2, 61))
+    assert [worker._is_due(one) for one in (early, due)] == [False, True]
+    assert worker._fair([busy, new], [due, long_due]) == [new, busy, long_due, due]
+    # However busy others are, what is overdue has every second turn.
+    overdue = _task(1, 600)
+    assert worker._fair([busy], [due, overdue]) == [overdue, busy, due]
+    worker._gave_overdue = True
+    assert worker._fair([busy], [due, overdue]) == [busy, overdue, due]
+
+
+def test_a_run_to_the_end_leaves_watermarks_that_came_meanwhile(store: SqlStateStore) -> None:
+    around = surroundings(right(changed(CANAL_JSON, target=HTTP)), store=store)
+    assert not Worker(around, until="drained", offsets=_Looks())._is_due(_task(1, 1e9))

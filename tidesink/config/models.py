@@ -391,6 +391,9 @@ class BatchSettings(Model):
     """Tables processed at once."""
     poll_interval: PositiveDuration = 1.0
     """How often to look for new records when idle."""
+    watermark_interval: PositiveDuration = 60.0
+    """How long watermarks alone wait in an idle table's topic before a batch reads them. Rows are read at
+    once, and so is a partition in which more than 1000 records wait."""
 
 
 class RetrySettings(Model):

@@ -128,6 +128,11 @@ class Cooldown:
         self._until = self._clock() + self._seconds
 
     @property
+    def started(self) -> bool:
+        """Whether a wait was begun, over or not."""
+        return self._until is not None
+
+    @property
     def running(self) -> bool:
         """Whether a wait was begun and has not passed."""
         return self._until is not None and not self.over

@@ -9,7 +9,7 @@ read again from its beginning.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -352,6 +352,8 @@ def _odd_time(commit_ts: object, es: object) -> str:
 _TABLES_KIND: Final = "topic-tables"
 # How many records of a new topic are read at first; the tasks find tables that come later.
 _FIRST_RECORDS: Final = 20_000
+# So few are read by this process: a Spark job takes longer.
+_FEW_RECORDS: Final = 1000
 
 
 class TopicTables:
@@ -395,11 +397,19 @@ class TopicTables:
                 self._store.save_document(_TABLES_KIND, self._name, [list(table) for table in tables])
                 self._tables = tables
 
-    def look(self, session: SparkSession, found: TopicOffsets, *, stuck: bool = False) -> tuple[TableId, ...]:
-        """The tables of a topic; if none is known, the topic is read until a row names one.
+    def look(
+        self,
+        session: SparkSession,
+        found: TopicOffsets,
+        *,
+        goes_on: Callable[[], bool],
+        read: Mapping[int, int] | None = None,
+    ) -> bool:
+        """Look for tables; False where ``goes_on`` said no before that was done: the next call goes on.
 
-        Tasks find the other tables as they read. ``stuck``: no task reads on, so the topic is read to its
-        end. Records up to the stored offsets are not read again.
+        If no table is known, the topic is read until a row names one: tasks find the others as they read.
+        ``read``: no task reads on, so the topic is read to its end from these offsets, up to which tasks have
+        read it.
 
         Raises:
             SourceError: Kafka refuses, or does not answer.
@@ -407,18 +417,21 @@ class TopicTables:
             ConfigError: no record names a table, since the records are compressed and the config does not
                 say so.
         """
-        if self._looked_at != found.topic_id:
-            self._looked_at, self._looked = found.topic_id, {}
-        left = [
-            OffsetRange(self._topic, n, max(at.earliest, self._looked.get(n, 0)), at.latest)
-            for n, at in found.partitions.items()
-        ]
-        for part in growing_parts(left, _FIRST_RECORDS):
-            if self.known() and not stuck:
+        for part in growing_parts(self._unlooked(found, read or {}), _FIRST_RECORDS):
+            if self.known() and read is None:
                 break
             self.census(session, part)
             self._looked.update((one.partition, one.end) for one in part)
-        return self.known()
+            if not goes_on():
+                return False
+        return True
+
+    def _unlooked(self, found: TopicOffsets, read: Mapping[int, int]) -> list[OffsetRange]:
+        if self._looked_at != found.topic_id:
+            self._looked_at, self._looked = found.topic_id, {}
+        ends = found.partitions.items()
+        starts = {n: max(at.earliest, self._looked.get(n, 0), read.get(n, 0)) for n, at in ends}
+        return [OffsetRange(self._topic, n, min(starts[n], at.latest), at.latest) for n, at in ends]
 
     def census(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> None:
         """Take note of every table with a row in the ranges.
@@ -427,7 +440,10 @@ class TopicTables:
         """
         if not any(part.records for part in ranges):
             return
-        found = self._source.ask(session, ranges, census)
+        if sum(part.records for part in ranges) <= _FEW_RECORDS:
+            found = [census(self._source.read_here(ranges))]
+        else:
+            found = self._source.ask(session, ranges, census)
         tables = frozenset[TableId]().union(*(one.tables for one in found))
         kind = next((one.compression for one in found if one.compression != "none"), "none")
         if kind != "none" and not (tables or self.known()):

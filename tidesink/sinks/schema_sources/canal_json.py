@@ -103,6 +103,7 @@ class CanalJsonDecoding(PlannedDecoding):
         for part in growing_parts(everything, _PEEKED_RECORDS):
             if self._words:
                 return
+            self._context.stop.check()
             self._read_words(part)
 
     def _ends_now(self, found: TopicOffsets) -> TopicOffsets:

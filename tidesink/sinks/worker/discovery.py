@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidesink.codecs import CODECS, open_codec
 from tidesink.config.models import topic_tables
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SourceError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, growing_parts, topic_gone
-from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
+from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, furthest, growing_parts, topic_gone
+from tidesink.sinks.spark.session import start_thread
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, txn_version
 from tidesink.sinks.worker.preflight import Goals
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from tidesink.codecs.base import Codec
 
 
+# A topic is looked into so long at a time, and then those that wait for it; once it was read, after a pause.
+_LOOK_UP_SECONDS: Final = 10.0
+_AGAIN_SECONDS: Final = 5.0
 # So many records of a topic are looked at first. Each comes to the driver: the first row says it.
 _FIRST_RECORDS: Final = 100
 
@@ -83,19 +89,19 @@ def _table_of(codec: Codec, message: Message) -> TableId | None:
     return next((event.table for event in events if isinstance(event, ChangeEvent)), None)
 
 
-def debezium_tables(context: WorkerContext) -> Callable[[TopicOffsets, bool], tuple[TableId, ...]]:
+def debezium_tables(context: WorkerContext) -> TablesOfTopic:
     """The one table of a Debezium topic."""
     known = DebeziumTables(context)
 
-    def tables(found: TopicOffsets, _stuck: bool) -> tuple[TableId, ...]:
+    def tables(found: TopicOffsets, _read: Mapping[int, int] | None) -> tuple[TableId, ...]:
         table = known.of(found)
         return () if table is None else (table,)
 
     return tables
 
 
-# The tables of a topic; the flag says that none of its tasks reads on.
-TablesOfTopic = Callable[[TopicOffsets, bool], tuple[TableId, ...]]
+# The tables of a topic; where none of its tasks reads on, the offsets up to which they have read it.
+TablesOfTopic = Callable[[TopicOffsets, Mapping[int, int] | None], tuple[TableId, ...]]
 
 _NO_TOPIC = "the broker has no such topic: is it spelt as in the changefeed?"
 
@@ -173,6 +179,21 @@ class TableTasks:
         """
         return any(self._stuck(topic) for topic in self._read_on)
 
+    @property
+    def look_ups(self) -> Future[None] | None:
+        """Look-ups of topics that were not collected yet: tables may come of them."""
+        return self._tables_of.under_way if isinstance(self._tables_of, CanalTables) else None
+
+    def collect(self) -> None:
+        """Know that look-ups ended: the next ``follow`` takes what they found."""
+        if isinstance(self._tables_of, CanalTables):
+            self._tables_of.collect()
+
+    def end_look_ups(self) -> None:
+        """Begin no other look-up: the run is over."""
+        if isinstance(self._tables_of, CanalTables):
+            self._tables_of.end()
+
     def close(self) -> None:
         """Let go of every table."""
         for table_task in self:
@@ -200,8 +221,9 @@ class TableTasks:
             self._read_on.add(topic)
             return
         stuck = self._stuck(topic)
+        read = furthest(one.read_up_to(offsets) for one in known.values()) if stuck else None
         try:
-            tables = self._tables_of(offsets, stuck)
+            tables = self._tables_of(offsets, read)
         except TidesinkError as exc:
             self._refuse(topic, exc)
             return
@@ -214,9 +236,9 @@ class TableTasks:
                 self._add(topic, table)
 
     def _stuck(self, topic: str) -> bool:
-        """Whether a topic has tasks, and each waits before a record or for somebody."""
+        """Whether a topic has tasks, and each waits before a record or for somebody: no failure passes."""
         tables = self._table_tasks[topic].values()
-        return bool(tables) and all(one.state in ("PAUSED", "FAILING") for one in tables)
+        return bool(tables) and all(one.is_stuck for one in tables)
 
     def _add(self, topic: str, table: TableId) -> None:
         table_task = self._table_tasks[topic][table] = TableTask(self._context, topic, table)
@@ -250,25 +272,131 @@ def avro_tables(context: WorkerContext) -> TablesOfTopic:
     assert context.registry is not None  # noqa: S101  (flat-avro without a registry is refused before)
     table_of = topic_tables(context.config, context.registry)
 
-    def tables(found: TopicOffsets, _stuck: bool) -> tuple[TableId, ...]:
+    def tables(found: TopicOffsets, _read: Mapping[int, int] | None) -> tuple[TableId, ...]:
         table = table_of(found.topic)
         return () if table is None else (table,)
 
     return tables
 
 
-def canal_tables(context: WorkerContext) -> TablesOfTopic:
-    """The tables that a canal-json topic's messages name."""
+class _LookUp(NamedTuple):
+    """A topic to be looked into; ``read`` as in ``TablesOfTopic``."""
 
-    def tables(found: TopicOffsets, stuck: bool) -> tuple[TableId, ...]:
-        return context.topics.tables(found.topic).look(context.spark, found, stuck=stuck)
+    found: TopicOffsets
+    read: Mapping[int, int] | None
 
-    return tables
+
+class CanalTables:
+    """The tables that a canal-json topic's messages name; called by one thread.
+
+    A topic of which no table is known, or none reads on, is looked into in a thread beside the turns, one
+    topic after the other and each for a while. What was found shows when the topic is asked for again.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._wanted: dict[str, _LookUp] = {}
+        self._at_work: Future[None] | None = None
+        self._running = False
+        self._looking: str | None = None
+        self._ended = False
+        # When a topic is looked into again, and what failed in one.
+        self._again: dict[str, float] = {}
+        self._failed: dict[str, TidesinkError] = {}
+
+    def __call__(self, found: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
+        """The tables known by now; as ``TopicTables.look`` raises, after a look-up that failed."""
+        topic = found.topic
+        known = self._context.topics.tables(topic).known()
+        with self._lock:
+            if topic == self._looking or (known and read is None):
+                return known
+            if time.monotonic() >= self._again.get(topic, 0.0):
+                self._wanted[topic] = _LookUp(found, read)
+                self._failed.pop(topic, None)
+                self._begin()
+            elif topic in self._failed:
+                raise self._failed[topic]
+        return known
+
+    @property
+    def under_way(self) -> Future[None] | None:
+        """Look-ups that were not collected yet: tables may come of them."""
+        return self._at_work
+
+    def collect(self) -> None:
+        """Know that look-ups ended; what they found is given from now on.
+
+        Raises: what no topic can cause.
+        """
+        if self._at_work is not None and self._at_work.done():
+            self._at_work.result()
+            self._at_work = None
+
+    def end(self) -> None:
+        """Begin no other look-up; the one under way ends when its time is over."""
+        self._ended = True
+
+    def _begin(self) -> None:
+        if not self._running:
+            self._running = True
+            self._at_work = start_thread(self._context.spark, self._work, name="tables of topics")
+
+    def _work(self) -> None:
+        while (wanted := self._next()) is not None:
+            topic = wanted.found.topic
+            try:
+                done, error = self._look(wanted), None
+            except TidesinkError as exc:
+                done, error = True, exc
+            except Exception:
+                if not self._context.stop:  # which cancels Spark jobs
+                    raise
+                continue
+            with self._lock:
+                if not done:
+                    self._wanted[topic] = wanted
+                elif error is not None:
+                    self._failed[topic] = error
+                    self._again[topic] = time.monotonic() + self._context.config.retry.for_
+                elif wanted.read is not None or not self._context.topics.tables(topic).known():
+                    self._again[topic] = time.monotonic() + _AGAIN_SECONDS
+
+    def _next(self) -> _LookUp | None:
+        with self._lock:
+            if not self._wanted or self._ended or self._context.stop:
+                self._running, self._looking = False, None
+                return None
+            self._looking = next(iter(self._wanted))
+            return self._wanted.pop(self._looking)
+
+    def _look(self, wanted: _LookUp) -> bool:
+        context, ends = self._context, time.monotonic() + _LOOK_UP_SECONDS
+        found, read = wanted
+        return context.topics.tables(found.topic).look(
+            context.spark,
+            found,
+            goes_on=lambda: not context.stop and time.monotonic() < ends,
+            read=read if read is None else furthest((read, *self._recorded(found))),
+        )
+
+    def _recorded(self, found: TopicOffsets) -> Iterator[Mapping[int, int]]:
+        """How far earlier runs read the topic: they took note of every table that they met."""
+        store, pipeline = self._context.store, self._context.config.pipeline
+        for table in self._context.topics.tables(found.topic).known():
+            status = store.status_of(pipeline, table)
+            if status is None:
+                continue
+            progress = store.progress_of(pipeline, table, txn_version(status.epoch, status.batch))
+            at = progress.topics.get(found.topic) if progress is not None else None
+            if at is not None and at.topic_id == found.topic_id:
+                yield {number: one.next_offset for number, one in at.partitions.items()}
 
 
 def tables_of(context: WorkerContext) -> TablesOfTopic:
     """How a pipeline's protocol tells the tables of a topic."""
     protocol = context.config.source.protocol
     if CODECS[protocol].shares_topics:
-        return canal_tables(context)
+        return CanalTables(context)
     return avro_tables(context) if protocol == "flat-avro" else debezium_tables(context)

@@ -49,6 +49,7 @@ from tidesink.sinks.targets import target_module
 from tidesink.sinks.worker.control import Requests, TableControl
 from tidesink.sinks.worker.discovery import TableTasks, tables_of
 from tidesink.sinks.worker.table_task import TableTask
+from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, watermark_test
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +61,8 @@ _log = structlog.get_logger("tidesink.worker")
 # How long a stop waits for batches under way before their Spark jobs are cancelled.
 GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
+# A table whose watermarks wait for so many intervals gets every second turn, however busy others are.
+_MOST_INTERVALS: Final = 10
 # A topic is gone when two looks in a row, so far apart, miss it: one broker's answer may be an old one.
 SECOND_LOOK_SECONDS: Final = 3.0
 
@@ -116,6 +119,12 @@ class Worker:
         # The tasks that had nothing to do by what was seen of their topic, and asked of them.
         self._settled: dict[TableTask, tuple[TopicOffsets | None, TableControl]] = {}
         self._reported_patterns = False
+        self._watermarks = WatermarkFollower(
+            context.config.source.confluent_properties,
+            watermark_test(context.config.source, context.registry),
+            ends=self._ends,
+        )
+        self._gave_overdue = False
 
     def run(self) -> RunReport:
         """Work to the end; the report says how each table stands."""
@@ -127,6 +136,7 @@ class Worker:
             _log.debug("stopped while waiting")
         finally:
             self._finish()
+            self._watermarks.close()
             self._context.topics.release()
             self._heartbeat.end()
         for table_task in self._table_tasks:
@@ -150,14 +160,15 @@ class Worker:
         """
         self._heartbeat.beat()
         self._requests.look()
+        self._table_tasks.collect()
         self._collect()
         seen = self._look()
         # Others may take the places of these now: only the end waits for what they found out.
         ended = self._collect()
         idle = self._idle()
         self._go_on(idle, seen)
-        if self._busy:
-            wait(self._busy, timeout=self._context.config.batch.poll_interval, return_when=FIRST_COMPLETED)
+        if under_way := self._under_way():
+            wait(under_way, timeout=self._context.config.batch.poll_interval, return_when=FIRST_COMPLETED)
             return True
         # Kafka's silence stops every topic: another look would find no more.
         if not isinstance(seen, SourceError) and (ended or self._table_tasks.newly_stuck()):
@@ -172,12 +183,28 @@ class Worker:
                 # A task at work hears of Kafka's silence by itself.
                 table_task.fail(seen)
             return
+        quiet = self._quiet(idle, seen)
         idle = [table_task for table_task in idle if not self._is_settled(table_task, seen)]
         for table_task in idle:
             table_task.apply_control(self._requests.of(table_task.table))
             if table_task.topic in self._failed:
                 table_task.fail(self._failed[table_task.topic])
-        self._give_turns([one for one in idle if one.topic not in seen.unanswered], seen)
+        self._give_turns([one for one in idle if one.topic not in seen.unanswered], seen, quiet)
+
+    def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
+        """The tables for which watermarks alone wait, or nothing."""
+        followed = dict[TableTask, Standing]()
+        for table_task in idle:
+            found = seen.found.get(table_task.topic)
+            starts = table_task.follows_from(found)
+            if found is not None and starts:
+                followed[table_task] = Standing(found, starts)
+        topics = dict[str, Standing]()
+        for standing in followed.values():
+            topic = standing.found.topic
+            topics[topic] = standing.joined(topics.get(topic, standing))
+        alone = self._watermarks.look(topics)
+        return {table_task for table_task in followed if table_task.topic in alone}
 
     def _is_settled(self, table_task: TableTask, seen: Look) -> bool:
         """Whether the task had nothing to do when it was last asked, and nothing changed since."""
@@ -209,21 +236,32 @@ class Worker:
         for warning in idle_patterns(self._context.config, tables):
             _log.warning("pattern fits no table", warning=warning)
 
-    def _give_turns(self, idle: list[TableTask], seen: Look) -> None:
-        found, ready = seen.found, []
+    def _give_turns(self, idle: list[TableTask], seen: Look, quiet: set[TableTask]) -> None:
+        found = seen.found
+        ready, due = list[TableTask](), list[TableTask]()
         for table_task in idle:
             self._settled.pop(table_task, None)
             table_task.look(found.get(table_task.topic))
-            if self._may_work(table_task, seen):
-                ready.append(table_task)
-            else:
+            if not self._may_work(table_task, seen):
                 asked = self._requests.of(table_task.table)
                 self._settled[table_task] = found.get(table_task.topic), asked
-        for table_task in self._fair(ready)[: self._context.config.batch.max_tables - len(self._busy)]:
+            elif table_task not in quiet:
+                ready.append(table_task)
+            elif self._is_due(table_task):
+                due.append(table_task)
+            else:
+                table_task.rest()
+        for table_task in self._fair(ready, due)[: self._context.config.batch.max_tables - len(self._busy)]:
+            self._gave_overdue = table_task in due
             work = partial(table_task.work, found.get(table_task.topic))
             name = str(table_task.table)
             future = start_thread(self._context.spark, work, name=name, tag=self._job_tag)
             self._busy[future] = table_task
+
+    def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
+        """Whether watermarks alone are to be read now; a run to the end leaves those that came meanwhile."""
+        interval = self._context.config.batch.watermark_interval
+        return not self._ends and table_task.rested >= intervals * interval
 
     def _idle(self) -> list[TableTask]:
         busy = {id(table_task) for table_task in self._busy.values()}
@@ -280,9 +318,16 @@ class Worker:
             return False
         return table_task.has_work(found)
 
-    def _fair(self, ready: list[TableTask]) -> list[TableTask]:
-        """Those first which had the fewest turns."""
-        return sorted(ready, key=lambda table_task: table_task.batches)
+    def _fair(self, ready: list[TableTask], due: list[TableTask]) -> list[TableTask]:
+        """Those first which had the fewest turns; behind them those that have watermarks alone to read.
+
+        So that their positions advance all the same, one that is overdue comes first every second time.
+        """
+        ready = sorted(ready, key=lambda table_task: table_task.batches)
+        due = sorted(due, key=lambda table_task: -table_task.rested)
+        if due and not self._gave_overdue and self._is_due(due[0], _MOST_INTERVALS):
+            return [due[0], *ready, *due[1:]]
+        return [*ready, *due]
 
     def _collect(self) -> bool:
         """Know of the batches that ended; whether there were any."""
@@ -293,20 +338,28 @@ class Worker:
             future.result()
         return bool(ended)
 
+    def _under_way(self) -> set[Future[None]]:
+        """Batches, and look-ups of tables, that did not end."""
+        look_ups = self._table_tasks.look_ups
+        return {*self._busy} if look_ups is None else {*self._busy, look_ups}
+
     def _late(self) -> set[Future[None]]:
-        """Batches that did not end: with a stop in the time of grace, without one there are none."""
+        """What did not end: with a stop in the time of grace, without one there are none."""
         deadline = time.monotonic() + GRACE_SECONDS
         while True:
-            _, late = wait(self._busy, timeout=_LOOK_SECONDS)
+            _, late = wait(self._under_way(), timeout=_LOOK_SECONDS)
             stop = self._context.stop
             if not late or (stop and (stop.hurried or time.monotonic() > deadline)):
                 return late
 
     def _finish(self) -> None:
-        """Let batches under way end; cancel what takes too long after a stop."""
+        """Let what is under way end; cancel what takes too long after a stop."""
+        self._table_tasks.end_look_ups()
         late = self._late()
         if late:
-            _log.warning("batches abandoned", tables=[str(self._busy[future].table) for future in late])
+            _log.warning(
+                "batches abandoned", tables=[str(self._busy[one].table) for one in late if one in self._busy]
+            )
         while late:  # a batch between two jobs begins the next one after it was cancelled
             self.cancel()
             _, late = wait(late, timeout=_LOOK_SECONDS)

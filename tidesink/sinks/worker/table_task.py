@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -47,6 +48,7 @@ from tidesink.sinks.targets.base import Collected, SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
 from tidesink.sinks.worker.preflight import shown_goal
+from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
 _TAKEN: Final = "another worker took this table, as its status says, and goes on with it"
@@ -74,6 +76,7 @@ class TableTask:
         self._refusal: TidesinkError | None = None
         self._pauses = Pauses(table)
         self._lag = 0
+        self._ended = time.monotonic()
         self._reads = context.topics.reads(topic)
         if table.schema != UNKNOWN_SCHEMA:
             self._reads.expect(table)
@@ -101,6 +104,32 @@ class TableTask:
             return True
         return self._lag > 0 or self.is_short(found)
 
+    def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
+        """The next offset of each partition, where watermarks alone that wait there need no batch yet.
+
+        None where the topic has no watermarks, the table is not open, or must read on whatever waits.
+        """
+        if found is None or self.state in ("PAUSED", "FAILING"):
+            return None
+        known, ends = self.read_up_to(found), found.partitions
+        if known.keys() != ends.keys():
+            return None
+        fits = self._tally.filtered.watermarks > 0 and all(
+            ends[n].earliest <= at <= ends[n].latest <= at + MOST_WAITING for n, at in known.items()
+        )
+        return known if fits else None
+
+    def read_up_to(self, found: TopicOffsets) -> Mapping[int, int]:
+        """The next offset of each partition; none where the table is not open, or its topic is another."""
+        progress = self._hold.progress.topics.get(self.topic) if self._hold else None
+        same = progress is not None and progress.topic_id == found.topic_id
+        return self._next_offsets() if same else {}
+
+    @property
+    def rested(self) -> float:
+        """Seconds since the last batch ended."""
+        return time.monotonic() - self._ended
+
     def work(self, found: TopicOffsets | None) -> None:
         """Apply one batch, or become PAUSED or FAILING. Raises nothing a table can cause."""
         try:
@@ -119,6 +148,7 @@ class TableTask:
                 _log.error("table failed", table=str(self.table), trace=traceback.format_exc())
                 self._fail(exc, passes=False)
         finally:
+            self._ended = time.monotonic()
             self._settle()
 
     def fail(self, error: TidesinkError) -> None:
@@ -153,6 +183,11 @@ class TableTask:
         return self.state == "FAILING" and self.cooldown.running
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether nothing but a person has the task go on: a failure that may pass is waited for."""
+        return self.state == "PAUSED" or (self.state == "FAILING" and not self.cooldown.started)
+
+    @property
     def awaits_topic(self) -> bool:
         """Whether the task would stop if its topic were gone now."""
         return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
@@ -167,7 +202,6 @@ class TableTask:
         if self.table.schema == UNKNOWN_SCHEMA:
             return  # nothing to open: its topic is looked at again instead
         if self.state == "FAILING" and self.cooldown.over:
-            self.cooldown = Cooldown(self._context.config.retry.for_)
             self._begin_again()
 
     def rest(self) -> None:
@@ -343,6 +377,7 @@ class TableTask:
     def _fail(self, exc: Exception, *, passes: bool) -> None:
         if isinstance(exc, SourceError):
             exc.with_context(brokers=self._context.config.source.bootstrap_servers)
+        self.cooldown = Cooldown(self._context.config.retry.for_)
         if passes:
             self.cooldown.start()
         text = error_text(exc)

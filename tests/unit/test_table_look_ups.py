@@ -1,0 +1,272 @@
+"""Topics are looked into for their tables beside the worker's turns, for a while each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar, cast
+
+import pyarrow as pa
+import pytest
+
+from tests.decoded_batches import as_records
+from tests.surroundings import no_fetch
+from tests.unit.canal_messages import row_bytes
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.test_worker_turns import _Looks
+from tests.unit.worker_bed import surroundings
+from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.events import Message, TableId
+from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.observers import Listeners, TableChanged, WorkerEvent
+from tidesink.sinks.batch.shared_reads import Topics
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.offsets import Look, OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker import discovery
+from tidesink.sinks.worker.discovery import CanalTables, TableTasks
+from tidesink.sinks.worker.run import Worker
+
+R = TypeVar("R")
+ROWS: Final = TableId("shop", "orders")
+HTTP: Final = {"type": "http", "url": "http://127.0.0.1:1/x"}
+
+
+class _Source(KafkaSource):
+    """Kafka with a row at one offset, or none; it may be made to fail, or to wait: with one topic or all."""
+
+    def __init__(self, row_at: int | None = None, *, slow: str | None = None) -> None:
+        super().__init__(no_fetch)
+        self.read: list[OffsetRange] = []
+        self.threads: set[str] = set()
+        self.begun, self.answers = threading.Event(), threading.Event()
+        self.answers.set()
+        self.fails: Exception | None = None
+        self._row_at, self._slow = row_at, slow
+
+    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        self.read += [part for part in ranges if part.records]
+        self.threads.add(threading.current_thread().name)
+        self.begun.set()
+        assert self._slow not in (None, ranges[0].topic) or self.answers.wait(60)
+        if self.fails is not None:
+            raise self.fails
+        for part in ranges:
+            if self._row_at is not None and part.start <= self._row_at < part.end:
+                value = row_bytes({"id": "1"}, database=ROWS.schema, table=ROWS.name)
+                yield as_records([Message(part.topic, part.partition, self._row_at, None, value)])
+
+    def ask(
+        self, _session: Any, ranges: Sequence[OffsetRange], question: Callable[[Iterator[pa.RecordBatch]], R]
+    ) -> list[R]:
+        return [question(self.read_here(ranges))]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStateStore]:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    yield store
+    store.close()
+
+
+# Brokers that know of nothing newer.
+_NO_NEWS: Final = SimpleNamespace(lookup=lambda _topics: {})
+
+
+def _around(store: SqlStateStore, source: _Source, **settings: Any) -> WorkerContext:
+    around = surroundings(right(changed(CANAL_JSON, target=HTTP, **settings)), store=store)
+    topics = Topics(around.config.pipeline, source, store, ask=lambda _: cast("Any", _NO_NEWS))
+    return replace(around, source=source, topics=topics)
+
+
+def _found(topic: str = "app", end: int = 9) -> TopicOffsets:
+    return TopicOffsets(topic, f"id of {topic}", {0: PartitionOffsets(0, end)})
+
+
+def _ended(tables: CanalTables) -> None:
+    assert tables.under_way is not None
+    tables.under_way.result(60)
+    tables.collect()
+    assert tables.under_way is None
+
+
+def test_nobody_waits_for_a_look_up(store: SqlStateStore) -> None:
+    source = _Source(row_at=3)
+    source.answers.clear()
+    tables = CanalTables(_around(store, source))
+    assert tables(_found(), None) == ()
+    assert tables.under_way is not None
+    tables.collect()
+    assert tables.under_way is not None
+    source.answers.set()
+    _ended(tables)
+    assert tables(_found(), None) == (ROWS,)
+    assert source.threads == {"tables of topics"}
+    # Its table reads on, and meets the others.
+    assert tables(_found(end=20), None) == (ROWS,)
+    assert tables.under_way is None
+
+
+def test_a_topic_is_read_from_where_its_tables_wait(store: SqlStateStore) -> None:
+    source = _Source()
+    around = _around(store, source)
+    around.topics.tables("app").add([ROWS])
+    tables = CanalTables(around)
+    assert tables(_found(end=900), {0: 700}) == (ROWS,)
+    _ended(tables)
+    assert source.read == [OffsetRange("app", 0, 700, 900)]
+    # What was read is not read again, and what is new not at once.
+    assert tables(_found(end=901), {0: 700}) == (ROWS,)
+    assert tables.under_way is None
+
+
+@pytest.mark.parametrize(("topic_id", "start"), [("id of app", 700), ("id of another", 0)])
+def test_a_table_that_rests_from_the_beginning_stands_where_an_earlier_run_left_it(
+    store: SqlStateStore, topic_id: str, start: int
+) -> None:
+    source = _Source()
+    around = _around(store, source)
+    around.topics.tables("app").add([ROWS])
+    at = TopicProgress("app", topic_id, {0: PartitionProgress(700, 700)})
+    store.record_progress(Progress(ROWS, "shop", 3, 12, topics={"app": at}))
+    store.save_status(TableStatus("shop", ROWS, "PAUSED", epoch=3, batch=12))
+    tables = CanalTables(around)
+    tables(_found(end=900), {})
+    _ended(tables)
+    assert source.read == [OffsetRange("app", 0, start, 900)]
+
+
+def test_topics_are_looked_into_for_a_while_each(
+    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "_LOOK_UP_SECONDS", 0.0)
+    source = _Source()
+    source.answers.clear()
+    tables = CanalTables(_around(store, source))
+    tables(_found("long", end=50_000), None)
+    tables(_found("short", end=5), None)
+    source.answers.set()
+    _ended(tables)
+    assert [(part.topic, part.start, part.end) for part in source.read] == [
+        ("long", 0, 20_000),
+        ("short", 0, 5),
+        ("long", 20_000, 40_000),
+        ("long", 40_000, 50_000),
+    ]
+
+
+def _stop(around: WorkerContext, _tables: CanalTables) -> None:
+    around.stop.set()
+
+
+def _end(_around: WorkerContext, tables: CanalTables) -> None:
+    tables.end()
+
+
+@pytest.mark.parametrize("end", [_stop, _end])
+def test_the_end_of_a_run_ends_look_ups(
+    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch, end: Callable[[WorkerContext, CanalTables], None]
+) -> None:
+    monkeypatch.setattr(discovery, "_LOOK_UP_SECONDS", 0.0 if end is _end else 60.0)
+    source = _Source()
+    source.answers.clear()
+    around = _around(store, source)
+    tables = CanalTables(around)
+    tables(_found("long", end=10_000_000), None)
+    tables(_found("short"), None)
+    assert source.begun.wait(60)
+    end(around, tables)
+    source.answers.set()
+    _ended(tables)
+    assert len(source.read) == 1
+
+
+def test_a_look_up_that_failed_is_shown_until_it_is_made_again(store: SqlStateStore) -> None:
+    source = _Source()
+    source.fails = SourceUnavailableError("silence")
+    tables = CanalTables(_around(store, source, retry={"for": "1h"}))
+    assert tables(_found(), None) == ()
+    _ended(tables)
+    for _ in range(2):
+        with pytest.raises(SourceUnavailableError, match="silence"):
+            tables(_found(), None)
+    assert tables.under_way is None
+
+
+def test_a_fault_of_ours_ends_the_worker(store: SqlStateStore) -> None:
+    source = _Source()
+    source.fails = ZeroDivisionError()
+    tables = CanalTables(_around(store, source))
+    tables(_found(), None)
+    with pytest.raises(ZeroDivisionError):
+        _ended(tables)
+
+
+@pytest.mark.parametrize(
+    ("error", "stuck"), [(SourceUnavailableError("silence"), False), (ConfigError("no such thing"), True)]
+)
+def test_no_topic_is_looked_into_for_a_failure_that_may_pass(
+    store: SqlStateStore, error: Any, *, stuck: bool
+) -> None:
+    asked: list[bool] = []
+
+    def tables_of(_found: TopicOffsets, read: Any) -> tuple[TableId, ...]:
+        asked.append(read is not None)
+        return (ROWS,)
+
+    table_tasks = TableTasks(_around(store, _Source()), tables_of)
+    table_tasks.follow(Look({"app": _found()}, {}), {})
+    (table_task,) = table_tasks
+    table_task.fail(error)
+    assert table_tasks.newly_stuck() is stuck
+    table_tasks.follow(Look({"app": _found()}, {}), {})
+    assert asked == [False, stuck]
+
+
+def test_a_run_to_the_end_waits_for_look_ups(store: SqlStateStore) -> None:
+    """Also one of a topic that watermarks alone are in, which leads to no table."""
+    source = _Source()
+    around = _around(store, source, source__topics=["shop_orders"], batch={"poll-interval": "10ms"})
+    report = Worker(around, until="drained", offsets=_Looks(TableId("shop", "orders"))).run()
+    assert report.tables == ()
+    assert source.read == [OffsetRange("shop_orders", 0, 0, 9)]
+
+
+def test_a_topic_whose_first_table_waits_at_once_is_looked_into_at_once(store: SqlStateStore) -> None:
+    source = _Source(row_at=3)
+    tables = CanalTables(_around(store, source))
+    tables(_found(end=30_000), None)
+    _ended(tables)
+    assert tables(_found(end=30_000), {0: 3}) == (ROWS,)
+    _ended(tables)
+    assert source.read == [OffsetRange("app", 0, 0, 20_000), OffsetRange("app", 0, 20_000, 30_000)]
+
+
+class _OnFailure:
+    """Hears that a table failed."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Called in the thread of the table's turn."""
+        if isinstance(event, TableChanged) and event.status.state == "FAILING":
+            self._then()
+
+
+def test_tables_have_their_turns_beside_a_look_up(store: SqlStateStore) -> None:
+    """One fails for want of columns while Kafka keeps the look into another topic waiting."""
+    source = _Source(slow="shop_slow")
+    source.answers.clear()
+    around = _around(store, source, source__topics=["shop_ready", "shop_slow"])
+    around = replace(around, listeners=Listeners((_OnFailure(source.answers.set),)))
+    ready = TableId("shop", "ready")
+    around.topics.tables("shop_ready").add([ready])
+    report = Worker(around, until="drained", offsets=_Looks(TableId("shop", "slow"), ready)).run()
+    assert [(table.table, table.state) for table in report.tables] == [(ready, "FAILING")]
+    assert "columns of the table are unknown" in str(report.tables[0].error)
+    assert [part for part in source.read if part.topic == "shop_slow"] == [OffsetRange("shop_slow", 0, 0, 9)]

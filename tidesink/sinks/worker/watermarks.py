@@ -1,0 +1,232 @@
+"""Topics in which watermarks alone wait, found without a Spark job.
+
+TiCDC writes a watermark a second into every partition, so an idle table always has something to read. One
+consumer of the worker's own reads what came behind the tables that are up to date, for all their topics at
+once, and stops at the first record of a topic that is no watermark. Nothing is applied or remembered here:
+the tables stand where their targets say, and read the same records by their next batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import structlog
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from tidesink.codecs import open_codec
+from tidesink.config.source import SourceSettings
+from tidesink.errors import TidesinkError
+from tidesink.events import Message, WatermarkEvent
+from tidesink.kafka_client import open_client
+from tidesink.schema_registry.client import MemorySchemaRegistry
+from tidesink.sinks.kafka.fetch import FIXED_SETTINGS
+from tidesink.sinks.kafka.offsets import TopicOffsets
+
+if TYPE_CHECKING:
+    from tidesink.schema_registry import SchemaRegistry
+
+
+_log = structlog.get_logger("tidesink.worker")
+# A table with more than so many records waiting in a partition reads them, whatever they are.
+MOST_WAITING: Final = 1000
+# Records that came must be seen within this time; then a batch of the table reads them, or says why not.
+UNSEEN_SECONDS: Final = 2.0
+# How long a look waits for records that just came.
+_LOOK_SECONDS: Final = 0.1
+_CONSUME_RECORDS: Final = 1000
+_CONSUME_SECONDS: Final = 0.02
+_SETTINGS: Final[Mapping[str, Any]] = {
+    **FIXED_SETTINGS,
+    "enable.partition.eof": False,
+    # librdkafka requires a group's name. It is never joined.
+    "group.id": "tidesink-watermarks",
+    "log_level": 0,
+    "error_cb": lambda _error: None,
+    # Many partitions that each get a record a second: one answer has what came to all of them meanwhile.
+    "fetch.wait.max.ms": 100,
+    "fetch.min.bytes": 1 << 20,
+    "fetch.message.max.bytes": 64 << 10,
+    "queued.max.messages.kbytes": 4096,
+}
+
+
+def watermark_test(source: SourceSettings, registry: SchemaRegistry | None) -> Callable[[Message], bool]:
+    """Whether a record is nothing but a watermark; a record that cannot be read is none."""
+    # A row that was left out of its message need not be fetched to know that it is no watermark.
+    options = replace(source.codec_options(), claim_check_storage_uri="", upstream_url="")
+    # Nor need a row's schema: flat-avro's watermarks have none, and the registry's answer may take seconds.
+    known = MemorySchemaRegistry() if source.protocol == "flat-avro" else registry
+    codec = open_codec(source.protocol, options=options, registry=known)
+
+    def is_watermark(message: Message) -> bool:
+        try:
+            events = codec.decode(message)
+        except TidesinkError:
+            return False
+        return bool(events) and all(isinstance(event, WatermarkEvent) for event in events)
+
+    return is_watermark
+
+
+class Standing(NamedTuple):
+    """A topic as it was found, and the least next offset of its tables that are up to date, by partition."""
+
+    found: TopicOffsets
+    starts: Mapping[int, int]
+
+    def joined(self, other: Standing) -> Standing:
+        """The same of more tables of the topic."""
+        return self._replace(starts={n: min(at, other.starts[n]) for n, at in self.starts.items()})
+
+
+@dataclass
+class _Followed:
+    """What is known of a topic: from ``starts`` up to ``seen`` it has nothing but watermarks.
+
+    ``other``: partition and offset of the first record that is none; nothing is read behind it.
+    ``awaited``: records that are there and were not seen, by the end of each partition, and since when.
+    """
+
+    topic_id: str
+    starts: dict[int, int]
+    seen: dict[int, int]
+    other: tuple[int, int] | None = None
+    awaited: tuple[Mapping[int, int], float] | None = None
+
+    def holds_for(self, standing: Standing | None) -> bool:
+        """Whether what is known is of this topic, and of all that its tables have yet to read."""
+        if (
+            standing is None
+            or self.topic_id != standing.found.topic_id
+            or self.starts.keys() != standing.starts.keys()
+        ):
+            return False
+        if self.other is not None and standing.starts[self.other[0]] > self.other[1]:
+            return False
+        return all(self.starts[number] <= at for number, at in standing.starts.items())
+
+    def is_seen(self, standing: Standing) -> bool:
+        """Whether all that waits was looked at, or need not be."""
+        return self._is_seen_to(self._ends(standing), standing)
+
+    def note(self, standing: Standing, now: float) -> None:
+        """Note what was not seen by now; what came since counts from when the rest was seen."""
+        if self.awaited is not None and self._is_seen_to(self.awaited[0], standing):
+            self.awaited = None
+        if self.awaited is None and not self.is_seen(standing):
+            self.awaited = self._ends(standing), now
+
+    def _is_seen_to(self, ends: Mapping[int, int], standing: Standing) -> bool:
+        at = standing.starts
+        return self.other is not None or all(max(self.seen[n], at[n]) >= end for n, end in ends.items())
+
+    @staticmethod
+    def _ends(standing: Standing) -> dict[int, int]:
+        return {number: standing.found.partitions[number].latest for number in standing.starts}
+
+
+class WatermarkFollower:
+    """Follows topics behind their tables. Used by one thread; opens its consumer when it is first needed.
+
+    ``properties``: confluent-kafka's. ``is_watermark`` says it of one record. ``ends``: the run ends once
+    nothing waits, so a record that was not seen yet counts as one to read.
+    """
+
+    def __init__(
+        self,
+        properties: Callable[[], Mapping[str, str]],
+        is_watermark: Callable[[Message], bool],
+        *,
+        ends: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._properties = properties
+        self._is_watermark = is_watermark
+        self._wait, self._patience = (UNSEEN_SECONDS, 0.0) if ends else (_LOOK_SECONDS, UNSEEN_SECONDS)
+        self._clock = clock
+        self._topics: dict[str, _Followed] = {}
+        self._consumer: Any = None
+
+    def look(self, topics: Mapping[str, Standing]) -> frozenset[str]:
+        """The topics in which watermarks alone wait, if anything; others are not followed any more.
+
+        A topic whose records take longer to come than they may is not among these.
+        """
+        try:
+            self._assign(topics)
+            self._read(topics)
+        except KafkaException as exc:
+            # The tables' own batches meet the same trouble, and say it.
+            _log.debug("watermarks not followed", error=exc.args[0].name())
+            self.close()
+        return frozenset(topic for topic, known in self._topics.items() if self._is_alone(known))
+
+    def close(self) -> None:
+        """Let go of the consumer, and of what is known."""
+        self._topics = {}
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+    def _assign(self, topics: Mapping[str, Standing]) -> None:
+        """Have the consumer read the topics, each from where its tables stand."""
+        gone = [name for name, known in self._topics.items() if not known.holds_for(topics.get(name))]
+        self._unassign(name for name in gone if self._topics[name].other is None)
+        for name in gone:
+            del self._topics[name]
+        begun = {name: standing for name, standing in topics.items() if name not in self._topics}
+        if not begun:
+            return
+        if self._consumer is None:
+            self._consumer = open_client(Consumer, self._properties(), _SETTINGS)
+        self._consumer.incremental_assign(
+            [TopicPartition(name, n, at) for name, one in begun.items() for n, at in one.starts.items()]
+        )
+        for name, (found, starts) in begun.items():
+            self._topics[name] = _Followed(found.topic_id, dict(starts), dict(starts))
+
+    def _unassign(self, names: Iterable[str]) -> None:
+        places = [TopicPartition(name, number) for name in names for number in self._topics[name].starts]
+        if places:
+            self._consumer.incremental_unassign(places)
+
+    def _read(self, topics: Mapping[str, Standing]) -> None:
+        """Take what came, as long as something is there that was not seen, and no longer than it may."""
+        deadline, unseen = self._clock() + self._wait, self._consumer is not None
+        while unseen:
+            unseen = any(not known.is_seen(topics[name]) for name, known in self._topics.items())
+            # Where nothing is awaited it serves the client, which has logins to renew.
+            found = self._consumer.consume(_CONSUME_RECORDS, timeout=_CONSUME_SECONDS if unseen else 0.0)
+            self._unassign(self._take(found))
+            unseen &= self._clock() < deadline
+        for name, known in self._topics.items():
+            known.note(topics[name], self._clock())
+
+    def _take(self, messages: Iterable[Any]) -> list[str]:
+        """Take note of records; the topics in which the first came that is no watermark."""
+        others = []
+        for message in messages:
+            known = self._topics.get(message.topic())
+            if known is None or known.other is not None:
+                continue
+            number, failed = message.partition(), message.error() is not None
+            if not failed and self._is_watermark(_plain(message)):
+                known.seen[number] = message.offset() + 1
+            elif number in known.seen:
+                known.other = number, known.seen[number] if failed else message.offset()
+                others.append(message.topic())
+        return others
+
+    def _is_alone(self, known: _Followed) -> bool:
+        late = known.awaited is not None and self._clock() - known.awaited[1] >= self._patience
+        return known.other is None and not late
+
+
+def _plain(message: Any) -> Message:
+    headers = tuple(message.headers() or ())
+    return Message(
+        message.topic(), message.partition(), message.offset(), message.key(), message.value(), None, headers
+    )
