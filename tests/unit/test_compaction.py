@@ -24,6 +24,7 @@ from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker import continuity
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import MISSED, PLACE, Pauses
+from tidesink.sinks.worker.replay import ReplayTask
 from tidesink.sinks.worker.table_task import Tally
 
 DAY: Final = 86_400.0
@@ -294,3 +295,15 @@ def test_a_person_may_accept_that_deletes_are_missing(
     monkeypatch.setattr(_Brokers, "first", {})
     assert check(None, CaughtUp()).time is not None
     assert check(replace(later, partitions={0: PartitionProgress(9, 9)}), CaughtUp()).time is not None
+
+
+def test_letters_are_not_replayed_from_a_compacted_topic(
+    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing: Any = None
+    table_task = ReplayTask(surroundings(_config(), store=store), "t", ORDERS)
+    monkeypatch.setattr(table_task, "_found", _found)
+    with pytest.raises(
+        ConfigError, match=r"cleanup\.policy=compact: a newer change or delete of a letter's row"
+    ):
+        table_task.replay(nothing, nothing)

@@ -33,6 +33,18 @@ class Continuity:
         if reason is not None:
             raise ConfigError(reason, table=str(self._settings.table), topic=found.topic)
 
+    def check_topic(self, progress: TopicProgress | None, found: TopicOffsets) -> None:
+        """Check that a topic is the one that was read, and holds what comes next.
+
+        Raises:
+            SourceError: it is not.
+            StateStoreError: the store does not answer.
+        """
+        if progress is not None:
+            check_continuity(progress, found)
+        retry = self._context.retry(self._settings.table)
+        retry.call(lambda: self._first_records.check(progress, found, lambda: self._brokers))
+
     def check(
         self,
         progress: TopicProgress | None,
@@ -50,13 +62,10 @@ class Continuity:
             SourceError: the topic was made again, or deletes may be gone unread.
             StateStoreError: the store does not answer.
         """
-        if progress is not None:
-            check_continuity(progress, found)
-        retry = self._context.retry(self._settings.table)
-        retry.call(lambda: self._first_records.check(progress, found, lambda: self._brokers))
+        self.check_topic(progress, found)
         if found.compaction is None:
             return
-        now = time.time()
+        retry, now = self._context.retry(self._settings.table), time.time()
         if progress is None:
             caught_up.begin(now, batch)
         elif not caught_up.holds(found.compaction, now):

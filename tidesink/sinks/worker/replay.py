@@ -41,7 +41,6 @@ from tidesink.sinks.kafka.offsets import (
     KafkaOffsets,
     OffsetRange,
     TopicOffsets,
-    check_continuity,
     topic_gone,
     topic_progress,
 )
@@ -184,7 +183,7 @@ class ReplayTask(TableTask):
         report = ReplayReport(self.table, former=len(every) - len(mine))
         if progress is None:
             return replace(report, waiting=len(mine))
-        check_continuity(progress, found)
+        self._continuity.check_topic(progress, found)
         sorted_ = sorted_letters(mine, self._bounds(progress, found))
         report = replace(report, waiting=sorted_.waiting, expired=sorted_.expired)
         if not sorted_.ready:
