@@ -22,6 +22,7 @@ from tests.servers import create_topics
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.kafka import offsets
 from tidesink.sinks.kafka.compaction import Compaction
+from tidesink.sinks.kafka.fetch import OpenConsumer
 from tidesink.sinks.kafka.offsets import FirstRecord, KafkaOffsets, PartitionOffsets
 
 pytestmark = pytest.mark.servers
@@ -255,3 +256,31 @@ def test_the_first_records_of_partitions(brokers: str, topics: list[str]) -> Non
         future.result(_PATIENCE)
     assert asked.first_records(topic, [0]) == {0: FirstRecord(2, 3000)}
     assert asked.first_records(topic, []) == {}
+
+
+def test_a_controller_that_is_down_is_not_waited_for(
+    brokers: str, topics: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the answer of a client that knows the dead one; a new client learns the living one."""
+
+    class Waits:
+        asked = 0
+
+        def describe_topics(self, _topics: Any, **_how: Any) -> dict[str, Future[Any]]:
+            self.asked += 1
+            found: dict[str, Future[Any]] = {topic: Future() for topic in topics}
+            for future in found.values():
+                future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+            return found
+
+    asked, waits = KafkaOffsets({"bootstrap.servers": brokers}), Waits()
+    monkeypatch.setattr(asked, "_admin", waits)
+    for _ in range(2):
+        assert set(asked.lookup(topics)) == set(topics)
+    assert waits.asked == 1
+    opened = OpenConsumer("", {"bootstrap.servers": brokers})
+    wanted = asked.lookup(topics)[topics[0]].topic_id
+    monkeypatch.setattr(opened, "_admin", waits)
+    assert [opened.topic_id(topics[0]), opened.topic_id(topics[0])] == [wanted] * 2
+    assert waits.asked == 2
+    opened.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -27,6 +29,8 @@ _log = structlog.get_logger("tidesink.worker")
 TIMEOUT_SECONDS: Final = 15.0
 # A topic in which nothing changes is asked for its id and first offsets again after so long.
 _REMEMBERED_SECONDS: Final = 15.0
+# How long a client waits for its controller before another client asks.
+_CONTROLLER_SECONDS: Final = 5.0
 # A topic is asked for its clean-up policy again after so long.
 _POLICY_SECONDS: Final = 600.0
 # How long ``lookup`` asks again where a partition has a new leader.
@@ -122,7 +126,8 @@ class KafkaOffsets:
     """
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        self._admin = open_client(AdminClient, properties, _QUIET)
+        self._open_admin = partial(open_client, AdminClient, properties, _QUIET)
+        self._admin = self._open_admin()
         # An admin client makes a future for each partition, which takes five times the CPU.
         self._consumer = open_client(Consumer, properties, _CONSUMER)
         self._known: dict[str, TopicOffsets] = {}
@@ -225,8 +230,7 @@ class KafkaOffsets:
         unanswered, described = dict[str, SourceError](), dict[str, Any]()
         if not topics:
             return Look({}, {})
-        asked = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS)
-        for name, future in asked.items():
+        for name, future in describe_topics(self._admin, topics, self._renew).items():
             try:
                 described[name] = future.result()
             except KafkaException as exc:
@@ -242,6 +246,10 @@ class KafkaOffsets:
             and all((name, part.id) in earliest and (name, part.id) in latest for part in one.partitions)
         }
         return Look(found, unanswered)
+
+    def _renew(self) -> AdminClient:
+        self._admin = self._open_admin()
+        return self._admin
 
     def _compactions(
         self, topics: Mapping[str, str], unanswered: dict[str, SourceError]
@@ -309,6 +317,22 @@ class KafkaOffsets:
             else:
                 _note(unanswered, at.topic, at.error)
         return found
+
+
+def describe_topics(
+    admin: AdminClient, topics: Sequence[str], renew: Callable[[], AdminClient]
+) -> dict[str, Future[Any]]:
+    """The brokers' descriptions of topics.
+
+    A client asks the controller that it knows, which in KRaft is any broker of the cluster. Where that one is
+    down, it waits for it for minutes, until its metadata are old: another client, by ``renew``, does not.
+    """
+    asked, wait = TopicCollection(list(topics)), _CONTROLLER_SECONDS
+    answers = admin.describe_topics(asked, request_timeout=wait)
+    errors = [future.exception() for future in answers.values()]
+    if any(isinstance(one, KafkaException) and one.args[0].code() == KafkaError._TIMED_OUT for one in errors):
+        answers = renew().describe_topics(asked, request_timeout=TIMEOUT_SECONDS)
+    return answers
 
 
 def _numbers(topic: str, listed: Any, unanswered: dict[str, SourceError]) -> frozenset[int] | None:
