@@ -43,6 +43,9 @@ class Shop:
         return read_controls(self.store, "shop")[ORDERS]
 
 
+MISSED = {"text": "deletes may be missing: and so on", "digest": "d1"}
+
+
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
@@ -123,3 +126,15 @@ def test_the_workers_spelling_is_taken_and_not_the_configs(shop: Shop) -> None:
     shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
     assert shop.run("pause", "Shop.ORDERS")[0] == 0
     assert shop.asked().rests
+
+
+def test_deletes_that_may_be_missing_are_accepted(shop: Shop) -> None:
+    details = {"topic": "shop_orders", "missed-deletes": MISSED}
+    shop.store.save_status(TableStatus("shop", ORDERS, "FAILING", details=details))
+    code, said = shop.run("resume", "shop.orders")
+    assert (code, shop.asked().accepted) == (0, {})
+    assert "not accepted, so the table stays: deletes may be missing" in said
+    assert shop.run("resume", "shop.orders", "--accept", "--ignore")[0] == 2
+    code, said = shop.run("resume", "shop.orders", "--accept")
+    assert (code, shop.asked().accepted) == (0, {"d1": "apply"})
+    assert "accepted: deletes may be missing" in said

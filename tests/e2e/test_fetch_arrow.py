@@ -10,9 +10,9 @@ from itertools import zip_longest
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.servers import create_topics, delete_topic, limit_messages
+from tests.servers import clean_at_once, create_topics, delete_topic, limit_messages
 from tidesink.dev.stack import free_ports
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.kafka.fetch import SCHEMA, FetchLimits, FetchRange, fetch
@@ -152,15 +152,6 @@ def test_aborted_records_and_markers_at_the_end_of_a_range(brokers: str, topic: 
     assert _fetched(brokers, FetchRange(topic, 0, 4, 7)).num_rows == 0
 
 
-def _clean_at_once(brokers: str) -> None:
-    """Have the broker look for logs to compact ten times a second, and not every 15 seconds."""
-    admin = AdminClient({"bootstrap.servers": brokers})
-    often = ConfigEntry("log.cleaner.backoff.ms", "100", incremental_operation=AlterConfigOpType.SET)
-    for number in admin.list_topics(timeout=_PATIENCE).brokers:
-        broker = ConfigResource(ConfigResource.Type.BROKER, str(number), incremental_configs=[often])
-        admin.incremental_alter_configs([broker])[broker].result(_PATIENCE)
-
-
 def test_compaction_gap_at_the_end_of_a_range(brokers: str, topic_prefix: str) -> None:
     admin = AdminClient({"bootstrap.servers": brokers})
     config = {
@@ -171,7 +162,7 @@ def test_compaction_gap_at_the_end_of_a_range(brokers: str, topic_prefix: str) -
         "min.compaction.lag.ms": "0",
     }
     admin.create_topics([NewTopic(topic_prefix, 1, 1, config=config)])[topic_prefix].result(_PATIENCE)
-    _clean_at_once(brokers)
+    clean_at_once(brokers)
     _produce(brokers, topic_prefix, [(b"first", b"stays")] + [(b"k", str(n).encode()) for n in range(9)])
     deadline = time.monotonic() + _PATIENCE
     found: list[int] = []

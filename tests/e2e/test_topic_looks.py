@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+)
 
 from tests.servers import create_topics
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.kafka import offsets
-from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets
+from tidesink.sinks.kafka.compaction import Compaction
+from tidesink.sinks.kafka.fetch import OpenConsumer
+from tidesink.sinks.kafka.offsets import FirstRecord, KafkaOffsets, PartitionOffsets
 
 pytestmark = pytest.mark.servers
 _PATIENCE: Final = 60.0
@@ -162,3 +172,115 @@ def test_one_topic_without_an_answer_hides_no_other(
         assert isinstance(seen.unanswered[broken], SourceUnavailableError)
     monkeypatch.setattr(asked, "_consumer", consumer)
     assert set(asked.look(chosen, _nothing).found) == set(topics)
+
+
+def test_how_a_topic_is_compacted_is_asked_once(brokers: str, topics: list[str]) -> None:
+    compacted, calm = f"{topics[0]}-compacted", topics[1]
+    admin = AdminClient({"bootstrap.servers": brokers})
+    settings = {"cleanup.policy": "compact,delete", "delete.retention.ms": "1500"}
+    admin.create_topics([NewTopic(compacted, 1, 1, config=settings)])[compacted].result(_PATIENCE)
+    asked = KafkaOffsets({"bootstrap.servers": brokers})
+    found = asked.lookup([compacted, calm])
+    assert found[compacted].compaction == Compaction("compact,delete", 1.5)
+    assert found[calm].compaction is None
+    # It is not asked again.
+    for resource in ({compacted: "delete"}, {calm: "compact"}):
+        ((name, policy),) = resource.items()
+        entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+        change = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=[entry])
+        admin.incremental_alter_configs([change])[change].result(_PATIENCE)
+    assert asked.look(_chosen([compacted, calm])).found == found
+    again = KafkaOffsets({"bootstrap.servers": brokers}).lookup([compacted, calm])
+    assert again[compacted].compaction is None
+    assert again[calm].compaction == Compaction("compact", 86_400.0)
+
+
+def test_a_user_who_may_not_ask_for_the_policy_reads_on(
+    brokers: str, topics: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, told = KafkaOffsets({"bootstrap.servers": brokers}), list[str]()
+    error = KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+    def answer(resources: list[ConfigResource], **_how: Any) -> dict[ConfigResource, Future[Any]]:
+        told.extend(one.name for one in resources)
+        found: dict[ConfigResource, Future[Any]] = {one: Future() for one in resources}
+        for future in found.values():
+            future.set_exception(KafkaException(KafkaError(error)))
+        return found
+
+    monkeypatch.setattr(asked._admin, "describe_configs", answer, raising=False)
+    found = asked.lookup(topics)
+    assert [one.compaction for one in found.values()] == [None, None]
+    assert (asked.lookup(topics), sorted(told)) == (found, sorted(topics))
+    # What passes is not taken for an answer.
+    error, asked._policies = KafkaError.REQUEST_TIMED_OUT, {}
+    seen = asked.look(_chosen(topics))
+    assert (seen.found, set(seen.unanswered)) == ({}, set(topics))
+    assert isinstance(seen.unanswered[topics[0]], SourceUnavailableError)
+
+
+def test_a_topic_that_is_not_there_hides_no_other(brokers: str, topics: list[str]) -> None:
+    """Nor does it take long: a name that is asked for alone, and one that was chosen and is gone."""
+    asked, gone = KafkaOffsets({"bootstrap.servers": brokers}), f"{topics[0]}-never"
+    started = time.monotonic()
+    assert set(asked.lookup([gone, *topics])) == set(topics)
+    assert asked.lookup([gone]) == {}
+    busy = topics[1]
+    asked.look(_chosen(topics))
+
+    def chosen(names: Iterable[str]) -> list[str]:
+        found = sorted(set(topics) & set(names))
+        admin = AdminClient({"bootstrap.servers": brokers})
+        # It goes between the list of topics and the questions about them.
+        admin.delete_topics([busy])[busy].result(_PATIENCE)
+        return found
+
+    seen = asked.look(chosen)
+    assert (set(seen.found), seen.unanswered) == ({topics[0]}, {})
+    assert time.monotonic() - started < _PATIENCE / 2
+
+
+def test_the_first_records_of_partitions(brokers: str, topics: list[str]) -> None:
+    topic, empty = topics
+    asked = KafkaOffsets({"bootstrap.servers": brokers})
+    assert asked.first_records(empty, [0]) == {}
+    producer = Producer({"bootstrap.servers": brokers})
+    for moment in (1000, 5000, 3000, 9000):
+        producer.produce(topic, b"1", partition=0, timestamp=moment)
+        producer.flush(_PATIENCE)
+    assert asked.first_records(topic, [0]) == {0: FirstRecord(0, 1000)}
+    assert asked.first_since(topic, [0], 4.0) == {0: 1}
+    assert asked.first_since(topic, [0], 9.5) == {}
+    admin = AdminClient({"bootstrap.servers": brokers})
+    for future in admin.delete_records([TopicPartition(topic, 0, 2)]).values():
+        future.result(_PATIENCE)
+    assert asked.first_records(topic, [0]) == {0: FirstRecord(2, 3000)}
+    assert asked.first_records(topic, []) == {}
+
+
+def test_a_controller_that_is_down_is_not_waited_for(
+    brokers: str, topics: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the answer of a client that knows the dead one; a new client learns the living one."""
+
+    class Waits:
+        asked = 0
+
+        def describe_topics(self, _topics: Any, **_how: Any) -> dict[str, Future[Any]]:
+            self.asked += 1
+            found: dict[str, Future[Any]] = {topic: Future() for topic in topics}
+            for future in found.values():
+                future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+            return found
+
+    asked, waits = KafkaOffsets({"bootstrap.servers": brokers}), Waits()
+    monkeypatch.setattr(asked, "_admin", waits)
+    for _ in range(2):
+        assert set(asked.lookup(topics)) == set(topics)
+    assert waits.asked == 1
+    opened = OpenConsumer("", {"bootstrap.servers": brokers})
+    wanted = asked.lookup(topics)[topics[0]].topic_id
+    monkeypatch.setattr(opened, "_admin", waits)
+    assert [opened.topic_id(topics[0]), opened.topic_id(topics[0])] == [wanted] * 2
+    assert waits.asked == 2
+    opened.close()

@@ -165,6 +165,21 @@ def test_a_null_value_of_a_flattened_topic_is_a_delete() -> None:
     assert [one["_kind"] for one in found] == ["upsert", "delete" if first.table.name else "bad"]
 
 
+def test_a_null_value_among_envelopes_is_a_delete_where_the_option_says_so() -> None:
+    """Compaction leaves nothing else of a delete (``sinks/kafka/compaction.py``)."""
+    written, deleted = _typed({"id": 1, "n": "a"}), _typed({"id": 1, "n": "a"}, op="d")
+    tombstone, writers = replace(deleted, value=None), _writers(written)
+    plan = debezium_json_plan(_TABLE, writers=writers)
+    assert [one["_kind"] for one in _rows(plan, written, deleted, tombstone)] == [
+        "upsert",
+        "delete",
+        "message",
+    ]
+    plan = debezium_json_plan(_TABLE, writers=writers, options=CodecOptions(debezium_unwrapped=True))
+    _, before, alone = _rows(plan, written, deleted, tombstone)
+    assert (alone["_kind"], alone["key"]) == ("delete", before["key"])
+
+
 def _text_plan(**options: Any) -> DecodePlan:
     definition = TableSchema(
         _TABLE, (Column("id", ColumnType("bigint"), handle=True), Column("n", ColumnType("text")))

@@ -309,10 +309,10 @@ def plan(
     letters.
     """
     # Here, since every command imports this module: the targets' libraries take a second to load.
-    from tidesink.cli.table_plans import table_plans, unserved_tables
+    from tidesink.cli.table_plans import by_topics, table_plans, unserved_tables
 
     settings = chosen_config(config, config_option)
-    plans = distinct_targets(settings, table_plans(settings, sample=sample))
+    plans = distinct_targets(settings, by_topics(settings, table_plans(settings, sample=sample)))
     unserved = list(unserved_tables(settings, plans))
     unreported = list(unreported_changes(settings))
     zero_dates = _zero_dates(settings)

@@ -261,7 +261,11 @@ def resume(
     config_option: ConfigOption = None,
     *,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Accept what the status shows: a change of columns, or a count.")
+        bool,
+        typer.Option(
+            "--accept",
+            help="Accept what the status shows: a change of columns, a count, deletes that may be missing.",
+        ),
     ] = False,
     ignore: Annotated[
         bool, typer.Option("--ignore", help="With --accept: go on without the change.")
@@ -271,7 +275,8 @@ def resume(
     """Resume tables that were paused by a person, by a change of columns, or by a failure.
 
     Without --accept the worker checks a pending change of the columns again, and the table goes on only if
-    the change is gone. A table whose counts did not add up goes on only with --accept.
+    the change is gone. A table whose counts did not add up, or in which deletes may be missing, goes on only
+    with --accept.
     """
     if ignore and not accept:
         raise ConfigError("--ignore has no effect without --accept: give both")
@@ -287,13 +292,13 @@ def resume(
 
 def _accepted(table: TableId, status: TableStatus | None, how: ChangePolicy) -> dict[str, ChangePolicy]:
     pending, broken = _pending(status), _broken(status)
-    if not pending and broken is None:
+    if not pending and not broken:
         raise ConfigError(
             f"no change of {table}'s columns is pending: use tidesink resume without --accept",
             table=str(table),
         )
-    if broken is not None and how == "ignore":
-        raise ConfigError("a count that does not add up cannot be ignored: use --accept", table=str(table))
+    if broken and how == "ignore":
+        raise ConfigError(f"this cannot be ignored: {broken[0]['text']}: use --accept", table=str(table))
     for change in pending:
         if how not in change["accepts"]:
             ways = " or ".join(change["accepts"])
@@ -302,16 +307,17 @@ def _accepted(table: TableId, status: TableStatus | None, how: ChangePolicy) -> 
                 f"{change['kind']} of column {change['column']}: cannot be accepted as {how}: {reason}",
                 table=str(table),
             )
-    return {change["digest"]: how for change in (*pending, *([broken] if broken else []))}
+    return {change["digest"]: how for change in (*pending, *broken)}
 
 
 def _pending(status: TableStatus | None) -> Sequence[dict[str, Any]]:
     return status.details.get("pending", []) if status is not None else []
 
 
-def _broken(status: TableStatus | None) -> dict[str, Any] | None:
-    """The count that did not add up."""
-    return status.details.get("broken-law") if status is not None else None
+def _broken(status: TableStatus | None) -> list[dict[str, Any]]:
+    """The count that did not add up, and the deletes that may be missing."""
+    details = status.details if status is not None else {}
+    return [details[kind] for kind in ("broken-law", "missed-deletes") if kind in details]
 
 
 def _ask(
@@ -342,8 +348,7 @@ def _show(config: Config, asked: Sequence[Asked], output: OutputFormat, *, word:
         typer.echo(f"{table}: {word}")
         for change in [] if control.rests else _pending(status):
             typer.echo(f"  {_change_line(change, control)}")
-        broken = None if control.rests else _broken(status)
-        if broken is not None:
+        for broken in [] if control.rests else _broken(status):
             accepted = "" if broken["digest"] in control.accepted else "not accepted, so the table stays: "
             typer.echo(f"  {accepted or 'accepted: '}{broken['text']}")
     typer.echo(_WHERE_IT_ENDS[alive])
@@ -363,7 +368,7 @@ def _as_json(table: TableId, status: TableStatus | None, control: TableControl) 
         "rests": control.rests,
         "state": status.state if status is not None else None,
         "pending": list(_pending(status)),
-        "broken_law": (_broken(status) or {}).get("text"),
+        "broken_law": next((broken["text"] for broken in _broken(status)), None),
         "accepted": dict(control.accepted),
     }
 

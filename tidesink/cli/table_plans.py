@@ -22,6 +22,8 @@ from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, Schem
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.schema_changes import doubt_of
+from tidesink.sinks.kafka.compaction import refusal
+from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, TopicOffsets
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import OWN_COLUMNS, SOFT_DELETE_COLUMN, Limit, PreflightResult
 from tidesink.sinks.targets.lake.tables import table_names
@@ -173,6 +175,47 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
                 yield _flat_avro(config, registry, topic, table)
 
 
+_COMPACTED: Final = (
+    "the topic has cleanup.policy={policy}, which removes deletes {hours:g} h (delete.retention.ms) after "
+    "they were compacted: a table that was not read for so long stops, since deletes may be missing"
+)
+_LEFT_OUT: Final = (
+    "compaction also removes the updates that hold values which later ones leave out (TOAST in Postgres): "
+    "REPLICA IDENTITY FULL sends them all"
+)
+_NO_TOPIC_ID: Final = (
+    "the broker gives topics no id (before Kafka 2.8, and some services): that the topic was made again is "
+    "noticed by its ends and first records alone"
+)
+
+
+def by_topics(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
+    """The plans, with what the settings of their topics mean for them.
+
+    Raises:
+        SourceUnavailableError: the broker does not answer.
+    """
+    found = KafkaOffsets(config.source.confluent_properties()).look(config.topics_among).found
+    for plan in plans:
+        topic = found.get(plan.topic)
+        yield plan if topic is None else of_topic(config, plan, topic)
+
+
+def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:
+    """The plan of a table of a topic."""
+    warnings, problem = list(plan.warnings), plan.problem
+    if topic.topic_id == NO_ID:
+        warnings.append(_NO_TOPIC_ID)
+    if topic.compaction is not None and plan.table is not None:
+        refused = refusal(topic.compaction, config.source, config.table_config(plan.table))
+        problem = problem or refused
+        if refused is None:
+            policy, retention = topic.compaction
+            warnings.append(_COMPACTED.format(policy=policy, hours=retention / 3600))
+            warnings += [_LEFT_OUT] if config.source.protocol.startswith("debezium") else []
+    return dataclasses.replace(plan, warnings=tuple(warnings), problem=problem)
+
+
 def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]:
     """A warning for each table that the config names and that was found nowhere, and each idle pattern."""
     listed = list(plans)
@@ -263,7 +306,7 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
             events = codec.decode(message)
         except DecodeError as error:
             return TablePlan(None, topic, problem=f"a record cannot be decoded: {error}")
-        for event in events:
+        for event in events if message.value is not None else ():  # a tombstone names the key alone
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                 # The newest says most: a column that was added is in it.
                 found, reported = event, alone.reported(event.schema) if alone else ()

@@ -428,7 +428,8 @@ class DebeziumSettings(Model):
     """The converter's `decimal.format`: `base64` or `numeric`."""
     unwrapped: bool = CodecOptions.debezium_unwrapped
     """The connector's ExtractNewRecordState turns envelopes into rows, so that a null value is a delete.
-    Detected if the rows show it: by a schema, or an added field such as `__op`. debezium-json only."""
+    Detected if the rows show it: by a schema, or an added field such as `__op`. A compacted topic of
+    envelopes needs it too, where a null value is all that is left of a delete. debezium-json only."""
 
     def modes(self, time_zone: str) -> DebeziumModes:
         """The same as the codec takes it."""

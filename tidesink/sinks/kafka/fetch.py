@@ -30,12 +30,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.kafka_client import SILENT, librdkafka_settings, open_client
-from tidesink.sinks.kafka.offsets import TIMEOUT_SECONDS, translated_kafka_errors
+from tidesink.sinks.kafka.offsets import describe_topics, translated_kafka_errors
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.
 MOST_IDLE: Final = 4
@@ -93,11 +93,13 @@ class OpenConsumer:
             SourceError: the brokers refuse.
         """
         with translated_kafka_errors():
-            if self._admin is None:
-                own = {"error_cb": self._note}
-                self._admin = open_client(AdminClient, self._settings, own, logger=SILENT)
-            asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)
+            asked = describe_topics(self._admin or self._renew_admin(), [topic], self._renew_admin)
             return str(asked[topic].result().topic_id)
+
+    def _renew_admin(self) -> AdminClient:
+        own = {"error_cb": self._note}
+        self._admin = open_client(AdminClient, self._settings, own, logger=SILENT)
+        return self._admin
 
     def close(self) -> None:
         """Close the connections; takes up to a second."""

@@ -5,20 +5,34 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
+import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its stubs
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.kafka_client import open_client
+from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 
+_log = structlog.get_logger("tidesink.worker")
 TIMEOUT_SECONDS: Final = 15.0
 # A topic in which nothing changes is asked for its id and first offsets again after so long.
 _REMEMBERED_SECONDS: Final = 15.0
+# How long a client waits for its controller before another client asks.
+_CONTROLLER_SECONDS: Final = 5.0
+# A topic is asked for its clean-up policy again after so long.
+_POLICY_SECONDS: Final = 600.0
 # How long ``lookup`` asks again where a partition has a new leader.
 _LEADER_SECONDS: Final = 5.0
 # The timestamps by which Kafka's ListOffsets means the first offset kept, and the end.
@@ -59,11 +73,31 @@ class PartitionOffsets(NamedTuple):
 
 
 class TopicOffsets(NamedTuple):
-    """One topic under Kafka's own id, which a topic made again does not share."""
+    """One topic under Kafka's own id, which a topic made again does not share (but see ``NO_ID``).
+
+    ``compaction``: None also where this user may not ask for the topic's settings.
+    """
 
     topic: str
     topic_id: str
     partitions: Mapping[int, PartitionOffsets]
+    compaction: Compaction | None = None
+
+
+# The id of every topic of a broker that gives none: before Kafka 2.8, and some services.
+NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
+
+
+def is_other_topic(known_id: str, found_id: str) -> bool:
+    """Whether ids say that a topic was made again; where one of them is ``NO_ID`` they do not tell."""
+    return known_id != found_id and NO_ID not in (known_id, found_id)
+
+
+class FirstRecord(NamedTuple):
+    """The first record that a partition holds; ``timestamp`` in ms since 1970."""
+
+    offset: int
+    timestamp: int
 
 
 class Look(NamedTuple):
@@ -92,14 +126,42 @@ class KafkaOffsets:
     """
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        self._admin = open_client(AdminClient, properties, _QUIET)
+        self._open_admin = partial(open_client, AdminClient, properties, _QUIET)
+        self._admin = self._open_admin()
         # An admin client makes a future for each partition, which takes five times the CPU.
         self._consumer = open_client(Consumer, properties, _CONSUMER)
         self._known: dict[str, TopicOffsets] = {}
         self._described = 0.0
+        # By topic: its id, when it was asked, and the answer.
+        self._policies: dict[str, tuple[str, float, Compaction | None]] = {}
+
+    def first_since(self, topic: str, partitions: Iterable[int], seconds: float) -> dict[int, int]:
+        """The offset of the first record of each partition from a time on, in seconds since 1970.
+
+        A partition without such a record is absent.
+
+        Raises:
+            SourceUnavailableError: no broker answers.
+            SourceError: the brokers refuse us.
+        """
+        found = self._records_from(topic, partitions, round(seconds * 1000))
+        return {number: first.offset for number, first in found.items()}
+
+    def first_records(self, topic: str, partitions: Iterable[int]) -> dict[int, FirstRecord]:
+        """The first record of each partition that holds any. Raises: as ``first_since``."""
+        return self._records_from(topic, partitions, 0)
+
+    def _records_from(self, topic: str, partitions: Iterable[int], time_ms: int) -> dict[int, FirstRecord]:
+        asked = {TopicPartition(topic, number): OffsetSpec.for_timestamp(time_ms) for number in partitions}
+        if not asked:
+            return {}
+        with translated_kafka_errors():
+            answers = self._admin.list_offsets(asked, request_timeout=TIMEOUT_SECONDS)
+            found = {at.partition: answer.result() for at, answer in answers.items()}
+        return {n: FirstRecord(one.offset, one.timestamp) for n, one in found.items() if one.offset >= 0}
 
     def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
-        """Begin, end and id of every topic that is there; four calls, however many topics.
+        """Begin, end, id and compaction of every topic that is there; five calls, however many topics.
 
         Raises:
             SourceUnavailableError: no broker answers, or none does for a partition.
@@ -168,21 +230,61 @@ class KafkaOffsets:
         unanswered, described = dict[str, SourceError](), dict[str, Any]()
         if not topics:
             return Look({}, {})
-        asked = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS)
-        for name, future in asked.items():
+        for name, future in describe_topics(self._admin, topics, self._renew).items():
             try:
                 described[name] = future.result()
             except KafkaException as exc:
                 _note(unanswered, name, exc.args[0])
         places = [(name, part.id) for name, one in described.items() for part in one.partitions]
+        policies = self._compactions({name: str(one.topic_id) for name, one in described.items()}, unanswered)
         earliest = self._offsets(places, _EARLIEST, unanswered)
         latest = self._offsets(places, _LATEST, unanswered)
         found = {
-            name: _topic_offsets(name, one, earliest, latest)
+            name: _topic_offsets(name, one, earliest, latest)._replace(compaction=policies[name])
             for name, one in described.items()
-            if all((name, part.id) in earliest and (name, part.id) in latest for part in one.partitions)
+            if name in policies
+            and all((name, part.id) in earliest and (name, part.id) in latest for part in one.partitions)
         }
         return Look(found, unanswered)
+
+    def _renew(self) -> AdminClient:
+        self._admin = self._open_admin()
+        return self._admin
+
+    def _compactions(
+        self, topics: Mapping[str, str], unanswered: dict[str, SourceError]
+    ) -> dict[str, Compaction | None]:
+        """How topics, given with their ids, are compacted, but for those without an answer."""
+        now = time.monotonic()
+        known = {name: self._policies[name] for name in topics if name in self._policies}
+        known = {name: one for name, one in known.items() if one[0] == topics[name]}
+        due = [
+            ConfigResource(ResourceType.TOPIC, name)
+            for name in topics
+            if name not in known or now - known[name][1] > _POLICY_SECONDS
+        ]
+        asked = self._admin.describe_configs(due, request_timeout=TIMEOUT_SECONDS) if due else {}
+        for resource, answer in asked.items():
+            name = resource.name
+            try:
+                settings = answer.result()
+            except KafkaException as exc:
+                error = exc.args[0]
+                if error.retriable() or error.code() in _UNAVAILABLE:
+                    if name not in known:
+                        _note(unanswered, name, error)
+                    continue
+                _log.warning(
+                    "cleanup.policy not known: a compacted topic is not noticed without the right to "
+                    "describe its configs",
+                    topic=name,
+                    error=error.name(),
+                )
+                compaction = None
+            else:
+                compaction = Compaction.of(settings)
+            known[name] = self._policies[name] = topics[name], now, compaction
+        return {name: compaction for name, (_, _, compaction) in known.items()}
 
     def _offsets(
         self, places: list[tuple[str, int]], which: int, unanswered: dict[str, SourceError]
@@ -215,6 +317,22 @@ class KafkaOffsets:
             else:
                 _note(unanswered, at.topic, at.error)
         return found
+
+
+def describe_topics(
+    admin: AdminClient, topics: Sequence[str], renew: Callable[[], AdminClient]
+) -> dict[str, Future[Any]]:
+    """The brokers' descriptions of topics.
+
+    A client asks the controller that it knows, which in KRaft is any broker of the cluster. Where that one is
+    down, it waits for it for minutes, until its metadata are old: another client, by ``renew``, does not.
+    """
+    asked, wait = TopicCollection(list(topics)), _CONTROLLER_SECONDS
+    answers = admin.describe_topics(asked, request_timeout=wait)
+    errors = [future.exception() for future in answers.values()]
+    if any(isinstance(one, KafkaException) and one.args[0].code() == KafkaError._TIMED_OUT for one in errors):
+        answers = renew().describe_topics(asked, request_timeout=TIMEOUT_SECONDS)
+    return answers
 
 
 def _numbers(topic: str, listed: Any, unanswered: dict[str, SourceError]) -> frozenset[int] | None:
@@ -358,13 +476,15 @@ def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> Non
     name = progress.topic
     if found is None:
         raise topic_gone(name)
-    if found.topic_id != progress.topic_id:
-        raise SourceError(
-            f"the topic was deleted and made again (its topic id is {found.topic_id}, progress has "
-            f"{progress.topic_id}), so offsets mean other records now. {_WAY_OUT}",
-            topic=name,
-        )
+    if is_other_topic(progress.topic_id, found.topic_id):
+        raise made_again(name, f"its topic id is {found.topic_id}, progress has {progress.topic_id}")
     for number, at in progress.partitions.items():
+        end = found.partitions[number].latest if number in found.partitions else at.next_offset
+        if found.topic_id == NO_ID and end < at.next_offset:
+            raise made_again(
+                name,
+                f"partition {number} ends at {end}, and was read to {at.next_offset}; it has no topic id",
+            )
         _check_partition(name, number, at.next_offset, found.partitions.get(number))
     # Every partition there was is in the progress: another one was added since, and begins at 0.
     for number in found.partitions.keys() - progress.partitions.keys():
@@ -375,6 +495,14 @@ _WAY_OUT: Final = (
     "Nothing was read or skipped: start the changefeed again from a snapshot into a new topic, and the table "
     "again (remove it at the target, or choose another pipeline name)"
 )
+
+
+def made_again(topic: str, sign: str) -> SourceError:
+    """What to say of a topic that is not the one that was read; ``sign``: what shows it."""
+    return SourceError(
+        f"the topic was deleted and made again ({sign}), so offsets mean other records now. {_WAY_OUT}",
+        topic=topic,
+    )
 
 
 def topic_gone(topic: str) -> SourceError:
@@ -546,8 +674,9 @@ class TopicGrowth:
 
 def _followed(seen: _Seen | None, found: TopicOffsets) -> _Seen:
     numbers = frozenset(found.partitions)
-    if seen is None or seen.topic_id != found.topic_id:
+    if seen is None or is_other_topic(seen.topic_id, found.topic_id):
         return _Seen(found.topic_id, numbers, ())
+    seen = seen._replace(topic_id=found.topic_id)
     if numbers <= seen.partitions:
         return seen  # all known; or a broker answers from before
     ends = {number: found.partitions[number].latest for number in seen.partitions & numbers}

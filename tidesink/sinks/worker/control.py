@@ -192,6 +192,8 @@ def _refusal(known: int, progress: Progress, place: str) -> StaleProgressError:
 
 # In a status's details: the count that did not add up, until a person accepts it.
 BROKEN: Final = "broken-law"
+# In a status's details: that deletes may be missing, until a person accepts it.
+MISSED: Final = "missed-deletes"
 
 
 class BrokenLaw(NamedTuple):
@@ -218,6 +220,8 @@ class Pauses:
         self._resumed: int | None = None
         self._pending: tuple[Pending, ...] = ()
         self._broken: BrokenLaw | None = None
+        # Why deletes may be missing, and the digest by which a person accepts it.
+        self.missed: tuple[str, str] | None = None
         self.accepted: Accepted = {}
 
     def apply_control(self, asked: TableControl, *, waits: bool) -> Turn | None:
@@ -274,6 +278,8 @@ class Pauses:
             shown["pending"] = [pending.as_json() for pending in self._pending]
         if self._broken:
             shown[BROKEN] = self._broken._asdict()
+        if self.missed:
+            shown[MISSED] = dict(zip(("text", "digest"), self.missed, strict=True))
         return shown
 
 

@@ -41,7 +41,6 @@ from tidesink.sinks.kafka.offsets import (
     KafkaOffsets,
     OffsetRange,
     TopicOffsets,
-    check_continuity,
     topic_gone,
     topic_progress,
 )
@@ -82,7 +81,8 @@ def replay(config: Config, chosen: Chosen) -> ReplayReport:
     """Replay the chosen letters of one table, which no worker may be at work on.
 
     Raises:
-        ConfigError: the table's mode takes no change out of order, or the letters are of several topics.
+        ConfigError: the table's mode takes no change out of order, its topic is compacted, or the letters are
+            of several topics.
         StaleProgressError: a worker of the pipeline runs, or took the table meanwhile.
         SourceError: the topic is gone, or was made again.
         TidesinkError: a step failed; nothing is lost, and the letters that were not settled are still there.
@@ -166,6 +166,14 @@ class ReplayTask(TableTask):
     def replay(self, letters: DeadLetters, chosen: Chosen) -> ReplayReport:
         """Apply the chosen letters of this task's topic, then settle them."""
         found = self._found()
+        if found.compaction is not None and self._settings.sequence_by == "kafka":
+            raise ConfigError(
+                f"the topic has cleanup.policy={found.compaction.policy}: a newer change or delete of a "
+                "letter's row may be gone from it, and a replay would undo that one. Load the table again, "
+                "or drop the letters",
+                table=str(self.table),
+                topic=self.topic,
+            )
         retry = self._context.retry(self.table)
         self._hold = retry.call(lambda: self._open(found))
         progress = topic_progress(self._hold.progress, self.topic)
@@ -175,7 +183,7 @@ class ReplayTask(TableTask):
         report = ReplayReport(self.table, former=len(every) - len(mine))
         if progress is None:
             return replace(report, waiting=len(mine))
-        check_continuity(progress, found)
+        self._continuity.check_topic(progress, found)
         sorted_ = sorted_letters(mine, self._bounds(progress, found))
         report = replace(report, waiting=sorted_.waiting, expired=sorted_.expired)
         if not sorted_.ready:

@@ -28,6 +28,7 @@ from tidesink.sinks.batch.schema_changes import KnownColumns, pending_of
 from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.batch.shared_reads import Limits, TableRecords
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
+from tidesink.sinks.kafka.compaction import CaughtUp, Compaction
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     AddedPartitions,
@@ -35,8 +36,8 @@ from tidesink.sinks.kafka.offsets import (
     RecordSize,
     TopicOffsets,
     budget_of,
-    check_continuity,
     held_back,
+    is_other_topic,
     late_start,
     sample_size,
     topic_gone,
@@ -46,6 +47,7 @@ from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, Rank, TableState, TableStatus
 from tidesink.sinks.targets.base import Collected, SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
+from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
 from tidesink.sinks.worker.preflight import shown_goal
 from tidesink.sinks.worker.watermarks import MOST_WAITING
@@ -75,6 +77,8 @@ class TableTask:
         self._error: str | None = None
         self._refusal: TidesinkError | None = None
         self._pauses = Pauses(table)
+        self._continuity = Continuity(context, topic, self._settings)
+        self._compaction: Compaction | None = None
         self._lag = 0
         self._ended = time.monotonic()
         self._reads = context.topics.reads(topic)
@@ -87,6 +91,12 @@ class TableTask:
             known = self._next_offsets()
             ends = found.partitions.items()
             self._lag = sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
+            self._compaction = found.compaction
+            if found.compaction is not None and self._hold is not None:
+                batch, caught_up = self._hold.progress.batch, self._tally.caught_up
+                caught_up.see({n: at.latest for n, at in ends}, known, batch=batch, now=time.time())
+                if self.state == "IDLE" and caught_up.is_due(found.compaction):
+                    self._change("IDLE", None)
 
     @property
     def unread(self) -> bool:
@@ -100,7 +110,7 @@ class TableTask:
         if self._hold is None or found is None:
             return found is None or any(at.latest > 0 for at in found.partitions.values())
         progress = self._hold.progress.topics.get(self.topic)
-        if progress is not None and progress.topic_id != found.topic_id:
+        if progress is not None and is_other_topic(progress.topic_id, found.topic_id):
             return True
         return self._lag > 0 or self.is_short(found)
 
@@ -244,17 +254,25 @@ class TableTask:
         context = self._context
         retry = context.retry(self.table)
         opens = self._hold is None
+        if found is not None:
+            self._continuity.refuse_mode(found)
         if self._hold is None:
             if found is None:
                 raise topic_gone(self.topic)
             self._hold = retry.call(lambda: self._open(found))
+            self._continuity = Continuity(context, self.topic, self._settings)
         progress = topic_progress(self._hold.progress, self.topic)
         if opens and found is not None and self.is_short(found):
             return  # now that it shows, it is looked at again before it is believed
-        if progress is not None:
-            check_continuity(progress, found)
         if found is None:
             raise topic_gone(self.topic)
+        self._continuity.check(
+            progress,
+            found,
+            batch=self._hold.progress.batch,
+            caught_up=self._tally.caught_up,
+            pauses=self._pauses,
+        )
         plan, reader = self._plan(found)
         if plan.records == 0:
             self.rest()
@@ -433,6 +451,7 @@ class TableTask:
                 **passed(progress, self.topic, self._tally.filtered),
                 **shown_goal(self._context.config, self.table),
                 **self._tally.forgotten(self._tombstones),
+                **(self._tally.caught_up.as_detail() if self._compaction else {}),
                 **self._pauses.details(),
             },
         )
@@ -502,6 +521,7 @@ class Tally:
         self.commit_ts: int | None = None
         self.place = ""
         self.life, self.epoch = 0, 0
+        self.caught_up = CaughtUp()
         self._tombstones: Mapping[str, Any] = {}
         self._held = self._resumed = False
         self._known: Rank = (0, 0, -1)
@@ -536,12 +556,16 @@ class Tally:
         self.batch, self.commit_ts = status.batch, status.commit_ts
         self.place = str(status.details.get(PLACE, ""))
         self._tombstones = status.details.get(_TOMBSTONES) or {}
+        self.caught_up = CaughtUp.known(status.details)
         self._known = status.rank
         if not self._held:
             self.life, self.epoch = status.life, status.epoch
 
     def stands(self, progress: Progress, place: str) -> None:
         """Know what the target holds, and where: the table is open."""
+        if place != self.place or progress.batch < self.caught_up.batch:
+            # Of another table, or of batches that a backup took away.
+            self.caught_up = CaughtUp()
         self.batch, self.commit_ts, self.place = progress.batch, progress.commit_ts, place
 
     def add(self, outcome: BatchOutcome) -> None:

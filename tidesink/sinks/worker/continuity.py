@@ -1,0 +1,97 @@
+"""What must hold of a topic before its next records go to a table: nothing between was lost unseen."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+
+from tidesink.config import TableConfig
+from tidesink.errors import ConfigError, SourceError
+from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.kafka.compaction import CaughtUp, Compaction, digest_of, missed_deletes, refusal
+from tidesink.sinks.kafka.first_records import FirstRecords
+from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, check_continuity
+from tidesink.sinks.state.progress import TopicProgress
+from tidesink.sinks.worker.control import Pauses
+
+
+class Continuity:
+    """The checks of one table's topic that are not of offsets alone. Used by one thread at a time."""
+
+    def __init__(self, context: WorkerContext, topic: str, settings: TableConfig) -> None:
+        self._context = context
+        self._settings = settings
+        self._first_records = FirstRecords(
+            settings.table, topic, pipeline=context.config.pipeline, store=context.store
+        )
+
+    def refuse_mode(self, found: TopicOffsets) -> None:
+        """Raise ConfigError where the table cannot be kept from a compacted topic."""
+        if found.compaction is None:
+            return
+        reason = refusal(found.compaction, self._context.config.source, self._settings)
+        if reason is not None:
+            raise ConfigError(reason, table=str(self._settings.table), topic=found.topic)
+
+    def check_topic(self, progress: TopicProgress | None, found: TopicOffsets) -> None:
+        """Check that a topic is the one that was read, and holds what comes next.
+
+        Raises:
+            SourceError: it is not.
+            StateStoreError: the store does not answer.
+        """
+        if progress is not None:
+            check_continuity(progress, found)
+        retry = self._context.retry(self._settings.table)
+        retry.call(lambda: self._first_records.check(progress, found, lambda: self._brokers))
+
+    def check(
+        self,
+        progress: TopicProgress | None,
+        found: TopicOffsets,
+        *,
+        batch: int,
+        caught_up: CaughtUp,
+        pauses: Pauses,
+    ) -> None:
+        """Check that a topic goes on from what is applied; ``batch``: the last one.
+
+        ``progress``: None where nothing of the topic is applied, which begins ``caught_up``.
+
+        Raises:
+            SourceError: the topic was made again, or deletes may be gone unread.
+            StateStoreError: the store does not answer.
+        """
+        self.check_topic(progress, found)
+        if found.compaction is None:
+            return
+        retry, now = self._context.retry(self._settings.table), time.time()
+        if progress is None:
+            caught_up.begin(now, batch)
+        elif not caught_up.holds(found.compaction, now):
+            since = now - found.compaction.safe_seconds
+            if retry.call(lambda: self._has_read(progress, found, since)):
+                caught_up.begin(since, batch)
+            else:
+                self._accept_missed(progress, found.compaction, pauses)
+                caught_up.begin(now, batch)
+        pauses.missed = None
+
+    def _accept_missed(self, progress: TopicProgress, compaction: Compaction, pauses: Pauses) -> None:
+        """Raise SourceError unless a person accepted that deletes may be missing."""
+        digest = digest_of(progress)
+        if digest not in pauses.accepted:
+            text = missed_deletes(compaction, str(self._settings.table))
+            pauses.missed = text, digest
+            raise SourceError(text, topic=progress.topic)
+
+    def _has_read(self, progress: TopicProgress, found: TopicOffsets, since: float) -> bool:
+        """Whether all that was written before a time is read, as the records that are left say."""
+        known = {number: at.next_offset for number, at in progress.partitions.items()}
+        unread = [n for n, at in found.partitions.items() if known.get(n, at.earliest) < at.latest]
+        first = self._brokers.first_since(found.topic, unread, since)
+        return all(n in first and known.get(n, 0) >= first[n] for n in unread)
+
+    @cached_property
+    def _brokers(self) -> KafkaOffsets:
+        return KafkaOffsets(self._context.config.source.confluent_properties())
