@@ -20,7 +20,7 @@ class _Session:
 
     def __init__(self) -> None:
         self.conf = SimpleNamespace(set=lambda _name, _value: None)
-        self.sparkContext = SimpleNamespace(_gateway=None)
+        self.sparkContext = SimpleNamespace(_gateway=None, addJobTag=lambda _tag: None)
 
     def newSession(self) -> _Session:  # noqa: N802  (Spark's own name)
         return _Session()
