@@ -73,7 +73,9 @@ def test_a_table_that_stood_still_for_too_long_stops_until_it_is_accepted(
     monkeypatch.setattr(continuity, "KafkaOffsets", _Brokers)
     before, moved = time.time(), 0.0
     for module in (continuity, table_task_module):
-        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: before + moved))
+        monkeypatch.setattr(
+            module, "time", SimpleNamespace(time=lambda: before + moved, monotonic=time.monotonic)
+        )
     with table.table_task() as table_task:
         status = _offer(table, table_task, 1)
         assert (status.state, status.details["caught-up"]) == ("IDLE", {"time": round(before, 3), "batch": 1})
