@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidesink.errors import ConfigError
-from tidesink.sinks.spark.session import FIXED, LOSES, build_session, cancel_jobs, start_thread
+from tidesink.sinks.spark.session import (
+    FIXED,
+    LOSES,
+    build_session,
+    cancel_jobs,
+    start_thread,
+    threads_tagged,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +89,8 @@ def test_jobs_of_others_are_not_cancelled(spark: SparkSession, tmp_path: Path) -
         return start_thread(spark, lambda: job("ours"), name="below").result(_PATIENCE_SECONDS)
 
     theirs = start_thread(spark, lambda: job("theirs"), name="theirs")
-    ours = start_thread(spark, below, name="above", tag="tidesink-test")
+    with threads_tagged("tidesink-test"):
+        ours = start_thread(spark, below, name="above")
     _wait_for(tmp_path / "theirs", tmp_path / "ours")
     cancel_jobs(spark, "tidesink-test")
     with pytest.raises(Exception, match="cancelled"):

@@ -269,4 +269,7 @@ def test_tables_have_their_turns_beside_a_look_up(store: SqlStateStore) -> None:
     report = Worker(around, until="drained", offsets=_Looks(TableId("shop", "slow"), ready)).run()
     assert [(table.table, table.state) for table in report.tables] == [(ready, "FAILING")]
     assert "columns of the table are unknown" in str(report.tables[0].error)
+    tags = cast("Any", around.spark).job_tags
+    assert tags.keys() == {"tables of topics", str(ready)}  # a stop cancels the jobs of both
+    assert len({*tags.values()}) == 1
     assert [part for part in source.read if part.topic == "shop_slow"] == [OffsetRange("shop_slow", 0, 0, 9)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +21,12 @@ class _Session:
 
     def __init__(self) -> None:
         self.conf = SimpleNamespace(set=lambda _name, _value: None)
-        self.sparkContext = SimpleNamespace(_gateway=None, addJobTag=lambda _tag: None)
+        # By the name of each thread, the tag of its jobs.
+        self.job_tags = dict[str, str]()
+        self.sparkContext = SimpleNamespace(_gateway=None, addJobTag=self._tag)
+
+    def _tag(self, tag: str) -> None:
+        self.job_tags[threading.current_thread().name] = tag
 
     def newSession(self) -> _Session:  # noqa: N802  (Spark's own name)
         return _Session()

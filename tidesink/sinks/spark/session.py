@@ -259,7 +259,7 @@ def stop_session(session: SparkSession) -> None:
 
 
 def cancel_jobs(session: SparkSession, tag: str) -> None:
-    """Cancel the Spark jobs under way of threads that were started with this tag, and no others."""
+    """Cancel the Spark jobs under way of threads with this tag (``threads_tagged``), and no others."""
     with _jvm_may_be_gone():
         session.sparkContext.cancelJobsWithTag(tag)
 
@@ -467,18 +467,26 @@ T = TypeVar("T")
 _tag_here: Final[ContextVar[str | None]] = ContextVar("job tag", default=None)
 
 
-def start_thread(
-    spark: SparkSession, work: Callable[[], T], *, name: str, tag: str | None = None
-) -> Future[T]:
+@contextmanager
+def threads_tagged(tag: str) -> Iterator[None]:
+    """Threads that are started here, and those that they start, have Spark jobs for ``cancel_jobs``."""
+    before = _tag_here.set(tag)
+    try:
+        yield
+    finally:
+        _tag_here.reset(before)
+
+
+def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Future[T]:
     """Do some work in a thread of its own; the future has what came of it.
 
-    ``tag`` marks its Spark jobs for ``cancel_jobs`` (default: the tag of the calling thread).
+    Its Spark jobs have the tag of the calling thread (``threads_tagged``).
 
     PySpark gives every thread a connection and a JVM thread, which stay open until garbage is collected:
     here they are closed with the thread.
     """
     future: Future[T] = Future()
-    tag = tag or _tag_here.get()
+    tag = _tag_here.get()
 
     def run() -> None:
         try:

@@ -42,6 +42,7 @@ from tidesink.sinks.spark.session import (
     running_session,
     start_thread,
     stop_session,
+    threads_tagged,
 )
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
@@ -129,6 +130,18 @@ class Worker:
     def run(self) -> RunReport:
         """Work to the end; the report says how each table stands."""
         started = time.monotonic()
+        with threads_tagged(self._job_tag):
+            self._work()
+        for table_task in self._table_tasks:
+            table_task.rest()
+        reports = tuple(table_task.report() for table_task in self._table_tasks)
+        self._table_tasks.close()
+        seconds = time.monotonic() - started
+        return RunReport(
+            self._context.config.pipeline, reports, interrupted=bool(self._context.stop), seconds=seconds
+        )
+
+    def _work(self) -> None:
         try:
             while not self._context.stop and self._turn():
                 pass
@@ -139,17 +152,12 @@ class Worker:
             self._watermarks.close()
             self._context.topics.release()
             self._heartbeat.end()
-        for table_task in self._table_tasks:
-            table_task.rest()
-        reports = tuple(table_task.report() for table_task in self._table_tasks)
-        self._table_tasks.close()
-        seconds = time.monotonic() - started
-        return RunReport(
-            self._context.config.pipeline, reports, interrupted=bool(self._context.stop), seconds=seconds
-        )
 
     def cancel(self) -> None:
-        """Cancel the Spark jobs of batches under way; they are abandoned before their commit or after."""
+        """Cancel the Spark jobs of batches and look-ups under way.
+
+        A batch is abandoned before its commit or after.
+        """
         cancel_jobs(self._context.spark, self._job_tag)
 
     def _turn(self) -> bool:
@@ -254,9 +262,7 @@ class Worker:
         for table_task in self._fair(ready, due)[: self._context.config.batch.max_tables - len(self._busy)]:
             self._gave_overdue = table_task in due
             work = partial(table_task.work, found.get(table_task.topic))
-            name = str(table_task.table)
-            future = start_thread(self._context.spark, work, name=name, tag=self._job_tag)
-            self._busy[future] = table_task
+            self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
 
     def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
         """Whether watermarks alone are to be read now; a run to the end leaves those that came meanwhile."""
