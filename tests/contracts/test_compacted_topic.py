@@ -13,6 +13,7 @@ from tests.contracts.coded_changes import TABLE, Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tidesink.events import Column, ColumnType, TableSchema
+from tidesink.sinks.batch import context as batch_context
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.worker import continuity
@@ -70,7 +71,7 @@ def _offer(table: CodedTable, table_task: TableTask, upto: int) -> TableStatus:
 def test_a_table_that_stood_still_for_too_long_stops_until_it_is_accepted(
     table: CodedTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(continuity, "KafkaOffsets", _Brokers)
+    monkeypatch.setattr(batch_context, "KafkaOffsets", _Brokers)
     before, moved = time.time(), 0.0
     for module in (continuity, table_task_module):
         monkeypatch.setattr(

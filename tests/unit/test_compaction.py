@@ -17,11 +17,11 @@ from tidesink.cli.table_plans import TablePlan, of_topic
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
+from tidesink.sinks.batch import context as batch_context
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction
 from tidesink.sinks.kafka.offsets import NO_ID, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker import continuity
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import MISSED, PLACE, Pauses
 from tidesink.sinks.worker.replay import ReplayTask
@@ -268,7 +268,7 @@ def _config() -> Config:
 def test_a_person_may_accept_that_deletes_are_missing(
     store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(continuity, "KafkaOffsets", _Brokers)
+    monkeypatch.setattr(batch_context, "KafkaOffsets", _Brokers)
     config, pauses = _config(), Pauses(ORDERS)
     checks = Continuity(surroundings(config, store=store), "t", config.table_config(ORDERS))
     progress = TopicProgress("t", "id", {0: PartitionProgress(5, 5)})

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -26,6 +27,7 @@ from tidesink.sinks.batch.observers import Listeners, StepRetried
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import DeadLetters
+from tidesink.sinks.kafka.offsets import KafkaOffsets
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Target
@@ -235,6 +237,11 @@ class WorkerContext:
     failpoints: Failpoints
     listeners: Listeners
     stop: StopFlag
+
+    @cached_property
+    def brokers(self) -> KafkaOffsets:
+        """What answers questions on topics, for all tables: each client has threads and connections."""
+        return KafkaOffsets(self.config.source.confluent_properties())
 
     def place_of(self, table: TableId) -> str:
         """Where the target keeps a table, for people to read."""

@@ -119,7 +119,7 @@ _Offsets = dict[tuple[str, int], int]
 class KafkaOffsets:
     """Asks the brokers. ``properties``: ``client_properties``.
 
-    ``lookup`` may be used from several threads, ``look`` from one.
+    ``look`` is for one thread, the rest for several.
 
     Raises:
         ConfigError: the properties are refused.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property
 
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError, SourceError
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction, digest_of, missed_deletes, refusal
 from tidesink.sinks.kafka.first_records import FirstRecords
-from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, check_continuity
+from tidesink.sinks.kafka.offsets import TopicOffsets, check_continuity
 from tidesink.sinks.state.progress import TopicProgress
 from tidesink.sinks.worker.control import Pauses
 
@@ -43,7 +42,7 @@ class Continuity:
         if progress is not None:
             check_continuity(progress, found)
         retry = self._context.retry(self._settings.table)
-        retry.call(lambda: self._first_records.check(progress, found, lambda: self._brokers))
+        retry.call(lambda: self._first_records.check(progress, found, lambda: self._context.brokers))
 
     def check(
         self,
@@ -89,9 +88,5 @@ class Continuity:
         """Whether all that was written before a time is read, as the records that are left say."""
         known = {number: at.next_offset for number, at in progress.partitions.items()}
         unread = [n for n, at in found.partitions.items() if known.get(n, at.earliest) < at.latest]
-        first = self._brokers.first_since(found.topic, unread, since)
+        first = self._context.brokers.first_since(found.topic, unread, since)
         return all(n in first and known.get(n, 0) >= first[n] for n in unread)
-
-    @cached_property
-    def _brokers(self) -> KafkaOffsets:
-        return KafkaOffsets(self._context.config.source.confluent_properties())

@@ -38,7 +38,6 @@ from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import Chosen, DeadLetters, Outcome
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
-    KafkaOffsets,
     OffsetRange,
     TopicOffsets,
     topic_gone,
@@ -230,8 +229,8 @@ class ReplayTask(TableTask):
         )
 
     def _found(self) -> TopicOffsets:
-        offsets = KafkaOffsets(self._context.config.source.confluent_properties())
-        found = self._context.retry(self.table).call(lambda: offsets.lookup([self.topic])).get(self.topic)
+        context = self._context
+        found = context.retry(self.table).call(lambda: context.brokers.lookup([self.topic])).get(self.topic)
         if found is None:
             raise topic_gone(self.topic)
         return found

@@ -108,7 +108,7 @@ class Worker:
         self._job_tag = f"tidesink-{uuid4()}"
         self._ends = until == "drained" or batches is not None
         self._batches = batches
-        self._offsets = offsets or KafkaOffsets(context.config.source.confluent_properties())
+        self._offsets = offsets or context.brokers
         self._heartbeat = Heartbeat(context.store, context.config.pipeline)
         self._requests = Requests(context.store, context.config.pipeline)
         self._table_tasks = TableTasks(context, tables_of(context))
