@@ -316,8 +316,10 @@ def _pending(status: TableStatus | None) -> Sequence[dict[str, Any]]:
 
 def _broken(status: TableStatus | None) -> list[dict[str, Any]]:
     """The count that did not add up, and the deletes that may be missing."""
+    from tidesink.sinks.worker.control import BROKEN, MISSED
+
     details = status.details if status is not None else {}
-    return [details[kind] for kind in ("broken-law", "missed-deletes") if kind in details]
+    return [details[kind] for kind in (BROKEN, MISSED) if kind in details]
 
 
 def _ask(

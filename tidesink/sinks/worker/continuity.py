@@ -11,7 +11,7 @@ from tidesink.sinks.kafka.compaction import CaughtUp, Compaction, digest_of, mis
 from tidesink.sinks.kafka.first_records import FirstRecords
 from tidesink.sinks.kafka.offsets import TopicOffsets, check_continuity
 from tidesink.sinks.state.progress import TopicProgress
-from tidesink.sinks.worker.control import Pauses
+from tidesink.sinks.worker.control import Pauses, Unaccepted
 
 
 class Continuity:
@@ -81,7 +81,7 @@ class Continuity:
         digest = digest_of(progress)
         if digest not in pauses.accepted:
             text = missed_deletes(compaction, str(self._settings.table))
-            pauses.missed = text, digest
+            pauses.missed = Unaccepted(text, digest)
             raise SourceError(text, topic=progress.topic)
 
     def _has_read(self, progress: TopicProgress, found: TopicOffsets, since: float) -> bool:

@@ -196,16 +196,11 @@ BROKEN: Final = "broken-law"
 MISSED: Final = "missed-deletes"
 
 
-class BrokenLaw(NamedTuple):
-    """A count that did not add up; ``digest`` is of this one time, by which a person accepts it."""
+class Unaccepted(NamedTuple):
+    """What stops a table until a person accepts it; ``digest`` is of this one time, by which that is done."""
 
     text: str
     digest: str
-
-    @classmethod
-    def of(cls, error: AccountingError, at: Rank) -> BrokenLaw:
-        """Of an error that came at a hold and batch."""
-        return cls(error.message, sha256(f"{at} {error.message}".encode()).hexdigest()[:16])
 
 
 Turn = Literal["rest", "go on"]
@@ -219,9 +214,9 @@ class Pauses:
         self._asked = False
         self._resumed: int | None = None
         self._pending: tuple[Pending, ...] = ()
-        self._broken: BrokenLaw | None = None
-        # Why deletes may be missing, and the digest by which a person accepts it.
-        self.missed: tuple[str, str] | None = None
+        self._broken: Unaccepted | None = None
+        # That deletes may be missing.
+        self.missed: Unaccepted | None = None
         self.accepted: Accepted = {}
 
     def apply_control(self, asked: TableControl, *, waits: bool) -> Turn | None:
@@ -242,7 +237,8 @@ class Pauses:
     def break_law(self, error: AccountingError, at: Rank) -> str:
         """A count did not add up: the table waits for a person, after a restart too; the way on."""
         if self._broken is None or self._broken.text != error.message:
-            self._broken = BrokenLaw.of(error, at)
+            digest = sha256(f"{at} {error.message}".encode()).hexdigest()[:16]
+            self._broken = Unaccepted(error.message, digest)
         return (
             "nothing more is applied, by another worker neither, until somebody has compared the table with "
             f"its source: `tidesink resume {self._table} --accept` goes on"
@@ -255,7 +251,7 @@ class Pauses:
             AccountingError: as it was then.
         """
         known = before.details.get(BROKEN) if before and before.details.get(PLACE) == place else None
-        self._broken = BrokenLaw(**known) if known and known["digest"] not in self.accepted else None
+        self._broken = Unaccepted(**known) if known and known["digest"] not in self.accepted else None
         if self._broken is not None:
             raise AccountingError(self._broken.text, table=str(self._table))
 
@@ -279,7 +275,7 @@ class Pauses:
         if self._broken:
             shown[BROKEN] = self._broken._asdict()
         if self.missed:
-            shown[MISSED] = dict(zip(("text", "digest"), self.missed, strict=True))
+            shown[MISSED] = self.missed._asdict()
         return shown
 
 
