@@ -86,6 +86,8 @@ _RESOLVING: Final = "org.apache.iceberg.io.ResolvingFileIO"
 _OTHERS: Final = ("uuid", "fixed")
 # Iceberg's JSON, in which partitions come from tasks, has no NaN.
 _UNFIT_PARTITIONS: Final = ("float", "double")
+# The fields of partition specs by the specs' numbers, as the metadata have them.
+Specs = Mapping[int, Sequence[Mapping[str, Any]]]
 # A column's name that its files have too.
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The columns of a file of positions, with the field ids that Iceberg reserves for them.
@@ -106,13 +108,14 @@ class OldPartition(NamedTuple):
 
 
 class FilePlan(NamedTuple):
-    """How a batch is written on a state of the table: what its tasks write, and the table's files.
+    """How a batch is written on a state of the table: what its tasks write and mark, and the table's files.
 
     ``partitions``: those of the files, by their ``values``.
     """
 
     state: TableState
     rows: RowsTask
+    marks: PositionFiles
     files: tuple[DataFile, ...]
     partitions: Mapping[str, OldPartition]
 
@@ -129,12 +132,12 @@ class Staged(NamedTuple):
 class PositionFiles:
     """Iceberg's marks: files of positions; columns are known by field id.
 
-    ``partitioned``: by the numbers of partition specs, the field ids of columns that partitions have as they
-    are. A file that another program took over need not have these.
+    ``partitioned``: by the number of a partition spec, the field id of a column that its partitions have as
+    it is. A file that another program took over need not have it.
     """
 
     files: NewFiles
-    partitioned: tuple[tuple[int, frozenset[int]], ...] = ()
+    partitioned: frozenset[tuple[int, int]] = frozenset()
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
         """By its field id."""
@@ -172,7 +175,7 @@ class PositionFiles:
             FileRefusedError: its value may be that of the partition.
         """
         spec = json.loads(file.partition.values or "[0]")[0]
-        if column.field_id in dict(self.partitioned).get(spec, ()) and not column.key:
+        if (spec, column.field_id) in self.partitioned and not column.key:
             raise FileRefusedError(f"the file {file.path} has no column {column.source}", url=file.path)
         return None
 
@@ -201,7 +204,8 @@ class FileWriter:
         if reason is not None:
             return reason
         try:
-            reason = self._of_partitions(state)
+            specs, current = self._specs(state), int(state.metadata.defaultSpecId())
+            reason = _of_partitions(state, specs, current)
             if reason is not None:
                 return reason
             storage = self._storage(state)
@@ -211,10 +215,9 @@ class FileWriter:
         if isinstance(storage, str) or isinstance(found, str):
             return str(found)
         columns = self._columns(batch, state, present)
-        rows = RowsTask(
-            columns, _new_files(state, progress, storage), RowRules.of(batch), self._split(columns, state)
-        )
-        return FilePlan(state, rows, *found)
+        files, split = _new_files(state, progress, storage), _split(columns, specs[current])
+        rows = RowsTask(columns, files, RowRules.of(batch), split)
+        return FilePlan(state, rows, PositionFiles(files, _identities(specs)), *found)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
         """Write a batch; None where others committed since the plan was made.
@@ -250,23 +253,6 @@ class FileWriter:
         if isinstance(storage, str):
             return storage
         return storage.reason_unreachable(str(state.table.location())) or storage
-
-    def _of_partitions(self, state: TableState) -> str | None:
-        schema = state.metadata.schema()
-        for spec in state.metadata.specs():
-            for field in self._partition_fields(spec):
-                if schema.findType(field["source-id"]) is None:
-                    return f"the partition field {field['name']} is of a column that is gone"
-        top = {int(column.fieldId()) for column in schema.columns()}
-        for field in self._partition_fields(state.metadata.spec()):
-            if field["source-id"] not in top:
-                return f"the partition field {field['name']} is of a field within a column"
-            kind = str(schema.findType(field["source-id"]))
-            if not is_known(field["transform"]):
-                return f"the partition field {field['name']} has the transform {field['transform']}"
-            if kind in _UNFIT_PARTITIONS:
-                return f"the partition field {field['name']} is of a {kind} column"
-        return None
 
     def _data_files(
         self, batch: ReducedBatch, state: TableState, storage: Storage
@@ -327,26 +313,11 @@ class FileWriter:
             found.append(FileColumn(self._in_files(name), source, kind, number, needed, key))
         return tuple(found)
 
-    def _partition_fields(self, spec: Any) -> list[dict[str, Any]]:
-        """The fields of a partition spec, as the metadata have them."""
-        fields: list[dict[str, Any]] = json.loads(self.table.java.PartitionSpecParser.toJson(spec))["fields"]
-        return fields
-
-    def _partitioned(self, state: TableState) -> tuple[tuple[int, frozenset[int]], ...]:
-        """By the numbers of specs, the field ids of columns that their partitions have as they are."""
-        specs = {int(spec.specId()): self._partition_fields(spec) for spec in state.metadata.specs()}
-        return tuple(
-            (number, frozenset(one["source-id"] for one in fields if one["transform"] == "identity"))
-            for number, fields in specs.items()
-        )
-
-    def _split(self, columns: Sequence[FileColumn], state: TableState) -> Split:
-        names = {column.field_id: column.name for column in columns}
-        fields = tuple(
-            PartitionField(field["field-id"], field["name"], names[field["source-id"]], field["transform"])
-            for field in self._partition_fields(state.metadata.spec())
-        )
-        return SplitBySpec(fields) if fields else unpartitioned
+    def _specs(self, state: TableState) -> Specs:
+        parser = self.table.java.PartitionSpecParser
+        return {
+            int(spec.specId()): json.loads(parser.toJson(spec))["fields"] for spec in state.metadata.specs()
+        }
 
     def _in_files(self, name: str) -> str:
         """A column's name in Iceberg's files, which are Avro's names."""
@@ -355,8 +326,7 @@ class FileWriter:
         )
 
     def _stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
-        marks = PositionFiles(plan.rows.files, self._partitioned(plan.state))
-        lines, counts = written(batch, plan.files, plan.rows, marks, session=self.session)
+        lines, counts = written(batch, plan.files, plan.rows, plan.marks, session=self.session)
         files = [one for one in lines if one.path is not None]
         if not files:
             return Staged(None, replace(counts.result, version=str(plan.state.head)))
@@ -439,6 +409,41 @@ def _of_metadata(state: TableState) -> str | None:
     if _codec(state) is None:
         return f"the table's files are compressed by {state.property('write.parquet.compression-codec')}"
     return None
+
+
+def _of_partitions(state: TableState, specs: Specs, current: int) -> str | None:
+    schema = state.metadata.schema()
+    for fields in specs.values():
+        for field in fields:
+            if schema.findType(field["source-id"]) is None:
+                return f"the partition field {field['name']} is of a column that is gone"
+    for field in specs[current]:
+        if schema.asStruct().field(field["source-id"]) is None:
+            return f"the partition field {field['name']} is of a field within a column"
+        if not is_known(field["transform"]):
+            return f"the partition field {field['name']} has the transform {field['transform']}"
+        kind = str(schema.findType(field["source-id"]))
+        if kind in _UNFIT_PARTITIONS:
+            return f"the partition field {field['name']} is of a {kind} column"
+    return None
+
+
+def _identities(specs: Specs) -> frozenset[tuple[int, int]]:
+    return frozenset(
+        (number, field["source-id"])
+        for number, fields in specs.items()
+        for field in fields
+        if field["transform"] == "identity"
+    )
+
+
+def _split(columns: Sequence[FileColumn], spec: Sequence[Mapping[str, Any]]) -> Split:
+    names = {column.field_id: column.name for column in columns}
+    fields = tuple(
+        PartitionField(field["field-id"], field["name"], names[field["source-id"]], field["transform"])
+        for field in spec
+    )
+    return SplitBySpec(fields) if fields else unpartitioned
 
 
 def _words(text: str) -> str:
