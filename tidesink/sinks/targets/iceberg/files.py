@@ -139,6 +139,11 @@ class PositionFiles:
     files: NewFiles
     partitioned: frozenset[tuple[int, int]] = frozenset()
 
+    @property
+    def storage(self) -> Storage:
+        """That of new files: a file elsewhere is not looked into."""
+        return self.files.storage
+
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
         """By its field id."""
         number = str(column.field_id).encode()
@@ -150,7 +155,7 @@ class PositionFiles:
         A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
         """
         deletes = dict.fromkeys(path for file in files for path in file.deletes)
-        found = self.files.storage.each(partial(self._deleted_by, files, starts), [*deletes])
+        found = self.storage.each(partial(self._deleted_by, files, starts), [*deletes])
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
@@ -158,7 +163,7 @@ class PositionFiles:
         paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
         found = [np.empty(0, np.int64)]
         with (
-            self.files.storage.reading(deletes) as source,
+            self.storage.reading(deletes) as source,
             pq.ParquetFile(source, pre_buffer=True, read_dictionary=["file_path"]) as parquet,
         ):
             for chunk in parquet.read(columns=["file_path", "pos"]).to_batches():

@@ -88,7 +88,7 @@ def _written(
     given = in_session(frame, session)
     cores = session.sparkContext.defaultParallelism
     groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
-    locate = LocateTask(groups, b"", rows.columns, marks, storage=rows.files.storage)
+    locate = LocateTask(groups, b"", rows.columns, marks)
     with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
         if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
             return _run(given.coalesce(1), SmallBatchTask(rows, locate))

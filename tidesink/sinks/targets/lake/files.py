@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -41,10 +41,6 @@ from tidesink.sinks.targets.lake.rows import (
     unpartitioned,
 )
 from tidesink.sinks.targets.lake.storage import LOCAL, Storage
-
-if TYPE_CHECKING:
-    pass
-
 
 # ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``, ``stale``: a bit for each of the batch's
 # keys, whether its stored row is replaced, or newer. ``stored``: values as an Arrow IPC stream.
@@ -166,6 +162,10 @@ class MarkedRows(NamedTuple):
 class Marks(Protocol):
     """How a format's files say which rows are deleted."""
 
+    @property
+    def storage(self) -> Storage:
+        """What opens the table's files."""
+
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
         """What a file of this schema calls a column; None where it has none."""
 
@@ -286,7 +286,6 @@ class LocateTask:
     marks: Marks
     rows_at_once: int = 4_000_000
     stored: tuple[FileColumn, ...] = ()
-    storage: Storage = LOCAL
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """A line for each file, of ``rows`` positions; one without a path for a group that has none."""
@@ -311,7 +310,7 @@ class LocateTask:
         marked, stored = list[MarkedRows](), _Stored(wanted.select(names))
         for some in _at_once(files, self.rows_at_once):
             starts = np.cumsum([0, *(file.rows for file in some)])
-            columns = self.storage.each(partial(self._read, keys), some)
+            columns = self.marks.storage.each(partial(self._read, keys), some)
             at = matched(pa.concat_tables(columns), stored.keys)
             at[self.marks.deleted(some, starts)] = -1
             here = MarkedRows(some, starts, np.flatnonzero(at >= 0))
@@ -335,7 +334,7 @@ class LocateTask:
     def _is_newer(self, rows: MarkedRows, ours: pa.ChunkedArray) -> Mask:
         """Whether the batch's positions are newer than those of these rows."""
         column = next(one for one in self.columns if one.source == SEQUENCE_COLUMN)
-        tables = self.storage.each(partial(self._read_rows, (column,)), [*rows.by_file()])
+        tables = self.marks.storage.each(partial(self._read_rows, (column,)), [*rows.by_file()])
         stored = pa.concat_tables(tables)[column.name]
         return newer(ours.combine_chunks(), stored.combine_chunks())
 
@@ -356,7 +355,7 @@ class LocateTask:
             FileRefusedError: it is not what the table says, or lacks a key column.
         """
         with (
-            self.storage.reading(file.path) as source,
+            self.marks.storage.reading(file.path) as source,
             pq.ParquetFile(source, pre_buffer=True, coerce_int96_timestamp_unit="us") as parquet,
         ):
             names = [self.marks.column_name(column, parquet.schema_arrow) for column in columns]
