@@ -66,9 +66,16 @@ def odd_rows() -> list[dict[str, Any]]:
     return [*rows, {"id": len(rows), **{column.name: None for column in TYPED}}]
 
 
-def moves(count: int) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-    """Upserts and deletes of batches with the keys (id, place): rows whose name changes move."""
+Rows = list[dict[str, Any]]
+
+
+def moves(count: int) -> Iterator[tuple[Rows, Rows, Rows]]:
+    """Upserts and deletes of batches with the keys (id, place), and the rows after each.
+
+    A row whose name changes moves to another partition.
+    """
     dice = random.Random(11)
+    stored = dict[tuple[int, str], dict[str, Any]]()
     for number in range(count):
         keys = dice.sample([(at, place) for at in range(6) for place in ("a b", "größe")], dice.randint(3, 9))
         gone = [{"id": at, "place": place} for at, place in keys if dice.random() < 0.4]
@@ -77,4 +84,7 @@ def moves(count: int) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any
             for at, place in keys
             if {"id": at, "place": place} not in gone
         ]
-        yield rows, gone
+        for key in gone:
+            stored.pop((key["id"], key["place"]), None)
+        stored |= {(one["id"], one["place"]): one for one in rows}
+        yield rows, gone, [stored[key] for key in sorted(stored)]
