@@ -212,7 +212,7 @@ def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:
         if refused is None:
             policy, retention = topic.compaction
             warnings.append(_COMPACTED.format(policy=policy, hours=retention / 3600))
-            warnings += [_LEFT_OUT] if config.source.protocol.startswith("debezium") else []
+            warnings += [_LEFT_OUT] if CODECS[config.source.protocol].leaves_out else []
     return dataclasses.replace(plan, warnings=tuple(warnings), problem=problem)
 
 

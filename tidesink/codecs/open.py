@@ -1,7 +1,7 @@
 """The protocols: ``CODECS`` says what is known of each, and a codec is loaded when it is first opened.
 
-What the config, the command line and the workers ask of a protocol stands here, so that a new one is a
-folder and an entry.
+What the config, the command line and the workers ask of a protocol stands here. CONTRIBUTING.md lists what
+else a new one needs.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ class Protocol:
 
     ``aliases``: its other names. ``registry``: its schemas are in a schema registry. ``tells_ddl``: its
     topics carry DDL to the worker. ``shares_topics``: a topic may hold several tables, which its messages
-    name; else it holds one. ``reads``: the settings of ``source`` that it takes and some other protocol
-    ignores (TiCDC tiflow c7b2588 and ticdc b813e76). ``writes``: the same of a target of type ``kafka``;
-    None: it is not written there.
+    name; else it holds one. ``leaves_out``: a row may lack values that did not change; text and binary
+    columns are written with ``PLACEHOLDER`` in their place. ``reads``: the settings of ``source`` that it
+    takes and some other protocol ignores (TiCDC tiflow c7b2588 and ticdc b813e76). ``writes``: the same of a
+    target of type ``kafka``; None: it is not written there.
     """
 
     open: Callable[[CodecParts], Codec]
@@ -84,6 +85,7 @@ class Protocol:
     registry: bool = False
     tells_ddl: bool = False
     shares_topics: bool = False
+    leaves_out: bool = False
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] | None = None
 
@@ -124,12 +126,14 @@ CODECS: Final[Mapping[str, Protocol]] = {
     "debezium-json": Protocol(
         _debezium_json,
         aliases=("debezium",),
+        leaves_out=True,
         reads=frozenset({"debezium", *_COMPRESSION}),
         writes=frozenset({"cluster_id", "debezium_disable_schema", "large_message_handle_compression"}),
     ),
     "debezium-avro": Protocol(
         _debezium_avro,
         registry=True,
+        leaves_out=True,
         reads=frozenset({"debezium", "schema_registry"}),
         writes=frozenset({*_AVRO, "cluster_id"}),
     ),
@@ -181,8 +185,9 @@ def open_codec(
 ) -> Codec:
     """The codec of a protocol, by any name in ``ALIASES``.
 
-    flat-avro takes ``registry`` and ``table_of_topic``, canal-json ``definitions`` and ``keys``. ``glue``
-    gives the schemas of flat-avro messages that AWS Glue frames.
+    flat-avro takes ``registry``, ``table_of_topic``, and ``glue`` for the schemas of messages that AWS Glue
+    frames; canal-json ``definitions`` and ``keys``; debezium-avro ``registry`` and ``definitions``;
+    debezium-json ``definitions``.
 
     Raises:
         ConfigError: an unknown protocol, or an Avro one without a registry.

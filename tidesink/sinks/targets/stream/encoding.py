@@ -286,7 +286,7 @@ class Encoder:
 
     def _placeholder(self, name: str, kept: tuple[str, ...]) -> Any:
         reader = row_of(self._schema.by_name[name].type).reader
-        if not self._protocol.startswith("debezium") or reader not in ("text", "binary"):
+        if not CODECS[self._protocol].leaves_out or reader not in ("text", "binary"):
             raise ValueNotStoredError(_KEPT.format(columns=", ".join(kept), protocol=self._protocol))
         return PLACEHOLDER if reader == "text" else PLACEHOLDER.encode()
 
@@ -354,9 +354,9 @@ class KafkaPreflight(PreflightChecks):
             topic=topic,
             registry=MemorySchemaRegistry(),
         )
-        if not config.source.protocol.startswith("debezium"):
+        if not CODECS[config.source.protocol].leaves_out:
             return PreflightResult()  # TiCDC's rows are whole, and its TRUNCATE is DDL
-        tells = settings.protocol.startswith("debezium")
+        tells = CODECS[settings.protocol].leaves_out
         omitted = () if tells else (Limit("left-out-values", _OMITTED),)
         return PreflightResult((Limit("truncate", _MAY_TRUNCATE), *omitted))
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
+from tidesink.codecs.open import CODECS
 from tidesink.config.targets import KafkaSettings
 from tidesink.errors import EncodeError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId
@@ -156,7 +157,8 @@ class KafkaTable(MessageTable):
         table = str(batch.shape.table)
         if batch.truncates:
             raise TargetError(NO_TRUNCATE, table=table)
-        check_kept(batch_frame(batch), batch, self._settings.protocol)
+        protocol = self._settings.protocol
+        check_kept(batch_frame(batch), batch, protocol, tells=CODECS[protocol].leaves_out)
         self._topics.check(self._topic)
         delivery = Delivery(
             self._encode_as(batch.shape),

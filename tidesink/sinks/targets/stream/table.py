@@ -409,7 +409,7 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
     return batch.frame.select(*message_columns(batch, batch.frame.columns))
 
 
-def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: bool = False) -> None:
+def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: bool) -> None:
     """Refuse values that the source left out where no message can say so; nothing was sent.
 
     ``tells``: the protocol has a word for them, unless the row is not the one that was stored.
@@ -419,7 +419,6 @@ def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: b
     """
     if not batch.keeps or batch.frame is None:
         return
-    tells = tells or protocol.startswith("debezium")
     omitted = batch.frame.where(f"size(_kept) > 0{' AND _after_delete' if tells else ''}")
     places = [name for name in PLACE_COLUMNS if name in frame.columns]
     row = omitted.select("_kept", *places).first()
