@@ -37,7 +37,7 @@ from tidesink.sinks.targets.delta.log import (
 )
 from tidesink.sinks.targets.delta.schema import GENERATED, columns_of
 from tidesink.sinks.targets.lake.batches import (
-    CODECS,
+    COMPRESSIONS,
     RANGES,
     BatchCounts,
     batch_reason,
@@ -219,7 +219,7 @@ class FileWriter:
         text = str(transaction.metadata().schema().json())
         fields = {field["name"]: field for field in json.loads(text)["fields"]}
         present = columns_of(text)
-        codec = CODECS.get(str(self.session.conf.get(_COMPRESSION, "snappy")).lower())
+        codec = COMPRESSIONS.get(str(self.session.conf.get(_COMPRESSION, "snappy")).lower())
         reason = columns_reason(batch, present) or _table_reason(transaction, fields, present)
         if reason is None and codec is None:
             reason = f"files are compressed by {self.session.conf.get(_COMPRESSION)}"

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, cast
 
 import structlog
@@ -44,10 +44,8 @@ from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
-from tidesink.sinks.targets.lake.batches import LakePreflight, merged_words
-from tidesink.sinks.targets.lake.files import FileRefusedError, NotAsFilesError
+from tidesink.sinks.targets.lake.batches import FilesOrMerge, LakePreflight
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of
-from tidesink.sinks.targets.lake.storage import StorageError
 from tidesink.sinks.targets.lake.tables import (
     long_names_refused,
     open_session,
@@ -245,9 +243,7 @@ class DeltaTable(DeltaColumns):
         self._turns = Turns(path, shape.shard)
         self._compaction = Compaction(session, self._log, self.location)
         self._files = FileWriter(session, self._log, shape.source)
-        self._merged_for: str | None = None
-        # Files of the table that were refused: to try again would write the batch's rows for nothing.
-        self._refused: dict[str, str] = {}
+        self._files_or_merge = FilesOrMerge(shape.source, _log)
         self._held: Entry | None = None
         self._seen = -1
         self._evolving = False
@@ -397,23 +393,11 @@ class DeltaTable(DeltaColumns):
         """Write and commit a batch as files; False where it is to be merged by MERGE."""
         for _ in range(_ATTEMPTS):
             plan = self._files.plan(batch, progress)
-            if isinstance(plan, FilePlan):
-                plan = next((self._refused[f.path] for f in plan.files if f.path in self._refused), plan)
-            if isinstance(plan, FilePlan):
-                try:
-                    if self._committed_files(batch, progress, plan):
-                        return True
-                    continue
-                except FileRefusedError as exc:
-                    plan = self._refused[str(exc.context["url"])] = exc.message
-                except NotAsFilesError as exc:
-                    plan = exc.message
-                except StorageError as exc:
-                    plan = plan.rows.files.storage.leave(exc)
-            if plan != self._merged_for:
-                _log.info(merged_words(batch), table=str(self._table), reason=plan)
-            self._merged_for = plan
-            return False
+            done = self._files_or_merge.write(batch, plan, partial(self._committed_files, batch, progress))
+            if isinstance(done, str):
+                return False
+            if done:
+                return True
         raise TransientTargetError(
             "others kept committing while the batch was written; nothing of it was", table=str(self._table)
         )

@@ -27,7 +27,7 @@ from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyResult, ReducedBat
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, reading_error, staging_error
 from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec, is_known
 from tidesink.sinks.targets.lake.batches import (
-    CODECS,
+    COMPRESSIONS,
     RANGES,
     BatchCounts,
     batch_reason,
@@ -458,7 +458,7 @@ def _words(text: str) -> str:
 
 def _codec(state: TableState) -> str | None:
     """What compresses new files, in Arrow's words; None where it is none of ours."""
-    return CODECS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
+    return COMPRESSIONS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
 
 
 def _new_files(state: TableState, progress: Progress, storage: Storage) -> NewFiles:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
@@ -36,9 +37,7 @@ from tidesink.sinks.targets.iceberg.jvm import JvmTable, reading_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
-from tidesink.sinks.targets.lake.batches import merged_words
-from tidesink.sinks.targets.lake.files import FileRefusedError, NotAsFilesError
-from tidesink.sinks.targets.lake.storage import StorageError
+from tidesink.sinks.targets.lake.batches import FilesOrMerge
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
@@ -196,9 +195,7 @@ class IcebergTable(IcebergColumns):
         self._shard = shard_of(shape, self._table, self._ledger, self._holder)
         self._staging = Staging(session, self._table, self._holder, shape.source)
         self._files = FileWriter(session, self._table, shape.source)
-        self._merged_for: str | None = None
-        # Files of the table that were refused: to try again would write the batch's rows for nothing.
-        self._refused: dict[str, str] = {}
+        self._files_or_merge = FilesOrMerge(shape.source, _log)
         self._maintenance = Maintenance(session, self._table)
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
@@ -302,21 +299,8 @@ class IcebergTable(IcebergColumns):
         if batch.empty or batch.truncates:
             return self._merged(batch, progress)
         plan = self._files.plan(batch, progress, self._holder.current())
-        if isinstance(plan, FilePlan):
-            storage = plan.rows.files.storage
-            refused = [file.path for file in plan.files if file.path in self._refused]
-            try:
-                if not refused:
-                    return self._written(batch, progress, plan)
-                plan = self._refused[refused[0]]
-            except FileRefusedError as exc:
-                plan = self._refused[str(exc.context["url"])] = exc.message
-            except NotAsFilesError as exc:
-                plan = exc.message
-            except StorageError as exc:
-                plan = storage.leave(exc)
-        self._log_merge(merged_words(batch), plan)
-        return self._merged(batch, progress)
+        done = self._files_or_merge.write(batch, plan, partial(self._written, batch, progress))
+        return self._merged(batch, progress) if isinstance(done, str) else done
 
     def _written(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> ApplyResult | None:
         """Write a batch as files, and publish their snapshot."""
@@ -346,12 +330,6 @@ class IcebergTable(IcebergColumns):
             return None
         self._maintenance.run_if_due(self._table.state())
         return result
-
-    def _log_merge(self, words: str, reason: str) -> None:
-        """Say why batches are not files, once as long as it stays so."""
-        if reason != self._merged_for:
-            _log.info(words, table=str(self._name), reason=reason)
-        self._merged_for = reason
 
     def _take_order(self, batch: ReducedBatch) -> None:
         """Give the table the columns of the order its rows come in, once; refuse the way back."""

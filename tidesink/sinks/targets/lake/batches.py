@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 
+import structlog
+
+from tidesink.codecs.open import CODECS
 from tidesink.errors import AccountingError, TidesinkError
+from tidesink.events import TableId
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -22,9 +26,11 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.lake.files import (
     FILE_DDL,
     DataFile,
+    FileRefusedError,
     KeysTask,
     LocateTask,
     Marks,
+    NotAsFilesError,
     RowsTask,
     SmallBatchTask,
     WrittenFile,
@@ -33,6 +39,7 @@ from tidesink.sinks.targets.lake.files import (
     locating,
     stream_of,
 )
+from tidesink.sinks.targets.lake.storage import StorageError
 from tidesink.sinks.targets.lake.tables import SMALL_BATCH, arrow_batches_of_rows
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
@@ -49,7 +56,7 @@ _MOST_KEYS: Final = 2_000_000
 # A task that locates keys reads those of about so many rows.
 _ROWS_A_TASK: Final = 500_000
 # Names of what compresses Parquet files, with Arrow's.
-CODECS: Final[Mapping[str, str]] = {
+COMPRESSIONS: Final[Mapping[str, str]] = {
     "zstd": "zstd",
     "snappy": "snappy",
     "gzip": "gzip",
@@ -144,6 +151,56 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
 # Where a batch goes. Each gives the reason for a MERGE.
 
 
+class FilePlan(Protocol):
+    """What a format plans for a batch that can be files: what its tasks write, and the table's files."""
+
+    @property
+    def rows(self) -> RowsTask:
+        """What the tasks write."""
+
+    @property
+    def files(self) -> Sequence[DataFile]:
+        """The table's, of which the batch may replace rows."""
+
+
+Plan = TypeVar("Plan", bound=FilePlan)
+Done = TypeVar("Done")
+
+
+class FilesOrMerge:
+    """Whether a table's batches are files or left to Spark; the log says why, once as long as it stays so."""
+
+    def __init__(self, table: TableId, log: structlog.stdlib.BoundLogger) -> None:
+        self._table, self._log = table, log
+        self._reason: str | None = None
+        # Files of the table that were refused: to try again would write the batch's rows for nothing.
+        self._refused: dict[str, str] = {}
+
+    def write(self, batch: ReducedBatch, plan: Plan | str, write: Callable[[Plan], Done]) -> Done | str:
+        """What writing a batch as planned gave; as text, the reason for a MERGE. A plan can be one."""
+        done = plan if isinstance(plan, str) else self._tried(plan, write)
+        if isinstance(done, str) and done != self._reason:
+            how = "inserted by Spark" if batch.mode == "append" else "merged by MERGE"
+            self._log.info(f"batches are {how}", table=str(self._table), reason=done)
+            self._reason = done
+        return done
+
+    def _tried(self, plan: Plan, write: Callable[[Plan], Done]) -> Done | str:
+        refused = (self._refused[file.path] for file in plan.files if file.path in self._refused)
+        reason = next(refused, None)
+        if reason is not None:
+            return reason
+        try:
+            return write(plan)
+        except FileRefusedError as exc:
+            self._refused[str(exc.context["url"])] = exc.message
+            return exc.message
+        except NotAsFilesError as exc:
+            return exc.message
+        except StorageError as exc:
+            return plan.rows.files.storage.leave(exc)
+
+
 def batch_reason(batch: ReducedBatch) -> str | None:
     """Why a batch is merged by MERGE, whatever the table; None where it need not be."""
     reasons = {
@@ -156,11 +213,6 @@ def batch_reason(batch: ReducedBatch) -> str | None:
         and batch.upserts + batch.deletes > _MOST_KEYS,
     }
     return next((text for text, holds in reasons.items() if holds), None)
-
-
-def merged_words(batch: ReducedBatch) -> str:
-    """What the log says of batches that are not written as files."""
-    return "batches are inserted by Spark" if batch.mode == "append" else "batches are merged by MERGE"
 
 
 def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
@@ -228,7 +280,7 @@ class LakePreflight(PreflightChecks):
         settings = config.table_config(shape.source)
         if settings.mode == "history":
             yield Limit("merge", _MERGED.format("batches in mode: history"))
-        if settings.sequence_by == "source" and config.source.protocol.startswith("debezium"):
+        if settings.sequence_by == "source" and CODECS[config.source.protocol].leaves_out:
             what = "batches in the source's order with values that the source left out"
             yield Limit("merge", _MERGED.format(what))
         floats = tuple(column.name for column in shape.key_columns if column.spark in _FLOATS)
