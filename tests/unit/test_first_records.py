@@ -10,7 +10,6 @@ import pytest
 
 from tidesink.errors import SourceError
 from tidesink.events import TableId
-from tidesink.sinks.kafka.first_records import FirstRecords
 from tidesink.sinks.kafka.offsets import (
     NO_ID,
     FirstRecord,
@@ -21,6 +20,7 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.state.progress import PartitionProgress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.continuity import FirstRecords
 
 
 @pytest.fixture
