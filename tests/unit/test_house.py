@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,8 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MOST_LINES: Final = 700
+FEWEST_LINES: Final = 100
+MOST_MODULES: Final = 25
 MOST_FUNCTION_LINES: Final = 40
 MOST_INIT_LINES: Final = 60
 MOST_SCRIPT_LINES: Final = 60
@@ -25,6 +28,12 @@ REFUSED_NAMES: Final = {
     "common",
     "misc",
     "manager",
+}
+# An old name of a module; what executors load alone.
+SMALL: Final = {
+    "tidesink/sinks/session.py",
+    "tidesink/sinks/spark/daemon.py",
+    "tidesink/sinks/spark/payloads.py",
 }
 ROOMS: Final = ("tidesink", "tests", "benchmarks", "scripts")
 
@@ -58,6 +67,16 @@ def test_the_house_is_seen() -> None:
 def test_files_stay_readable(path: Path) -> None:
     most = MOST_INIT_LINES if path.name == "__init__.py" else MOST_LINES
     assert _lines(path) <= most
+
+
+def test_a_topic_is_one_module() -> None:
+    modules = [path for path in PACKAGE_FILES if path.name != "__init__.py"]
+    assert {_name(path) for path in modules if _lines(path) < FEWEST_LINES} == SMALL
+
+
+def test_folders_can_be_looked_through() -> None:
+    counts = Counter(_name(path.parent) for path in PACKAGE_FILES)
+    assert {name: count for name, count in counts.items() if count > MOST_MODULES} == {}
 
 
 def test_scripts_are_small() -> None:
