@@ -58,11 +58,11 @@ class _Batches:
 
 
 class _Shop:
-    """Canal-json tables, each with a topic of its own, a first row and a first watermark."""
+    """Canal-json tables with a first row and a first watermark, in topics of their own or all in one."""
 
-    def __init__(self, folder: Path, servers: Servers, names: list[str]) -> None:
+    def __init__(self, folder: Path, servers: Servers, names: list[str], *, shares: bool = False) -> None:
         self._folder, self._servers = folder, servers
-        self._topics = {name: f"{servers['prefix']}shop_{name}" for name in names}
+        self._topics = {name: f"{servers['prefix']}shop_{'all' if shares else name}" for name in names}
         create_topics(servers["brokers"], dict.fromkeys(self._topics.values(), PARTITIONS))
         self._producer = Producer({"bootstrap.servers": servers["brokers"]})
         self._codec = open_codec("canal-json", options=OPTIONS)
@@ -84,7 +84,7 @@ class _Shop:
     def watermarks(self) -> None:
         """Write one into each partition, as TiCDC does each second."""
         self._time += 1000 << 18
-        for topic in self._topics.values():
+        for topic in {*self._topics.values()}:
             for partition in range(PARTITIONS):
                 self._write(WatermarkEvent(self._time, Position(topic, 0, 0)), topic, partition)
         assert self._producer.flush(120) == 0
@@ -116,7 +116,7 @@ class _Shop:
         source = {
             "brokers": self._servers["brokers"],
             "protocol": "canal-json",
-            "topics": [*self._topics.values()],
+            "topics": [*dict.fromkeys(self._topics.values())],
             "enable-tidb-extension": True,
         }
         target = {"type": "http", "url": f"{url}/{{schema}}/{{table}}"}
@@ -198,3 +198,47 @@ def test_watermarks_alone_are_read_in_the_end(spark: SparkSession, tmp_path: Pat
         shop.row("first")
         again = run(config, until="drained")
     assert [(table.counters["applied"], table.lag) for table in again.tables] == [(1, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(300, marks=FULL)])
+def test_rows_of_one_table_cost_the_others_of_its_topic_no_batches(
+    spark: SparkSession, tmp_path: Path, servers: Servers, count: int
+) -> None:
+    idle = [f"idle{number}" for number in range(count)]
+    shop, batches = _Shop(tmp_path, servers, [*idle, "busy"], shares=True), _Batches()
+    meanwhile = Counter[str]()
+
+    def steps() -> None:
+        batches.wait_for(lambda of: len(of) == count + 1)
+        before = batches.of.copy()
+        for turn in range(1, TURNS + 1):
+            shop.row("busy")
+            batches.wait_for(lambda of, turn=turn: of["busy"] >= before["busy"] + turn)
+        shop.row(idle[0])  # behind what it has let go by
+        batches.wait_for(lambda of: of[idle[0]] == before[idle[0]] + 1)
+        meanwhile.update(batches.of - before)
+
+    with http_receiver() as receiver, shop.watermarks_every(1.0):
+        config = shop.config(receiver.url, **{"watermark-interval": "1h"})
+        report = _run_beside(config, batches, steps)
+        assert {table.state for table in report.tables} <= {"IDLE", "RUNNING"}
+        assert meanwhile == {"busy": TURNS, idle[0]: 1}
+        # What went by is read again, and holds nothing for the others then either.
+        left = run(config, until="drained")
+    assert [(table.counters["applied"], table.lag) for table in left.tables] == [(0, 0)] * (count + 1)
+
+
+def test_tables_commit_in_the_end_how_far_they_have_come(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    """Records expire one day, of whichever table they were."""
+    shop, batches = _Shop(tmp_path, servers, ["busy", "first", "second"], shares=True), _Batches()
+
+    def steps() -> None:
+        batches.wait_for(lambda of: len(of) == 3)
+        before = batches.of.copy()
+        shop.row("busy")
+        batches.wait_for(lambda of: all(of[name] > before[name] for name in ("first", "second")))
+
+    with http_receiver() as receiver:
+        _run_beside(shop.config(receiver.url, **{"watermark-interval": "3s"}), batches, steps)

@@ -119,6 +119,7 @@ def test_each_table_is_given_its_records_and_those_without_a_name() -> None:
     assert {row["named"]: row["strangers"] for row in rows if row["strangers"]} == {
         full_name(TableId("s", "x")): 1
     }
+    assert sum(row["watermarks"] for row in rows) == 0
     assert _worked(rows, T) == ["[(2, 2), (2, 0), (2, 3), (2, 4), (2, 7)]"]
     assert _worked(rows, U) == ["[(2, 2), (2, 1), (2, 4), (2, 5)]"]
     assert table_of(full_name(T)) == T

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from tests.decoded_batches import as_records
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.scan import (
     TableNames,
     census,
@@ -12,7 +16,7 @@ from tidesink.codecs.canal_json.scan import (
     row_forms,
 )
 from tidesink.codecs.compression import Compression, compressed
-from tidesink.events import Message, TableId
+from tidesink.events import Message, Position, TableId, WatermarkEvent
 
 T, U, X = (TableId("s", name) for name in "tux")
 RECORD = '{{"id":0,"database":"s","table":"{}","isDdl":false,"type":"INSERT","data":[{{"id":"1"}}]}}'
@@ -53,7 +57,28 @@ def test_records_are_told_apart() -> None:
     ]
     assert named[len(NAMED) :] == ['a"b', "é" * 64]
     assert tuple(at for at, one in enumerate(found.strangers.tolist()) if one) == STRANGERS
+    assert not found.watermarks.any()
     assert found.own(T).tolist() == [name in (None, "t") for name in named]
+
+
+def test_watermarks_are_known_by_the_form_that_ticdc_writes() -> None:
+    """Any other is the codec's to judge: it may be a bad record."""
+    codec = open_codec("canal-json", options=CodecOptions(enable_tidb_extension=True))
+    written = codec.encode(WatermarkEvent(470609003012161536, Position("cdc", 0, 0)), topic="cdc")
+    assert written is not None
+    whole = cast("bytes", written.value)
+    others = (
+        whole + b"\n" + whole,
+        whole[:-1],
+        whole.replace(b"470609003012161536", b"-1"),
+        whole.replace(b"470609003012161536", b"9" * 19),
+        whole.replace(b'"_tidb":{"watermarkTs":470609003012161536}', b'"_tidb":{}'),
+    )
+    values = (whole, compressed(whole, "lz4"), *others)
+    records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(values))
+    found = TableNames(frozenset({T}), 1 << 20).of(records)
+    assert found.codes.tolist() == [-1] * len(values)
+    assert found.watermarks.tolist() == [True, True, *[False] * len(others)]
 
 
 def test_a_damaged_record_that_names_a_known_table_is_its_alone() -> None:

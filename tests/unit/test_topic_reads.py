@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidesink.events import TableId
-from tidesink.sinks.batch.shared_reads import MOST_KEPT, Limits, PlannedRead, TopicReads
+from tidesink.sinks.batch.shared_reads import MOST_KEPT, Limits, PassedRecords, PlannedRead, TopicReads
 from tidesink.sinks.kafka.offsets import (
     OffsetRange,
     PartitionOffsets,
@@ -36,9 +36,10 @@ class _Records:
 class _Topic:
     """A topic of which tables read, and every range that was read together."""
 
-    def __init__(self, *tables: str, most: int = 1000) -> None:
+    def __init__(self, *tables: str, most: int = 1000, interval: float = 0.0) -> None:
+        self.now = 0.0
         self.kept: list[_Records] = []
-        self.reads: TopicReads[_Records] = TopicReads(self._keep)
+        self.reads: TopicReads[_Records] = TopicReads(self._keep, interval=interval, clock=lambda: self.now)
         self._limits = Limits(most, 2**40, RecordSize())
         for table in tables:
             self.reads.expect(_table(table))
@@ -228,3 +229,40 @@ def test_every_table_reads_every_offset_once(turns: list[tuple[str, bool, int]],
             at[name] = _ends(plan)
         topic.settle(name, at[name], away=fails)
     assert len(topic.open) <= MOST_KEPT + len(working)
+
+
+def test_one_read_each_interval_is_committed_by_all_its_tables() -> None:
+    topic, tables, starts = _Topic("a", "b", interval=60.0), ("a", "b"), (0, 5, 9, 12)
+    found = []
+    for start, end, now in zip(starts, (*starts[1:], 20), (1000.0, 1059.0, 1061.0, 1100.0), strict=True):
+        topic.now = now
+        found.append([topic.plan(table, {0: start}, {0: end}).commits for table in tables])
+        for table in tables:
+            topic.settle(table, {0: end})
+    assert found == [[True, True], [False, False], [True, True], [False, False]]
+
+
+def test_a_table_that_reads_for_itself_commits() -> None:
+    topic = _Topic("a", interval=60.0)
+    topic.plan("a", {0: 0}, {0: 5})
+    topic.settle("a", {0: 5})
+    found = topic.plan("a", {0: 5}, {0: 9})
+    assert (found.kept, found.commits) == (None, True)
+
+
+def test_records_that_went_by_are_committed_in_the_end() -> None:
+    now = [5.0]
+    passed = PassedRecords(60.0, clock=lambda: now[0])
+    committed = {0: 10, 1: 20}
+    passed.add([OffsetRange("t", 0, 10, 12), OffsetRange("t", 1, 20, 20)])
+    assert passed.behind(committed) == {0: 12, 1: 20}
+    now[0] = 60.0
+    passed.add([OffsetRange("t", 0, 12, 15), OffsetRange("t", 1, 20, 21)])
+    assert not passed.owe_commit
+    now[0] = 65.0
+    assert passed.owe_commit
+    passed.step_back()
+    assert passed.behind(committed) == {0: 14, 1: 21}
+    passed.clear()
+    assert not passed.owe_commit
+    assert passed.behind(committed) == committed

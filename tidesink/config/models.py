@@ -392,8 +392,8 @@ class BatchSettings(Model):
     poll_interval: PositiveDuration = 1.0
     """How often to look for new records when idle."""
     watermark_interval: PositiveDuration = 60.0
-    """How long watermarks alone wait in an idle table's topic before a batch reads them. Rows are read at
-    once, and so is a partition in which more than 1000 records wait."""
+    """How long a table goes without a commit where its topic has nothing for it but watermarks and rows of
+    other tables. Its own rows are read and committed at once."""
 
 
 class RetrySettings(Model):

@@ -437,6 +437,12 @@ _HEAD: Final = re.compile(rb'\{"id":0,"database":' + _TEXT + rb',"table":' + _TE
 _HEAD_BYTES: Final = 72
 _MOST_HEADS: Final = 10_000
 _WATERMARK: Final = "TIDB_WATERMARK"
+# As TiCDC writes it (tiflow c7b2588, ticdc b813e76); one that reads otherwise is left to the codec.
+_WATERMARK_FORM: Final = re.compile(
+    rb'\{"id":0,"database":"","table":"","pkNames":null,"isDdl":false,"type":"TIDB_WATERMARK","es":\d+,'
+    rb'"ts":\d+,"sql":"","sqlType":null,"mysqlType":null,"data":null,"old":null,'
+    rb'"_tidb":\{"watermarkTs":\d{1,18}\}\}'
+)
 _DDL_MARK: Final = '"isDdl":true'
 # Indices of records by their first bytes.
 _NO_TABLE: Final = -1
@@ -446,12 +452,14 @@ _TO_PARSE: Final = -2
 class NamedRecords(NamedTuple):
     """The table that each record names: ``codes`` are indices of ``tables``, -1 for what names none.
 
-    ``strangers``: which records are rows of tables that are not known.
+    ``strangers``: which records are rows of tables that are not known. ``watermarks``: which of those that
+    name none are watermarks for certain.
     """
 
     tables: tuple[TableId, ...]
     codes: Indices
     strangers: Mask
+    watermarks: Mask
 
     def own(self, table: TableId) -> Mask:
         """The records that are a table's: what names none is everybody's."""
@@ -477,13 +485,17 @@ class TableNames:
         # Of a table that is not known the whole record has to be sound.
         by_head = [_TO_PARSE if one is None else tables.get(one, _TO_PARSE) for one in named]
         codes = np.array([*by_head, _NO_TABLE], np.int64)[_indices(heads)]
-        strangers = np.zeros(len(codes), np.bool_)
+        strangers, watermarks = np.zeros((2, len(codes)), np.bool_)
         for at in np.flatnonzero(codes == _TO_PARSE).tolist():
-            parsed = _parsed(self._opened(values[at].as_py()))
+            value = self._opened(values[at].as_py())
+            if _WATERMARK_FORM.fullmatch(value):
+                codes[at], watermarks[at] = _NO_TABLE, True
+                continue
+            parsed = _parsed(value)
             table = _table_of(parsed)
             codes[at] = _NO_TABLE if table is None else tables.setdefault(table, len(tables))
             strangers[at] = table is not None and table not in self.known and _is_row(parsed)
-        return NamedRecords(tuple(tables), codes, strangers)
+        return NamedRecords(tuple(tables), codes, strangers, watermarks)
 
     def _in_head(self, head: bytes) -> TableId | None:
         if head not in self._heads:

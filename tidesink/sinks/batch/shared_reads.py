@@ -5,13 +5,17 @@ the same ranges: the first to come decides them, the records are read from Kafka
 last of these tables is done with them. A table that lags reads for itself, as far as the others have come;
 nobody waits for it.
 
+Records of a topic that hold nothing for a table can go by without a commit of it. One read each so often is
+committed by all tables that are at it, so that after a kill they stand at the same offsets again.
+
 Nothing here is remembered: after a kill the tables stand where their targets say.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -29,7 +33,7 @@ from tidesink.sinks.batch.record_frames import (
     full_name,
     table_of,
 )
-from tidesink.sinks.batch.source import KafkaSource, raise_first
+from tidesink.sinks.batch.source import KafkaSource, raise_first, translated_read_errors
 from tidesink.sinks.batch.tasks import MOST_BYTES, Work
 from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange
@@ -56,7 +60,7 @@ if TYPE_CHECKING:
 class Topics:
     """The memories of a pipeline's topics, made when asked for.
 
-    ``ask`` makes what asks the brokers, of confluent-kafka's properties.
+    ``ask`` makes what asks the brokers, of confluent-kafka's properties. ``interval``: as of ``TopicReads``.
     """
 
     def __init__(
@@ -65,10 +69,11 @@ class Topics:
         source: KafkaSource,
         store: StateStore,
         *,
+        interval: float = 0.0,
         ask: Callable[[Mapping[str, str]], KafkaOffsets] = KafkaOffsets,
     ) -> None:
         self._pipeline, self._source, self._store = pipeline, source, store
-        self._ask = ask
+        self._interval, self._ask = interval, ask
         self._offsets: KafkaOffsets | None = None
         self._lock = threading.Lock()
         self._ddl: dict[str, TopicDdl] = {}
@@ -115,7 +120,7 @@ class Topics:
             return KeptRead(self._source, tables, ranges, topic_id, size)
 
         with self._lock:
-            return self._reads.setdefault(topic, TopicReads(keep))
+            return self._reads.setdefault(topic, TopicReads(keep, interval=self._interval))
 
     def ends_now(self, found: TopicOffsets, properties: Callable[[], Mapping[str, str]]) -> TopicOffsets:
         """Where a topic ends by now; as it was found where it is gone, or was made again.
@@ -167,11 +172,15 @@ class Limits(NamedTuple):
 
 
 class PlannedRead(NamedTuple, Generic[K]):
-    """The offsets of one batch, and what is kept of them: None where the table reads for itself."""
+    """The offsets of one batch, and what is kept of them: None where the table reads for itself.
+
+    ``commits``: the table commits how far it has come, whatever the records hold.
+    """
 
     ranges: tuple[OffsetRange, ...]
     found: TopicOffsets
     kept: K | None
+    commits: bool = True
 
 
 @dataclass
@@ -199,6 +208,7 @@ class _Open(Generic[K]):
     found: TopicOffsets
     starts: Offsets
     kept: K
+    commits: bool
     users: set[TableId] = field(default_factory=set)
     closed: bool = False
 
@@ -207,10 +217,19 @@ class TopicReads(Generic[K]):
     """The reads of one topic. Used by the tasks of all its tables, from several threads.
 
     ``keep`` makes what is kept of ranges, under the topic's id; nothing is read before somebody asks for it.
+    ``interval``: seconds after which a read is again one that all its tables commit.
     """
 
-    def __init__(self, keep: Callable[[tuple[OffsetRange, ...], str, RecordSize], K]) -> None:
+    def __init__(
+        self,
+        keep: Callable[[tuple[OffsetRange, ...], str, RecordSize], K],
+        *,
+        interval: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._keep = keep
+        self._interval, self._clock = interval, clock
+        self._committed: float | None = None
         self._size = RecordSize()
         self._lock = threading.Lock()
         self._places: dict[TableId, _Place] = {}
@@ -241,7 +260,7 @@ class TopicReads(Generic[K]):
             joined.users.add(table)
             place.heading = _ends(joined.ranges)
             self._let_go()
-            return PlannedRead(joined.ranges, joined.found, joined.kept)
+            return PlannedRead(joined.ranges, joined.found, joined.kept, joined.commits)
 
     def settle(self, table: TableId, at: Offsets | None, *, away: bool) -> None:
         """A table is done with its batch, or failed, and stands where it says; None: where it stood."""
@@ -272,7 +291,11 @@ class TopicReads(Generic[K]):
         return plan_ranges(up_to(available, meeting), max_records=most)
 
     def _opened(self, ranges: tuple[OffsetRange, ...], found: TopicOffsets, starts: Offsets) -> _Open[K]:
-        read = _Open(ranges, found, starts, self._keep(ranges, found.topic_id, self._size))
+        now = self._clock()
+        commits = self._committed is None or now - self._committed >= self._interval
+        if commits:
+            self._committed = now
+        read = _Open(ranges, found, starts, self._keep(ranges, found.topic_id, self._size), commits)
         self._open.append(read)
         joinable = [one for one in self._open if not one.closed]
         for old in joinable[:-MOST_KEPT]:
@@ -316,6 +339,8 @@ class KeptRead:
         self._size = size
         self._lock = threading.Lock()
         self._frame: DataFrame | None = None
+        # The tables that are named, and whether something names none and is no watermark.
+        self._named, self._for_all = frozenset[str](), True
         self._failed: tuple[int, Exception | None] = (0, None)
 
     def frame(self, session: SparkSession) -> DataFrame:
@@ -333,6 +358,11 @@ class KeptRead:
             if self._frame is None:
                 self._frame = self._read_or_fail(session)
             return in_session(self._frame, session)
+
+    def concerns(self, table: TableId, session: SparkSession) -> bool:
+        """Whether something but watermarks is there for a table; reads and raises as ``frame``."""
+        self.frame(session)
+        return self._for_all or full_name(table) in self._named
 
     def _read_or_fail(self, session: SparkSession) -> DataFrame:
         try:
@@ -357,6 +387,10 @@ class KeptRead:
             raise_first(heads)
             # They get tasks of their own by their first row: a CREATE alone leaves nothing to apply.
             self._tables.add(sorted({table_of(head["named"]) for head in heads if head["strangers"]}))
+            self._named = frozenset(head["named"] for head in heads if head["named"] is not None)
+            self._for_all = any(
+                head["named"] is None and head["watermarks"] < head["records"] for head in heads
+            )
         except BaseException:
             _unpersist(frame)
             raise
@@ -365,12 +399,18 @@ class KeptRead:
 
 
 class TableRecords:
-    """One table's part of a kept read, in place of reading Kafka."""
+    """One table's part of a kept read, in place of reading Kafka; ``commits``: as of ``PlannedRead``."""
 
-    def __init__(self, kept: KeptRead, source: KafkaSource, table: TableId) -> None:
+    def __init__(self, kept: KeptRead, source: KafkaSource, table: TableId, *, commits: bool) -> None:
+        self.commits = commits
         self._kept = kept
         self._source = source
-        self._name = full_name(table)
+        self._table = table
+
+    def concern(self, session: SparkSession) -> bool:
+        """Whether the records hold anything for the table but watermarks; raises as a batch of them."""
+        with translated_read_errors(self._kept.ranges[0].topic):
+            return self._kept.concerns(self._table, session)
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """As ``KafkaSource.over``: of what names the table, and what names none.
@@ -380,9 +420,45 @@ class TableRecords:
         if tuple(ranges) != self._kept.ranges:
             return self._source.over(session, ranges, work, ddl)
         named = F.col("named")
-        mine = self._kept.frame(session).where(named.isNull() | (named == self._name))
+        mine = self._kept.frame(session).where(named.isNull() | (named == full_name(self._table)))
         rows = mine.select("partition", "payload", "error")
         return rows.mapInArrow(Reporting(StoredRanges(self._kept.ranges, work)), ddl)
+
+
+class PassedRecords:
+    """Records that held nothing for a table and went by without a commit of it.
+
+    After a kill they are read again. The table commits all the same within ``interval`` seconds, or it would
+    one day stand at records that expired.
+    """
+
+    def __init__(self, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval, self._clock = interval, clock
+        self._ends = dict[int, int]()
+        self._since = 0.0
+
+    @property
+    def owe_commit(self) -> bool:
+        """Whether the first of them went by as long ago as may be."""
+        return bool(self._ends) and self._clock() - self._since >= self._interval
+
+    def add(self, ranges: Iterable[OffsetRange]) -> None:
+        """Have records gone by."""
+        if not self._ends:
+            self._since = self._clock()
+        self._ends |= {part.partition: part.end for part in ranges if part.records}
+
+    def behind(self, committed: Mapping[int, int]) -> dict[int, int]:
+        """The next offset of each partition, of what is committed."""
+        return {number: max(at, self._ends.get(number, at)) for number, at in committed.items()}
+
+    def step_back(self) -> None:
+        """Have the last record read again, by a batch that commits how far the table has come."""
+        self._ends[next(iter(self._ends))] -= 1
+
+    def clear(self) -> None:
+        """The table stands where its target says."""
+        self._ends.clear()
 
 
 def _unpersist(frame: DataFrame) -> None:

@@ -220,6 +220,7 @@ class Worker:
         return (
             known is not None
             and table_task.state == "IDLE"
+            and not table_task.owes_commit
             and known[0] is seen.found.get(table_task.topic)
             and known[1] == self._requests.of(table_task.table)
         )
@@ -255,13 +256,13 @@ class Worker:
                 self._settled[table_task] = found.get(table_task.topic), asked
             elif table_task not in quiet:
                 ready.append(table_task)
-            elif self._is_due(table_task):
+            elif self._is_due(table_task) or table_task.owes_commit:
                 due.append(table_task)
             else:
                 table_task.rest()
         for table_task in self._fair(ready, due)[: self._context.config.batch.max_tables - len(self._busy)]:
             self._gave_overdue = table_task in due
-            work = partial(table_task.work, found.get(table_task.topic))
+            work = partial(table_task.work, found.get(table_task.topic), passes=not self._ends)
             self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
 
     def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
@@ -310,7 +311,7 @@ class Worker:
         choose = self._context.config.topics_among
         if whole or self._ends:
             return self._offsets.look(choose)
-        unread = {table_task.topic for table_task in self._table_tasks if table_task.unread}
+        unread = {table_task.topic for table_task in self._table_tasks if table_task.lag > 0}
         return self._offsets.look(choose, unread.__contains__)
 
     def _may_work(self, table_task: TableTask, seen: Look) -> bool:
@@ -325,11 +326,11 @@ class Worker:
         return table_task.has_work(found)
 
     def _fair(self, ready: list[TableTask], due: list[TableTask]) -> list[TableTask]:
-        """Those first which had the fewest turns; behind them those that have watermarks alone to read.
+        """Those first which had the fewest batches, of them who has most to read; watermarks alone come last.
 
         So that their positions advance all the same, one that is overdue comes first every second time.
         """
-        ready = sorted(ready, key=lambda table_task: table_task.batches)
+        ready = sorted(ready, key=lambda table_task: (table_task.batches, -table_task.lag))
         due = sorted(due, key=lambda table_task: -table_task.rested)
         if due and not self._gave_overdue and self._is_due(due[0], _MOST_INTERVALS):
             return [due[0], *ready, *due[1:]]
@@ -394,7 +395,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             config=config,
             spark=spark,
             source=source,
-            topics=Topics(config.pipeline, source, store),
+            topics=Topics(config.pipeline, source, store, interval=config.batch.watermark_interval),
             target=target_module(config.target).open_target(config, spark, store),
             store=store,
             dead_letters=cache(partial(dead_letters_of, config)),

@@ -26,8 +26,9 @@ from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, TableChan
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.batch.schema_changes import KnownColumns, pending_of
 from tidesink.sinks.batch.schema_source import Decoding
-from tidesink.sinks.batch.shared_reads import Limits, TableRecords
+from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
+from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
@@ -57,7 +58,7 @@ _TAKEN: Final = "another worker took this table, as its status says, and goes on
 
 
 class TableTask:
-    """The work of one table."""
+    """The work of one table. ``lag``: how many offsets of its topic it had to read by the last look."""
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
         self.topic = topic
@@ -70,6 +71,7 @@ class TableTask:
         self._session = context.spark.newSession()
         self._decoding: Decoding | None = None
         self._hold: Hold | None = None
+        self._passed = PassedRecords(context.config.batch.watermark_interval)
         self._size = RecordSize()
         self._added = AddedPartitions()
         self._tally = Tally()
@@ -79,7 +81,7 @@ class TableTask:
         self._pauses = Pauses(table)
         self._continuity = Continuity(context, topic, self._settings)
         self._compaction: Compaction | None = None
-        self._lag = 0
+        self.lag = 0
         self._ended = time.monotonic()
         self._reads = context.topics.reads(topic)
         if table.schema != UNKNOWN_SCHEMA:
@@ -88,9 +90,11 @@ class TableTask:
     def look(self, found: TopicOffsets | None) -> None:
         """Take note of how much is not known to be applied: of a table not opened yet, all of its topic."""
         if found is not None:
-            known = self._next_offsets()
-            ends = found.partitions.items()
-            self._lag = sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
+            ends, known = found.partitions.items(), self._next_offsets()
+            if self.owes_commit and all(known.get(n) == at.latest for n, at in ends):
+                self._passed.step_back()
+                known = self._next_offsets()
+            self.lag = sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
             self._compaction = found.compaction
             if found.compaction is not None and self._hold is not None:
                 batch, caught_up = self._hold.progress.batch, self._tally.caught_up
@@ -99,9 +103,9 @@ class TableTask:
                     self._change("IDLE", None)
 
     @property
-    def unread(self) -> bool:
-        """Whether something of the topic was not applied when it was last looked at."""
-        return self._lag > 0
+    def owes_commit(self) -> bool:
+        """Whether records went by without a commit for as long as they may."""
+        return self._passed.owe_commit
 
     def has_work(self, found: TopicOffsets | None) -> bool:
         """Whether there is something to read, or to say; costs nothing."""
@@ -112,7 +116,7 @@ class TableTask:
         progress = self._hold.progress.topics.get(self.topic)
         if progress is not None and is_other_topic(progress.topic_id, found.topic_id):
             return True
-        return self._lag > 0 or self.is_short(found)
+        return self.lag > 0 or self.is_short(found)
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
         """The next offset of each partition, where watermarks alone that wait there need no batch yet.
@@ -140,10 +144,13 @@ class TableTask:
         """Seconds since the last batch ended."""
         return time.monotonic() - self._ended
 
-    def work(self, found: TopicOffsets | None) -> None:
-        """Apply one batch, or become PAUSED or FAILING. Raises nothing a table can cause."""
+    def work(self, found: TopicOffsets | None, *, passes: bool = False) -> None:
+        """Apply one batch, or become PAUSED or FAILING. Raises nothing a table can cause.
+
+        ``passes``: records that hold nothing for the table may go by without a commit.
+        """
         try:
-            self._work(found)
+            self._work(found, passes=passes)
         except StopRequestedError:
             _log.debug("batch abandoned", table=str(self.table))
         except SchemaRefusedError as exc:
@@ -225,6 +232,7 @@ class TableTask:
         if self._hold is not None:
             self._hold.table.close()
             self._hold = None
+        self._passed.clear()
 
     def report(self) -> TableReport:
         """How the table stands."""
@@ -236,7 +244,7 @@ class TableTask:
             batch=progress.batch if progress else 0,
             batches=self.batches,
             commit_ts=progress.commit_ts if progress else None,
-            lag=self._lag,
+            lag=self.lag,
             counters=self._tally.run.as_counters(),
             zero_dates=self._tally.run_zero_dates,
             warnings=self._warnings(),
@@ -250,7 +258,7 @@ class TableTask:
         else:
             self._fail(self._refusal, passes=False)
 
-    def _work(self, found: TopicOffsets | None) -> None:
+    def _work(self, found: TopicOffsets | None, *, passes: bool) -> None:
         context = self._context
         retry = context.retry(self.table)
         opens = self._hold is None
@@ -276,6 +284,9 @@ class TableTask:
         plan, reader = self._plan(found)
         if plan.records == 0:
             self.rest()
+            return
+        if passes and progress is not None and self._is_for_others(reader):
+            self._passed.add(plan.ranges)
             return
         self._change("RUNNING", None)
         if self.state != "RUNNING":
@@ -319,8 +330,20 @@ class TableTask:
         limits = Limits(batch.max_records, batch.max_bytes, self._size)
         planned = self._reads.plan(self.table, available, found, limits=limits)
         source = self._context.source
-        reader = source if planned.kept is None else TableRecords(planned.kept, source, self.table)
-        return BatchPlan(planned.ranges, planned.found), reader
+        plan = BatchPlan(planned.ranges, planned.found)
+        if planned.kept is None:
+            return plan, source
+        return plan, TableRecords(planned.kept, source, self.table, commits=planned.commits)
+
+    def _is_for_others(self, reader: RecordReader) -> bool:
+        """Whether records that tables share hold nothing but watermarks for this one."""
+        if not isinstance(reader, TableRecords) or reader.commits:
+            return False
+
+        try:
+            return not self._context.retry(self.table).call(lambda: reader.concern(self._session))
+        except RangeTooLargeError:
+            return False  # the batch cuts its ranges
 
     def _sample(self, available: Sequence[OffsetRange]) -> None:
         """Learn what records weigh, where a guess would cut the first batch of a backlog short."""
@@ -346,7 +369,8 @@ class TableTask:
     def _next_offsets(self) -> dict[int, int]:
         """Where to read next, by partition; empty where nothing was ever applied."""
         progress = self._hold.progress.topics.get(self.topic) if self._hold else None
-        return {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
+        committed = {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
+        return self._passed.behind(committed)
 
     def _batch(self, plan: BatchPlan, reader: RecordReader) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
@@ -366,6 +390,7 @@ class TableTask:
         if outcome.account is not None and outcome.read is not None and self._hold is not None:
             self.batches += 1
             self._hold = replace(self._hold, progress=outcome.progress)
+            self._passed.clear()
             if self._hold.known is not None and self._decoding is not None:
                 self._hold.known.applied(self._decoding, outcome.progress)
             if self._tombstones is not None:
@@ -447,7 +472,7 @@ class TableTask:
             details={
                 "topic": self.topic,
                 PLACE: self._tally.place,
-                "lag": self._lag,
+                "lag": self.lag,
                 **passed(progress, self.topic, self._tally.filtered),
                 **shown_goal(self._context.config, self.table),
                 **self._tally.forgotten(self._tombstones),
