@@ -108,7 +108,7 @@ def test_what_kafkas_silence_stopped_is_not_looked_for_again(store: SqlStateStor
 
 def _task(batches: int, rested: float) -> TableTask:
     """A table that is up to date, which had some turns and has rested for so long."""
-    return cast("TableTask", SimpleNamespace(batches=batches, rested=rested))
+    return cast("TableTask", SimpleNamespace(batches=batches, rested=rested, lag=1))
 
 
 def test_watermarks_alone_wait_for_their_interval_and_behind_rows(store: SqlStateStore) -> None:
