@@ -46,7 +46,7 @@ def test_the_users_conf_wins_elsewhere_and_adds_to_javas_options() -> None:
 def test_one_jvm_compiles_with_c1_unless_the_user_has_options_of_their_own() -> None:
     name = "spark.driver.extraJavaOptions"
     usual = session_settings(master="local[*]", conf={})[name]
-    assert "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC" in usual
+    assert "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC" in usual
     for conf in ({name: "-XX:+UseG1GC"}, {name: ""}):
         given = session_settings(master="local[2]", conf=conf)[name]
         assert "Tiered" not in given

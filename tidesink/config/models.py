@@ -410,8 +410,8 @@ class SparkSettings(Model):
     """Where Spark runs."""
     conf: dict[str, SecretStr] = Field(default_factory=dict)
     """Spark settings; their values are never shown. On `local[...]` the JVM runs with
-    `-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -XX:GCTimeRatio=9`; `spark.driver.extraJavaOptions` replaces
-    them."""
+    `-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:GCTimeRatio=9`;
+    `spark.driver.extraJavaOptions` replaces them."""
 
     def conf_values(self) -> dict[str, str]:
         """``conf`` in plain text: never log it."""

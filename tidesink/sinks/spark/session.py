@@ -48,7 +48,11 @@ _log = structlog.get_logger("tidesink.spark")
 _JAVA_OPTIONS: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods"
 # The JVM of a local master, unless a user gives options of their own. What is left to it, MERGE and a table's
 # log, is over before C2's code pays for its compilation (docs/adr/0028-one-jvm.md).
-_LOCAL_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -XX:GCTimeRatio=9"
+# Without C2 Java keeps 48 MB for compiled code, and stops to compile where they are full: after some hundred
+# batches, each of which has classes of its own.
+_LOCAL_JAVA_OPTIONS: Final = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:GCTimeRatio=9"
+)
 
 # Values depend on these: a user's conf may repeat them and not change them.
 FIXED: Final[Mapping[str, str]] = {
