@@ -385,8 +385,8 @@ class BatchSettings(Model):
     """Records of one batch of one table, or of one read that tables of a topic share. A batch is as large as
     what waits, up to this and to `max-bytes`: a target commits one large batch sooner than two halves."""
     max_bytes: ByteSize = Field(default=256 * 2**20, ge=1, le=MOST_BYTES)
-    """Bytes of one batch of one table, or of one read that tables of a topic share, estimated from the size
-    of earlier records."""
+    """Bytes of one batch of one table as its tasks hold the decoded rows, estimated from earlier batches; of
+    a first batch, and of a read that tables of a topic share, bytes of the records."""
     max_tables: Count = Field(default=2, ge=1, le=MOST_TABLES)
     """Tables processed at once."""
     poll_interval: PositiveDuration = 1.0

@@ -54,11 +54,15 @@ _RECORDS_A_SHUFFLE_TASK: Final = 25_000
 
 
 class KafkaRead(NamedTuple):
-    """Records and bytes of keys and values that Kafka gave; ``strangers`` are of tables nobody knows."""
+    """Records and bytes of keys and values that Kafka gave; ``strangers`` are of tables nobody knows.
+
+    ``decoded``: the bytes that they took in the tasks' memory once they were decoded.
+    """
 
     records: int
     bytes: int
     strangers: int = 0
+    decoded: int = 0
 
 
 class RecordReader(Protocol):

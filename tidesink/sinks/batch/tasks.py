@@ -60,9 +60,11 @@ Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
 # Makes rows of a range and its records; travels to the tasks by pickle.
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
-    "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, strangers bigint, "
-    "hashes binary, summary binary, staged binary, payload binary, error binary"
+    "topic string, partition int, records bigint, bytes bigint, decoded bigint, row_codec_records bigint, "
+    "strangers bigint, hashes binary, summary binary, staged binary, payload binary, error binary"
 )
+# Columns of numbers, which are those of a range as a whole, in its first payload.
+_COUNTS: Final = ("records", "bytes", "decoded", "row_codec_records", "strangers")
 # A payload ends before either.
 _PAYLOAD_ROWS: Final = 50_000
 _PAYLOAD_BYTES: Final = 8 << 20
@@ -74,6 +76,7 @@ _PACKED: Final = pa.schema(
         ("partition", pa.int32()),
         ("records", pa.int64()),
         ("bytes", pa.int64()),
+        ("decoded", pa.int64()),
         ("row_codec_records", pa.int64()),
         ("strangers", pa.int64()),
         ("hashes", pa.binary()),
@@ -322,6 +325,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterato
     counts: dict[str, Any] = {
         "records": found.records,
         "bytes": found.bytes,
+        "decoded": found.nbytes,
         "row_codec_records": found.row_codec_records,
         "strangers": found.strangers,
         "hashes": hashes,
@@ -332,7 +336,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterato
         step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
         for at in range(0, part.num_rows, step):
             yield _packed_row(wanted, payload=ipc_stream(part.slice(at, step).combine_chunks()), **counts)
-            counts = dict.fromkeys(("records", "bytes", "row_codec_records", "strangers"), 0)
+            counts = dict.fromkeys(_COUNTS, 0)
     if not parts:
         yield _packed_row(wanted, **counts)
 

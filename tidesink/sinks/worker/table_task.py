@@ -396,7 +396,8 @@ class TableTask:
             if self._tombstones is not None:
                 self._tombstones.collect_if_due(outcome.progress, self.topic)
                 self._hold = replace(self._hold, horizon=self._tombstones.horizon)
-            self._size.learn(outcome.read.records, outcome.read.bytes)
+            # What stays in memory: a record with its schema is many times its row.
+            self._size.learn(outcome.read.records, outcome.read.decoded)
             self._tally.add(outcome)
             self._context.listeners.hear(applied_event(self.table, outcome))
         if outcome.pending:
