@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import SecretStr
 
 from tidesink import __version__
 from tidesink.cli import codec, dead_letters, dev, plan, registry, status, terminal
@@ -53,17 +54,19 @@ def run_worker(
         int | None, typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.")
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="The address to serve metrics on.")] = "127.0.0.1",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Spark's warnings too.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Run the worker. The exit code is 3 if a table is paused or failing at the end."""
     settings = chosen_config(config, config_option)
     if until is not None and batches is not None:
         raise ConfigError("--until and --batches exclude each other: keep one")
+    if verbose:
+        settings = _with_warnings_of_spark(settings)
     log_to_stderr(log)
     listeners = [_listener(log, settings), *_metrics(metrics_host, metrics_port)]
     from tidesink.sinks.worker.run import run
 
-    note(f"{settings.pipeline}: starting Spark")
     try:
         report = run(settings, until=until.value if until else None, batches=batches, listeners=listeners)
     except SourceUnavailableError as error:
@@ -74,6 +77,12 @@ def run_worker(
         show_report(report)
     if report.exit_code != terminal.DONE:
         raise typer.Exit(report.exit_code)
+
+
+def _with_warnings_of_spark(config: Config) -> Config:
+    """The config with Spark's warnings in the log, unless it has a level for that log itself."""
+    conf = {"spark.log.level": SecretStr("WARN"), **config.spark.conf}
+    return config.model_copy(update={"spark": config.spark.model_copy(update={"conf": conf})})
 
 
 def _listener(log: LogFormat, config: Config) -> Listener:

@@ -33,7 +33,14 @@ from rich.text import Text
 from tidesink.config import Config, load_config
 from tidesink.errors import ConfigError, SourceUnavailableError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, StepRetried, TableChanged, WorkerEvent
+from tidesink.sinks.batch.observers import (
+    BatchApplied,
+    BatchStarted,
+    StepRetried,
+    TableChanged,
+    Waiting,
+    WorkerEvent,
+)
 
 
 class OutputFormat(str, Enum):
@@ -291,6 +298,8 @@ class ProgressLines:
                 self._write(line)
 
     def _line(self, event: WorkerEvent) -> str | None:
+        if isinstance(event, Waiting):
+            return event.what
         if isinstance(event, BatchStarted):
             return f"{event.table}  batch {event.batch}: {event.records} records"
         if isinstance(event, BatchApplied):

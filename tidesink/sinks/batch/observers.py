@@ -18,6 +18,13 @@ _log = structlog.get_logger("tidesink.worker")
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """The worker starts, and waits for this: jars, Spark, Kafka's first answer."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class BatchStarted:
     """A batch is fixed: so many records between its offsets."""
 
@@ -60,7 +67,7 @@ class TableChanged:
     status: TableStatus
 
 
-WorkerEvent = BatchStarted | BatchApplied | StepRetried | TableChanged
+WorkerEvent = Waiting | BatchStarted | BatchApplied | StepRetried | TableChanged
 
 
 class Listener(Protocol):
@@ -91,6 +98,10 @@ class LogListener:
     def hear(self, event: WorkerEvent) -> None:
         """Log one event."""
         _LINES[type(event)](_log, event)
+
+
+def _waiting(log: Any, event: Waiting) -> None:
+    log.info(event.what)
 
 
 def _started(log: Any, event: BatchStarted) -> None:
@@ -131,6 +142,7 @@ def _changed(log: Any, event: TableChanged) -> None:
 
 
 _LINES: dict[type, Callable[[Any, Any], None]] = {
+    Waiting: _waiting,
     BatchStarted: _started,
     BatchApplied: _applied,
     StepRetried: _retried,
