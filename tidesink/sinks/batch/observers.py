@@ -26,11 +26,15 @@ class Waiting:
 
 @dataclass(frozen=True)
 class BatchStarted:
-    """A batch is fixed: so many records between its offsets."""
+    """A batch is fixed: so many records between its offsets.
+
+    ``left``: those of the topic that are behind them, as far as it was looked at.
+    """
 
     table: TableId
     batch: int
     records: int
+    left: int = 0
 
 
 @dataclass(frozen=True)
