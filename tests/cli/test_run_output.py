@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.cli.main import report_json, show_report
+from tests.unit.config_samples import FLAT_AVRO, changed, right
+from tidesink.cli.main import _with_warnings_of_spark, report_json, show_report
 from tidesink.cli.terminal import ProgressLines
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
@@ -16,6 +17,7 @@ from tidesink.sinks.batch.observers import (
     StepRetried,
     TableChanged,
     TableReport,
+    Waiting,
 )
 from tidesink.sinks.state.progress import TableStatus
 
@@ -71,6 +73,7 @@ def test_progress_is_a_line_a_step() -> None:
     reported: list[str] = []
     progress = ProgressLines(reported.append, brokers="b:1,c:2")
     failing = TableStatus("shop", ORDERS, "FAILING", error="SourceUnavailableError: x")
+    progress.hear(Waiting("starting Spark"))
     progress.hear(BatchStarted(ORDERS, 4, 10))
     progress.hear(BatchApplied(ORDERS, 4, Account(10, 6, 4), "v", None, seconds={"a": 1.0, "b": 0.5}))
     progress.hear(StepRetried(None, SourceUnavailableError("no answer"), 2.0))
@@ -78,8 +81,17 @@ def test_progress_is_a_line_a_step() -> None:
     progress.hear(TableChanged(failing))
     progress.hear(TableChanged(failing))
     assert reported == [
+        "starting Spark",
         "shop.orders  batch 4: 10 records",
         "shop.orders  batch 4: read 10, applied 6, superseded 4 in 1.5 s",
         "all tables  SourceUnavailableError: no answer (brokers b:1,c:2); again in 2.0 s",
         "shop.orders  FAILING: SourceUnavailableError: x",
     ]
+
+
+@pytest.mark.parametrize(("given", "level"), [({}, "WARN"), ({"spark.log.level": "INFO"}, "INFO")])
+def test_verbose_shows_spark_s_warnings_unless_the_config_has_a_level(
+    given: dict[str, str], level: str
+) -> None:
+    config = right(changed(FLAT_AVRO, spark__conf=given))
+    assert _with_warnings_of_spark(config).spark.conf_values() == {"spark.log.level": level}

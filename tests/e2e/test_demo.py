@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -89,6 +90,13 @@ def _run_demo(directory: Path, *more: str) -> dict[str, Any]:
     with _demo(directory, "-o", "json", *more) as process:
         output, errors = process.communicate(timeout=_SECONDS)
         assert process.returncode == 0, errors.decode()[-4_000:] + output.decode()
+        # Every line is ours: nothing of Spark's.
+        lines = errors.decode().splitlines()
+        assert [one for one in lines if not re.match(r" *\d+\.\d s  ", one)] == []
+        waits = [
+            one for one in lines if one.endswith(("starting Spark", "asking Kafka where the topics end"))
+        ]
+        assert len(waits) == 2
         _assert_nothing_left(process.pid, directory)
     answer: dict[str, Any] = json.loads(output)
     return answer

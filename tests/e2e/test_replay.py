@@ -17,7 +17,7 @@ from tests.full import FULL
 from tests.recorder import Recorder
 from tidesink.config import load_config
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.batch.observers import BatchStarted, RunReport
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ def _check_accounts(
         assert table.lag == 0
         assert table.counters["read"] == produced[table.topic] == sum(b.account.read for b in batches)
         assert len(batches) == (1 if size is None else -(-produced[table.topic] // size))
+        done = 0
+        for begun in (one for one in recorder.events if isinstance(one, BatchStarted)):
+            if begun.table == table.table:
+                done += begun.records
+                assert done + begun.left == produced[table.topic]
 
 
 def test_the_lake_ends_as_tidb_held_it(

@@ -1,4 +1,4 @@
-"""A session starts with all of its settings, and shows none of them to other users."""
+"""A session starts with all of its settings, shows none of them to other users, and says nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.command_lines import command_lines_below
 from tests.sessions import SMALL_SPARK
@@ -75,3 +77,32 @@ def test_a_file_of_properties_beside_ours_is_refused() -> None:
     )
     assert "ConfigError: PYSPARK_SUBMIT_ARGS gives Spark a --properties-file" in done.stderr
     assert "spark-defaults.conf" in done.stderr
+
+
+# A session that logs at each level; what it prints besides is Spark's own.
+_LOGS = """
+import json, sys
+from tidesink.sinks.spark.session import build_session
+spark = build_session(master="local[1]", conf=json.load(sys.stdin), driver_memory="700m")
+spark.range(4).collect()
+log = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager.getLogger("a.Test")
+for level in ("error", "warn", "info"):
+    getattr(log, level)(f"logged as {level}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("conf", "logged"),
+    [({}, ["error"]), ({"spark.log.level": "WARN"}, ["error", "warn"])],
+)
+def test_errors_alone_are_shown_unless_more_is_asked_for(
+    kept_classes: bool, conf: dict[str, str], logged: list[str]
+) -> None:
+    given = json.dumps({**SMALL_SPARK, **conf})
+    done = subprocess.run(
+        [sys.executable, "-c", _LOGS], input=given, capture_output=True, text=True, check=True
+    )
+    lines = done.stderr.splitlines()
+    assert [line.split()[-1] for line in lines if " Test: logged as " in line] == logged
+    assert len(lines) == 1 or conf, done.stderr
+    assert done.stdout == ""

@@ -6,18 +6,21 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from tests.decoded_batches import as_records
 from tests.surroundings import no_fetch
 from tests.watched_lock import WatchedLock
 from tidesink.ddl.catalog import TableDefinitions, altered_tables, unapplied
 from tidesink.errors import SourceUnavailableError
-from tidesink.events import TableId
+from tidesink.events import Message, TableId
+from tidesink.sinks.batch import topic_ddl
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, _statement, applied
-from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:
@@ -109,8 +112,9 @@ class _ScriptedDdl(TopicDdl):
 
     topic: tuple[str, ...] = ()
 
-    def _read(self, _session: Any, start: int, end: int) -> list[DdlStatement]:
-        return [DdlStatement("s", sql, at) for at, sql in enumerate(self.topic)][start:end]
+    def _read(self, _session: Any, part: OffsetRange) -> tuple[list[DdlStatement], int]:
+        statements = [DdlStatement("s", sql, at) for at, sql in enumerate(self.topic)]
+        return statements[part.start : part.end], part.end
 
 
 @pytest.fixture
@@ -214,14 +218,14 @@ class _SlowDdl(_ScriptedDdl):
         self.topic, self.reads = topic, 0
         self.begun, self.goes_on = threading.Event(), threading.Event()
 
-    def _read(self, session: Any, start: int, end: int) -> list[DdlStatement]:
+    def _read(self, session: Any, part: OffsetRange) -> tuple[list[DdlStatement], int]:
         self.reads += 1
         self.begun.set()
         assert self.goes_on.wait(240)
         failure, self.fails_once = self.fails_once or self.fails, None
         if failure is not None:
             raise failure
-        return super()._read(session, start, end)
+        return super()._read(session, part)
 
 
 class _Scanning(threading.Thread):
@@ -306,10 +310,11 @@ def test_a_tables_own_failure_is_no_other_tables(store: SqlStateStore) -> None:
 class _MadeAgain(_SlowDdl):
     """Its topic has other statements once it was made again."""
 
-    def _read(self, session: Any, start: int, end: int) -> list[DdlStatement]:
+    def _read(self, session: Any, part: OffsetRange) -> tuple[list[DdlStatement], int]:
         slow = not self.goes_on.is_set()
-        found = super()._read(session, start, end)
-        return found if slow else [DdlStatement("s", "create table t (id int primary key, n int)", 1)]
+        found = super()._read(session, part)
+        again = DdlStatement("s", "create table t (id int primary key, n int)", 1)
+        return found if slow else ([again], part.end)
 
 
 @pytest.mark.parametrize("by", ["scan", "recall"])
@@ -373,3 +378,69 @@ def test_a_time_that_cannot_be_is_said_and_orders_nothing(said: dict[str, Any]) 
     assert found is not None
     assert found.by_name["a"].type.name == "bigint"
     assert "c" in found.by_name, "what comes later is not taken for a statement sent again"
+
+
+class _Topic:
+    """A source whose partition 0 has a statement an offset; tasks read halves, in batches of two records."""
+
+    def __init__(self, *topic: str) -> None:
+        values = [json.dumps({"isDdl": True, "database": "s", "sql": sql}).encode() for sql in topic]
+        spelt = [value.replace(b'"isDdl": true', b'"isDdl":true') for value in values]
+        self.records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(spelt))
+        self.answers: list[int] = []
+        self.fails_at: int | None = None
+
+    def ask(self, _session: Any, ranges: list[OffsetRange], question: Any) -> list[Any]:
+        if len(self.answers) // 2 == self.fails_at:
+            raise SourceUnavailableError("silence")
+        (part,) = ranges
+        middle = part.start + part.records // 2
+        found = [question(self._batches(*ends)) for ends in ((part.start, middle), (middle, part.end))]
+        self.answers += [sum(map(len, one.values)) for one in found]
+        return found
+
+    def _batches(self, start: int, end: int) -> Iterator[Any]:
+        return (self.records.slice(at, min(2, end - at)) for at in range(start, end, 2))
+
+
+_SESSION: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+_COLUMNS = [f"c{at}" for at in range(23)]
+
+
+def _paged(
+    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch, fails_at: int | None = None
+) -> tuple[TopicDdl, _Topic]:
+    monkeypatch.setattr(topic_ddl, "_PAGE_BYTES", 800)
+    topic = _Topic(CREATE, *(f"ALTER TABLE t ADD COLUMN {name} INT" for name in _COLUMNS))
+    topic.fails_at = fails_at
+    return TopicDdl("cdc", pipeline="p", source=cast("KafkaSource", topic), store=store), topic
+
+
+def test_ddl_is_read_in_pages(store: SqlStateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    ddl, topic = _paged(store, monkeypatch)
+    assert ddl.scan(_SESSION, _ends(24))
+    found = ddl.get(T)
+    assert found is not None
+    assert [column.name for column in found.columns] == ["id", "a", "b", *_COLUMNS]
+    assert len(topic.answers) > 2
+    # No task gives more than its share and the batch that goes beyond it.
+    assert max(topic.answers) <= 400 + 2 * 100
+    assert not ddl.scan(_SESSION, _ends(24))
+
+
+def test_a_read_that_fails_goes_on_after_the_last_page(
+    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ddl, _ = _paged(store, monkeypatch, fails_at=2)
+    with pytest.raises(SourceUnavailableError):
+        ddl.scan(_SESSION, _ends(24))
+    again, _ = _paged(store, monkeypatch)
+    again.recall(_ends(24))
+    known = again.get(T)
+    assert known is not None
+    assert 3 < len(known.columns) < 26
+    assert again.scan(_SESSION, _ends(24))
+    found = again.get(T)
+    assert found is not None
+    assert [column.name for column in found.columns] == ["id", "a", "b", *_COLUMNS]
+    assert again.warnings(T) == ()

@@ -43,6 +43,31 @@ def test_the_users_conf_wins_elsewhere_and_adds_to_javas_options() -> None:
     assert "-DontCompileHugeMethods" in options
 
 
+_JAVA = "spark.driver.extraJavaOptions"
+
+
+@pytest.fixture
+def conf_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_spark_logs_by_our_configuration_unless_the_user_has_one(
+    conf_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def option(conf: dict[str, str]) -> bool:
+        return "spark/log4j2.properties" in session_settings(master="local[2]", conf=conf)[_JAVA]
+
+    (conf_directory / "log4j2.properties.template").touch()
+    assert option({_JAVA: "-Dx=1"})
+    assert not option({_JAVA: "-Dlog4j.configurationFile=mine.xml"})
+    with monkeypatch.context() as environment:
+        environment.setenv("LOG4J_CONFIGURATION_FILE", "mine.xml")
+        assert not option({})
+    (conf_directory / "log4j2.xml").touch()
+    assert not option({})
+
+
 def test_one_jvm_compiles_with_c1_unless_the_user_has_options_of_their_own() -> None:
     name = "spark.driver.extraJavaOptions"
     usual = session_settings(master="local[*]", conf={})[name]

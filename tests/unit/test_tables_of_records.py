@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
+import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records
@@ -104,9 +106,20 @@ def test_compressed_values_are_seen(kind: Compression) -> None:
     assert (found.tables, found.compression) == (frozenset(), kind)
 
 
+def _in_threes() -> Iterator[pa.RecordBatch]:
+    records = as_records(Message("cdc", 0, 50 + at, None, value) for at, value in enumerate(VALUES))
+    return (records.slice(at, 3) for at in range(0, len(records), 3))
+
+
 def test_values_that_may_be_ddl_come_in_their_order() -> None:
-    records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(VALUES))
-    assert marked_ddl(iter([records.slice(0, 12), records.slice(12)])) == list(VALUES[11:14])
+    assert marked_ddl(1 << 20, _in_threes()) == (list(VALUES[11:14]), None)
+
+
+def test_of_values_that_may_be_ddl_no_more_come_than_are_asked_for() -> None:
+    """The rest begins with the batch after the one that has the first too many."""
+    one = len(VALUES[11] or b"")
+    assert marked_ddl(one, _in_threes()) == (list(VALUES[11:12]), 62)
+    assert marked_ddl(one + 1, _in_threes()) == (list(VALUES[11:14]), 65)
 
 
 def _row(table: str, *names: str, types: str = "int") -> bytes:

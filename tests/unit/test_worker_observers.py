@@ -20,6 +20,7 @@ from tidesink.sinks.batch.observers import (
     StepRetried,
     TableChanged,
     TableReport,
+    Waiting,
     WorkerEvent,
 )
 from tidesink.sinks.batch.run import BatchOutcome
@@ -31,6 +32,7 @@ APPLIED = BatchApplied(
     TABLE, 7, Account(read=10, applied=6, superseded=4), "12", 42, bytes_read=1000, seconds={"read": 0.5}
 )
 EVENTS: list[WorkerEvent] = [
+    Waiting("starting Spark"),
     BatchStarted(TABLE, 7, 10),
     APPLIED,
     StepRetried(None, SourceUnavailableError("down"), 0.5),

@@ -6,10 +6,14 @@ The worker runs until it is stopped, or until there is nothing left to do.
 from __future__ import annotations
 
 import dataclasses
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import SecretStr
+from rich.console import Console
 
 from tidesink import __version__
 from tidesink.cli import codec, dead_letters, dev, plan, registry, status, terminal
@@ -21,6 +25,7 @@ from tidesink.cli.terminal import (
     LogFormat,
     Output,
     OutputFormat,
+    ProgressBars,
     ProgressLines,
     chosen_config,
     log_to_stderr,
@@ -53,21 +58,24 @@ def run_worker(
         int | None, typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.")
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="The address to serve metrics on.")] = "127.0.0.1",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Spark's warnings too.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Run the worker. The exit code is 3 if a table is paused or failing at the end."""
     settings = chosen_config(config, config_option)
     if until is not None and batches is not None:
         raise ConfigError("--until and --batches exclude each other: keep one")
-    log_to_stderr(log)
-    listeners = [_listener(log, settings), *_metrics(metrics_host, metrics_port)]
-    from tidesink.sinks.worker.run import run
+    if verbose:
+        settings = _with_warnings_of_spark(settings)
+    with _listening(log, until, settings) as listener:
+        log_to_stderr(log)
+        listeners = [listener, *_metrics(metrics_host, metrics_port)]
+        from tidesink.sinks.worker.run import run
 
-    note(f"{settings.pipeline}: starting Spark")
-    try:
-        report = run(settings, until=until.value if until else None, batches=batches, listeners=listeners)
-    except SourceUnavailableError as error:
-        raise error.with_context(brokers=settings.source.bootstrap_servers) from None
+        try:
+            report = run(settings, until=until.value if until else None, batches=batches, listeners=listeners)
+        except SourceUnavailableError as error:
+            raise error.with_context(brokers=settings.source.bootstrap_servers) from None
     if output is OutputFormat.JSON:
         write_json(report_json(report))
     else:
@@ -76,10 +84,21 @@ def run_worker(
         raise typer.Exit(report.exit_code)
 
 
-def _listener(log: LogFormat, config: Config) -> Listener:
+def _with_warnings_of_spark(config: Config) -> Config:
+    """The config with Spark's warnings in the log, unless it has a level for that log itself."""
+    conf = {"spark.log.level": SecretStr("WARN"), **config.spark.conf}
+    return config.model_copy(update={"spark": config.spark.model_copy(update={"conf": conf})})
+
+
+def _listening(log: LogFormat, until: Until | None, config: Config) -> AbstractContextManager[Listener]:
+    """Who shows the run's steps: bars need an end to reach, and a terminal."""
+    brokers = config.source.bootstrap_servers
     if log is LogFormat.JSON:
-        return LogListener()
-    return ProgressLines(note, brokers=config.source.bootstrap_servers)
+        return nullcontext(LogListener())
+    screen = Console(stderr=True)
+    if until is not None and sys.stderr.isatty() and not screen.is_dumb_terminal:
+        return ProgressBars(screen, brokers=brokers)
+    return nullcontext(ProgressLines(note, brokers=brokers))
 
 
 def _metrics(host: str, port: int | None) -> list[Listener]:

@@ -7,6 +7,7 @@ may continue from a backup.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -23,6 +24,7 @@ from tidesink.cli.terminal import (
     Output,
     OutputFormat,
     chosen_config,
+    show_again,
     show_table,
     write_json,
 )
@@ -52,17 +54,32 @@ def status(
             min=1, metavar="SECONDS", help="Only report whether the worker's loop ran within SECONDS."
         ),
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every 2 seconds, until Ctrl-C.")
+    ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show the state of each table. The exit code is 3 if a table is paused or failing.
 
     With --alive-within the exit code is 0 if the worker is alive and 1 if it is not, whatever the state of
-    its tables.
+    its tables. --watch refreshes in place on a terminal; elsewhere each status follows the last, as JSON a
+    line each.
     """
     settings = chosen_config(config, config_option)
+    if watch and alive_within is not None:
+        raise ConfigError("--watch and --alive-within exclude each other: keep one")
     if alive_within is not None:
         _show_life(settings, alive_within, output)
         return
+    if watch:
+        in_place = output is OutputFormat.TEXT and sys.stdout.isatty()
+        show_again(lambda: _show_status(settings, output), in_place=in_place)
+    if _show_status(settings, output):
+        raise typer.Exit(terminal.UNWELL)
+
+
+def _show_status(settings: Config, output: OutputFormat) -> bool:
+    """Show how the tables stand; whether one is unwell."""
     found = read_statuses(settings)
     if output is OutputFormat.JSON:
         write_json({**_pipeline_json(settings, found), "tables": [status_json(entry) for entry in found]})
@@ -71,8 +88,7 @@ def status(
         for table in _asked_to_rest(settings, found):
             typer.echo(f"{table}: asked to rest; it does after its batch, or when a worker runs")
         typer.echo(_worker_line(seconds_since_turn(settings), found))
-    if any(entry.state in UNWELL_STATES for entry in found):
-        raise typer.Exit(terminal.UNWELL)
+    return any(entry.state in UNWELL_STATES for entry in found)
 
 
 def _pipeline_json(config: Config, found: tuple[TableStatus, ...]) -> dict[str, Any]:

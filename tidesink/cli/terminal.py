@@ -15,25 +15,37 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from enum import Enum
+from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Final, ParamSpec, TypeVar
+from typing import Annotated, Any, Final, NoReturn, ParamSpec, TypeVar
 
 import orjson
 import structlog
 import typer
 from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions
-from rich.table import Table
+from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 from tidesink.config import Config, load_config
 from tidesink.errors import ConfigError, SourceUnavailableError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, StepRetried, TableChanged, WorkerEvent
+from tidesink.sinks.batch.observers import (
+    BatchApplied,
+    BatchStarted,
+    StepRetried,
+    TableChanged,
+    Waiting,
+    WorkerEvent,
+)
 
 
 class OutputFormat(str, Enum):
@@ -47,6 +59,11 @@ _FILE_WIDTH = 200
 _FOLDED_WIDTH = 16
 _GAP = 2  # rich pads each side of a cell by one
 _PADDING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
+_WATCH_SECONDS: Final = 2.0
+# Batches may take minutes: a rate is of the last few.
+_RATE_SECONDS: Final = 600.0
+# What a bar has beside its table: tens of millions of records fit.
+_BESIDE_NAMES: Final = 52
 
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")]
 
@@ -291,6 +308,8 @@ class ProgressLines:
                 self._write(line)
 
     def _line(self, event: WorkerEvent) -> str | None:
+        if isinstance(event, Waiting):
+            return event.what
         if isinstance(event, BatchStarted):
             return f"{event.table}  batch {event.batch}: {event.records} records"
         if isinstance(event, BatchApplied):
@@ -312,3 +331,82 @@ class ProgressLines:
         if before == (status.state, status.error) or status.state in ("RUNNING", "IDLE"):
             return None
         return f"{status.table}  {status.state}: {status.error}"
+
+
+class _Rate(ProgressColumn):
+    """Records a second."""
+
+    def render(self, task: Task) -> Text:
+        """Nothing before the first batch is applied."""
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f}/s" if speed else "", justify="right")
+
+
+class ProgressBars:
+    """Listens to the worker and shows a bar a table on a terminal, while it is open as a context.
+
+    A bar has the records (offsets of the topic) that this run applied, of those that it found, their rate and
+    the time that is left. What is no progress is written above the bars, as ``ProgressLines`` has it, and so
+    is what others write to stderr.
+    """
+
+    def __init__(self, screen: Console, *, brokers: str) -> None:
+        self._bars = Progress(
+            TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(no_wrap=True, max_width=max(16, screen.width - _BESIDE_NAMES)),
+            ),
+            BarColumn(bar_width=10),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}", justify="right"),
+            _Rate(),
+            TimeRemainingColumn(),
+            console=screen,
+            refresh_per_second=4,
+            speed_estimate_period=_RATE_SECONDS,
+        )
+        self._lines = ProgressLines(
+            lambda line: screen.print(line, markup=False, highlight=False, soft_wrap=True), brokers=brokers
+        )
+        self._bar_of: dict[TableId, TaskID] = {}
+        self._under_way: dict[TableId, int] = {}
+
+    def __enter__(self) -> ProgressBars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._bars.stop()
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Move the table's bar, or write a line."""
+        if isinstance(event, BatchStarted):
+            self._begin(event)
+        elif isinstance(event, BatchApplied):
+            self._bars.advance(self._bar_of[event.table], self._under_way[event.table])
+        else:
+            self._lines.hear(event)
+
+    def _begin(self, event: BatchStarted) -> None:
+        self._under_way[event.table] = event.records
+        bar = self._bar_of.get(event.table)
+        total = event.records + event.left
+        if bar is None:
+            bar = self._bar_of[event.table] = self._bars.add_task(str(event.table), total=total)
+        else:
+            self._bars.update(bar, total=self._bars.tasks[bar].completed + total)
+        # A rate is counted from here on: rich knows the moments of steps alone.
+        self._bars.advance(bar, 0)
+
+
+def show_again(show: Callable[[], object], *, in_place: bool) -> NoReturn:
+    """Show something every two seconds until Ctrl-C: in place, or one below the other."""
+    with Live(console=console(), auto_refresh=False) if in_place else nullcontext() as screen:
+        while True:
+            if screen is None:
+                show()
+            else:
+                with redirect_stdout(StringIO()) as shown:
+                    show()
+                screen.update(Text(shown.getvalue().rstrip("\n")), refresh=True)
+            time.sleep(_WATCH_SECONDS)

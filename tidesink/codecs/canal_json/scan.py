@@ -551,10 +551,28 @@ def census(records: Iterator[pa.RecordBatch]) -> Census:
     return Census(frozenset(found), compression)
 
 
-def marked_ddl(records: Iterator[pa.RecordBatch]) -> list[bytes]:
-    """The values that may be DDL events, in their order; a row with these bytes in a value is among them."""
-    columns = (batch.column("value") for batch in records)
-    return [value for one in columns for value in one.filter(pc.match_substring(one, _DDL_MARK)).to_pylist()]
+class MarkedDdl(NamedTuple):
+    """Values that may be DDL events, in their order; a row with these bytes in a value is among them.
+
+    ``end``: the offset from which on nothing was looked at; None where that is the end of the records.
+    """
+
+    values: list[bytes]
+    end: int | None
+
+
+def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
+    """The first values that may be DDL events: of no further batch once there are so many bytes of them."""
+    values: list[bytes] = []
+    size = 0
+    for batch in records:
+        if size >= most_bytes and len(batch):
+            return MarkedDdl(values, batch.column("offset")[0].as_py())
+        column = batch.column("value")
+        marked = column.filter(pc.match_substring(column, _DDL_MARK)).to_pylist()
+        values += marked
+        size += sum(map(len, marked))
+    return MarkedDdl(values, None)
 
 
 class RowWords(NamedTuple):

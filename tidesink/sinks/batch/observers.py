@@ -18,12 +18,23 @@ _log = structlog.get_logger("tidesink.worker")
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """The worker starts, and waits for this: jars, Spark, Kafka's first answer."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class BatchStarted:
-    """A batch is fixed: so many records between its offsets."""
+    """A batch is fixed: so many records between its offsets.
+
+    ``left``: those of the topic that are behind them, as far as it was looked at.
+    """
 
     table: TableId
     batch: int
     records: int
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ class TableChanged:
     status: TableStatus
 
 
-WorkerEvent = BatchStarted | BatchApplied | StepRetried | TableChanged
+WorkerEvent = Waiting | BatchStarted | BatchApplied | StepRetried | TableChanged
 
 
 class Listener(Protocol):
@@ -91,6 +102,10 @@ class LogListener:
     def hear(self, event: WorkerEvent) -> None:
         """Log one event."""
         _LINES[type(event)](_log, event)
+
+
+def _waiting(log: Any, event: Waiting) -> None:
+    log.info(event.what)
 
 
 def _started(log: Any, event: BatchStarted) -> None:
@@ -131,6 +146,7 @@ def _changed(log: Any, event: TableChanged) -> None:
 
 
 _LINES: dict[type, Callable[[Any, Any], None]] = {
+    Waiting: _waiting,
     BatchStarted: _started,
     BatchApplied: _applied,
     StepRetried: _retried,

@@ -1,15 +1,16 @@
 """What a canal-json topic says of itself: its tables, and their definitions by its DDL events.
 
 TiCDC writes DDL events to partition 0 alone (tiflow c7b2588, ticdc b813e76). They are read ahead of the
-rows, up to partition 0's end: a row on another partition can be read before the ALTER that gave it its
-columns. The state store remembers the definitions and how far they go; where it was lost, partition 0 is
-read again from its beginning.
+rows, up to partition 0's end, in pages: a row on another partition can be read before the ALTER that gave it
+its columns. The state store remembers the definitions and how far they go; where it was lost, partition 0
+is read again from its beginning.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -33,6 +34,9 @@ _KIND: Final = "topic-ddl"
 _SHOWN_SQL: Final = 200
 # The newest are kept: a topic whose tables are made and dropped every day has ever new ones.
 _MOST_WARNINGS: Final = 100
+# The DDL of one page, from all of its tasks together (each has a batch of records more), is collected to this
+# process.
+_PAGE_BYTES: Final = 64 << 20
 
 _REKEYED: Final = (
     "the rows of a table without a key have other row keys from here on, and no event reports that: if they "
@@ -103,11 +107,15 @@ def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | N
 
 
 class _Unread(NamedTuple):
-    """What of partition 0 was not read yet, and what was known when that was found."""
+    """What of partition 0 was not read yet, and what was known when that was found.
+
+    ``changed``: a page of this read changed a definition.
+    """
 
     part: OffsetRange
     definitions: TableDefinitions
     warnings: tuple[DdlWarning, ...]
+    changed: bool = False
 
 
 class TopicDdl:
@@ -181,7 +189,11 @@ class TopicDdl:
             if error is not None and failures != asked_at:
                 # One after the other would wait as long as that read did.
                 raise error
-            return self._take(self._read_or_fail(session, unread.part), found.topic_id, unread)
+            while True:
+                statements, end = self._read_or_fail(session, unread.part)
+                unread = self._take(statements, end, found.topic_id, unread)
+                if unread.part.records <= 0:
+                    return unread.changed
 
     def _left(self, found: TopicOffsets) -> _Unread | None:
         """What of partition 0 was not read yet."""
@@ -193,15 +205,15 @@ class TopicDdl:
             part = OffsetRange(self._topic, DDL_PARTITION, max(self._next, at.earliest), at.latest)
             return _Unread(part, self._definitions, self._warnings)
 
-    def _read_or_fail(self, session: SparkSession, part: OffsetRange) -> list[DdlStatement]:
+    def _read_or_fail(self, session: SparkSession, part: OffsetRange) -> tuple[list[DdlStatement], int]:
         try:
-            return self._read(session, part.start, part.end)
+            return self._read(session, part)
         except SourceError as exc:
             self._failed = self._failed[0] + 1, exc
             raise
 
-    def _take(self, statements: list[DdlStatement], topic_id: str, unread: _Unread) -> bool:
-        """Follow the statements; nobody else does meanwhile."""
+    def _take(self, statements: list[DdlStatement], end: int, topic_id: str, unread: _Unread) -> _Unread:
+        """Follow the statements, which go up to ``end``, nobody else does meanwhile; what is left then."""
         definitions = TableDefinitions.from_json(unread.definitions.to_json())
         before = definitions.version
         new = applied(definitions, statements, self._topic)
@@ -214,12 +226,13 @@ class TopicDdl:
                     topic=self._topic,
                 )
             # Stored before it is used here: a scan that is retried begins where this one did.
-            self._save(topic_id, definitions, warnings, unread.part.end)
-            self._definitions, self._warnings, self._next = definitions, warnings, unread.part.end
+            self._save(topic_id, definitions, warnings, end)
+            self._definitions, self._warnings, self._next = definitions, warnings, end
         for warning in warnings:
             if warning not in unread.warnings:
                 _log.warning("DDL to check", topic=self._topic, warning=warning.text)
-        return definitions.version != before
+        changed = unread.changed or definitions.version != before
+        return _Unread(unread.part._replace(start=end), definitions, warnings, changed)
 
     def _restore(self, found: TopicOffsets) -> None:
         if self._topic_id == found.topic_id:
@@ -257,12 +270,18 @@ class TopicDdl:
         }
         self._store.save_document(_KIND, self._name, document)
 
-    def _read(self, session: SparkSession, start: int, end: int) -> list[DdlStatement]:
-        part = OffsetRange(self._topic, DDL_PARTITION, start, end)
+    def _read(self, session: SparkSession, part: OffsetRange) -> tuple[list[DdlStatement], int]:
+        """A page: the first statements of the range, and the offset up to which they go."""
         if part.records <= 0:
-            return []
-        values = (value for found in self._source.ask(session, [part], marked_ddl) for value in found)
-        return [statement for value in values if (statement := _statement(value)) is not None]
+            return [], part.end
+        most = _PAGE_BYTES // session.sparkContext.defaultParallelism
+        statements: list[DdlStatement] = []
+        for found in self._source.ask(session, [part], partial(marked_ddl, most)):
+            statements += filter(None, map(_statement, found.values))
+            if found.end is not None:
+                # What later tasks found comes after what this one left.
+                return statements, found.end
+        return statements, part.end
 
 
 def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning:

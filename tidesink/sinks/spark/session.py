@@ -46,6 +46,7 @@ _log = structlog.get_logger("tidesink.spark")
 # The generated code of a wide table's MERGE is one method of more than 8,000 bytes of bytecode, which
 # HotSpot only interprets unless set otherwise.
 _JAVA_OPTIONS: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods"
+_LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 # The JVM of a local master, unless a user gives options of their own. What is left to it, MERGE and a table's
 # log, is over before C2's code pays for its compilation (docs/adr/0028-one-jvm.md).
 # Without C2 Java keeps 48 MB for compiled code, and stops to compile where they are full: after some hundred
@@ -104,13 +105,15 @@ def build_session(
     jars: Sequence[Path] | None = None,
     target: str | None = None,
     driver_memory: str = "2g",
-    log_level: str = "ERROR",
+    progress: Progress = silent,
 ) -> SparkSession:
     """A Spark session that writes Delta: the one of this process, which keeps its settings, or a new one.
 
     ``jars`` are the connector jars (default: those of the installed Spark, with what a ``target`` of this
     type needs besides, fetched when not yet here).
     On a cluster ``master`` is its URL and jars are shipped by Spark.
+    Spark logs errors alone, unless ``conf`` has a ``spark.log.level`` or the user a Log4j configuration.
+    ``progress`` hears what is waited for.
 
     Raises:
         ConfigError: pyspark is missing, or ``conf``, or the session that runs, has another value of a setting
@@ -122,15 +125,14 @@ def build_session(
     if running is not None:
         _check_settings(running)
         return running
-    # find_java passes over a JAVA_HOME that cannot run Spark, so what it found replaces it.
-    os.environ.update(spark_java_environment())
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Spark starts whatever python3 stands first on the PATH otherwise, without our packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    found = list(jars) if jars is not None else spark_connector_jars(target=target)
+    found = list(jars) if jars is not None else spark_connector_jars(target=target, progress=progress)
     settings |= _with_jars(found, settings, master=master)
     settings |= {"spark.app.name": app_name, "spark.master": master}
+    progress("starting Spark")
     _start_jvm(settings)
     from pyspark.sql import SparkSession
 
@@ -138,7 +140,6 @@ def build_session(
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel(log_level)
     _quieten_broken_connections(session)
     return session
 
@@ -161,7 +162,8 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
         file.writelines(f"{_property(name)}={_property(value)}\n" for name, value in settings.items())
         file.flush()
         given = {_SUBMIT: shlex.join([_FILE_OPTION, file.name, "--load-spark-defaults", *words])}
-        with _environment(given):
+        # find_java passes over a JAVA_HOME that cannot run Spark, so what it found stands in for it.
+        with _environment({**given, **spark_java_environment()}):
             SparkContext._ensure_initialized()
 
 
@@ -302,7 +304,18 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
     usual = _LOCAL_JAVA_OPTIONS if _is_one_jvm(master) else ""
     for name in _JAVA_KEYS:
         settings[name] = f"{_JAVA_OPTIONS} {conf.get(name, usual)}".strip()
+    if not _has_own_log4j(settings[_JAVA_KEYS[0]]):
+        settings[_JAVA_KEYS[0]] = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} {settings[_JAVA_KEYS[0]]}"
     return settings
+
+
+def _has_own_log4j(java_options: str) -> bool:
+    """Whether the user has a Log4j configuration: by an option, a variable, or in Spark's conf directory."""
+    if "log4j" in java_options or "LOG4J_CONFIGURATION_FILE" in os.environ:
+        return True
+    home = Path(os.environ.get("SPARK_HOME", spark_jars_directory().parent))
+    found = Path(os.environ.get("SPARK_CONF_DIR", home / "conf")).glob("log4j2*")
+    return any(file.suffix != ".template" for file in found)
 
 
 def _is_one_jvm(master: str) -> bool:
@@ -322,7 +335,8 @@ def local_cores(master: str) -> int:
 
 _MODULE: Final = "jdk.incubator.vector"
 _PROGRAM: Final = """#!/bin/sh
-# Made by tidesink: this Java has no {module}, which Spark asks for and does not need.
+# Made by tidesink: Spark asks for {module} and does not need it. A Java that has it says so
+# on stderr; one that lacks it does not start.
 for argument in "$@"; do
     shift
     [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
@@ -332,23 +346,16 @@ exec {java} "$@"
 
 
 def spark_java_environment(runtime: JavaRuntime | None = None) -> dict[str, str]:
-    """The environment variables which make pyspark start on ``runtime`` (default: the one found).
+    """The environment variables which make pyspark start on ``runtime`` (default: the one found) in silence.
 
     Raises DevStackError when there is no Java to be found.
     """
     found = runtime or find_java()
-    home = found.home if _has_module(found.home) else _home_without_module(found)
-    return {"JAVA_HOME": str(home)}
-
-
-def _has_module(home: Path) -> bool:
-    """What the runtime's ``release`` file says; a runtime without the list is taken for a whole one."""
     try:
-        lines = (home / "release").read_text(encoding="utf-8", errors="replace").splitlines()
+        return {"JAVA_HOME": str(_home_without_module(found))}
     except OSError:
-        return True
-    listed = [line for line in lines if line.startswith("MODULES=")]
-    return not listed or _MODULE in listed[0].partition("=")[2].strip('"').split()
+        # A cache that cannot be written is no reason not to start: a whole Java starts as it is.
+        return {"JAVA_HOME": str(found.home)}
 
 
 def _home_without_module(runtime: JavaRuntime) -> Path:

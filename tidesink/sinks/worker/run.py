@@ -30,7 +30,7 @@ from tidesink.sinks.batch.context import (
     signals_kept,
     stop_on_signals,
 )
-from tidesink.sinks.batch.observers import Heartbeat, Listener, Listeners, RunReport
+from tidesink.sinks.batch.observers import Heartbeat, Listener, Listeners, RunReport, Waiting
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import dead_letters_of
@@ -130,6 +130,7 @@ class Worker:
     def run(self) -> RunReport:
         """Work to the end; the report says how each table stands."""
         started = time.monotonic()
+        self._context.listeners.hear(Waiting("asking Kafka where the topics end"))
         with threads_tagged(self._job_tag):
             self._work()
         for table_task in self._table_tasks:
@@ -388,7 +389,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
     with ExitStack() as closing:
         registry = _registry(config, closing)
         store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
-        spark = closing.enter_context(_spark_of(config))
+        spark = closing.enter_context(_spark_of(config, Listeners(listeners)))
         fetch = KafkaFetch(config.source.confluent_properties())
         source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
         yield WorkerContext(
@@ -421,7 +422,7 @@ def _store(config: Config, closing: ExitStack) -> SqlStateStore:
 
 
 @contextmanager
-def _spark_of(config: Config) -> Iterator[SparkSession]:
+def _spark_of(config: Config, listeners: Listeners) -> Iterator[SparkSession]:
     """The session that runs, or one of the config's, stopped at the end."""
     was_there = running_session() is not None
     session = build_session(
@@ -429,6 +430,7 @@ def _spark_of(config: Config) -> Iterator[SparkSession]:
         master=config.spark.master,
         conf=config.spark.conf_values(),
         target=config.target.type,
+        progress=lambda what: listeners.hear(Waiting(what)),
     )
     try:
         yield session

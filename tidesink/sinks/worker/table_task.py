@@ -90,17 +90,21 @@ class TableTask:
     def look(self, found: TopicOffsets | None) -> None:
         """Take note of how much is not known to be applied: of a table not opened yet, all of its topic."""
         if found is not None:
-            ends, known = found.partitions.items(), self._next_offsets()
-            if self.owes_commit and all(known.get(n) == at.latest for n, at in ends):
+            if self.owes_commit and not self._unapplied(found) and not self.is_short(found):
                 self._passed.step_back()
-                known = self._next_offsets()
-            self.lag = sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
+            self.lag = self._unapplied(found)
             self._compaction = found.compaction
             if found.compaction is not None and self._hold is not None:
                 batch, caught_up = self._hold.progress.batch, self._tally.caught_up
-                caught_up.see({n: at.latest for n, at in ends}, known, batch=batch, now=time.time())
+                ends = {n: at.latest for n, at in found.partitions.items()}
+                caught_up.see(ends, self._next_offsets(), batch=batch, now=time.time())
                 if self.state == "IDLE" and caught_up.is_due(found.compaction):
                     self._change("IDLE", None)
+
+    def _unapplied(self, found: TopicOffsets) -> int:
+        """How many records of the topic are not known to be applied."""
+        known = self._next_offsets()
+        return sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in found.partitions.items())
 
     @property
     def owes_commit(self) -> bool:
@@ -291,7 +295,8 @@ class TableTask:
         self._change("RUNNING", None)
         if self.state != "RUNNING":
             return  # the table is another worker's
-        context.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, plan.records))
+        number, left = self._hold.progress.batch + 1, max(0, self._unapplied(plan.found) - plan.records)
+        context.listeners.hear(BatchStarted(self.table, number, plan.records, left))
         self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
     def _open(self, found: TopicOffsets) -> Hold:

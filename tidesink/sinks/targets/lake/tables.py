@@ -175,14 +175,11 @@ _MATERIALIZE: Final = "spark.databricks.delta.merge.materializeSource"
 _BROADCAST: Final = "spark.sql.autoBroadcastJoinThreshold"
 _MEASURED_BROADCAST: Final = "spark.sql.adaptive.autoBroadcastJoinThreshold"
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
-# It reports as an error that a filter of Delta's own is not pushed down to Parquet.
-_TOO_LOUD: Final = "org.apache.spark.sql.delta.DeltaParquetFileFormat"
 
 
 def open_session(spark: SparkSession, settings: Mapping[str, str] | None = None) -> SparkSession:
     """A new session beside ``spark``: the settings of its context, ours, and then ``settings``."""
     session = spark.newSession()
-    _quieten(session)
     _know_settings(session)
     for name, value in {**SESSION_SETTINGS, **(settings or {})}.items():
         session.conf.set(name, value)
@@ -263,9 +260,3 @@ def _know_settings(session: SparkSession) -> None:
     """
     jvm: Any = session._jvm
     getattr(getattr(jvm.org.apache.spark.sql.delta.sources, "DeltaSQLConf$"), "MODULE$")
-
-
-def _quieten(session: SparkSession) -> None:
-    jvm: Any = session._jvm
-    log4j = jvm.org.apache.logging.log4j
-    log4j.core.config.Configurator.setLevel(_TOO_LOUD, log4j.Level.OFF)
