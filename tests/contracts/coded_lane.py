@@ -17,6 +17,7 @@ from tests.decoded_batches import as_records
 from tests.surroundings import surroundings
 from tests.unit.config_samples import right
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.open import CODECS, without_effect
 from tidesink.config import Config
 from tidesink.config.source import SourceSettings
 from tidesink.events import Message, TableId
@@ -84,15 +85,13 @@ def config_of(
     **defaults: Any,
 ) -> Config:
     """A pipeline that says of its changefeed what the changefeed's own options say."""
-    reported = [option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields]
-    if feed.protocol.startswith("debezium"):
-        reported = []  # the messages say it, and the config has no word for it
+    taken = SourceSettings.model_fields.keys() - without_effect(feed.protocol, "reads")
     source = {
         name.replace("_", "-"): value
-        for name in reported
+        for name in (option.name for option in fields(CodecOptions) if option.name in taken)
         if (value := getattr(feed.options, name)) != getattr(_DEFAULTS, name)
     }
-    if feed.protocol.endswith("avro"):
+    if CODECS[feed.protocol].registry:
         source["schema-registry"] = "http://127.0.0.1:9"  # the registry itself is handed over
     given: dict[str, Any] = {
         "pipeline": "shop",

@@ -5,6 +5,7 @@ Memory is the reference (``tests.memory_target``): what every target must do, in
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,10 @@ MARKS = {
 
 # What the contracts run on.
 BED_NAMES = (*TARGETS, "memory")
+# Those that keep no rows.
+MESSAGE_TARGETS = [
+    name for name in TARGETS if "rows" not in import_module(TARGETS[name]).CAPABILITIES.features
+]
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in BED_NAMES])

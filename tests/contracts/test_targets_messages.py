@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.contracts.message_beds import http_bed, kafka_bed, stamp_of
+from tests.contracts.conftest import BEDS, MESSAGE_TARGETS
+from tests.contracts.message_beds import kafka_bed, stamp_of
 from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.kafka_topics import topic_messages
 from tests.servers import delete_topic, limit_messages
@@ -44,11 +44,10 @@ SHAPE = shape()
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 
 
-@pytest.fixture(params=[kafka_bed, http_bed], ids=["kafka", "http"])
+@pytest.fixture(params=MESSAGE_TARGETS)
 def messages(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """Each target of messages."""
-    make: Callable[..., Bed] = request.param
-    return make(request, tmp_path / "lake")
+    return BEDS[request.param](request, tmp_path / "lake")
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from tests.e2e.killing import (
     wait_for,
 )
 from tests.e2e.passed_on import sent_again
+from tests.e2e.places import KINDS
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
 from tests.full import FULL, quick_on
 from tidesink.sinks.batch.context import FAILPOINTS
@@ -146,7 +147,7 @@ def _check(place: Place, rows: Rows, step: str, *, batches: int) -> None:
 
 
 @FULL
-@pytest.mark.parametrize("kind", ["kafka", "http"])
+@pytest.mark.parametrize("kind", [kind for kind in PLACES if kind not in KINDS])
 def test_kills_at_random_moments_where_changes_are_sent(
     spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, servers: Servers, kind: str
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.golden.exclusions import excluded
 from tests.golden.vectors import Record, VectorFolder, find_folders, find_workloads
-from tests.vectors import vectors_dir
+from tests.vectors import SUBSET, vectors_dir
 
 _CASE = re.compile(r"::[^\[]*\[(?P<case>[^:\]]*/[^:\]]*?)(?:[#@:][^\]]*)?\]$")
 _LISTED = ("passed", "failed", "skipped")
@@ -50,24 +50,26 @@ def _folders(root: Path) -> tuple[VectorFolder, ...]:
 
 @cache
 def _records(root: Path, codec: str, kind: str) -> tuple[Record, ...]:
+    """The records of a codec; where the whole set has none, those of our subset."""
     read = VectorFolder.rows if kind == "rows" else VectorFolder.control
-    return tuple(record for folder in _folders(root) for record in read(folder, codec))
+    found = tuple(record for folder in _folders(root) for record in read(folder, codec))
+    return found if found or root == SUBSET else _records(SUBSET, codec, kind)
 
 
 @pytest.fixture
 def folder(record: Record, pytestconfig: pytest.Config) -> VectorFolder:
     """The folder a record stands in."""
-    folders = _folders(vectors_dir(pytestconfig))
+    folders = (*_folders(vectors_dir(pytestconfig)), *_folders(SUBSET))
     return next(one for one in folders if one.name == record.folder)
 
 
 @pytest.fixture(scope="session")
 def golden_names(pytestconfig: pytest.Config) -> list[str]:
     """The names of all records of the run's vectors and of our own subset."""
-    roots = {vectors_dir(pytestconfig), Path(__file__).parent / "data"}
-    names = ("avro", "canal-json", "debezium", "debezium-avro")
-    codecs = [(codec, kind) for codec in names for kind in ("rows", "control")]
-    return [one.name for root in roots if root.is_dir() for pair in codecs for one in _records(root, *pair)]
+    roots = {vectors_dir(pytestconfig), SUBSET}
+    codecs = {file.name.partition(".")[0] for root in roots for file in root.rglob("*.rows.jsonl")}
+    files = [(codec, kind) for codec in codecs for kind in ("rows", "control")]
+    return [one.name for root in roots for pair in files for one in _records(root, *pair)]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

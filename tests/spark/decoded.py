@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.serializers import CloudPickleSerializer
 
 from tests.sessions import raw_table
+from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.events import ChangeEvent, Event, Message, Op, TableId, TableSchema
 from tidesink.sinks.batch.change_log import change_keys
@@ -256,6 +257,10 @@ class GivenEvents(TableDecoder):
     @property
     def values(self) -> ValueOptions:
         return ValueOptions()
+
+    @property
+    def _codec(self) -> Codec:
+        raise NotImplementedError
 
     def decode(self, message: Message) -> tuple[Event, ...]:
         return (self.events[int(message.value or b"")]._replace(schema=self.schema),)

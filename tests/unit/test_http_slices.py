@@ -269,7 +269,7 @@ def test_a_certificate_is_checked(tmp_path: Path) -> None:
 
 
 def test_a_row_without_a_key_is_refused(receiver: Receiver) -> None:
-    with pytest.raises(EncodeError, match="nothing names the row"):
+    with pytest.raises(EncodeError, match="names no row"):
         send(slices(receiver), [("upsert", {**ROW, "id": None}, {"id": None})])
     assert receiver.requests == []
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.written_rows import ID, TABLE, Case, arrow_batch, cases, named, shape_with
 from tidesink.codecs.base import PLACEHOLDER, CodecOptions, DebeziumModes
-from tidesink.codecs.open import open_codec
+from tidesink.codecs.open import CODECS, open_codec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError, RegistryError, SchemaRefusedError, ValueNotStoredError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op
@@ -22,7 +22,7 @@ from tidesink.sinks.targets.stream.table import MessageRows
 from tidesink.typemap.target_schema import TableShape
 from tidesink.typemap.values import to_datetime
 
-PROTOCOLS = ("flat-avro", "canal-json", "debezium-json", "debezium-avro")
+PROTOCOLS = [name for name, known in CODECS.items() if known.writes is not None]
 # TiCDC's own losses: what its protocol cannot carry is not looked for.
 STRINGS = CodecOptions(avro_decimal_handling_mode="string", avro_bigint_unsigned_handling_mode="string")
 OPTIONS = {"debezium-avro": STRINGS}

@@ -14,7 +14,7 @@ import pytest
 
 from tests.decoded_batches import as_records
 from tests.properties.test_reduce_columns import tables_of
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.config.models import Destination
@@ -24,7 +24,6 @@ from tidesink.events import (
     ChangeEvent,
     Column,
     ColumnType,
-    Event,
     Message,
     Op,
     Position,
@@ -467,7 +466,8 @@ class Given(TableDecoder):
     def values(self) -> ValueOptions:
         return ValueOptions()
 
-    def decode(self, message: Message) -> tuple[Event, ...]:
+    @property
+    def _codec(self) -> Codec:
         raise NotImplementedError
 
     def decode_batch(self, _records: pa.RecordBatch) -> DecodedBatch:

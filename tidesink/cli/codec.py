@@ -138,11 +138,11 @@ def decoded_lines(
         return
     for event in events:
         observed.see(event)
-    yield from _with_compression(lines, message.value) if codec.name in _COMPRESSED else lines
+    yield from _with_compression(lines, message.value) if _may_compress(codec) else lines
 
 
-# Each is JSON, so that the bytes tell.
-_COMPRESSED: Final = ("canal-json", "debezium-json")
+def _may_compress(codec: Codec) -> bool:
+    return "large_message_handle_compression" in CODECS[codec.name].reads
 
 
 def _with_compression(lines: list[dict[str, Any]], value: bytes | None) -> list[dict[str, Any]]:

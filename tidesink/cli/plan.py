@@ -39,6 +39,7 @@ from tidesink.cli.terminal import (
     show_table,
     write_json,
 )
+from tidesink.codecs import CODECS
 from tidesink.config import Config, Problem, check_config, parse_config
 from tidesink.config.changefeed import (
     CLAIM_CHECK_VARIABLE,
@@ -173,6 +174,7 @@ def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -
 
 _DEFAULT = StackAddresses("127.0.0.1:9092", "http://127.0.0.1:8081")
 
+# What a new config says of a protocol's own settings.
 _CODEC = {
     "flat-avro": """\
   # The schema registry that the changefeed writes to.
@@ -208,7 +210,7 @@ def init(
     file: Annotated[Path, typer.Argument(help="Where to write it.")] = DEFAULT_CONFIG,
     protocol: Annotated[
         str | None,
-        typer.Option(help=f"The changefeed's protocol, flat-avro if not given: {', '.join(_CODEC)}."),
+        typer.Option(help=f"The changefeed's protocol, flat-avro if not given: {', '.join(CODECS)}."),
     ] = None,
     sink_uri: SinkUri = None,
     changefeed: ChangefeedFile = None,
@@ -257,7 +259,7 @@ def init(
 def _example(protocol: str, addresses: StackAddresses, places: Mapping[str, str]) -> str:
     rule = "server1.{schema}.{table}" if protocol.startswith("debezium") else "{schema}_{table}"
     source = {"brokers": addresses.brokers, "protocol": protocol, "topics": rule}
-    codec = _CODEC[protocol].replace("@registry@", _scalar(addresses.registry_url))
+    codec = _CODEC.get(protocol, "").replace("@registry@", _scalar(addresses.registry_url))
     return _filled(source, codec, [], **places)
 
 

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tidesink.codecs.base import Producer
 from tidesink.codecs.dispatch import PARTITION_RULES, Dispatcher, Router, TableFilter
-from tidesink.codecs.open import ALIASES, without_effect
+from tidesink.codecs.open import ALIASES, CODECS, without_effect
 from tidesink.config.fields import read_text
 from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
@@ -280,10 +280,6 @@ _ALWAYS: Final = {
     "debezium-avro": (),
     "debezium-json": (),
 }
-# Their schemas are in a registry, under the topic's subjects.
-_REGISTERED: Final = frozenset({"flat-avro", "debezium-avro"})
-# A topic of theirs has one table.
-_ALONE: Final = frozenset({*_REGISTERED, "debezium-json"})
 
 
 @dataclass
@@ -363,7 +359,7 @@ def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, 
     """The topics that rows can be in, and the tables of topics that serve one."""
     topics: list[str] = []
     tables: list[dict[str, Any]] = []
-    alone, passed = protocol in _ALONE, _filter(feed)
+    alone, passed = not CODECS[protocol].shares_topics, _filter(feed)
     for index, dispatcher in enumerate(feed.router.dispatchers):
         rule = dispatcher.topic
         text = feed.router.default_topic if rule is None else rule.text
@@ -427,7 +423,7 @@ def _shared(who: str, topic: str) -> str:
 
 def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, Any]:
     url = feed.options["schema-registry"]
-    if protocol not in _REGISTERED:
+    if not CODECS[protocol].registry:
         return {}
     if not url:
         raise ConfigError(

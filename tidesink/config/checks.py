@@ -29,7 +29,7 @@ from tidesink.config.source import (
     kafka_problems,
     security_problems,
 )
-from tidesink.config.targets import DeltaSettings, HttpSettings, KafkaSettings
+from tidesink.config.targets import DeltaSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import SequenceBy
@@ -57,10 +57,8 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
 
 def message_target_problems(config: Config) -> Iterator[Problem]:
     """Settings that contradict a target which keeps no rows."""
-    if not isinstance(config.target, KafkaSettings | HttpSettings):
-        return
     for at in sections_of(config):
-        if at.own.deletes == "soft":
+        if at.own.deletes == "soft" and "soft-deletes" not in config.target.features:
             reason = f"a {config.target.type} target forwards deletes and stores no row to mark"
             yield at.problem("deletes", reason, "use deletes: hard")
     if isinstance(config.target, KafkaSettings):
@@ -75,15 +73,14 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
             "is a topic rule that the pipeline reads from the same brokers",
             "give it a prefix, such as copy_{schema}_{table}",
         )
-    no_commit_ts = source.protocol in ("flat-avro", "canal-json") and not source.enable_tidb_extension
-    if no_commit_ts and target.protocol.startswith("debezium"):
+    if source.lacks_commit_ts and target.protocol.startswith("debezium"):
         yield Problem(
             "target.protocol",
             f"{target.protocol} writes the commit_ts of each row, and the source has none",
             "set enable-tidb-extension = true at the changefeed and under source, or write flat-avro or "
             "canal-json",
         )
-    elif no_commit_ts and target.enable_tidb_extension:
+    elif source.lacks_commit_ts and target.enable_tidb_extension:
         yield Problem(
             "target.enable-tidb-extension",
             "writes the commit_ts of each row, and the source has none",
@@ -380,12 +377,11 @@ def _order(at: Section) -> Iterator[Problem]:
         if "source-order" not in config.target.features:
             reason = f"a target of type {config.target.type} does not store the positions of its rows"
             yield at.problem("sequence_by", reason, _KAFKA)
-        if source.protocol.startswith("debezium"):
-            # TiCDC's messages have a commit_ts; plan and the worker report others, which have none.
-            if source.debezium.unwrapped:
-                reason = "rows flattened by ExtractNewRecordState have no source position"
-                yield at.problem("sequence_by", reason, _KAFKA)
-        elif not source.enable_tidb_extension:
+        # TiCDC's messages have a commit_ts; plan and the worker report others, which have none.
+        if source.debezium.unwrapped:
+            reason = "rows flattened by ExtractNewRecordState have no source position"
+            yield at.problem("sequence_by", reason, _KAFKA)
+        elif source.lacks_commit_ts:
             yield at.problem(
                 "sequence_by",
                 "events have a position only where the changefeed has enable-tidb-extension=true",
@@ -440,7 +436,7 @@ def _history(at: Section) -> Iterator[Problem]:
             "version",
             "use mode: upsert",
         )
-    elif at.own.mode == "history" and not source.enable_tidb_extension:
+    elif at.own.mode == "history" and source.lacks_commit_ts:
         yield at.problem(
             "mode",
             "a history needs a commit_ts in every event, which the changefeed writes only with "
@@ -510,8 +506,7 @@ def _new_names(
 def _metadata(at: Section) -> Iterator[Problem]:
     names, source = at.own.metadata or {}, at.config.source
     yield from _new_names(at, "metadata", names.values(), "{kind: column}")
-    reported = source.protocol.startswith("debezium") or source.enable_tidb_extension
-    for kind in () if reported else sorted({"commit_ts", "position"} & names.keys()):
+    for kind in sorted({"commit_ts", "position"} & names.keys()) if source.lacks_commit_ts else ():
         yield at.problem(
             "metadata",
             f"{kind} is known from events only where the changefeed has enable-tidb-extension=true",
@@ -523,11 +518,11 @@ def _null_updates(at: Section) -> Iterator[Problem]:
     if at.own.ignore_null_updates and "rows" not in at.config.target.features:
         reason = f"a {at.config.target.type} target stores no values that could stay"
         yield at.problem("ignore_null_updates", reason, "remove it")
-    if at.own.ignore_null_updates and at.config.source.protocol.startswith("debezium"):
+    if at.own.ignore_null_updates and CODECS[at.config.source.protocol].leaves_out:
         yield at.problem(
             "ignore_null_updates",
-            "Debezium's records can leave a value out, which is not the same as NULL, and the two are not "
-            "identified in this version",
+            f"{at.config.source.protocol} can leave a value out, which is not the same as NULL, and the two "
+            "are not identified in this version",
             "remove it",
         )
 

@@ -34,7 +34,7 @@ from tidesink.codecs.base import (
     UnsignedHandling,
 )
 from tidesink.codecs.compression import Compression
-from tidesink.codecs.open import ALIASES, protocol_named
+from tidesink.codecs.open import ALIASES, CODECS, protocol_named
 from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
@@ -536,6 +536,11 @@ class SourceSettings(Model):
         given["debezium"] = self.debezium.modes(self.time_zone)
         given["debezium_unwrapped"] = self.debezium.unwrapped
         return CodecOptions(**given)
+
+    @property
+    def lacks_commit_ts(self) -> bool:
+        """Whether no event has a commit_ts: it is one of the TiDB extension's members, which are not sent."""
+        return "enable_tidb_extension" in CODECS[self.protocol].reads and not self.enable_tidb_extension
 
     @property
     def opens_up_to(self) -> int | None:

@@ -17,7 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.batch import ChangeTable, ControlEvent, DecodedBatch, ValueOptions, rows_from_events
+from tidesink.codecs.base import Codec
+from tidesink.codecs.batch import (
+    ChangeTable,
+    ControlEvent,
+    DecodedBatch,
+    ValueOptions,
+    decode_in_columns,
+    rows_from_events,
+)
 from tidesink.errors import (
     HorizonError,
     SchemaMismatchError,
@@ -167,22 +175,28 @@ class TableDecoder(ABC):
         # Codecs are made again in each process: they have caches, and stand under private names.
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
+    @property
     @abstractmethod
+    def _codec(self) -> Codec:
+        """The codec; a ``cached_property``."""
+
+    @property
+    @abstractmethod
+    def values(self) -> ValueOptions:
+        """How values become those of the target."""
+
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The events of the records."""
+        step = self._codec.columnar(self.values)
+        return decode_in_columns(records, columnar=step, decode=self.decode, options=self.values)
 
-    @abstractmethod
     def decode(self, message: Message) -> tuple[Event, ...]:
         """The events of one record, by the row codec.
 
         Raises:
             DecodeError: it cannot be decoded.
         """
-
-    @property
-    @abstractmethod
-    def values(self) -> ValueOptions:
-        """How values become those of the target."""
+        return self._codec.decode(message)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """The events by the row codec alone, of an update's old row nothing but the columns of ``keys``."""

@@ -86,7 +86,7 @@ class CanalJsonDecoder(TableDecoder):
         """
         if self.by_row_key:
             return rows_from_events(records, self.decode, self.values)
-        return self._codec.decode_batch(records, zero_date=self.zero_date)
+        return super().decode_batch(records)
 
     def decode(self, message: Message) -> tuple[Event, ...]:
         """The events of one record, by the row codec.
@@ -94,7 +94,7 @@ class CanalJsonDecoder(TableDecoder):
         Raises: as ``decode_batch``, and
             DecodeError: it cannot be decoded.
         """
-        events = self._codec.decode(message)
+        events = super().decode(message)
         if not self.by_row_key:
             return events
         return tuple(self._named(event) if isinstance(event, ChangeEvent) else event for event in events)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, decode_in_columns, rows_from_events
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
 from tidesink.events import ChangeEvent, Event, Message, TableId, TableSchema
 from tidesink.sinks.batch.records import TableDecoder
@@ -41,11 +41,6 @@ class DebeziumDecoder(TableDecoder):
     @abstractmethod
     def _codec(self) -> DebeziumCodec:
         """The row codec; it has caches, and is made again in each process."""
-
-    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """The records' events."""
-        step = self._codec.columnar(self.values)
-        return decode_in_columns(records, columnar=step, decode=self.decode, options=self.values)
 
     def decode(self, message: Message) -> tuple[Event, ...]:
         """One record's event."""

@@ -14,14 +14,7 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from tidesink.codecs.base import ChecksumMode, CodecOptions, is_glue
-from tidesink.codecs.batch import (
-    ChangeTable,
-    DecodedBatch,
-    Fault,
-    ValueOptions,
-    decode_in_columns,
-    rows_from_events,
-)
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, Fault, ValueOptions, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM, checksum_fault
@@ -66,11 +59,10 @@ class FlatAvroDecoder(TableDecoder):
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events."""
-        if not self._sums:
-            step = self._codec.columnar(self.values)
-            found = decode_in_columns(records, columnar=step, decode=self.decode, options=self.values)
-        else:
+        if self._sums:
             found = rows_from_events(records, self.decode, self.values)
+        else:
+            found = super().decode_batch(records)
         return replace(found, faults=tuple(_for_workers(one, records) for one in found.faults))
 
     def warnings(self, changes: ChangeTable) -> pa.Array | None:

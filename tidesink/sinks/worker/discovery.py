@@ -31,7 +31,7 @@ _AGAIN_SECONDS: Final = 5.0
 _FIRST_RECORDS: Final = 100
 
 
-class DebeziumTables:
+class FirstRowTables:
     """The table of each topic, once it is known. May be used from several threads."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -89,9 +89,9 @@ def _table_of(codec: Codec, message: Message) -> TableId | None:
     return next((event.table for event in events if isinstance(event, ChangeEvent)), None)
 
 
-def debezium_tables(context: WorkerContext) -> TablesOfTopic:
-    """The one table of a Debezium topic."""
-    known = DebeziumTables(context)
+def first_row_tables(context: WorkerContext) -> TablesOfTopic:
+    """The one table of a topic, which its first row names."""
+    known = FirstRowTables(context)
 
     def tables(found: TopicOffsets, _read: Mapping[int, int] | None) -> tuple[TableId, ...]:
         table = known.of(found)
@@ -399,4 +399,4 @@ def tables_of(context: WorkerContext) -> TablesOfTopic:
     protocol = context.config.source.protocol
     if CODECS[protocol].shares_topics:
         return CanalTables(context)
-    return avro_tables(context) if protocol == "flat-avro" else debezium_tables(context)
+    return avro_tables(context) if protocol == "flat-avro" else first_row_tables(context)

@@ -256,11 +256,7 @@ class Encoder:
         return record
 
     def _check(self, row: MessageRow) -> None:
-        empty = [name for name, value in row.key.items() if value is None]
-        if empty or not row.key:
-            raise EncodeError(
-                "a key column is NULL, so that the message names no row", column=", ".join(empty)
-            )
+        row.check_key()
         if row.commit_ts is None and self._protocol.startswith("debezium"):
             raise EncodeError(
                 f"the source tells no commit_ts, which {self._protocol} needs: set enable-tidb-extension = "

@@ -437,9 +437,7 @@ class Slices:
         return {"table": {"schema": table.schema, "name": table.name}, "op": op}
 
     def _object(self, row: MessageRow) -> dict[str, Any]:
-        empty = [name for name, value in row.key.items() if value is None]
-        if empty or not row.key:
-            raise EncodeError("a key column is NULL, so that nothing names the row", column=", ".join(empty))
+        row.check_key()
         after = None if row.after is None else self._values(row.after)
         found = {**self._head(row.op), "key": self._values(row.key), "after": after}
         if row.commit_ts is not None:

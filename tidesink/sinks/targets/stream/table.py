@@ -447,6 +447,14 @@ class MessageRow(NamedTuple):
     kept: tuple[str, ...]
     place: tuple[str, int, int] | None
 
+    def check_key(self) -> None:
+        """Raises EncodeError where a column of the key is NULL, or there is no key."""
+        empty = [name for name, value in self.key.items() if value is None]
+        if empty or not self.key:
+            raise EncodeError(
+                "a key column is NULL, so that the message names no row", column=", ".join(empty)
+            )
+
 
 def message_columns(batch: ReducedBatch, present: Sequence[str]) -> list[str]:
     """What of a frame's columns is sent to the tasks."""
