@@ -25,7 +25,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
@@ -353,20 +353,32 @@ class FoldedTime(str):
         return found
 
 
-def comes_twice(local: datetime, zone: tzinfo) -> bool:
-    """Whether the clocks of a zone show this time twice, since they are set back."""
-    first, second = (zone.utcoffset(local.replace(fold=fold)) or timedelta() for fold in (0, 1))
-    return second < first
+def comes_twice(text: str, zone: tzinfo) -> bool:
+    """Whether the clocks of a zone show a time of the calendar twice, since they are set back."""
+    if _keeps_offset(text[:10], zone):
+        return False
+    local = to_datetime(text)
+    return _offset(local.replace(fold=1), zone) < _offset(local, zone)
+
+
+@lru_cache(maxsize=4096)
+def _keeps_offset(day: str, zone: tzinfo) -> bool:
+    begin = datetime.fromisoformat(day)
+    return _offset(begin, zone) == _offset(begin.replace(hour=23, minute=59, second=59, fold=1), zone)
+
+
+def _offset(local: datetime, zone: tzinfo) -> timedelta:
+    return zone.utcoffset(local) or timedelta()
 
 
 def is_ambiguous(value: Value, zone: tzinfo) -> bool:
     """Whether a TIMESTAMP's text, a day of the calendar, comes twice and nothing says which time is meant."""
-    return type(value) is str and comes_twice(to_datetime(value), zone)
+    return type(value) is str and comes_twice(value, zone)
 
 
 def _to_timestamp(text: str, zone: tzinfo, ambiguous_time: AmbiguousTime) -> datetime:
     local = to_datetime(text)
-    if comes_twice(local, zone):
+    if comes_twice(text, zone):
         known = text.fold if isinstance(text, FoldedTime) else None
         if known is None and ambiguous_time == "error":
             raise ValueOutOfRangeError(
