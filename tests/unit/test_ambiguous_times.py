@@ -11,6 +11,8 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records, assert_same
 from tests.unit.canal_messages import row_bytes
@@ -31,7 +33,7 @@ from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.typemap.arrow_text import sets_clocks_back
-from tidesink.typemap.table import AmbiguousTime
+from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.values import FoldedTime, target_reader
 
 BERLIN: Final = ZoneInfo("Europe/Berlin")
@@ -82,11 +84,13 @@ def _rows(found: DecodedBatch) -> list[tuple[Any, ...]]:
     return [(row["after"] or row["before"], row["ambiguous_times"]) for row in rows]
 
 
-def _checked(codec: Codec, messages: Sequence[Message], policy: AmbiguousTime) -> DecodedBatch:
+def _checked(
+    codec: Codec, messages: Sequence[Message], policy: AmbiguousTime, zero_date: ZeroDate = "null"
+) -> DecodedBatch:
     """The batch, which is what the row path gives."""
     batch = as_records(replace(one, offset=at) for at, one in enumerate(messages))
-    found = codec.decode_batch(batch, ambiguous_time=policy)
-    options = ValueOptions("null", "Europe/Berlin", ambiguous_time=policy)
+    found = codec.decode_batch(batch, zero_date=zero_date, ambiguous_time=policy)
+    options = ValueOptions(zero_date, "Europe/Berlin", ambiguous_time=policy)
     assert_same(found, rows_from_events(batch, codec.decode, options))
     return found
 
@@ -273,3 +277,44 @@ def test_status_says_how_often_the_policy_chose() -> None:
     assert list(count_remarks(status)) == [
         "2 times of column made come twice and may be the other (ambiguous-time)"
     ]
+
+
+_TIMES: Final = st.sampled_from(
+    [None, TWICE, "2024-10-27 02:59:59", "2024-10-27 03:00:00", "2024-03-31 02:30:00", "0000-00-00 00:00:00"]
+)
+_FOLDS: Final = st.sampled_from([(0, 0), (0, 1), (1, 0), (1, 1), None])
+
+
+@given(
+    rows=st.lists(st.tuples(_TIMES, _TIMES, _FOLDS), min_size=1, max_size=8),
+    policy=st.sampled_from(POLICIES),
+    zero_date=st.sampled_from(["null", "error", "text"]),
+    before=st.booleans(),
+)
+@settings(max_examples=100)
+def test_columns_and_rows_agree(
+    rows: list[tuple[str | None, str | None, tuple[int, int] | None]],
+    policy: AmbiguousTime,
+    zero_date: ZeroDate,
+    before: bool,
+) -> None:
+    """Whatever is known of the times, in any mixture, and in the row before."""
+    options = {**SUMMED, "producer": "new", "avro_include_before_value": before}
+    codec = codec_with(MemorySchemaRegistry(), **options)
+    messages, values = [], []
+    for at, (made, paid, folds) in enumerate(rows):
+        row: dict[str, Any] = {"id": at, "made": made, "paid": paid}
+        meant = {
+            name: FoldedTime(row[name], fold)
+            for name, fold in zip(("made", "paid"), folds or (), strict=False)
+            if row[name] is not None
+        }
+        event = _summed({**row, **meant}, SCHEMA) if folds else change(after=row, schema=SCHEMA)
+        messages.append(message_of(codec, event._replace(op=Op.UPDATE, before={**row, "paid": made})))
+        values.append(row_bytes({**row, "id": str(at)}, mysqlType=_TYPES))
+    _checked(codec, messages, policy, zero_date)
+    canal = open_codec("canal-json", options=CodecOptions(time_zone="Europe/Berlin"))
+    _checked(canal, [Message("t", 0, at, None, one) for at, one in enumerate(values)], policy, zero_date)
+
+
+_TYPES: Final = {"id": "int", "made": "timestamp", "paid": "timestamp"}
