@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import tzinfo
+from datetime import timezone, tzinfo
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +12,8 @@ import pyarrow as pa
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import arrow_type, from_text
-from tidesink.typemap.table import OTHER_TYPES, TYPES, ZeroDate
-from tidesink.typemap.values import target_reader, text_reader
+from tidesink.typemap.table import OTHER_TYPES, TYPES, AmbiguousTime, ZeroDate, row_of
+from tidesink.typemap.values import target_reader, text_reader, to_datetime
 
 POLICIES: Final[tuple[ZeroDate, ...]] = ("null", "error", "text")
 _DIGITS: Final = (
@@ -53,13 +53,15 @@ def assert_reads_as_scalar(
     *,
     zero_date: ZeroDate,
     time_zone: tzinfo,
+    ambiguous_time: AmbiguousTime = "first",
     array: pa.Array | None = None,
 ) -> None:
     """``from_text`` of the texts (``array`` holds them) is ``target_reader`` of ``text_reader`` of each."""
     column = pa.array(texts, pa.string()) if array is None else array
-    found = from_text(column, column_type, zero_date=zero_date, time_zone=time_zone)
+    policies: dict[str, Any] = {"zero_date": zero_date, "ambiguous_time": ambiguous_time}
+    found = from_text(column, column_type, time_zone=time_zone, **policies)
     read_text = text_reader(column_type)
-    read = target_reader(column_type, time_zone=time_zone, zero_date=zero_date)
+    read = target_reader(column_type, time_zone=time_zone, **policies)
     values: list[Any] = []
     refused = [False] * len(texts)
     for index, text in enumerate(texts):
@@ -69,15 +71,26 @@ def assert_reads_as_scalar(
             values.append(None)
             refused[index] = True
     zero = [t is not None and v is None and not r for t, v, r in zip(texts, values, refused, strict=True)]
+    is_local = row_of(column_type).reader == "timestamp" and zero_date != "text"
+    both = zip(texts, values, strict=True)
+    twice = [is_local and v is not None and _comes_twice(str(t), time_zone) for t, v in both]
     found.values.validate(full=True)
     assert found.values.type == arrow_type(column_type, zero_date=zero_date)
     _same(flagged(found.unproven, len(texts)), refused, texts)
     _same(flagged(found.zero_dates, len(texts)), zero, texts)
+    _same(flagged(found.ambiguous_times, len(texts)), twice, texts)
     # As text too: -0.0 equals 0.0.
     expected = pa.array(values, found.values.type)
     _same([str(v) for v in found.values.to_pylist()], [str(v) for v in expected.to_pylist()], texts)
     assert found.unproven is None or found.unproven.any()
     assert found.zero_dates is None or found.zero_dates.any()
+    assert found.ambiguous_times is None or found.ambiguous_times.any()
+
+
+def _comes_twice(text: str, zone: tzinfo) -> bool:
+    local = to_datetime(text).replace(tzinfo=zone)
+    first, second = (local.replace(fold=fold).astimezone(timezone.utc) for fold in (0, 1))
+    return second > first
 
 
 def _same(found: list[Any], expected: list[Any], texts: Sequence[str | None]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
-from tidesink.errors import SchemaRefusedError
+from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
@@ -94,3 +94,30 @@ def test_a_server_with_innodb_alone_that_wants_primary_keys(strict: Bed) -> None
     result = table.apply(strict.batch(one, swapped), progress(1, 2))
     assert (result.inserted, result.updated) == (1, 2)
     assert strict.rows() == swapped
+
+
+def test_keys_whose_length_nothing_tells(mysql_sql: Bed) -> None:
+    """As flat-avro's are: told apart by every byte, and a longer one is refused as a whole."""
+    keys = [replace(CODE, name=name) for name in ("code", "more", "last")]
+    one = shape(*keys, replace(CODE, name="n", type=ColumnType("bigint")), NAME)
+    table = mysql_sql.target.open_table(one, pipeline="shop")
+    epoch = table.claim().epoch
+
+    def row(code: str, name: str) -> dict[str, Any]:
+        return {"code": code, "more": "😀" * 255, "last": "b", "n": 2**63 - 1, "name": name}
+
+    codes = ["a", "A", "a ", "ä", "ss", "ß", "", "😀" * 255, "😀" * 254 + " "]
+    table.apply(mysql_sql.batch(one, [row(code, code[:9]) for code in codes]), progress(epoch, 1))
+    expected = {code: code[:9] for code in codes}
+    for long in ("x" * 256, "x" * 255 + " ", "x" * 255 + "  "):
+        with pytest.raises(TargetError, match=r"key's text longer than its varchar.*target.key-length"):
+            table.apply(mysql_sql.batch(one, [row(long, "new"), row("a", "new")]), progress(epoch, 2))
+        assert {r["code"]: r["name"] for r in mysql_sql.read(TABLE)} == expected
+    # What the error says is what is to be done.
+    collation = "CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL"
+    execute(mysql_sql, f"ALTER TABLE {{}} MODIFY code varchar(256) {collation}")
+    table = mysql_sql.target.open_table(one, pipeline="shop")
+    epoch = table.claim().epoch
+    assert not table.evolve(one).widened
+    table.apply(mysql_sql.batch(one, [row("x" * 255 + " ", "new")]), progress(epoch, 2))
+    assert {r["code"]: r["name"] for r in mysql_sql.read(TABLE)} == expected | {"x" * 255 + " ": "new"}

@@ -6,12 +6,10 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-import pytest
-
 from tests.contracts.targets_bed import ID, Bed, progress, shape
 from tests.full import quick_on
-from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
+from tidesink.typemap.render_sql import KEY_LENGTH
 from tidesink.typemap.table import OTHER_TYPES, TYPES, TypeRow, spark_type
 
 NUL = "\0"
@@ -113,9 +111,7 @@ def test_every_type_can_be_a_key(bed: Bed) -> None:
             continue  # not each type with Spark, since each is a table of its own
         one = shape(key, Column("v", ColumnType("int")), table=TableId("shop", f"k{number}"))
         if bed.name == "mysql" and unbounded(key):
-            with pytest.raises(SchemaRefusedError, match="needs a length"):
-                bed.target.open_table(one, pipeline="shop")
-            continue
+            values = values[0], values[1][:KEY_LENGTH]
         table = bed.target.open_table(one, pipeline="shop")
         epoch = table.claim().epoch
         rows = [{key.name: value, "v": n} for n, value in enumerate(values)]

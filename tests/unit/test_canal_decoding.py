@@ -58,7 +58,14 @@ def _found_at(latest: int) -> TopicOffsets:
 
 def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more: Any) -> _Decoding:
     """A decoding of a topic with so many DDL events at first; ``sends``: the producer's options."""
-    given = {"definition": None, "keys": None, "zero_date": "null", "time_zone": "UTC", "mode": "upsert"}
+    given = {
+        "definition": None,
+        "keys": None,
+        "zero_date": "null",
+        "ambiguous_time": "first",
+        "time_zone": "UTC",
+        "mode": "upsert",
+    }
     settings = SimpleNamespace(**{**given, **more})
     around = SimpleNamespace(
         config=SimpleNamespace(

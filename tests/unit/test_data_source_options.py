@@ -44,13 +44,15 @@ def test_options_are_the_sources_settings() -> None:
         "table": "shop.orders",
         "debezium.decimal-handling-mode": "string",
         "zero-date": "text",
+        "ambiguous-time": "second",
     }
     found = ReadOptions.of({**GIVEN, **more})
     assert found.settings.enable_tidb_extension
     assert found.settings.codec_options().debezium.decimal_handling_mode == "string"
     assert found.protocol == "flat-avro"
     assert found.kafka == {"bootstrap.servers": "h:9092", "sasl.mechanism": "PLAIN"}
-    assert (found.table, found.zero_date, found.start, found.end) == (TABLE, "text", "earliest", "latest")
+    assert (found.table, found.start, found.end) == (TABLE, "earliest", "latest")
+    assert found.values == ValueOptions("text", found.settings.time_zone, ambiguous_time="second")
     assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301 - our own
 
 

@@ -20,7 +20,7 @@ from tidesink.events import Message, TableId
 from tidesink.sinks.batch import topic_ddl
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, _statement, applied
-from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import NO_ID, OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:
@@ -149,6 +149,19 @@ def test_warnings_outlive_a_restart_and_are_said_at_their_table(store: SqlStateS
     assert again.warnings(TableId("s", "other")) == ()
     again.recall(_ends(4, "made again"))
     assert again.warnings(T) == ()
+
+
+def test_a_broker_that_gives_no_ids_for_a_time_has_the_same_topic(store: SqlStateStore) -> None:
+    """As in a rolling upgrade: nothing is read again."""
+    first = _ddl(store, CREATE, "TRUNCATE TABLE t")
+    first.scan(NO_SESSION, _ends(2))
+    again = _ddl(store)
+    for ddl in (first, again):
+        for topic_id in (NO_ID, "one", NO_ID, "one"):
+            ddl.recall(_ends(2, topic_id))
+            assert (ddl.tables(), len(ddl.warnings(T))) == ((T,), 1)
+        ddl.recall(_ends(2, "made again"))
+        assert (ddl.tables(), ddl.warnings(T)) == ((), ())
 
 
 def test_a_document_without_warnings_is_read(store: SqlStateStore) -> None:

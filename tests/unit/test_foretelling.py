@@ -292,13 +292,23 @@ def test_columns_that_a_table_cannot_be_without_are_a_problem(settings: dict[str
     assert name in (planned("postgres", table, defaults=defaults, tables=tables).problem or "")
 
 
-def test_a_mysql_key_whose_length_nothing_tells_is_a_warning_since_the_table_may_be_there() -> None:
+def test_a_mysql_key_whose_length_nothing_tells_is_made_with_the_configs() -> None:
     found = planned("mysql", shape(key("code", "text")))
+    assert [column.target_type for column in found.columns] == ["varchar(255)"]
+    (warning,) = found.warnings
+    assert "a table that is made has varchar(255) (target.key-length): a longer value stops" in warning
+    assert planned("mysql", shape(key("code", "varchar", length=9))).warnings == ()
+    assert planned("postgres", shape(key("code", "text"))).warnings == ()
+    longer = right({**CANAL_JSON, "target": {**TARGET["mysql"], "key-length": 700}})
+    assert column_type(longer, shape(key("code", "blob")).columns[0]) == "varbinary(700)"
+
+
+def test_a_mysql_key_that_gets_no_length_is_a_warning_since_the_table_may_be_there() -> None:
+    found = planned("mysql", shape(key("code", "decimal")))
     assert found.problem is None
     assert [column.target_type for column in found.columns] == ["varchar(n)"]
     (warning,) = found.warnings
     assert "make the table at the target with its primary key" in warning
-    assert planned("postgres", shape(key("code", "text"))).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -307,6 +317,8 @@ def test_a_mysql_key_whose_length_nothing_tells_is_a_warning_since_the_table_may
         ("mysql", (key("a", "varchar", length=768),), False),
         ("mysql", (key("a", "varchar", length=769),), True),
         ("mysql", (key("a", "varchar", length=600), key("b", "varbinary", length=673)), True),
+        ("mysql", (*(key(name, "text") for name in "abc"), key("n", "bigint")), False),
+        ("mysql", tuple(key(name, "text") for name in "abcd"), True),
         ("postgres", (key("a", "varchar", length=676),), False),
         ("postgres", (key("a", "varchar", length=600), key("b", "bigint"), key("c", "json")), False),
         ("postgres", (key("a", "varchar", length=700),), True),

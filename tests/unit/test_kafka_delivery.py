@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from tests.contracts.targets_bed import progress
+from tests.unit.config_samples import CANAL_JSON, right
 from tests.unit.written_rows import arrow_batch, shape_with
 from tidesink.codecs.base import CodecOptions
+from tidesink.config.targets import KafkaSettings
 from tidesink.errors import TargetError, TransientTargetError
 from tidesink.events import Column, ColumnType
+from tidesink.sinks.targets.stream import kafka
 from tidesink.sinks.targets.stream.encoding import prepare
-from tidesink.sinks.targets.stream.kafka import Delivery, delivery_error, producer_settings
+from tidesink.sinks.targets.stream.kafka import (
+    Delivery,
+    OpenTopic,
+    TargetTopics,
+    delivery_error,
+    producer_settings,
+)
 from tidesink.sinks.targets.stream.table import LedgerEntry, Stamp
 
 COMMIT_TS = 451_234_567_890_123_456
@@ -43,3 +56,31 @@ def test_the_producer_is_idempotent() -> None:
 def test_a_broker_that_refuses_a_message_says_that_the_topics_limit_is_the_smaller_one() -> None:
     refused = delivery_error(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), "t")
     assert "max.message.bytes must be target.max-message-bytes or more" in refused.message
+
+
+class _Admin:
+    """An admin client that gives one answer for every topic."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def describe_topics(self, topics: TopicCollection, **_how: Any) -> dict[str, Future[Any]]:
+        found: dict[str, Future[Any]] = {name: Future() for name in topics.topic_names}
+        for future in found.values():
+            if isinstance(self._answer, Exception):
+                future.set_exception(self._answer)
+            else:
+                future.set_result(self._answer)
+        return found
+
+
+def test_a_controller_that_is_down_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that knows it waits for it; a new one learns the living one."""
+    waits = _Admin(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    opened = [waits, _Admin(SimpleNamespace(topic_id="one", partitions=[0, 1]))]
+    monkeypatch.setattr(kafka, "open_client", lambda *_: opened.pop(0))
+    settings = right({**CANAL_JSON, "target": {"type": "kafka", "brokers": "k:1", "protocol": "canal-json"}})
+    topics = TargetTopics(cast("KafkaSettings", settings.target))
+    assert topics.open("t") == OpenTopic("t", "one", 2)
+    assert opened == []
+    topics.check(OpenTopic("t", "one", 2))

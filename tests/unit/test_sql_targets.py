@@ -7,6 +7,7 @@ import pickle
 import re
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from io import StringIO
@@ -31,7 +32,7 @@ from tidesink.sinks.targets.sharing import quote_mysql, quote_postgres, text_mys
 from tidesink.sinks.targets.sql import mysql as mysql_connection
 from tidesink.sinks.targets.sql import mysql_merge as mysql_errors
 from tidesink.sinks.targets.sql import postgres_merge as postgres_errors
-from tidesink.sinks.targets.sql.columns import plan_columns
+from tidesink.sinks.targets.sql.columns import plan_columns, wanted_type
 from tidesink.sinks.targets.sql.dialect import Merge
 from tidesink.sinks.targets.sql.load import (
     AFTER_DELETE,
@@ -228,10 +229,16 @@ def test_a_decimal_whose_digits_nothing_tells_is_not_rounded_to_those_of_a_colum
     assert dict(plan.widened) == {"amount": "numeric"}
 
 
-def test_a_mysql_key_without_a_length_is_refused_with_the_way_out() -> None:
+def test_a_mysql_key_without_a_length_gets_the_settings_or_is_refused_with_the_way_out() -> None:
     key = Column("code", ColumnType("varchar"), nullable=False, handle=True, primary_key=True)
     with pytest.raises(SchemaRefusedError, match=r"column=code.*needs a length.*make the table.*_0900_bin"):
         plan_columns({}, shape(key), "mysql")
+    for one, made in ((key, "varchar(255)"), (replace(key, type=ColumnType("blob")), "varbinary(255)")):
+        assert wanted_type(shape(one).columns[0], shape(one), "mysql", key_length=255) == made
+    # A table that is there is taken as it is.
+    assert (
+        wanted_type(shape(key).columns[0], shape(key), "mysql", "varchar(9)", key_length=255) == "varchar(9)"
+    )
     assert plan_columns({"code": "varchar(9)"}, shape(key), "mysql").widened == {}
     assert plan_columns({"code": "text"}, shape(key), "postgres").widened == {}
 

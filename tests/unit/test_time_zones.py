@@ -10,10 +10,11 @@ import pytest
 
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import from_text
-from tidesink.typemap.values import target_reader
+from tidesink.typemap.values import comes_twice, target_reader
 
 STAMP = ColumnType("timestamp", fsp=6)
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+STEADY = ("UTC", "Asia/Kolkata", "Asia/Kathmandu")
 ZONES = [
     "UTC",
     "America/New_York",
@@ -54,3 +55,15 @@ def test_every_local_time_is_the_instant_python_says(name: str) -> None:
     read = target_reader(STAMP, time_zone=zone, zero_date="null")
     expected = [(read(text) - EPOCH) // timedelta(microseconds=1) for text in texts]  # type: ignore[operator]
     assert list(zip(texts, found, strict=True)) == list(zip(texts, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", [*ZONES, "America/Juneau", "Asia/Kathmandu", "Antarctica/Troll"])
+def test_which_local_times_come_twice(name: str) -> None:
+    zone = ZoneInfo(name)
+    repeated = 0
+    for moment in changes_of_offset(zone):
+        local = moment.replace(tzinfo=zone)
+        first, second = (local.replace(fold=fold).astimezone(timezone.utc) for fold in (0, 1))
+        assert comes_twice(f"{moment:%Y-%m-%d %H:%M:%S.%f}", zone) == (second > first)
+        repeated += second > first
+    assert bool(repeated) == (name not in STEADY)

@@ -225,6 +225,7 @@ VALUES: list[pa.Array] = [
     pa.array(["", "é", None, "2024-01-01", "2024-01-01 00:00:00", "5", "-838:59:59", "0000-00-00", "a,b"]),
     pa.array(["", "é", None, "x"], pa.large_string()),
     pa.array(["2024-03-31 02:30:00.25", None, "0000-00-00 00:00:00"]),
+    pa.array(["2024-10-27 02:30:00.25", None, "2024-10-27 01:59:59"]),
     pa.array(["2024-01-01 00:00:00.5+02:00", None]),
     pa.array([Decimal("1.50"), None, Decimal("-0.01"), Decimal("0.00")], pa.decimal128(10, 2)),
     pa.array([Decimal("123456789012.50"), None], pa.decimal128(20, 2)),
@@ -253,6 +254,8 @@ def test_values_are_read_as_the_scalar_reader_reads_them(
             assert str(found.values.to_pylist()) == str(one_by_one.values.to_pylist())
             assert list(np.flatnonzero(flagged(found.unproven, len(values)))) == sorted(one_by_one.errors)
             assert flagged(found.zero_dates, len(values)) == flagged(one_by_one.zero_dates, len(values))
+            twice = (one.ambiguous_times for one in (found, one_by_one))
+            assert len({tuple(flagged(one, len(values))) for one in twice}) == 1
 
 
 @pytest.mark.parametrize(

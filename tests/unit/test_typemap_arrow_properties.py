@@ -11,6 +11,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
@@ -20,7 +21,7 @@ from tests.arrow_columns import COLUMN_TYPES, POLICIES, assert_reads_as_scalar, 
 from tidesink.events import ColumnType
 from tidesink.typemap.arrow import from_python, from_value
 from tidesink.typemap.arrow_text import utc_micros
-from tidesink.typemap.table import Reader, ZeroDate, row_of
+from tidesink.typemap.table import AmbiguousTime, Reader, ZeroDate, row_of
 from tidesink.typemap.values import integer_bounds
 
 
@@ -77,7 +78,8 @@ def _days(_type: ColumnType) -> st.SearchStrategy[str]:
 
 def _moments(column_type: ColumnType) -> st.SearchStrategy[str]:
     clock = _CLOCK | st.times().map(lambda time: time.isoformat("milliseconds"))
-    return st.tuples(_days(column_type), clock).map(" ".join)
+    twice = st.sampled_from(["2024-10-27 02:30:00", "2024-10-27 02:59:59.999999", "2023-11-05 01:00:00"])
+    return st.tuples(_days(column_type), clock).map(" ".join) | twice
 
 
 def _instants(column_type: ColumnType) -> st.SearchStrategy[str]:
@@ -137,9 +139,17 @@ def test_columns_of_texts(column_type: ColumnType, data: st.DataObject) -> None:
     zone = ZoneInfo(data.draw(st.sampled_from(ZONES[:3])))
     policy: ZeroDate = data.draw(st.sampled_from(POLICIES))
     kind = data.draw(st.sampled_from([pa.string(), pa.large_string()]))
+    twice: AmbiguousTime = data.draw(st.sampled_from(["first", "second", "error"]))
     start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(texts))] * 2)))
     array = pa.array(texts, kind)[start:end]
-    assert_reads_as_scalar(texts[start:end], column_type, zero_date=policy, time_zone=zone, array=array)
+    assert_reads_as_scalar(
+        texts[start:end],
+        column_type,
+        zero_date=policy,
+        time_zone=zone,
+        ambiguous_time=twice,
+        array=array,
+    )
 
 
 @given(
@@ -164,6 +174,16 @@ def _micros(moment: datetime) -> int:
     return (moment.replace(tzinfo=None) - EPOCH) // timedelta(microseconds=1)
 
 
+def assert_utc(local: npt.NDArray[np.int64], zone: tzinfo, moments: list[datetime]) -> None:
+    """``utc_micros`` gives the first instants of local times, and says which of these have a second one."""
+    found, twice = utc_micros(local, zone)
+    first, second = ([_utc(one.replace(fold=fold), zone) for one in moments] for fold in (0, 1))
+    assert found.tolist() == first
+    later = [one < other for one, other in zip(first, second, strict=True)]
+    assert flagged(twice, len(moments)) == later
+    assert twice is None or any(later)
+
+
 def _utc(local: datetime, zone: tzinfo) -> int:
     # Without astimezone, whose result must be a date of the years 1 to 9999.
     return _micros(local) - (local.replace(tzinfo=zone).utcoffset() or timedelta()) // timedelta(
@@ -183,7 +203,7 @@ def _utc(local: datetime, zone: tzinfo) -> int:
 @example(ZoneInfo("Europe/Berlin"), [datetime.min, datetime.max, datetime(9999, 12, 31)])
 def test_local_times_are_those_of_zoneinfo(zone: tzinfo, moments: list[datetime]) -> None:
     local = np.array([_micros(moment) for moment in moments], np.int64)
-    assert utc_micros(local, zone).tolist() == [_utc(moment, zone) for moment in moments]
+    assert_utc(local, zone, moments)
 
 
 @pytest.mark.parametrize("name", ZONES)
@@ -194,4 +214,4 @@ def test_local_times_around_each_change_of_the_clocks(name: str) -> None:
     changes = [hours[at] for at in range(1, len(hours)) if offsets[at] != offsets[at - 1]]
     moments = [change + timedelta(minutes=10 * step) for change in changes for step in range(-60, 20)]
     local = np.array([_micros(moment) for moment in moments], np.int64)
-    assert utc_micros(local, zone).tolist() == [_utc(moment, zone) for moment in moments]
+    assert_utc(local, zone, moments)

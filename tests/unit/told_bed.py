@@ -87,7 +87,12 @@ class Bed:
     def start(self) -> None:
         """A new worker."""
         settings = SimpleNamespace(
-            definition=None, keys=None, zero_date=self.zero_date, time_zone="UTC", mode="upsert"
+            definition=None,
+            keys=None,
+            zero_date=self.zero_date,
+            ambiguous_time="first",
+            time_zone="UTC",
+            mode="upsert",
         )
         source = SimpleNamespace(codec_options=CodecOptions, opens_up_to=None)
         around = SimpleNamespace(

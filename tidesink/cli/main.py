@@ -133,7 +133,7 @@ def show_report(report: RunReport) -> None:
     for entry in report.tables:
         remarks = [f"error: {entry.error}"] if entry.error else []
         remarks += [f"warning: {warning}" for warning in entry.warnings]
-        for line in [*remarks, *count_remarks(entry.counters, entry.zero_dates)]:
+        for line in [*remarks, *count_remarks(entry)]:
             typer.echo(f"{entry.table}: {line}", err=True)
     if report.error:
         typer.echo(f"error: {report.error}", err=True)

@@ -60,6 +60,7 @@ from tidesink.sinks.worker.preflight import Goals
 
 if TYPE_CHECKING:
     from tidesink.cli.table_plans import TablePlan, TypesFrom
+    from tidesink.sinks.state.progress import TableStatus
 
 
 # What stands in other places of the template, or is written by lines of its own.
@@ -317,15 +318,15 @@ def plan(
     plans = distinct_targets(settings, by_topics(settings, table_plans(settings, sample=sample)))
     unserved = list(unserved_tables(settings, plans))
     unreported = list(unreported_changes(settings))
-    zero_dates = _zero_dates(settings)
+    statuses: dict[TableId | None, TableStatus] = {one.table: one for one in read_statuses(settings)}
     refused = letters_refused(settings)
     if output is OutputFormat.JSON:
-        tables = [{**entry.as_json(), "zero_dates": zero_dates.get(entry.table, {})} for entry in plans]
+        tables = [{**entry.as_json(), **_counted(statuses.get(entry.table))} for entry in plans]
         more = {"warnings": unserved, "untold": unreported, "kept": stored_records(settings)}
         reported = {"pipeline": settings.pipeline, "target": settings.target.type, "tables": tables}
         write_json({**reported, **more, "dead_letters_problem": refused})
     else:
-        _show_plans(settings, plans, zero_dates)
+        _show_plans(settings, plans, statuses)
         for warning in unserved:
             typer.echo(f"warning: {warning}")
         for text, named in limits_of(plans):
@@ -388,13 +389,15 @@ def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePl
     return found
 
 
-def _zero_dates(config: Config) -> dict[TableId | None, dict[str, int]]:
-    """Per table and column, how many dates no calendar has the worker has turned to NULL so far."""
-    return {entry.table: dict(entry.zero_dates) for entry in read_statuses(config)}
+def _counted(status: TableStatus | None) -> dict[str, dict[str, int]]:
+    """By column, how many dates became NULL so far, and between the readings of how many times was chosen."""
+    if status is None:
+        return {"zero_dates": {}, "ambiguous_times": {}}
+    return {"zero_dates": dict(status.zero_dates), "ambiguous_times": dict(status.ambiguous_times)}
 
 
 def _show_plans(
-    config: Config, plans: list[TablePlan], zero_dates: dict[TableId | None, dict[str, int]]
+    config: Config, plans: list[TablePlan], statuses: Mapping[TableId | None, TableStatus]
 ) -> None:
     screen = console()
     if not plans:
@@ -419,8 +422,11 @@ def _show_plans(
             typer.echo(f"  left out: {', '.join(entry.omitted)}")
         if entry.read_as:
             typer.echo(f"  deleted rows stay, marked; read it as: {entry.read_as}")
-        for column, count in zero_dates.get(entry.table, {}).items():
+        counted = _counted(statuses.get(entry.table))
+        for column, count in counted["zero_dates"].items():
             typer.echo(f"  {count} dates of column {column} became NULL so far")
+        for column, count in counted["ambiguous_times"].items():
+            typer.echo(f"  {count} times of column {column} came twice so far, and may be the other")
         for warning in entry.warnings:
             typer.echo(f"  warning: {warning}")
         if entry.problem:

@@ -34,6 +34,7 @@ from tidesink.events import TableId, physical_ms
 
 if TYPE_CHECKING:
     from tidesink.config.fields import ChangePolicy
+    from tidesink.sinks.batch.observers import TableReport
     from tidesink.sinks.state.progress import StateStore, TableStatus
     from tidesink.sinks.worker.control import TableControl
 
@@ -207,19 +208,23 @@ def _remarks(entry: TableStatus) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     remarks += _routed_to(entry)
     remarks += [f"warning: {warning}" for warning in entry.warnings]
-    return [*remarks, *count_remarks(entry.counters, entry.zero_dates), *filtered_lines(entry)]
+    return [*remarks, *count_remarks(entry), *filtered_lines(entry)]
 
 
-def count_remarks(counters: Mapping[str, int], zero_dates: Mapping[str, int]) -> Iterator[str]:
+def count_remarks(entry: TableStatus | TableReport) -> Iterator[str]:
     """What a table's counters report beside ``COUNTS``: one line for each that is not zero."""
+    counters = entry.counters
     if unmatched := counters.get("unmatched", 0):
         yield f"filter: {unmatched} changes whose row does not satisfy it, among applied and superseded"
     if count := counters.get("row_codec", 0):
         read = counters.get("read", 0)
         yield f"row codec: {count} of {read} records were decoded one by one, which is slower"
-    for column, count in zero_dates.items():
+    for column, count in entry.zero_dates.items():
         if count:
             yield f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
+    for column, count in entry.ambiguous_times.items():
+        if count:
+            yield f"{count} times of column {column} come twice and may be the other (ambiguous-time)"
 
 
 def filtered_lines(entry: TableStatus) -> list[str]:

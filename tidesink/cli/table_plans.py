@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 from tidesink.cli.sources import Start, read_topic, topic_names
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
+from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
 from tidesink.config.checks import check_merged, shown_policies
 from tidesink.config.models import idle_patterns, topic_tables
@@ -32,6 +35,7 @@ from tidesink.sinks.targets.sharing import quote_identifier, quote_mysql, quote_
 from tidesink.sinks.targets.sql.location import place_in
 from tidesink.sinks.targets.sql.target import view_name
 from tidesink.sinks.worker.preflight import column_type, preflight_of
+from tidesink.typemap.arrow_text import sets_clocks_back
 from tidesink.typemap.projection import check_renames, laid_out
 from tidesink.typemap.table import CALENDAR_READERS, row_of, type_words
 from tidesink.typemap.target_schema import (
@@ -88,9 +92,10 @@ def _note(column: ShapeColumn, shape: TableShape, there: str) -> str:
     if reason:
         return reason
     if row.reader in CALENDAR_READERS:
-        policy = "error" if column.key else shape.zero_date
+        zero_date, twice = ("error", "error") if column.key else (shape.zero_date, shape.ambiguous_time)
         zone = f"; read in {shape.time_zone}" if row.reader == "timestamp" else ""
-        return f"days no calendar has: {policy}{zone}"
+        zone += f", times that come twice: {twice}" if _has_ambiguous_times(column, shape) else ""
+        return f"days no calendar has: {zero_date}{zone}"
     if row.reader in ("enum", "set"):
         return "" if column.type.members is not None else row.lost
     return row.lost if row.reader == "time" and there in _TEXTS else ""
@@ -244,7 +249,9 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
         return _unplanned(config, topic, table, error.message)
     planned = plan_of(config, topic, shape, types_from="avro")
     more = tuple(flat_avro_warnings(records, keys, settings))
-    return dataclasses.replace(planned, warnings=(*planned.warnings, *more))
+    summed = CHECKSUM in records[-1].extension
+    times = () if summed else ambiguous_times(shape, planned.omitted)
+    return dataclasses.replace(planned, warnings=(*planned.warnings, *more, *times))
 
 
 def _key_names(registry: SchemaRegistry, topic: str) -> tuple[str, ...]:
@@ -348,6 +355,7 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     renames = () if stated else definitions.renames(table)
     past = () if stated else tuple(column.name for column in definitions.former(table))
     plan = plan_of(config, found.topic, shape, types_from=types_from, renames=renames, past=past)
+    plan = dataclasses.replace(plan, warnings=(*plan.warnings, *ambiguous_times(shape, plan.omitted)))
     if defined is None:
         reported = "types come from the short names in mysqlType: a definition of the table gives full ones"
         unreported_key = (UNREPORTED_KEY,) if is_row_keyed(shape) else ()
@@ -361,6 +369,7 @@ def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | N
         keys=keys if keys is not None else settings.keys,
         zero_date=settings.zero_date,
         time_zone=settings.time_zone,
+        ambiguous_time=settings.ambiguous_time,
     )
 
 
@@ -455,6 +464,7 @@ def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
         "mode": settings.mode,
         **(ordered if settings.mode == "upsert" else {}),
         "zero-date": settings.zero_date,
+        "ambiguous-time": settings.ambiguous_time,
         "bad-record": settings.bad_record,
         "schema-changes": shown_policies(settings.schema_changes, config, logs=settings.mode == "append"),
         "time-zone": settings.time_zone,
@@ -496,6 +506,27 @@ def flat_avro_warnings(
         yield _NO_OPS
     if not keys and newest.before is None:
         yield _DELETE_WITHOUT_KEY
+
+
+_AMBIGUOUS: Final = (
+    "the clocks of {zone} are set back, and nothing in the topic says which time is meant by one that they "
+    "show twice: of {columns} ambiguous-time: {policy} decides. Row checksums (flat-avro) say it, and in UTC "
+    "no time comes twice (the changefeed's time zone, and source.time-zone)"
+)
+
+
+def ambiguous_times(shape: TableShape, omitted: Collection[str]) -> Iterator[str]:
+    """A warning where a table's times may come twice, and no checksum says which are meant."""
+    columns = [one for one in shape.columns if one.name not in omitted and _has_ambiguous_times(one, shape)]
+    if columns:
+        names = ", ".join(column.name for column in columns)
+        yield _AMBIGUOUS.format(zone=shape.time_zone, policy=shape.ambiguous_time, columns=names)
+
+
+def _has_ambiguous_times(column: ShapeColumn, shape: TableShape) -> bool:
+    """Whether a column is read by clocks that are set back this year or the next."""
+    local = row_of(column.type).reader == "timestamp" and column.spark == "timestamp"
+    return local and sets_clocks_back(ZoneInfo(shape.time_zone), datetime.now(timezone.utc).year)
 
 
 _Quote = Callable[[str], str]

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 from tidesink.codecs.compression import LARGEST, Compression
 from tidesink.errors import FramingError, SchemaMismatchError
 from tidesink.events import Event, Message, TableId
-from tidesink.typemap.table import DecimalMode, UnsignedMode, ZeroDate
+from tidesink.typemap.table import AmbiguousTime, DecimalMode, UnsignedMode, ZeroDate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -210,14 +210,19 @@ class Codec(ABC):
         return None
 
     def decode_batch(
-        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
+        self,
+        records: pa.RecordBatch | pa.Table,
+        *,
+        zero_date: ZeroDate = "null",
+        ambiguous_time: AmbiguousTime = "first",
     ) -> DecodedBatch:
         """The events of many Kafka records as Arrow tables: the same as ``decode`` of each in turn.
 
         ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
         ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
         a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
-        ``time_zone``. ``codecs.batch`` says what the tables hold.
+        ``time_zone``; one that comes twice there follows ``ambiguous_time``. ``codecs.batch`` says what
+        the tables hold.
 
         Raises:
             SchemaMismatchError: ``records`` lacks a column.
@@ -225,7 +230,7 @@ class Codec(ABC):
         """
         from tidesink.codecs.batch import ValueOptions, decode_in_columns
 
-        options = ValueOptions(zero_date, self._options.time_zone)
+        options = ValueOptions(zero_date, self._options.time_zone, ambiguous_time=ambiguous_time)
         return decode_in_columns(
             records, columnar=self.columnar(options), decode=self.decode, options=options
         )

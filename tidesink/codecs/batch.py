@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -39,7 +39,7 @@ from tidesink.events import (
     WatermarkEvent,
 )
 from tidesink.typemap.arrow import PythonResult, arrow_type, from_python
-from tidesink.typemap.table import ZeroDate
+from tidesink.typemap.table import AmbiguousTime, ZeroDate
 
 ControlEvent = DdlEvent | WatermarkEvent | MessageEvent
 Decode = Callable[[Message], tuple[Event, ...]]
@@ -48,6 +48,8 @@ Indices = npt.NDArray[np.int64]
 OP_TYPE: Final = pa.dictionary(pa.int8(), pa.string())
 TOPIC_TYPE: Final = pa.dictionary(pa.int32(), pa.string())
 NAMES_TYPE: Final = pa.list_(pa.string())
+# The lists of a row's columns that a policy gave the value, named as the marks of a converted column.
+MARKS: Final = ("zero_dates", "ambiguous_times")
 # SQL Server's and Db2's LSNs have 80 bits.
 SOURCE_TYPE: Final = pa.list_(pa.decimal128(38, 0))
 _MOST: Final = 2**63 - 1
@@ -88,6 +90,7 @@ class ChangeTable:
     ``unavailable``         list<string>               columns of ``after`` that the source did not send
     ``unavailable_before``  list<string>               the same of ``before``
     ``zero_dates``          list<string>               columns whose date no calendar has, made null
+    ``ambiguous_times``     list<string>               columns whose local time comes twice; a policy chose
     ======================  =========================  ==================================================
 
     The members of ``before`` and ``after`` are the columns of ``schema`` in its order. A member that a row
@@ -136,15 +139,16 @@ class DecodedBatch:
 
 @dataclass(frozen=True)
 class ValueOptions:
-    """How values become those of a target: the policy for zero dates, and the zone of TIMESTAMP texts.
+    """How values become those of a target: the zone of TIMESTAMP texts, and the policies for times.
 
-    ``keys``: the columns, in lower case, that name a row at the target, in which a date no calendar has is an
-    error; None: those of the records' own keys.
+    ``keys``: the columns, in lower case, that name a row at the target, in which a date no calendar has and a
+    local time that comes twice are errors; None: those of the records' own keys.
     """
 
     zero_date: ZeroDate = "null"
     time_zone: str = "UTC"
     keys: frozenset[str] | None = None
+    ambiguous_time: AmbiguousTime = "first"
 
     @cached_property
     def zone(self) -> tzinfo:
@@ -429,7 +433,7 @@ class _RowGroup:
                 found[image, member.name] = from_python(
                     [None if row is None else row.get(member.name) for row in rows],
                     column.type,
-                    zero_date=self._types.zero_date_of(column),
+                    **self._types.policies_of(column),
                     time_zone=self._options.zone,
                 )
         return found
@@ -451,7 +455,7 @@ class _RowGroup:
             "after": self._structs("after", self._types.row),
             "unavailable": _name_lists(events, UNAVAILABLE),
             "unavailable_before": _name_lists(events, UNAVAILABLE_BEFORE),
-            "zero_dates": pa.array(self._zero_dates(), NAMES_TYPE),
+            **{name: pa.array(self._marked(name), NAMES_TYPE) for name in MARKS},
         }
         rows = pa.table(columns, schema=self._types.table)
         if faults:
@@ -466,16 +470,24 @@ class _RowGroup:
         arrays = [self._columns[image, member.name].values for member in kind]
         return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=pa.array(nulls, pa.bool_()))
 
-    def _zero_dates(self) -> list[list[str] | None]:
-        """Of each row the columns made null: of the row after the change, of a delete the one before it."""
+    def _marked(self, marks: str) -> list[list[str] | None]:
+        """Of each row the columns with one of ``MARKS``: after the change, of a delete before it."""
         found: list[list[str]] = [[] for _ in self._events]
         for (image, name), column in self._columns.items():
-            if image == "key" or column.zero_dates is None:
+            flags: npt.NDArray[np.bool_] | None = getattr(column, marks)
+            if image == "key" or flags is None:
                 continue
-            for at in np.flatnonzero(column.zero_dates).tolist():
+            for at in np.flatnonzero(flags).tolist():
                 if (self._events[at].after is None) == (image == "before"):
                     found[at].append(name)
         return [names or None for names in found]
+
+
+class Policies(TypedDict):
+    """What is done about a column's zero dates, and its local times that come twice."""
+
+    zero_date: ZeroDate
+    ambiguous_time: AmbiguousTime
 
 
 class RowTypes:
@@ -484,18 +496,20 @@ class RowTypes:
     def __init__(self, schema: TableSchema, keys: tuple[str, ...] | None, options: ValueOptions) -> None:
         named = options.keys
         self._keys = frozenset(name.lower() for name in keys or ()) if named is None else named
-        self._zero_date = options.zero_date
+        self._options = options
         types = {column.name: self._type(column) for column in schema.columns}
         self.row = pa.struct(list(types.items()))
         self.key = pa.struct([(name, types[name]) for name in keys or () if name in types])
         self.table = rows_schema(self.key, self.row)
 
-    def zero_date_of(self, column: Column) -> ZeroDate:
-        """The policy for a column. A null key names no row: there a date no calendar has is an error."""
-        return "error" if column.name.lower() in self._keys else self._zero_date
+    def policies_of(self, column: Column) -> Policies:
+        """The policies for a column. Of a key they are ``error``: a null or a guess names no row."""
+        if column.name.lower() in self._keys:
+            return Policies(zero_date="error", ambiguous_time="error")
+        return Policies(zero_date=self._options.zero_date, ambiguous_time=self._options.ambiguous_time)
 
     def _type(self, column: Column) -> pa.DataType:
-        return arrow_type(column.type, zero_date=self.zero_date_of(column))
+        return arrow_type(column.type, zero_date=self.policies_of(column)["zero_date"])
 
 
 def rows_schema(key: pa.StructType, row: pa.StructType) -> pa.Schema:
@@ -515,7 +529,7 @@ def rows_schema(key: pa.StructType, row: pa.StructType) -> pa.Schema:
             ("after", row),
             ("unavailable", NAMES_TYPE),
             ("unavailable_before", NAMES_TYPE),
-            ("zero_dates", NAMES_TYPE),
+            *((name, NAMES_TYPE) for name in MARKS),
         ]
     )
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
 from functools import partial
+from itertools import compress, product
 from math import isfinite
 from typing import Any, Final
 from zlib import crc32
@@ -26,12 +27,14 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.errors import EncodeError
 from tidesink.events import ChangeEvent, Column, ColumnType, Row
 from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.values import FoldedTime
 
 # A value to the bytes it adds; several where the wire does not say which.
 PartReader = Callable[[Any], "bytes | tuple[bytes, ...]"]
 
-# Twelve TIMESTAMP columns, each in the hour that comes twice.
-MOST_SUMS: Final = 4096
+# Of TIMESTAMP columns, each in the hour that comes twice.
+_MOST_TIMES: Final = 12
+MOST_SUMS: Final = 2**_MOST_TIMES
 _MASK: Final = (1 << 64) - 1
 _LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{1,6})?")
 
@@ -105,6 +108,8 @@ def _timestamp(zone: ZoneInfo, text: str) -> bytes | tuple[bytes, ...]:
         return _text(text)
     fraction = found[2] or ""
     texts = [_text(moment.replace(tzinfo=None).isoformat(" ") + fraction) for moment in (first, second)]
+    if isinstance(text, FoldedTime):
+        return texts[text.fold]
     return texts[0] if first == second else tuple(texts)
 
 
@@ -193,9 +198,16 @@ class RowSums:
     def __init__(self, columns: Sequence[Column], time_zone: str) -> None:
         self._names = tuple(column.name for column in columns)
         self._readers = tuple(_part_reader(column.type, time_zone) for column in columns)
+        local = [row_of(column.type).reader == "timestamp" and time_zone != "UTC" for column in columns]
+        self._local_times = tuple(compress(zip(self._names, self._readers, strict=True), local))
+
+    @property
+    def has_local_times(self) -> bool:
+        """Whether there are TIMESTAMP columns, in a zone whose clocks may show a time twice."""
+        return bool(self._local_times)
 
     def sum(self, row: Row) -> int:
-        """The sum of a row; of an hour that comes twice, the first is meant.
+        """The sum of a row; of a time that comes twice the first is meant, if it does not say which.
 
         Raises:
             EncodeError: a value is none of its column's type.
@@ -219,6 +231,24 @@ class RowSums:
         if said in map(str, sums):
             return None
         return f"the row's checksum is {sums[0]} and TiCDC wrote {said[:40]!r}: {MISMATCH}"
+
+    def meant_times(self, row: Row, extension: Mapping[str, object]) -> dict[str, FoldedTime]:
+        """The times of a row that come twice, as its checksum fits them; empty where it says nothing."""
+        said = str(extension.get(CHECKSUM, ""))
+        times = ((name, reader, row[name]) for name, reader in self._local_times)
+        names = [name for name, reader, time in times if type(time) is str and type(reader(time)) is tuple]
+        if said in NO_CHECKSUM or not 0 < len(names) <= _MOST_TIMES:
+            return {}
+        try:
+            if said not in map(str, self._sums(row)):
+                return {}
+        except _NO_VALUE:
+            return {}
+        for folds in product((0, 1), repeat=len(names)):
+            meant = {name: FoldedTime(str(row[name]), fold) for name, fold in zip(names, folds, strict=True)}
+            if said in map(str, self._sums({**row, **meant})):
+                return meant
+        return {}
 
     def _sums(self, row: Row) -> Sequence[int]:
         """Every sum the row can have, the likeliest first."""

@@ -53,7 +53,7 @@ from tidesink.events import SequenceBy, TableId
 from tidesink.schema_registry.base import SchemaReader
 from tidesink.schema_registry.naming import TopicRule, sanitize_name, subject
 from tidesink.typemap.projection import Layout, read_filter
-from tidesink.typemap.table import ZeroDate
+from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import MetadataKind, Shard, beside_log
 
 # A shard's name must fit into a key: this many characters of four bytes are a third of MySQL's longest.
@@ -266,6 +266,10 @@ class TableDefaults(Model):
     zero_date: Annotated[ZeroDate, NullWord] = "null"
     """Dates that no calendar has, such as 0000-00-00: `null` (counted), `error` (the record is bad), `text`
     (the column becomes text). In a key column always an error."""
+    ambiguous_time: AmbiguousTime = "first"
+    """TIMESTAMP values in the hour that `time-zone` has twice, where neither topic nor row checksum tells
+    which is meant: the `first` or the `second` (both counted), or `error` (the record is bad). In a key
+    column always an error (`docs/guarantees.md`)."""
     bad_record: BadRecord = "pause"
     """A record that cannot be decoded: `pause` its table before it, or `dead-letter` it and go on."""
     schema_changes: SchemaChanges = SchemaChanges()
@@ -326,6 +330,8 @@ class TableOverride(Model):
     tombstone_retention: PositiveDuration | None = None
     """As under `defaults`, for this table."""
     zero_date: Annotated[ZeroDate | None, NullWord] = None
+    """As under `defaults`, for this table."""
+    ambiguous_time: AmbiguousTime | None = None
     """As under `defaults`, for this table."""
     bad_record: BadRecord | None = None
     """As under `defaults`, for this table."""
@@ -431,6 +437,7 @@ class TableConfig(Model):
     deletes: Deletes
     tombstone_retention: float
     zero_date: ZeroDate
+    ambiguous_time: AmbiguousTime
     bad_record: BadRecord
     schema_changes: SchemaChanges
     time_zone: str

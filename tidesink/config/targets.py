@@ -52,6 +52,7 @@ from tidesink.config.source import (
 from tidesink.kafka_client import ClientSettings
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.schema_registry.transport import Auth, NoAuth, TlsOptions
+from tidesink.typemap.render_sql import KEY_LENGTH
 from tidesink.typemap.table import DecimalMode, UnsignedMode
 
 TargetFeature = Literal[
@@ -232,6 +233,11 @@ class SqlSettings(TargetModel):
     tls: SqlTls = Field(default_factory=SqlTls)
     """TLS to the database."""
 
+    @property
+    def unknown_key_length(self) -> int | None:
+        """The length of a new key's text where nothing tells it; None where the database asks for none."""
+        return None
+
 
 class PostgresSettings(SqlSettings):
     """Tables in a Postgres database."""
@@ -261,6 +267,15 @@ class MysqlSettings(SqlSettings):
     """The server, as `mysql://host:3306`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
     """A table's database and name; must contain `{schema}` and `{table}`. Missing databases are created."""
+    key_length: Count = Field(default=KEY_LENGTH, ge=1, le=3072)
+    """The length of a key's texts (in characters) and bytes in tables that are made, where neither the topic
+    nor a definition tells it, as in flat-avro. A longer value stops its table. All columns of a key together
+    have 3072 bytes, and a text takes four for each character."""
+
+    @property
+    def unknown_key_length(self) -> int:
+        """``key_length``."""
+        return self.key_length
 
 
 _CODEC_OPTIONS: Final = (

@@ -26,12 +26,13 @@ from tidesink.typemap.arrow_text import Convert, converter
 from tidesink.typemap.table import (
     SHAPED_READERS,
     SPARK_MAX_PRECISION,
+    AmbiguousTime,
     ZeroDate,
     row_of,
     spark_type,
     type_words,
 )
-from tidesink.typemap.values import TargetValue, target_reader, text_reader
+from tidesink.typemap.values import TargetValue, is_ambiguous, target_reader, text_reader
 
 Mask = NDArray[np.bool_]
 Read = Callable[[Any], TargetValue]
@@ -57,12 +58,14 @@ class ColumnResult(NamedTuple):
 
     ``values`` has the column's ``arrow_type`` and is null where the wire is null, where the value is not
     proven, and where a zero date became null. ``unproven`` is true where the row codec has to decide (None:
-    nowhere). ``zero_dates`` is true where the policy made a date no calendar has null (None: nowhere).
+    nowhere). ``zero_dates`` is true where the policy made a date no calendar has null, ``ambiguous_times``
+    where one chose between both readings of a local time that comes twice (None: nowhere).
     """
 
     values: pa.Array
     unproven: Mask | None
     zero_dates: Mask | None
+    ambiguous_times: Mask | None
 
 
 class PythonResult(NamedTuple):
@@ -71,6 +74,7 @@ class PythonResult(NamedTuple):
     values: pa.Array
     errors: dict[int, ValueOutOfRangeError]
     zero_dates: Mask | None
+    ambiguous_times: Mask | None
 
 
 def arrow_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> pa.DataType:
@@ -96,35 +100,52 @@ class _Plan(NamedTuple):
     read_value: Read
     read_text: Read
     usual: Convert | None
+    is_ambiguous: Callable[[Any], bool] | None
 
 
 @lru_cache(maxsize=4096)
-def _plan(column_type: ColumnType, zero_date: ZeroDate, time_zone: tzinfo) -> _Plan:
+def _plan(
+    column_type: ColumnType, zero_date: ZeroDate, time_zone: tzinfo, ambiguous_time: AmbiguousTime
+) -> _Plan:
     target = arrow_type(column_type, zero_date=zero_date)
     read_text = text_reader(column_type)
-    read_value = target_reader(column_type, time_zone=time_zone, zero_date=zero_date)
+    read_value = target_reader(
+        column_type, time_zone=time_zone, zero_date=zero_date, ambiguous_time=ambiguous_time
+    )
+    is_local = row_of(column_type).reader == "timestamp" and target != pa.string()
     return _Plan(
         column_type,
         target,
         read_value,
         lambda text: read_value(read_text(text)),
         converter(column_type, target, time_zone),
+        partial(is_ambiguous, zone=time_zone) if is_local else None,
     )
 
 
 def from_text(
-    texts: pa.Array, column_type: ColumnType, *, zero_date: ZeroDate, time_zone: tzinfo
+    texts: pa.Array,
+    column_type: ColumnType,
+    *,
+    zero_date: ZeroDate,
+    time_zone: tzinfo,
+    ambiguous_time: AmbiguousTime = "first",
 ) -> ColumnResult:
     """The column from canal-json's texts (a string or large_string array).
 
     Equals ``target_reader`` of ``text_reader`` of each text; a text that either refuses is not proven.
     """
-    plan = _plan(column_type, zero_date, time_zone)
+    plan = _plan(column_type, zero_date, time_zone, ambiguous_time)
     return _from_strings(_as_strings(texts), plan, plan.read_text)
 
 
 def from_value(
-    values: pa.Array, column_type: ColumnType, *, zero_date: ZeroDate, time_zone: tzinfo
+    values: pa.Array,
+    column_type: ColumnType,
+    *,
+    zero_date: ZeroDate,
+    time_zone: tzinfo,
+    ambiguous_time: AmbiguousTime = "first",
 ) -> ColumnResult:
     """The column from an array of a ChangeEvent's own values, of whatever Arrow type holds them.
 
@@ -132,14 +153,14 @@ def from_value(
     booleans. Equals ``target_reader`` of each value; one that it refuses, or that the column's Arrow type
     does not hold, is not proven.
     """
-    plan = _plan(column_type, zero_date, time_zone)
+    plan = _plan(column_type, zero_date, time_zone, ambiguous_time)
     shaped = row_of(column_type).reader in SHAPED_READERS
     if shaped and values.type in _ONLY_STRINGS:
         # Text is the value, and its shape is all that the reader of canal-json's text looks at.
         return _from_strings(_as_strings(values), plan, plan.read_value)
     converted = None if shaped else _from_numbers(values, plan.target)
     if converted is not None:
-        return ColumnResult(converted, None, None)
+        return ColumnResult(converted, None, None, None)
     return _by_distinct(values, plan, plan.read_value)
 
 
@@ -149,12 +170,13 @@ def from_python(
     *,
     zero_date: ZeroDate,
     time_zone: tzinfo,
+    ambiguous_time: AmbiguousTime = "first",
 ) -> PythonResult:
     """The column from a ChangeEvent's own values, one by one: the reference of the other two.
 
     What ``target_reader`` refuses or the column's Arrow type does not hold is in ``errors`` by its index.
     """
-    plan = _plan(column_type, zero_date, time_zone)
+    plan = _plan(column_type, zero_date, time_zone, ambiguous_time)
     return _scalar_by_scalar(values, plan, plan.read_value)
 
 
@@ -169,11 +191,11 @@ def _from_strings(texts: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
         return _by_distinct(texts, plan, read)
     values, left = plan.usual(texts)
     if left is None:
-        return ColumnResult(values, None, None)
+        return ColumnResult(values, None, None, None)
     rows = pa.array(left)
     rest = _by_distinct(texts.filter(rows), plan, read)
     values = pc.replace_with_mask(values, rows, rest.values)
-    return ColumnResult(values, _scattered(rest.unproven, left), _scattered(rest.zero_dates, left))
+    return ColumnResult(values, *(_scattered(marks, left) for marks in rest[1:]))
 
 
 def _scattered(part: Mask | None, rows: Mask) -> Mask | None:
@@ -195,15 +217,14 @@ def _by_distinct(values: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
     found = _scalar_by_scalar(distinct, plan, read)
     refused = np.zeros(len(distinct), np.bool_)
     refused[list(found.errors)] = True
-    return ColumnResult(
-        found.values.take(codes),
-        _at(refused, codes) if found.errors else None,
-        _at(found.zero_dates, codes) if found.zero_dates is not None else None,
-    )
+    marks = (refused if found.errors else None, found.zero_dates, found.ambiguous_times)
+    return ColumnResult(found.values.take(codes), *(_at(one, codes) for one in marks))
 
 
-def _at(flags: Mask, codes: pa.Array) -> Mask:
+def _at(flags: Mask | None, codes: pa.Array) -> Mask | None:
     """The flags of distinct values for each row; null is never flagged."""
+    if flags is None:
+        return None
     rows = codes.fill_null(len(flags)).to_numpy(zero_copy_only=False)
     found: Mask = np.append(flags, False)[rows]
     return found
@@ -222,8 +243,12 @@ def _scalar_by_scalar(values: Sequence[Any], plan: _Plan, read: Read) -> PythonR
         [new is None and old is not None for old, new in zip(values, found, strict=True)], np.bool_
     )
     zero[list(errors)] = False
+    twice = np.zeros(0, np.bool_)
+    if plan.is_ambiguous is not None:
+        both = zip(values, found, strict=True)
+        twice = np.array([new is not None and plan.is_ambiguous(old) for old, new in both], np.bool_)
     array = _packed(found, plan, errors)
-    return PythonResult(array, errors, zero if zero.any() else None)
+    return PythonResult(array, errors, *(one if one.any() else None for one in (zero, twice)))
 
 
 _HELD: Final = {kind: frozenset({held}) for kind, held in _PLAIN_TYPES.values()}

@@ -5,8 +5,8 @@ fail as a whole. So each type has two ways to them. First a look at the bytes of
 (``Look``), which costs a few nanoseconds a value and proves the shape that producers write. Where it
 fails, a pattern (RE2) tells row by row which texts are usual, and the cast sees those alone.
 
-Local times become UTC for whole arrays too, as ``datetime`` and ``zoneinfo`` have them. Of an hour that
-comes twice the first is meant, and a time that the clocks skip has the offset from before (PEP 495,
+Local times become UTC for whole arrays too, as ``datetime`` and ``zoneinfo`` have them. A time that the
+clocks show twice is left to the scalar reader, and one that they skip has the offset from before (PEP 495,
 ``fold=0``). An offset is asked of the zone once a day of each year that occurs, never once a value: between
 two days with different offsets the moment of the change is found by bisection. In the time zone database
 two changes are at least three days apart.
@@ -386,7 +386,9 @@ def _timestamps(zone: tzinfo) -> Convert:
         left = _outside(local, _FIRST_INSIDE, _END_INSIDE)
         # What lies outside, and what stands in the place of a null, is moved where the zone knows it.
         known = pc.fill_null(local if left is None else pc.if_else(pa.array(left), 0, local), 0)
-        instants = utc_micros(known.to_numpy(), zone)
+        instants, twice = utc_micros(known.to_numpy(), zone)
+        if twice is not None:
+            left = twice if left is None else left | twice
         nulls = None if not texts.null_count else ~_valid(texts)
         return pa.array(instants, pa.int64(), mask=nulls).view(pa.timestamp("us", "UTC")), left
 
@@ -434,20 +436,23 @@ def has_known_offsets(zone: tzinfo) -> bool:
     return isinstance(zone, ZoneInfo | timezone)
 
 
-def utc_micros(local: Micros, zone: tzinfo) -> Micros:
+def utc_micros(local: Micros, zone: tzinfo) -> tuple[Micros, Mask | None]:
     """Microseconds since 1970 in UTC from those of local times of the years 1 to 9999.
 
-    The result may lie outside these years.
+    The result may lie outside these years. The mask has the times that the clocks show twice, of which the
+    result is the first; None: there are none.
     """
     if not len(local) or zone is timezone.utc:
-        return local
+        return local, None
     if isinstance(zone, timezone):
-        return local - zone.utcoffset(None) // _MICROSECOND
-    starts, offsets = _periods(_years(local), zone)
+        return local - zone.utcoffset(None) // _MICROSECOND, None
+    starts, offsets, shown_twice = _periods(_years(local), zone)
     first, last = np.searchsorted(starts, (local.min(), local.max()), side="right") - 1
-    if first == last:
-        return _less(local, offsets[first])
-    return _less(local, offsets[np.searchsorted(starts, local, side="right") - 1])
+    if first == last and not shown_twice[first]:
+        return _less(local, offsets[first]), None
+    periods = np.searchsorted(starts, local, side="right") - 1
+    twice = shown_twice[periods]
+    return _less(local, offsets[periods]), twice if twice.any() else None
 
 
 def _less(local: Micros, offset: Micros | np.int64) -> Micros:
@@ -463,12 +468,25 @@ def _years(local: Micros) -> tuple[int, ...]:
     return tuple(np.unique(years).tolist())
 
 
+def sets_clocks_back(zone: tzinfo, year: int) -> bool:
+    """Whether the clocks of a zone show some time of this year or the next twice."""
+    return has_known_offsets(zone) and bool(_periods((year, year + 1), zone)[2].any())
+
+
 @lru_cache(maxsize=256)
-def _periods(years: tuple[int, ...], zone: tzinfo) -> tuple[Micros, Micros]:
-    """Where offsets begin to hold, and the offsets, in microseconds, for these years."""
-    table = np.array([period for year in years for period in _year_periods(zone, year)], np.int64)
-    changes = np.append(True, np.diff(table[:, 1]) != 0)
-    return table[changes, 0], table[changes, 1]
+def _periods(years: tuple[int, ...], zone: tzinfo) -> tuple[Micros, Micros, Mask]:
+    """Where periods begin in these years, their offsets, in microseconds, and which the clocks show twice.
+
+    Of what is shown twice the offset is the first.
+    """
+    first, second = (
+        np.array([period for year in years for period in _year_periods(zone, year, fold)], np.int64).T
+        for fold in (0, 1)
+    )
+    starts = np.union1d(first[0], second[0])
+    offsets, later = (one[1][np.searchsorted(one[0], starts, side="right") - 1] for one in (first, second))
+    changes = np.append(True, (np.diff(offsets) != 0) | (np.diff(later) != 0))
+    return starts[changes], offsets[changes], (later < offsets)[changes]
 
 
 def _year(micros: Any) -> int:
@@ -476,11 +494,11 @@ def _year(micros: Any) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _year_periods(zone: tzinfo, year: int) -> tuple[tuple[int, int], ...]:
+def _year_periods(zone: tzinfo, year: int, fold: int) -> tuple[tuple[int, int], ...]:
     """Where an offset begins to hold, in local microseconds since 1970, and the offset, for one year."""
 
     def offset(moment: datetime) -> int:
-        return (zone.utcoffset(moment) or timedelta()) // _MICROSECOND
+        return (zone.utcoffset(moment.replace(fold=fold)) or timedelta()) // _MICROSECOND
 
     day = datetime(year, 1, 1)
     held = offset(day)

@@ -50,6 +50,10 @@ MYSQL_MAX_SCALE: Final = 30
 _KEY_WORDS: Final = {"longtext": "varchar", "longblob": "varbinary"}
 # Of utf8mb4, which the texts of keys have, and of Postgres's UTF8.
 _LONGEST_CHARACTER: Final = 4
+# Of a key's text or bytes in MySQL where nothing tells a length: InnoDB's indexes take 3072 bytes, which is
+# room for three such texts and a number.
+KEY_LENGTH: Final = 255
+_OF_ANY_LENGTH: Final = frozenset({"text", "binary", "enum", "set"})
 _NUMBER_BYTES: Final = 8
 _FIXED_BYTES: Final = {"int": 4, "integer": 4, "date": 3, "boolean": 1, "tinyint(1)": 1}
 
@@ -61,8 +65,8 @@ class KeyLengthUnknownError(Exception):
     column: str
 
 
-def sql_type(column: ShapeColumn, database: Database) -> str:
-    """The type a database keeps a column in.
+def sql_type(column: ShapeColumn, database: Database, key_length: int | None = None) -> str:
+    """The type a database keeps a column in; ``key_length`` is that of a key's text whose type says none.
 
     Raises:
         KeyLengthUnknownError: MySQL indexes texts and bytes of a stated length alone.
@@ -75,24 +79,24 @@ def sql_type(column: ShapeColumn, database: Database) -> str:
     word = _key_word(found)
     if word is None:
         return found
-    length = _length(column.type)
+    length = _length(column.type, key_length)
     if length is None:
         raise KeyLengthUnknownError(column.name)
     return f"{word}({length})"
 
 
-def shown_type(column: ShapeColumn, database: Database) -> str:
+def shown_type(column: ShapeColumn, database: Database, key_length: int | None = None) -> str:
     """``sql_type`` for people to read: a length that nothing tells is ``n``."""
     try:
-        return sql_type(column, database)
+        return sql_type(column, database, key_length)
     except KeyLengthUnknownError:
         return f"{_key_word(_of_value(column, database))}(n)"
 
 
-def key_bytes(column: ShapeColumn, database: Database) -> int:
+def key_bytes(column: ShapeColumn, database: Database, key_length: int | None = None) -> int:
     """What a key column's longest value takes of an index, as far as its type tells; no less than that."""
     found = _of_value(column, database)
-    length = _length(column.type)
+    length = _length(column.type, key_length)
     if found in ("text", "json", "longtext"):
         return _LONGEST_CHARACTER * (length or 0)
     return (length or 0) if found in ("bytea", "longblob") else _FIXED_BYTES.get(found, _NUMBER_BYTES)
@@ -171,13 +175,12 @@ _SPARK_OF: Final[Mapping[Database, Mapping[str, str]]] = {
 }
 
 
-def _length(column_type: ColumnType) -> int | None:
-    """A text's or bytes' greatest length, in characters or bytes; None where nothing tells it."""
+def _length(column_type: ColumnType, unknown: int | None = None) -> int | None:
+    """A text's or bytes' greatest length, in characters or bytes; ``unknown`` where nothing tells it."""
     row = row_of(column_type)
-    if row.parameter == "allowed":
-        members = column_type.members
-        if members is None:
-            return None
+    members = column_type.members if row.parameter == "allowed" else None
+    if members is not None:
         joined = sum(map(len, members)) + len(members) if row.reader == "set" else 0
         return max([1, joined, *map(len, members)])
-    return column_type.length if row.parameter is None else None
+    found = column_type.length if row.parameter is None else None
+    return unknown if found is None and row.reader in _OF_ANY_LENGTH else found

@@ -115,7 +115,7 @@ _NO_WIDTH = "Avro calls TINYINT to INT all INT: the column arrives as int"
 _WRAPPED = "wire long above 2^63-1 is negative and is repaired on read"
 _LONG_DECIMAL = "more than 38 digits, or a precision the wire does not say, is kept exactly as text"
 _CALENDAR = "a date no calendar has follows zero-date"
-_ZONED = f"{_CALENDAR}; read in the configured time zone"
+_ZONED = f"{_CALENDAR}; read in the configured time zone, and what comes twice there follows ambiguous-time"
 _CHAR = _words("character, nchar, national char, national character")
 _VARCHAR = _words(
     "character varying, char varying, nvarchar, nchar varying, nchar varchar, national varchar, "
@@ -422,6 +422,8 @@ def semantic_type(name: str | None, wire: str) -> SemanticType | None:
 DecimalMode = Literal["precise", "string"]
 UnsignedMode = Literal["long", "string"]
 ZeroDate = Literal["null", "error", "text"]
+# Which of both is meant by a local time that comes twice, where clocks are set back.
+AmbiguousTime = Literal["first", "second", "error"]
 
 # Spark's timestamps end at microseconds.
 _SPARK_FSP = 6

@@ -30,7 +30,7 @@ from zoneinfo import ZoneInfo
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value
 from tidesink.typemap.mysql_types import default_as
-from tidesink.typemap.table import SPARK_MAX_PRECISION, SparkType, ZeroDate, row_of, spark_type
+from tidesink.typemap.table import SPARK_MAX_PRECISION, AmbiguousTime, SparkType, ZeroDate, row_of, spark_type
 from tidesink.typemap.values import TargetValue, target_reader, text_reader
 
 # The producer's word for every spelling of the current time: old rows got the moment of the DDL.
@@ -84,9 +84,10 @@ class Shard(NamedTuple):
 class TableShape:
     """The columns of one table at the target, in order, and its keys in column order.
 
-    ``time_zone`` is the zone in which TIMESTAMP texts of this table are read. ``origin`` is the source table
-    where the target's has another name, ``shard`` is given where several source tables share it. ``omitted``
-    are the source's columns that the config leaves out, in lower case.
+    ``time_zone`` is the zone in which TIMESTAMP texts of this table are read, ``ambiguous_time`` the policy
+    for those that come twice there. ``origin`` is the source table where the target's has another name,
+    ``shard`` is given where several source tables share it. ``omitted`` are the source's columns that the
+    config leaves out, in lower case.
     """
 
     table: TableId
@@ -97,6 +98,7 @@ class TableShape:
     origin: TableId | None = None
     shard: Shard | None = None
     omitted: frozenset[str] = field(default=frozenset(), compare=False)
+    ambiguous_time: AmbiguousTime = "first"
 
     @property
     def source(self) -> TableId:
@@ -140,6 +142,7 @@ def shape_of(
     keys: tuple[str, ...] | None = None,
     zero_date: ZeroDate = "null",
     time_zone: str = "UTC",
+    ambiguous_time: AmbiguousTime = "first",
 ) -> TableShape:
     """The shape of a source table. Virtual columns, which no codec gives a value, are left out.
 
@@ -169,6 +172,7 @@ def shape_of(
         tuple(c.name for c in columns if c.key),
         zero_date=zero_date,
         time_zone=time_zone,
+        ambiguous_time=ambiguous_time,
     )
 
 
@@ -308,8 +312,13 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
     else:
         at_source = text_reader(column.type)(text)
     zone = timezone.utc if shape.time_zone == "UTC" else ZoneInfo(shape.time_zone)
-    zero_date = "error" if column.key else shape.zero_date
-    return target_reader(column.type, time_zone=zone, zero_date=zero_date)(at_source)
+    read = target_reader(
+        column.type,
+        time_zone=zone,
+        zero_date="error" if column.key else shape.zero_date,
+        ambiguous_time="error" if column.key else shape.ambiguous_time,
+    )
+    return read(at_source)
 
 
 def _as_it_was(shape: TableShape, column: ShapeColumn, former: Column | None) -> ShapeColumn:

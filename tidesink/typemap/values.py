@@ -1,9 +1,9 @@
 """Values, one at a time: read from the wire, written to it, made a target's, shown as JSON.
 
 ``text_reader`` and ``wire_unsigned`` give the value that TiDB held, in the form that ``tidesink.events``
-defines. ``target_reader`` goes on to what a target table stores (dates, timestamps in UTC); the zero-date
-policy applies there. Decimals never pass through a float. Dates and times keep the text of MySQL and of
-other databases; those that a calendar has become Python values.
+defines. ``target_reader`` goes on to what a target table stores (dates, timestamps in UTC); the policies for
+zero dates and for local times that come twice apply there. Decimals never pass through a float. Dates and
+times keep the text of MySQL and of other databases; those that a calendar has become Python values.
 
 ``text_writer`` is the inverse of ``text_reader``. TiCDC (tiflow c7b2588): decimals padded to their scale,
 floats with the fewest digits that identify them and never an exponent, ENUM as its index, SET and BIT as
@@ -23,14 +23,14 @@ import re
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from datetime import date, datetime, timezone, tzinfo
+from datetime import date, datetime, timedelta, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
 from tidesink.events import ColumnType, Value
-from tidesink.typemap.table import SHAPED_READERS, Reader, ZeroDate, row_of, spark_type
+from tidesink.typemap.table import SHAPED_READERS, AmbiguousTime, Reader, ZeroDate, row_of, spark_type
 
 DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
 # Other databases' calendars have more: years of any length, years before 1, infinity, nanoseconds.
@@ -338,9 +338,57 @@ def shortest_float32(value: float) -> float:
     return float(exact)
 
 
-def _to_timestamp(text: str, zone: tzinfo) -> datetime:
+class FoldedTime(str):
+    """A TIMESTAMP's text in the hour that comes twice, where it is known which of both times is meant.
+
+    ``fold`` is that of ``datetime``: 0 for the first, 1 for the second. It takes no part in comparisons.
+    """
+
+    __slots__ = ("fold",)
+    fold: int
+
+    def __new__(cls, text: str, fold: int = 0) -> FoldedTime:
+        found = super().__new__(cls, text)
+        found.fold = fold
+        return found
+
+
+def comes_twice(text: str, zone: tzinfo) -> bool:
+    """Whether the clocks of a zone show a time of the calendar twice, since they are set back."""
+    if _keeps_offset(text[:10], zone):
+        return False
+    local = to_datetime(text)
+    return _offset(local.replace(fold=1), zone) < _offset(local, zone)
+
+
+@lru_cache(maxsize=4096)
+def _keeps_offset(day: str, zone: tzinfo) -> bool:
+    begin = datetime.fromisoformat(day)
+    return _offset(begin, zone) == _offset(begin.replace(hour=23, minute=59, second=59, fold=1), zone)
+
+
+def _offset(local: datetime, zone: tzinfo) -> timedelta:
+    return zone.utcoffset(local) or timedelta()
+
+
+def is_ambiguous(value: Value, zone: tzinfo) -> bool:
+    """Whether a TIMESTAMP's text, a day of the calendar, comes twice and nothing says which time is meant."""
+    return type(value) is str and comes_twice(value, zone)
+
+
+def _to_timestamp(text: str, zone: tzinfo, ambiguous_time: AmbiguousTime) -> datetime:
+    local = to_datetime(text)
+    if comes_twice(text, zone):
+        known = text.fold if isinstance(text, FoldedTime) else None
+        if known is None and ambiguous_time == "error":
+            raise ValueOutOfRangeError(
+                f"{text!r} comes twice in {zone}, where clocks are set back, and nothing says which time is "
+                "meant: set ambiguous-time: first or second for this table (in a key it is always an error), "
+                "or have the changefeed write its times in UTC"
+            )
+        local = local.replace(fold=ambiguous_time == "second" if known is None else known)
     try:
-        return to_datetime(text).replace(tzinfo=zone).astimezone(timezone.utc)
+        return local.replace(tzinfo=zone).astimezone(timezone.utc)
     except OverflowError as error:
         raise ValueOutOfRangeError(f"{text!r} is no timestamp in {zone}") from error
 
@@ -354,9 +402,10 @@ def _calendar_reader(
     def read(value: Value) -> TargetValue:
         if value is None:
             return None
-        text = check(str(value))
-        if is_calendar_date(str(text)):
-            return to_python(str(text))
+        text = value if isinstance(value, str) else str(value)
+        check(text)
+        if is_calendar_date(text):
+            return to_python(text)
         if zero_date == "null":
             return None
         raise ValueOutOfRangeError(
@@ -368,7 +417,11 @@ def _calendar_reader(
 
 
 def target_reader(
-    column_type: ColumnType, *, time_zone: tzinfo, zero_date: ZeroDate
+    column_type: ColumnType,
+    *,
+    time_zone: tzinfo,
+    zero_date: ZeroDate,
+    ambiguous_time: AmbiguousTime = "first",
 ) -> Callable[[Value], TargetValue]:
     """A reader from a ChangeEvent's value to what a table target stores for the column's Spark type.
 
@@ -382,7 +435,8 @@ def target_reader(
     if reader in _CALENDAR:
         return _calendar_reader(_CALENDAR[reader], column_type, zero_date)
     if reader == "timestamp":
-        return _calendar_reader(partial(_to_timestamp, zone=time_zone), column_type, zero_date)
+        to_instant = partial(_to_timestamp, zone=time_zone, ambiguous_time=ambiguous_time)
+        return _calendar_reader(to_instant, column_type, zero_date)
     return _unchanged
 
 

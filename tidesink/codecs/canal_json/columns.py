@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from tidesink.codecs.base import ByIdentity
 from tidesink.codecs.batch import (
+    MARKS,
     NAMES_TYPE,
     ChangeTable,
     ColumnarResult,
@@ -420,7 +421,7 @@ class _TableOfShape:
         numbers, self._old_body = np.unique(rows.body[updated], return_inverse=True)
         self._old_places = [getattr(rows.bodies[number], "old", None) or {} for number in numbers]
         self._bad = np.zeros(len(places), np.bool_)
-        self._zero_dates: dict[str, Mask] = {}
+        self._marks: dict[str, dict[str, Mask]] = {name: {} for name in MARKS}
 
     def read(self, records: Records, at: Indices) -> tuple[ChangeTable, Indices]:
         """The table, and which of the records (their indices are ``at``) it has."""
@@ -443,13 +444,14 @@ class _TableOfShape:
         found = from_text(
             self._tokens.texts.take(places),
             column.type,
-            zero_date=self._types.zero_date_of(column),
+            **self._types.policies_of(column),
             time_zone=self._options.zone,
         )
         if found.unproven is not None:
             self._refuse(found.unproven)
-        if found.zero_dates is not None:
-            self._zero_dates[column.name] = found.zero_dates[: len(data)]
+        for name, marked in self._marks.items():
+            if (mask := getattr(found, name)) is not None:
+                marked[column.name] = mask[: len(data)]
         if column.name in self._shape.key:
             self._bad |= null[: len(data)]
         return found.values
@@ -473,7 +475,7 @@ class _TableOfShape:
             "source": source_lists([self._commit_ts], known),
             "unavailable": pa.nulls(count, NAMES_TYPE),
             "unavailable_before": pa.nulls(count, NAMES_TYPE),
-            "zero_dates": name_lists(self._zero_dates, count),
+            **{name: name_lists(marked, count) for name, marked in self._marks.items()},
         }
 
     def _images(self, columns: Sequence[pa.Array]) -> dict[str, pa.Array]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.batch import (
+    MARKS,
     SOURCE_TYPE,
     ChangeTable,
     ColumnarResult,
@@ -283,8 +284,8 @@ class _Fields(NamedTuple):
 
     def _step(self, schema: ConnectSchema, column: Column) -> ColumnStep:
         target = self.schema.by_name[column.name]
-        zero_date = self.types.zero_date_of(target)
-        return ColumnStep(schema, column, target, self.rows.modes, self.options, zero_date)
+        policies = self.types.policies_of(target)
+        return ColumnStep(schema, column, target, self.rows.modes, self.options, policies)
 
 
 def _by_table(envelopes: Envelopes) -> Iterator[tuple[TableId, Envelopes]]:
@@ -338,7 +339,7 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
         "after": _struct(after, some.after, plan.types.row, None),
         "unavailable": name_lists(_unsent(after, None), count),
         "unavailable_before": name_lists(_unsent(before, cut), count),
-        "zero_dates": name_lists(_zero_dates(before, after, deleted, cut), count),
+        **{name: name_lists(_marked(name, before, after, deleted, cut), count) for name in MARKS},
     }
     ordered = [columns[name] for name in plan.types.table.names]
     table = pa.Table.from_arrays(ordered, schema=plan.types.table)
@@ -362,11 +363,10 @@ def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str,
     found = {}
     for wire, name, step in fields:
         column = step.read(image.member(wire))
-        marks = [None if mask is None else image.spread(mask) for mask in column[1:]]
-        unproven, zero_dates, unavailable = marks
+        unproven, *marks = (None if mask is None else image.spread(mask) for mask in column[1:])
         if unproven is not None:
             left |= unproven
-        found[name] = TypedColumn(column.values, None, zero_dates, unavailable)
+        found[name] = TypedColumn(column.values, None, *marks)
     return found
 
 
@@ -423,18 +423,22 @@ def _unsent(columns: Mapping[str, TypedColumn] | None, cut: _Cut | None) -> dict
     return found
 
 
-def _zero_dates(
+def _marked(
+    marks: str,
     before: Mapping[str, TypedColumn] | None,
     after: Mapping[str, TypedColumn] | None,
     deleted: Mask,
     cut: _Cut | None,
 ) -> dict[str, Mask]:
-    """By column, of which rows its date was made null: in ``after``, of a delete in ``before``."""
-    found = {name: one.zero_dates for name, one in (after or {}).items() if one.zero_dates is not None}
+    """By column, which rows have one of ``MARKS``: in ``after``, of a delete in ``before``."""
+    found: dict[str, Mask] = {
+        name: mask for name, one in (after or {}).items() if (mask := getattr(one, marks)) is not None
+    }
     for name, one in (before or {}).items():
-        if one.zero_dates is None:
+        marked: Mask | None = getattr(one, marks)
+        if marked is None:
             continue
-        mask, alone = one.zero_dates & deleted, _cut_rows(cut, name)
+        mask, alone = marked & deleted, _cut_rows(cut, name)
         mask = mask if alone is None else mask & ~alone
         found[name] = found[name] | mask if name in found else mask
     return {name: found[name] for name in after or before or {} if name in found}

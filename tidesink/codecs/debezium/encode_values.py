@@ -21,7 +21,7 @@ from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
 from tidesink.events import Column, DdlEvent, TableId, Value, WatermarkEvent, physical_ms
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.typemap.table import escape_allowed, mysql_type_word, row_of
-from tidesink.typemap.values import fit_decimal, integer_bounds, shortest_float32
+from tidesink.typemap.values import FoldedTime, fit_decimal, integer_bounds, shortest_float32
 
 Members = dict[str, Any]
 
@@ -158,7 +158,8 @@ def _timestamp(column: Column, value: Value, zone: ZoneInfo) -> Any:
     moment = _moment(column, value)
     if moment is None:
         raise _refused(column, value)
-    utc = moment.replace(tzinfo=zone).astimezone(ZoneInfo("UTC"))
+    fold = value.fold if isinstance(value, FoldedTime) else 0
+    utc = moment.replace(tzinfo=zone, fold=fold).astimezone(ZoneInfo("UTC"))
     if utc == _ZERO_MOMENT:
         # TIMESTAMP begins a second later: this is what a zero one was read as.
         return _ZERO_TIMESTAMP

@@ -41,7 +41,7 @@ from tidesink.codecs.debezium.values import placeholders, wire_reader, wire_type
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
 from tidesink.typemap.table import Reader, row_of
-from tidesink.typemap.values import fit_decimal, integer_bounds, text_reader, wire_unsigned
+from tidesink.typemap.values import FoldedTime, fit_decimal, integer_bounds, text_reader, wire_unsigned
 
 ValueReader = Callable[[object], "Value | Unavailable"]
 
@@ -499,7 +499,10 @@ def _fit_timestamp(column_type: ColumnType, modes: DebeziumModes) -> Fit:
     def fit(value: Value) -> Value:
         if not isinstance(value, str):
             raise _mismatch(value, column_type)
-        return in_column(_local(value, zone, column_type) if value[-6:-5] in ("+", "-") else value)
+        if value[-6:-5] not in ("+", "-"):
+            return in_column(value)
+        # A second time is refused, so that this is the first, where there are two.
+        return FoldedTime(str(in_column(_local(value, zone, column_type))))
 
     return fit
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
-from tidesink.codecs.batch import ValueOptions
+from tidesink.codecs.batch import Policies, ValueOptions
 from tidesink.codecs.debezium.connect_schema import PRECISION, ConnectSchema
 from tidesink.codecs.debezium.readers import has_own_type, reader_of
 from tidesink.codecs.debezium.scalars import INFINITE_TIMESTAMPS, INTEGER_BITS, scale_of, whole_parameter
@@ -27,7 +27,7 @@ from tidesink.codecs.debezium.values import placeholders
 from tidesink.errors import DecodeError
 from tidesink.events import Column
 from tidesink.typemap.arrow import arrow_type, from_python
-from tidesink.typemap.table import ZeroDate, row_of, semantic_type
+from tidesink.typemap.table import row_of, semantic_type
 from tidesink.typemap.values import integer_bounds
 
 Mask = npt.NDArray[np.bool_]
@@ -53,6 +53,7 @@ class TypedColumn(NamedTuple):
     values: pa.Array
     unproven: Mask | None = None
     zero_dates: Mask | None = None
+    ambiguous_times: Mask | None = None
     unavailable: Mask | None = None
 
 
@@ -60,7 +61,7 @@ class ColumnStep:
     """Reads one column's values.
 
     ``schema`` is the field's, ``column`` what the row codec reads it as, and ``target`` the column of the
-    table's schema, whose type the result has. ``zero_date`` is the policy for the target column.
+    table's schema, whose type the result has. ``policies`` are those for the target column.
     """
 
     def __init__(
@@ -70,13 +71,11 @@ class ColumnStep:
         target: Column,
         modes: DebeziumModes,
         options: ValueOptions,
-        zero_date: ZeroDate,
+        policies: Policies,
     ) -> None:
-        self.type = arrow_type(target.type, zero_date=zero_date)
+        self.type = arrow_type(target.type, zero_date=policies["zero_date"])
         self._read = reader_of(schema, column=column, modes=modes)
-        self._convert = partial(
-            from_python, column_type=target.type, zero_date=zero_date, time_zone=options.zone
-        )
+        self._convert = partial(from_python, column_type=target.type, time_zone=options.zone, **policies)
         self._absent = placeholders(schema, modes) if schema.type in ("string", "bytes") else ()
         same = column.type == target.type
         self._kernel = _kernel_of(schema, column, modes, options, self.type) if same else None
@@ -115,9 +114,7 @@ class ColumnStep:
         places = np.flatnonzero(undecided)
         some = self._each(wire.take(pa.array(places)).to_pylist())
         merged = pc.replace_with_mask(values, pa.array(undecided), some.values)
-        return TypedColumn(
-            merged, _spread(some.unproven, places, count), _spread(some.zero_dates, places, count)
-        )
+        return TypedColumn(merged, *(_spread(marks, places, count) for marks in some[1:4]))
 
     def _each(self, wire: Sequence[Any]) -> TypedColumn:
         values: list[Any] = []
@@ -135,8 +132,8 @@ class ColumnStep:
             values.append(value)
         found = self._convert(values)
         unproven += found.errors
-        marks = (_marked(unproven, len(values)), found.zero_dates, _marked(unavailable, len(values)))
-        return TypedColumn(found.values, *marks)
+        unread, unsent = (_marked(places, len(values)) for places in (unproven, unavailable))
+        return TypedColumn(found.values, unread, found.zero_dates, found.ambiguous_times, unsent)
 
 
 def _mask(array: pa.Array) -> Mask:

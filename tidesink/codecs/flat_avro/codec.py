@@ -240,7 +240,7 @@ class FlatAvroCodec(Codec):
         return event
 
     def _sums(self, value: RecordReader | None) -> RowSums | None:
-        if self._options.checksum == "off" or value is None or CHECKSUM not in value.record.extension:
+        if value is None or CHECKSUM not in value.record.extension:
             return None
         record = value.record
         return RowSums(record.table_schema(record.table, ()).columns, self._options.time_zone)
@@ -261,7 +261,9 @@ class FlatAvroCodec(Codec):
         keys = key_reader.record.column_names if key_reader else ()
         schema = record.table_schema(table, keys)
         ids, sums = SchemaIds(key, value), self._sums(value_reader)
-        plan = DecodePlan(key_reader, value_reader, table, schema, ids, sums)
+        asked = None if self._options.checksum == "off" else sums
+        time_sums = sums if sums and sums.has_local_times else None
+        plan = DecodePlan(key_reader, value_reader, table, schema, ids, asked, time_sums)
         self._plans[_heads(message)] = plan
         return plan
 

@@ -22,11 +22,13 @@ import pyarrow.compute as pc
 from tidesink.codecs.avro_columns import CHUNK_RECORDS, AvroDecoder, Mask, RecordBytes
 from tidesink.codecs.base import HEADER_SIZE
 from tidesink.codecs.batch import (
+    MARKS,
     NAMES_TYPE,
     SOURCE_TYPE,
     ChangeTable,
     ColumnarResult,
     Indices,
+    Policies,
     Records,
     RowTypes,
     ValueOptions,
@@ -39,7 +41,7 @@ from tidesink.codecs.flat_avro.schema import BEFORE, COMMIT_TS, EXTENSION, OP, A
 from tidesink.errors import DecodeError, RegistryError
 from tidesink.events import ColumnType, Message, Op, Position, WatermarkEvent
 from tidesink.typemap.arrow import ColumnResult, from_text, from_value
-from tidesink.typemap.table import ZeroDate, row_of
+from tidesink.typemap.table import row_of
 
 PlanOf = Callable[[Message], DecodePlan]
 Heads = npt.NDArray[np.uint64]
@@ -215,22 +217,25 @@ def _group_decoder(plan: DecodePlan, options: ValueOptions) -> _GroupDecoder | N
     if plan.sums is not None:
         return None
     types = RowTypes(plan.schema, None if plan.key is None else plan.key.record.column_names, options)
-    columns = {one.name: (one.type, types.zero_date_of(one)) for one in plan.schema.columns}
+    columns = {one.name: (one.type, types.policies_of(one)) for one in plan.schema.columns}
     readers = (plan.key, plan.value)
-    key, value = (None if one is None else _Part.of(one.record, columns, options) for one in readers)
+    key, value = (
+        None if one is None else _Part.of(one.record, columns, options, summed=plan.time_sums is not None)
+        for one in readers
+    )
     if (plan.key and not key) or (plan.value and not value):
         return None
     return _GroupDecoder(plan, types, key, value)
 
 
 class _Image(NamedTuple):
-    """The typed columns of one image, and where their dates are none of the calendar."""
+    """The typed columns of one image, and for each of ``MARKS`` the columns with the rows that have it."""
 
     arrays: list[pa.Array]
-    zero_dates: dict[str, Mask]
+    marks: Mapping[str, Mapping[str, Mask]]
 
 
-_NO_IMAGE: Final = _Image([], {})
+_NO_IMAGE: Final = _Image([], {mark: {} for mark in MARKS})
 
 
 class _Half(NamedTuple):
@@ -289,24 +294,26 @@ class _GroupDecoder:
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def _images(self, half: _Half, deleted: Mask) -> dict[str, pa.Array]:
-        """The rows before and after, and the zero dates of each record's row."""
+        """The rows before and after, and the marks of each record's row."""
         kind, count, row = self.types.row, len(deleted), half.row
         image, present = half.before or (_NO_IMAGE, np.zeros(count, np.bool_))
         before = _struct(kind, image, count, present)
         if not deleted.any():
-            zero_dates = name_lists(row.zero_dates, count)
-            return {"before": before, "after": _struct(kind, row, count), "zero_dates": zero_dates}
+            lists = {name: name_lists(marked, count) for name, marked in row.marks.items()}
+            return {"before": before, "after": _struct(kind, row, count), **lists}
         # A delete's record holds the row outside, and may leave it out inside.
         outside = deleted & ~present
         if not present.any():
             before = _struct(kind, row, count, outside)
         elif outside.any():
             before = pc.if_else(pa.array(outside), _struct(kind, row, count), before)
-        found = {name: rows & ~(deleted & present) for name, rows in row.zero_dates.items()}
-        for name, rows in image.zero_dates.items():
-            found[name] = found.get(name, False) | (rows & deleted & present)
-        after = _struct(kind, row, count, ~deleted)
-        return {"before": before, "after": after, "zero_dates": name_lists(found, count)}
+        lists = {}
+        for mark, marked in row.marks.items():
+            found = {name: rows & ~(deleted & present) for name, rows in marked.items()}
+            for name, rows in image.marks[mark].items():
+                found[name] = found.get(name, False) | (rows & deleted & present)
+            lists[mark] = name_lists(found, count)
+        return {"before": before, "after": _struct(kind, row, count, ~deleted), **lists}
 
 
 def _some(parts: RecordBytes, rows: Indices) -> RecordBytes:
@@ -347,8 +354,11 @@ def _sources(commit_ts: pa.Array | None, count: int) -> pa.Array:
 _Step = Callable[[pa.Array, Mask], ColumnResult]
 
 
-def _step(column: AvroColumn, zero_date: ZeroDate, zone: tzinfo) -> _Step:
-    """The twin of ``payloads.from_wire``; decimals in bytes were read by the Avro decoder."""
+def _step(column: AvroColumn, policies: Policies, zone: tzinfo, *, summed: bool) -> _Step:
+    """The twin of ``payloads.from_wire``; decimals in bytes were read by the Avro decoder.
+
+    ``summed``: a row's checksum may say which of two times is meant, which the row codec finds out.
+    """
     reader, is_text = row_of(column.type).reader, column.avro == "string"
     convert = from_text if is_text and reader in ("decimal", "unsigned64") else from_value
 
@@ -358,9 +368,11 @@ def _step(column: AvroColumn, zero_date: ZeroDate, zone: tzinfo) -> _Step:
         elif reader == "bit":
             wire, unproven = _bits(wire, column.type)
             left |= unproven
-        found = convert(wire, column.type, zero_date=zero_date, time_zone=zone)
+        found = convert(wire, column.type, time_zone=zone, **policies)
         if found.unproven is not None:
             left |= found.unproven
+        if summed and found.ambiguous_times is not None:
+            left |= found.ambiguous_times
         return found
 
     return read
@@ -378,12 +390,14 @@ class _Part:
     def of(
         cls,
         record: WriterRecord,
-        columns: Mapping[str, tuple[ColumnType, ZeroDate]],
+        columns: Mapping[str, tuple[ColumnType, Policies]],
         options: ValueOptions,
+        *,
+        summed: bool,
     ) -> _Part | None:
         """None where the row codec must see each record of the schema.
 
-        ``columns``: the types of the table's columns, and what holds for their zero dates.
+        ``columns``: the types of the table's columns, and their policies. ``summed``: as ``_step``.
         """
         both = (record.columns, record.before or ())
         if any(columns.get(one.name, (None,))[0] != one.type for image in both for one in image):
@@ -391,7 +405,8 @@ class _Part:
         if not _is_ordinary(record):
             return None
         row, before = (
-            {one.name: _step(one, columns[one.name][1], options.zone) for one in image} for image in both
+            {one.name: _step(one, columns[one.name][1], options.zone, summed=summed) for one in image}
+            for image in both
         )
         decoder = AvroDecoder(_decimal_schema(record))
         return cls(decoder, row, before if record.before is not None else None)
@@ -412,8 +427,11 @@ class _Part:
 
 def _read(steps: Mapping[str, _Step], fields: Mapping[str, pa.Array], left: Mask) -> _Image:
     found = {name: step(fields[name], left) for name, step in steps.items()}
-    zero_dates = {name: one.zero_dates for name, one in found.items() if one.zero_dates is not None}
-    return _Image([one.values for one in found.values()], zero_dates)
+    marks = {
+        mark: {name: mask for name, one in found.items() if (mask := getattr(one, mark)) is not None}
+        for mark in MARKS
+    }
+    return _Image([one.values for one in found.values()], marks)
 
 
 def _members(record: pa.StructArray) -> dict[str, pa.Array]:

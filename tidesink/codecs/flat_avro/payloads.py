@@ -320,6 +320,7 @@ class DecodePlan:
     schema: TableSchema
     schema_id: SchemaIds
     sums: RowSums | None = None  # the rows' checksums are asked for, and the schema has them
+    time_sums: RowSums | None = None  # they say which times are meant, of those that come twice
 
     def read(self, message: Message) -> ChangeEvent:
         """The row change of one record.
@@ -343,6 +344,9 @@ class DecodePlan:
             if op is Op.DELETE:
                 # Its record repeats the old row outside.
                 before, after = row if before is None else before, None
+            if self.time_sums is not None and (meant := self.time_sums.meant_times(row, extension)):
+                for image in filter(None, (row, key, before if after is None else None)):
+                    image.update({name: time for name, time in meant.items() if image.get(name) == time})
         if key is not None and _BIT_WIDTH_MEMBER in key:
             extension[BIT_WIDTH] = key.pop(_BIT_WIDTH_MEMBER)
         if row is not None and _BIT_WIDTH_MEMBER in row:

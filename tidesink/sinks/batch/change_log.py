@@ -9,7 +9,7 @@ numbered in the order they took effect.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.batch import ChangeTable
+from tidesink.codecs.batch import MARKS, ChangeTable
 from tidesink.events import Op
 from tidesink.sinks.batch.records import TableDecoder
 from tidesink.sinks.batch.reduce import row_keys
@@ -47,14 +47,14 @@ class LogRows:
 
     ``events``: the index of each row's event in its table. ``old``: the row shows what was before an update;
     its event is counted with the row after it. ``key`` and ``after`` are structs of ``log_shape``'s columns.
-    ``zero_dates``: names of columns made null.
+    ``marks``: by each of ``MARKS``, lists of the columns that have it.
     """
 
     events: pa.Array
     old: pa.Array
     key: pa.StructArray
     after: pa.StructArray
-    zero_dates: pa.Array
+    marks: Mapping[str, pa.Array]
 
 
 def log_rows(table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, keeps_values: bool) -> LogRows:
@@ -97,7 +97,8 @@ class _LoggedTable:
         after = pa.StructArray.from_arrays(arrays, fields=list(row_type(shape)))
         keys = [self._own[column.name] for column in shape.key_columns]
         key = pa.StructArray.from_arrays(keys, fields=list(key_type(shape)))
-        return LogRows(self._events, pa.array(self._old), key, after, self._zero_dates())
+        marks = {name: self._marked(name) for name in MARKS}
+        return LogRows(self._events, pa.array(self._old), key, after, marks)
 
     @cached_property
     def _own(self) -> dict[str, pa.Array]:
@@ -153,9 +154,9 @@ class _LoggedTable:
             return pa.nulls(len(self._ops), pa.list_(pa.string()))
         return self._rows.names(names)
 
-    def _zero_dates(self) -> pa.Array:
-        """Names of columns made null, of rows that an event wrote."""
-        lists = self._lists(self._changes.rows["zero_dates"].combine_chunks()).take(self._events)
+    def _marked(self, mark: str) -> pa.Array:
+        """Names of columns that have one of ``MARKS``, of rows that an event wrote."""
+        lists = self._lists(self._changes.rows[mark].combine_chunks()).take(self._events)
         return pc.if_else(pa.array(self._shows_old), pa.scalar(None, lists.type), lists)
 
     def _chosen(self, first: Flags, one: pa.Array, other: pa.Array) -> pa.Array:

@@ -89,9 +89,10 @@ class BatchSummary:
     ``watermarks`` are among ``filtered``.
 
     ``max_commit_ts`` is of every row event, ``min_commit_ts`` of the rows to apply.
-    ``zero_dates``: values made null, by column, among the rows to apply. ``key_range`` holds the
-    smallest and largest value of the first key column among the rows to apply. ``doubted`` counts those
-    among them whose checksum does not match, where that is asked and they are applied all the same;
+    ``zero_dates``: values made null, by column, among the rows to apply; ``ambiguous_times``: local times
+    that come twice, of which the policy chose one. ``key_range`` holds the smallest and largest value of the
+    first key column among the rows to apply. ``doubted`` counts those among them whose checksum does not
+    match, where that is asked and they are applied all the same;
     ``omitted`` those that leave out values which the target is to keep. ``unmatched`` counts row events, to
     apply or superseded, whose row the table's filter took out.
     """
@@ -115,6 +116,7 @@ class BatchSummary:
     key_range: tuple[object, object] | None = None
     places: Mapping[Place, PlaceSummary] = field(default_factory=dict)
     zero_dates: Mapping[str, int] = field(default_factory=dict)
+    ambiguous_times: Mapping[str, int] = field(default_factory=dict)
     bad_records: tuple[BadRecord, ...] = ()
     doubts: tuple[Doubt, ...] = ()
     truncates: tuple[Truncate, ...] = ()

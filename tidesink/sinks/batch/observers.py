@@ -216,7 +216,7 @@ class TableReport:
 
     ``batches`` and ``counters`` are of this run alone, ``batch`` and ``commit_ts`` of the table's whole
     life. ``lag``: messages in Kafka not yet applied at the last look. ``zero_dates``: dates no calendar has
-    that were made null, by column, in this run.
+    that were made null, ``ambiguous_times``: local times that come twice, by column, in this run.
     """
 
     table: TableId
@@ -228,6 +228,7 @@ class TableReport:
     lag: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
     zero_dates: Mapping[str, int] = field(default_factory=dict)
+    ambiguous_times: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     error: str | None = None
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.batch import NAMES_TYPE, OPS, SOURCE_TYPE, ChangeTable
+from tidesink.codecs.batch import MARKS, NAMES_TYPE, OPS, SOURCE_TYPE, ChangeTable
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import Op
 
@@ -504,7 +504,7 @@ def _reduced_table(
         "row": _struct(members, deletes),
         "unavailable": _null_where(deletes, unavailable),
         "after_delete": pa.array(after_delete),
-        "zero_dates": taken["zero_dates"],
+        **{name: taken[name] for name in MARKS},
     }
     return ReducedTable(changes, pa.table(columns))
 

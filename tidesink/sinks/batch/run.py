@@ -133,6 +133,7 @@ class BatchOutcome:
     bad: BadRecord | None = None
     version: str = ""
     zero_dates: Mapping[str, int] = field(default_factory=dict)
+    ambiguous_times: Mapping[str, int] = field(default_factory=dict)
     doubted: int = 0
     doubts: tuple[Doubt, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -409,6 +410,7 @@ class Batch:
             bad=reduction.bad,
             version=result.version,
             zero_dates=summary.zero_dates,
+            ambiguous_times=summary.ambiguous_times,
             doubted=summary.doubted,
             doubts=summary.doubts,
             warnings=(*evolved.warnings, *schema_decision.warnings),

@@ -304,7 +304,8 @@ def _last_of_all(
         summary,
         **counts.asDict(),
         superseded=summary.superseded + summary.applied - applied,
-        zero_dates=_zero_dates(rows, summary.zero_dates),
+        zero_dates=_marked(rows, "_zero_dates", summary.zero_dates),
+        ambiguous_times=_marked(rows, "_ambiguous_times", summary.ambiguous_times),
         **_doubts(rows, summary),
     )
     return rows.unionByName(frame.where(F.col("key").isNull())), counted
@@ -321,10 +322,10 @@ def _doubts(rows: DataFrame, of_ranges: BatchSummary) -> dict[str, Any]:
     return {"doubted": sum(row["count"] for row in found), "doubts": tuple(doubts)}
 
 
-def _zero_dates(rows: DataFrame, of_ranges: Mapping[str, int]) -> dict[str, int]:
+def _marked(rows: DataFrame, mark: str, of_ranges: Mapping[str, int]) -> dict[str, int]:
     if not of_ranges:
         return {}
-    found = rows.select(F.explode("_zero_dates").alias("name")).groupBy("name").count().collect()
+    found = rows.select(F.explode(mark).alias("name")).groupBy("name").count().collect()
     return {row["name"]: row["count"] for row in found if row["name"] in of_ranges}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -79,7 +79,8 @@ def range_summary(
         min_commit_ts=least([_extreme(one, "min", "_commit_ts") for one in rows]),
         key_range=_key_range(rows, shape),
         places={place: PlaceSummary(messages, _max_offset(found), last, greatest(watermarks))},
-        zero_dates=_zero_dates(rows, shape),
+        zero_dates=_marked(rows, "_zero_dates", shape, _DATES) if shape.zero_date == "null" else {},
+        ambiguous_times=_marked(rows, "_ambiguous_times", shape, ("timestamp",)),
         bad_records=_first(place, others),
         doubts=_first_doubt(place, rows),
         truncates=tuple(Truncate(place, one.offset) for one in truncates[:1]),
@@ -91,9 +92,6 @@ def range_summary(
 
 def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
     """The summary of a batch by those of its ranges, of which no two are of one topic-partition."""
-    zero_dates: Counter[str] = Counter()
-    for one in summaries:
-        zero_dates.update(one.zero_dates)
     ranges = [one.key_range for one in summaries if one.key_range is not None]
     lows, highs = ([one[at] for one in ranges] for at in (0, 1))
     return BatchSummary(
@@ -102,7 +100,8 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
         min_commit_ts=least([one.min_commit_ts for one in summaries]),
         key_range=(min(lows), max(highs)) if ranges else None,  # type: ignore[type-var]
         places={place: found for one in summaries for place, found in one.places.items()},
-        zero_dates=dict(zero_dates),
+        zero_dates=_counted(one.zero_dates for one in summaries),
+        ambiguous_times=_counted(one.ambiguous_times for one in summaries),
         bad_records=tuple(bad for one in summaries for bad in one.bad_records),
         doubts=tuple(doubt for one in summaries for doubt in one.doubts),
         truncates=tuple(truncate for one in summaries for truncate in one.truncates),
@@ -164,15 +163,20 @@ def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, obj
     return min(one["min"].as_py() for one in found), max(one["max"].as_py() for one in found)
 
 
-def _zero_dates(rows: Sequence[pa.Table], shape: TableShape) -> Mapping[str, int]:
-    """Of rows to apply how many have a date made null, by column."""
-    if shape.zero_date != "null":
-        return {}
-    dates = {column.name for column in shape.columns if column.spark in _DATES}
+def _marked(
+    rows: Sequence[pa.Table], mark: str, shape: TableShape, types: Collection[str]
+) -> Mapping[str, int]:
+    """How many rows to apply have a mark in a column of one of these Spark types, by column."""
+    names = {column.name for column in shape.columns if column.spark in types}
+    counts = _counted(Counter(pc.list_flatten(one[mark].combine_chunks()).to_pylist()) for one in rows)
+    return {name: count for name, count in counts.items() if name in names}
+
+
+def _counted(several: Iterable[Mapping[str, int]]) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    for one in rows:
-        counts.update(pc.list_flatten(one["_zero_dates"].combine_chunks()).to_pylist())
-    return {name: count for name, count in counts.items() if name in dates}
+    for one in several:
+        counts.update(one)
+    return dict(counts)
 
 
 def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:

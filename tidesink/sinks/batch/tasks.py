@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
+from tidesink.codecs.batch import MARKS, NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.sinks.batch.change_log import log_rows
 from tidesink.sinks.batch.counts import Place
@@ -126,6 +126,7 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
     ``_half``         boolean   an update's other row: the delete of a key before it, or in a log the row
                                 before it; its event is counted with the row that the update wrote
     ``_zero_dates``   array     names of columns whose date no calendar has, made null
+    ``_ambiguous_times`` array  names of columns whose local time comes twice, so that a policy chose
     ``_detail``       struct    of what is no row: error, reason, key_id, value_id, fields, key, value, and
                                 Kafka's time where the task read it; of a row with a warning: the reason
     ``_kept``         array     of a plan that ``keeps_values``: columns of ``after`` whose value the source
@@ -151,7 +152,7 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
             ("_offset", pa.int64()),
             ("_commit_ts", pa.int64()),
             ("_half", pa.bool_()),
-            ("_zero_dates", pa.list_(pa.string())),
+            *((f"_{mark}", NAMES_TYPE) for mark in MARKS),
             ("_detail", _DETAIL),
             *(kept if plan.keeps_values and not plan.logs else ()),
             *([("_seq", _SEQUENCE)] if plan.rules.sequenced else ()),
@@ -427,7 +428,7 @@ def _log_rows(table: ChangeTable, plan: DecodePlan, schema: pa.Schema) -> pa.Tab
         "after": found.after,
         **_origin(event),
         "_half": found.old,
-        "_zero_dates": found.zero_dates,
+        **{f"_{mark}": lists for mark, lists in found.marks.items()},
         "_detail": _warnings(event),
     }
     return pa.table(rows, schema=schema)
@@ -461,7 +462,7 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> p
         ),
         **_origin(table.rows),
         "_half": table.rows["half"],
-        "_zero_dates": rows.names(_zero_dates(table, deleted)),
+        **{f"_{mark}": rows.names(_marked(table, mark, deleted)) for mark in MARKS},
         "_detail": _warnings(table.rows),
     }
     if plan.keeps_values:
@@ -482,9 +483,9 @@ def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
     return pa.StructArray.from_arrays(members, fields=list(_SEQUENCE))
 
 
-def _zero_dates(table: ReducedTable, deleted: pa.Array) -> pa.Array:
-    """The writer's names of columns made null; of a delete none."""
-    lists = table.rows["zero_dates"].combine_chunks()
+def _marked(table: ReducedTable, mark: str, deleted: pa.Array) -> pa.Array:
+    """The writer's names of columns that have one of ``MARKS``; of a delete none."""
+    lists = table.rows[mark].combine_chunks()
     return pc.if_else(deleted, pa.scalar(None, lists.type), lists)
 
 

@@ -22,7 +22,7 @@ from tidesink.ddl.history import ddl_moment
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, is_other_topic
 from tidesink.sinks.state.progress import StateStore
 
 if TYPE_CHECKING:
@@ -235,12 +235,13 @@ class TopicDdl:
         return _Unread(unread.part._replace(start=end), definitions, warnings, changed)
 
     def _restore(self, found: TopicOffsets) -> None:
-        if self._topic_id == found.topic_id:
+        if self._topic_id is not None and not is_other_topic(self._topic_id, found.topic_id):
+            self._topic_id = found.topic_id
             return
         kept: Any = self._store.load_document(_KIND, self._name)
         self._topic_id, self._next, self._definitions = found.topic_id, 0, TableDefinitions()
         self._warnings = ()
-        if kept is None or kept["topic_id"] != found.topic_id:
+        if kept is None or is_other_topic(kept["topic_id"], found.topic_id):
             return
         if kept.get("timed") or self._is_cut(found):
             self._warnings = tuple(_warning(*one) for one in kept.get("warnings", ()))
@@ -446,8 +447,9 @@ class TopicTables:
         return True
 
     def _unlooked(self, found: TopicOffsets, read: Mapping[int, int]) -> list[OffsetRange]:
-        if self._looked_at != found.topic_id:
-            self._looked_at, self._looked = found.topic_id, {}
+        if is_other_topic(self._looked_at or found.topic_id, found.topic_id):
+            self._looked = {}
+        self._looked_at = found.topic_id
         ends = found.partitions.items()
         starts = {n: max(at.earliest, self._looked.get(n, 0), read.get(n, 0)) for n, at in ends}
         return [OffsetRange(self._topic, n, min(starts[n], at.latest), at.latest) for n, at in ends]

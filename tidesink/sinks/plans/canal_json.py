@@ -28,7 +28,7 @@ from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, Ta
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.records import Flags, TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
-from tidesink.typemap.table import ZeroDate
+from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import (
     ROW_KEY_COLUMNS,
     ShapeColumn,
@@ -61,6 +61,7 @@ class CanalJsonDecoder(TableDecoder):
     options: CodecOptions = CodecOptions()  # noqa: RUF009  (it is frozen)
     by_row_key: bool = False
     topic: TableNames | None = None
+    ambiguous_time: AmbiguousTime = "first"
 
     @property
     def uses_timestamps(self) -> bool:
@@ -119,8 +120,8 @@ class CanalJsonDecoder(TableDecoder):
 
     @property
     def values(self) -> ValueOptions:
-        """The policy for zero dates, and the zone."""
-        return ValueOptions(self.zero_date, self.time_zone)
+        """The policies for times, and the zone."""
+        return ValueOptions(self.zero_date, self.time_zone, ambiguous_time=self.ambiguous_time)
 
     def _named_by(self, records: pa.RecordBatch) -> NamedRecords | None:
         if self.topic is None:
@@ -199,6 +200,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     base: TableShape | None = None,
     keys: tuple[str, ...] | None = None,
     zero_date: ZeroDate = "null",
+    ambiguous_time: AmbiguousTime = "first",
     time_zone: str = "UTC",
     options: CodecOptions | None = None,
     logs: bool = False,
@@ -216,7 +218,9 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         ConfigError: ``keys`` names a column the table does not have.
         SchemaRefusedError: a column's type cannot be one with the base shape's, or the keys are others.
     """
-    shape = shape_of(schema, keys=keys, zero_date=zero_date, time_zone=time_zone)
+    shape = shape_of(
+        schema, keys=keys, zero_date=zero_date, time_zone=time_zone, ambiguous_time=ambiguous_time
+    )
     current = frozenset(column.name.lower() for column in shape.columns)
     if by_row_key and not shape.keys:
         shape = row_keyed(shape)
@@ -232,6 +236,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         zero_date=whole.zero_date,
         options=options or CodecOptions(),
         by_row_key=is_row_keyed(whole),
+        ambiguous_time=whole.ambiguous_time,
     )
     return DecodePlan(TargetRows(whole, DroppedNow(gone), called), decoder, gone=gone, logs=logs)
 

@@ -31,7 +31,7 @@ from tidesink.sinks.batch.decoders import (
 )
 from tidesink.sinks.batch.records import TableDecoder, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
-from tidesink.typemap.table import ZeroDate
+from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
 
 
@@ -39,7 +39,8 @@ from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_ord
 class FlatAvroDecoder(TableDecoder):
     """Decodes the flat-avro records of one table.
 
-    ``checksum``: what is done about a row that is not what its checksum says. ``keys``: as ``ValueOptions``.
+    ``checksum``: what is done about a row that is not what its checksum says. ``keys`` and
+    ``ambiguous_time``: as ``ValueOptions``.
     """
 
     table: TableId
@@ -48,6 +49,7 @@ class FlatAvroDecoder(TableDecoder):
     zero_date: ZeroDate
     checksum: ChecksumMode = "off"
     keys: frozenset[str] | None = None
+    ambiguous_time: AmbiguousTime = "first"
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
         """Records with an id that is new or unusable."""
@@ -75,8 +77,8 @@ class FlatAvroDecoder(TableDecoder):
 
     @property
     def values(self) -> ValueOptions:
-        """The policy for zero dates, the zone, and the table's key."""
-        return ValueOptions(self.zero_date, self.time_zone, self.keys)
+        """The policies for times, the zone, and the table's key."""
+        return ValueOptions(self.zero_date, self.time_zone, self.keys, self.ambiguous_time)
 
     @property
     def columnar_events(self) -> tuple[type, ...]:
@@ -135,6 +137,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     base: TableShape | None = None,
     keys: tuple[str, ...] | None = None,
     zero_date: ZeroDate = "null",
+    ambiguous_time: AmbiguousTime = "first",
     time_zone: str = "UTC",
     checksum: ChecksumMode = "off",
     logs: bool = False,
@@ -159,7 +162,15 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     if keys is None:
         key_read, others = _of_other_keys(key_read, named)
         key_refused |= others
-    shape = _shape(table, (key_read, value_read), named, base=base, zero_date=zero_date, time_zone=time_zone)
+    shape = _shape(
+        table,
+        (key_read, value_read),
+        named,
+        base=base,
+        zero_date=zero_date,
+        ambiguous_time=ambiguous_time,
+        time_zone=time_zone,
+    )
     schemas = RegisteredSchemas(
         SideSchemas({number: key_schemas[number] for number in key_read}, key_refused, unknown_ids),
         SideSchemas({number: value_schemas[number] for number in value_read}, value_refused, unknown_ids),
@@ -169,7 +180,15 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     there = {name.lower() for name in value_read[newest].column_names} if newest is not None else None
     return DecodePlan(
         TargetRows(shape, dropped),
-        FlatAvroDecoder(table, schemas, shape.time_zone, shape.zero_date, checksum, folded_keys(shape)),
+        FlatAvroDecoder(
+            table,
+            schemas,
+            shape.time_zone,
+            shape.zero_date,
+            checksum,
+            folded_keys(shape),
+            shape.ambiguous_time,
+        ),
         gone=frozenset() if there is None else frozenset(shape.by_name) - there,
         logs=logs,
     )
@@ -238,6 +257,7 @@ def _shape(
     *,
     base: TableShape | None,
     zero_date: ZeroDate,
+    ambiguous_time: AmbiguousTime,
     time_zone: str,
 ) -> TableShape:
     folded = frozenset(name.lower() for name in named)
@@ -248,7 +268,11 @@ def _shape(
     for _, record in sorted(known.items()):
         own = (name for name in record.column_names if name.lower() in folded)
         schema = record.table_schema(table, own)
-        shapes.append(shape_of(schema, keys=named, zero_date=zero_date, time_zone=time_zone))
+        shapes.append(
+            shape_of(
+                schema, keys=named, zero_date=zero_date, time_zone=time_zone, ambiguous_time=ambiguous_time
+            )
+        )
     if not shapes:
         raise ConfigError(f"{table} has no schema yet: nothing can be planned", table=str(table))
     # A schema older than all that made the base may be known by now: a column's first default is its.

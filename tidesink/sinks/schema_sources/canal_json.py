@@ -259,6 +259,7 @@ class CanalJsonDecoding(PlannedDecoding):
             base=self._base(schema, kept),
             keys=settings.keys,
             zero_date=settings.zero_date,
+            ambiguous_time=settings.ambiguous_time,
             time_zone=settings.time_zone,
             options=self._options,
             logs=logs,

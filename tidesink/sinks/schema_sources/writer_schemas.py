@@ -289,6 +289,7 @@ class FlatAvroDecoding(RegisteredDecoding):
             base=self._plan.shape if self._plan else None,
             keys=settings.keys,
             zero_date=settings.zero_date,
+            ambiguous_time=settings.ambiguous_time,
             time_zone=settings.time_zone,
             checksum=self._context.config.source.checksum,
             logs=settings.mode == "append",

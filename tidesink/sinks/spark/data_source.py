@@ -7,7 +7,8 @@ Executors need tidesink installed.
 
 A row is a change of one table. Its columns are those of ``ChangeTable.rows`` without ``record``: ``op``,
 ``topic``, ``partition``, ``offset``, ``index``, ``commit_ts``, ``source``, ``key``, ``before``, ``after``,
-``unavailable``, ``unavailable_before``, ``zero_dates``; ``codecs.batch`` says what they mean.
+``unavailable``, ``unavailable_before``, ``zero_dates``, ``ambiguous_times``; ``codecs.batch`` says what they
+mean.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +28,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from tidesink.codecs.base import Codec
-from tidesink.codecs.batch import ChangeTable, DecodedBatch, RowTypes, ValueOptions
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, Policies, RowTypes, ValueOptions
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
 from tidesink.codecs.debezium.values import column_of
 from tidesink.codecs.flat_avro.schema import parse_record
@@ -41,13 +42,13 @@ from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import subject
 from tidesink.sinks.kafka.fetch import FetchRange, fetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
-from tidesink.typemap.table import ZeroDate
 
 if TYPE_CHECKING:
     from tidesink.ddl.catalog import TableDefinitions
     from tidesink.schema_registry.base import SchemaRegistry
 
 
+Word = TypeVar("Word", bound=str)
 _IMAGES: Final = ("key", "before", "after")
 Place = Callable[[int], dict[str, Any]]
 
@@ -310,9 +311,8 @@ def _is_number(kind: pa.DataType) -> bool:
 _KAFKA: Final = "kafka."
 _SERVERS: Final = "bootstrap.servers"
 # Options of the data source itself; all others are the source's settings in tidesink's config.
-_OWN: Final = frozenset(
-    {"topic", "table", "definition", "zero-date", "extra-columns", "startingoffsets", "endingoffsets"}
-)
+_OFFSETS: Final = frozenset({"startingoffsets", "endingoffsets"})
+_OWN: Final = _OFFSETS | {"topic", "table", "definition", "zero-date", "ambiguous-time", "extra-columns"}
 # Sections of settings, whose members an option names behind a dot.
 _SECTIONS: Final = ("schema-registry.", "debezium.")
 # Settings that say in a config what other options say here.
@@ -338,7 +338,7 @@ class ReadOptions:
     kafka: Mapping[str, str]
     table: TableId | None
     definition: str | None
-    zero_date: ZeroDate
+    policies: Policies
     ignore_extra: bool
     start: str
     end: str
@@ -370,7 +370,10 @@ class ReadOptions:
             kafka=kafka,
             table=_table(own.get("table")),
             definition=own.get("definition"),
-            zero_date=_one_of("zero-date", own, ("null", "error", "text")),  # type: ignore[arg-type]
+            policies=Policies(
+                zero_date=_one_of("zero-date", own, ("null", "error", "text")),
+                ambiguous_time=_one_of("ambiguous-time", own, ("first", "second", "error")),
+            ),
             ignore_extra=_one_of("extra-columns", own, ("error", "ignore")) == "ignore",
             start=own.get("startingoffsets", "latest" if streaming else "earliest"),
             end=own.get("endingoffsets", "latest"),
@@ -384,7 +387,7 @@ class ReadOptions:
     @property
     def values(self) -> ValueOptions:
         """How values become Arrow's."""
-        return ValueOptions(self.zero_date, self.settings.time_zone)
+        return ValueOptions(time_zone=self.settings.time_zone, **self.policies)
 
     def definitions(self) -> TableDefinitions:
         """The tables that ``definition`` declares.
@@ -429,11 +432,12 @@ def _table(text: str | None) -> TableId | None:
     return TableId(schema, name)
 
 
-def _one_of(name: str, own: Mapping[str, str], allowed: tuple[str, ...]) -> str:
+def _one_of(name: str, own: Mapping[str, str], allowed: tuple[Word, ...]) -> Word:
     value = own.get(name, allowed[0])
-    if value not in allowed:
-        raise ConfigError(f"the option {name} is one of {', '.join(allowed)}", key=name)
-    return value
+    for word in allowed:
+        if word == value:
+            return word
+    raise ConfigError(f"the option {name} is one of {', '.join(allowed)}", key=name)
 
 
 class ChangeReader:
@@ -471,7 +475,7 @@ class ChangeReader:
         Raises: as ``fetch`` and ``decode_batch``.
         """
         for records in fetch(wanted, self._options.kafka):
-            yield records, self.codec.decode_batch(records, zero_date=self._options.zero_date)
+            yield records, self.codec.decode_batch(records, **self._options.policies)
 
     def columns(self) -> RowColumns:
         """The table's columns: by the registry, else the definition, else the topic's first records.

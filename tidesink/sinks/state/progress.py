@@ -33,7 +33,8 @@ class TableStatus:
     """What ``tidesink status`` shows of one table.
 
     ``counters``: row events by kind, summed over all batches. ``zero_dates``: per column, how many dates
-    no calendar has were turned to NULL. ``error``: class name and message of the last error.
+    no calendar has were turned to NULL; ``ambiguous_times`` likewise, how many local times come twice, so
+    that ``ambiguous-time`` chose. ``error``: class name and message of the last error.
     ``epoch``: of the hold on the table in which this was said; 0 before any, and in what earlier versions
     saved. ``life``: how often the table's epochs were seen to begin again, since it was made again or brought
     back from a backup. ``updated``: set by the store, UTC.
@@ -45,6 +46,7 @@ class TableStatus:
     error: str | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
     zero_dates: Mapping[str, int] = field(default_factory=dict)
+    ambiguous_times: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     batch: int = 0
     commit_ts: int | None = None

@@ -367,6 +367,7 @@ def _status_text(status: TableStatus) -> str:
             "error": status.error,
             "counters": dict(status.counters),
             "zero_dates": dict(status.zero_dates),
+            "ambiguous_times": dict(status.ambiguous_times),
             "warnings": list(status.warnings),
             "life": status.life,
             "epoch": status.epoch,

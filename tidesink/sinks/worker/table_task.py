@@ -251,6 +251,7 @@ class TableTask:
             lag=self.lag,
             counters=self._tally.run.as_counters(),
             zero_dates=self._tally.run_zero_dates,
+            ambiguous_times=self._tally.run_ambiguous_times,
             warnings=self._warnings(),
             error=self._error,
         )
@@ -470,6 +471,7 @@ class TableTask:
             error=self._error,
             counters=self._tally.total.as_counters(),
             zero_dates=self._tally.zero_dates,
+            ambiguous_times=self._tally.ambiguous_times,
             warnings=self._warnings(),
             batch=progress.batch if progress else self._tally.batch,
             commit_ts=progress.commit_ts if progress else self._tally.commit_ts,
@@ -547,6 +549,8 @@ class Tally:
         self.filtered = Filtered()
         self.run_zero_dates: dict[str, int] = {}
         self.zero_dates: dict[str, int] = {}
+        self.run_ambiguous_times: dict[str, int] = {}
+        self.ambiguous_times: dict[str, int] = {}
         self.warnings: tuple[str, ...] = ()
         self.batch = 0
         self.commit_ts: int | None = None
@@ -584,6 +588,7 @@ class Tally:
         self.total = Account.from_counters(status.counters)
         self.filtered = Filtered.from_details(status.details)
         self.zero_dates = dict(status.zero_dates)
+        self.ambiguous_times = dict(status.ambiguous_times)
         self.batch, self.commit_ts = status.batch, status.commit_ts
         self.place = str(status.details.get(PLACE, ""))
         self._tombstones = status.details.get(_TOMBSTONES) or {}
@@ -608,6 +613,8 @@ class Tally:
         self.filtered += outcome.filtered
         for counts in (self.run_zero_dates, self.zero_dates):
             _add(counts, outcome.zero_dates)
+        for counts in (self.run_ambiguous_times, self.ambiguous_times):
+            _add(counts, outcome.ambiguous_times)
         doubts = (_DOUBTED,) if outcome.doubted else ()
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
 

@@ -49,15 +49,22 @@ class SqlEvolution:
 
 
 def wanted_type(
-    column: ShapeColumn, shape: TableShape, database: Database, present: str | None = None
+    column: ShapeColumn,
+    shape: TableShape,
+    database: Database,
+    present: str | None = None,
+    *,
+    key_length: int | None = None,
 ) -> str:
-    """The type of a column of a shape; ``present`` is the one it has, which says the length of a key.
+    """The type of a column of a shape.
+
+    Of a key whose own type says no length ``present``, the type it has, says it; if it is new ``key_length``.
 
     Raises:
         SchemaRefusedError: a key column whose length nothing tells.
     """
     try:
-        return sql_type(column, database)
+        return sql_type(column, database, key_length if present is None else None)
     except KeyLengthUnknownError as exc:
         if present is not None:
             return present
@@ -204,7 +211,9 @@ def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str],
             raise refused.with_context(table=str(shape.source), column=column.name) from None
 
 
-def room_limits(shape: TableShape, limits: SqlLimits, database: Database) -> Iterator[Limit]:
+def room_limits(
+    shape: TableShape, limits: SqlLimits, database: Database, key_length: int | None
+) -> Iterator[Limit]:
     """What of a table may be too long: its rows, and its keys."""
     words = {column.name: shown_type(column, database).partition("(")[0] for column in shape.columns}
     if sum(word in _LONG for word in words.values()) > limits.long_values:
@@ -213,7 +222,7 @@ def room_limits(shape: TableShape, limits: SqlLimits, database: Database) -> Ite
             f"a row has room for some {limits.long_values} texts or bytes that are long: {limits.too_long}. "
             "except_column_list leaves some out",
         )
-    if sum(key_bytes(column, database) for column in shape.key_columns) > limits.key_bytes:
+    if sum(key_bytes(column, database, key_length) for column in shape.key_columns) > limits.key_bytes:
         yield Limit(
             "key-length",
             f"a key has at most {limits.key_bytes:,} bytes: {limits.too_long_key}. keys in the config can "

@@ -125,6 +125,10 @@ class Dialect(Protocol):
         """How much its tables have room for."""
 
     @property
+    def key_length(self) -> int | None:
+        """The length of a new key's text where nothing tells it; None where it needs none."""
+
+    @property
     def caveats(self) -> Mapping[ChangeKind, str]:
         """What a kind of change of columns needs that not every server has."""
 

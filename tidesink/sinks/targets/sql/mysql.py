@@ -40,7 +40,7 @@ from tidesink.sinks.targets.sql.target import (
     shown_place,
     try_connection,
 )
-from tidesink.typemap.render_sql import Database
+from tidesink.typemap.render_sql import KEY_LENGTH, Database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -208,7 +208,9 @@ class MysqlDialect:
     error_of = staticmethod(error_of)
     check_kept = staticmethod(check_kept)
 
-    def __init__(self) -> None:
+    def __init__(self, key_length: int = KEY_LENGTH) -> None:
+        """``key_length``: of a new key's texts (in characters) and bytes whose length nothing tells."""
+        self.key_length = key_length
         self._collation = ""
         self._engine = ""
 
@@ -461,7 +463,8 @@ _WITHOUT: Final = "without local_infile"
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
     """The MySQL tables of a config."""
-    return open_sql(MysqlDialect(), cast("MysqlSettings", config.target))
+    settings = cast("MysqlSettings", config.target)
+    return open_sql(MysqlDialect(settings.key_length), settings)
 
 
 def place_of(settings: MysqlSettings, table: TableId) -> str:

@@ -372,7 +372,8 @@ _UNIQUE: Final[_Meaning] = (
 _VALUE: Final[_Meaning] = (
     TargetError,
     "a value does not fit its column at the target, and nothing was written: was the column's type changed "
-    "by hand?",
+    "by hand, or is a key's text longer than its varchar (ALTER TABLE MODIFY gives it more; "
+    "target.key-length is that of new tables)?",
 )
 _CONSTRAINT: Final[_Meaning] = (
     TargetError,

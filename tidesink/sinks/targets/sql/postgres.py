@@ -222,6 +222,7 @@ class PostgresDialect:
 
     database: Database = "postgres"
     limits = POSTGRES_LIMITS
+    key_length = None
     caveats: Mapping[ChangeKind, str] = MappingProxyType({})
     ddl_commits = False
     insert_missing = "INSERT INTO {} ON CONFLICT DO NOTHING"

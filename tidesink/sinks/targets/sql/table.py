@@ -254,7 +254,11 @@ class SqlTable:
         """Make the table; of one that is there a shape may have columns that are never added to it."""
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
         database = self._dialect.database
-        columns = [(c.name, wanted_type(c, shape, database), c.key, c.comment) for c in shape.columns]
+        length = self._dialect.key_length
+        columns = [
+            (c.name, wanted_type(c, shape, database, key_length=length), c.key, c.comment)
+            for c in shape.columns
+        ]
         if soft:
             columns.append((SOFT_DELETE_COLUMN, OF_SPARK[database]["boolean"], False, _SOFT_DELETE_COMMENT))
         self._dialect.create(cursor, self.place, columns)

@@ -31,6 +31,12 @@ _NO_DROP: Final = (
 )
 
 
+_LENGTH_UNKNOWN: Final = (
+    "nothing tells how long this key gets, so that a table that is made has {} (target.key-length): a longer "
+    "value stops the table before it, and nothing is cut"
+)
+
+
 def capabilities_of(dialect: Dialect) -> Capabilities:
     """What a database of this dialect can do."""
     return Capabilities(
@@ -111,9 +117,9 @@ class SqlPreflight(PreflightChecks):
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
 
-    def column_type(self, settings: SqlSettings, column: ShapeColumn) -> str:  # noqa: ARG002
+    def column_type(self, settings: SqlSettings, column: ShapeColumn) -> str:
         """As a CREATE TABLE has it."""
-        return shown_type(column, self._dialect.database)
+        return shown_type(column, self._dialect.database, settings.unknown_key_length)
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
         """Names, columns and keys by the database's limits; raises as ``PreflightChecks`` says."""
@@ -123,13 +129,18 @@ class SqlPreflight(PreflightChecks):
         if view is not None and config.table_config(shape.source).mode != "append":  # a log has no view
             place.beside(view)
         check_sql_shape(shape, dialect.limits, dialect.quote)
-        limits = tuple(room_limits(shape, dialect.limits, dialect.database))
-        return PreflightResult(limits, tuple(self._keys_without_length(shape)))
+        length = settings.unknown_key_length
+        limits = tuple(room_limits(shape, dialect.limits, dialect.database, length))
+        return PreflightResult(limits, tuple(self._keys_without_length(shape, length)))
 
-    def _keys_without_length(self, shape: TableShape) -> Iterator[str]:
-        """Why a table cannot be made; it can be there already, made by somebody."""
+    def _keys_without_length(self, shape: TableShape, length: int | None) -> Iterator[str]:
+        """What is made of keys whose length nothing tells; somebody may have made the table already."""
+        database = self._dialect.database
         for column in shape.key_columns:
             try:
-                wanted_type(column, shape, self._dialect.database)
+                made = wanted_type(column, shape, database, key_length=length)
             except SchemaRefusedError as refused:
                 yield f"column {column.name}: {refused.message}"
+                continue
+            if made != shown_type(column, database):
+                yield f"column {column.name}: {_LENGTH_UNKNOWN.format(made)}"

@@ -26,7 +26,7 @@ from tidesink.sinks.targets.base import Limit, PreflightChecks, PreflightResult
 from tidesink.sinks.targets.stream.table import MessageRow, MessageRows, check_shape
 from tidesink.typemap.table import TYPES, row_of, type_words
 from tidesink.typemap.target_schema import NO_FLAT_AVRO, ShapeColumn, TableShape, is_row_keyed
-from tidesink.typemap.values import json_type
+from tidesink.typemap.values import FoldedTime, json_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -298,7 +298,8 @@ def _local(text: str, zone: ZoneInfo, column: str) -> str:
         raise EncodeError(
             f"{text} is beyond the years 1 to 9999 in {zone.key}: set target.time-zone: UTC", column=column
         ) from error
-    return moment.replace(tzinfo=None).isoformat(sep=" ", timespec="seconds") + fraction
+    local = moment.replace(tzinfo=None).isoformat(sep=" ", timespec="seconds") + fraction
+    return FoldedTime(local, 1) if moment.fold else local  # for a row's checksum
 
 
 NO_TRUNCATE: Final = (

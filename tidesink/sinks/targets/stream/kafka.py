@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
 from tidesink.codecs.open import CODECS
@@ -18,6 +18,7 @@ from tidesink.config.targets import KafkaSettings
 from tidesink.errors import EncodeError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId
 from tidesink.kafka_client import open_client
+from tidesink.sinks.kafka.offsets import describe_topics
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import (
     NO_TRUNCATE,
@@ -407,7 +408,7 @@ class TargetTopics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._admin = open_client(AdminClient, settings.confluent_properties(), _QUIET)
+        self._admin = self._renewed()
 
     def open(self, topic: str) -> OpenTopic:
         """A topic, made where it is not there.
@@ -443,7 +444,7 @@ class TargetTopics:
             raise admin_error(exc, None) from exc
 
     def _find(self, topic: str) -> OpenTopic | None:
-        future = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT)[topic]
+        future = describe_topics(self._admin, [topic], self._renewed)[topic]
         try:
             described = future.result()
             return OpenTopic(topic, str(described.topic_id), len(described.partitions))
@@ -451,6 +452,10 @@ class TargetTopics:
             if exc.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
             raise
+
+    def _renewed(self) -> AdminClient:
+        self._admin = open_client(AdminClient, self._settings.confluent_properties(), _QUIET)
+        return self._admin
 
     def _made(self, topic: str) -> OpenTopic:
         settings = self._settings

@@ -64,6 +64,7 @@ from tidesink.sinks.targets.column_changes import gap_of, plan_evolution
 from tidesink.sinks.targets.sharing import Owner
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.values import FoldedTime
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -521,9 +522,9 @@ def _to_source(column: ShapeColumn, zone: ZoneInfo) -> ToSource | None:
     if column.spark == "timestamp_ntz":
         return lambda value: _clock(value, column.type)
     if column.spark == "timestamp":
-        offset = "+00:00" if reader == "instant" else ""
-        own = ZoneInfo("UTC") if offset else zone
-        return lambda value: _clock(_in_zone(value, own), column.type) + offset
+        if reader == "instant":
+            return lambda value: _clock(_in_zone(value, ZoneInfo("UTC")), column.type) + "+00:00"
+        return lambda value: _folded(_in_zone(value, zone), column.type)
     return None
 
 
@@ -534,6 +535,12 @@ def _number_or_label(text: str) -> Value:
 
 def _in_zone(value: datetime, zone: ZoneInfo) -> datetime:
     return value.replace(tzinfo=timezone.utc).astimezone(zone).replace(tzinfo=None)
+
+
+def _folded(local: datetime, column_type: ColumnType) -> str:
+    """A TIMESTAMP's text; a row's checksum asks which time is meant, of those that come twice."""
+    text = _clock(local, column_type)
+    return FoldedTime(text, 1) if local.fold else text
 
 
 def _clock(value: datetime, column_type: ColumnType) -> str:
