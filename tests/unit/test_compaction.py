@@ -25,7 +25,7 @@ from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import MISSED, PLACE, Pauses
 from tidesink.sinks.worker.replay import ReplayTask
-from tidesink.sinks.worker.table_task import Tally
+from tidesink.sinks.worker.tally import Tally
 
 DAY: Final = 86_400.0
 COMPACTED: Final = Compaction("compact", DAY)

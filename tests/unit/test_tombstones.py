@@ -14,7 +14,7 @@ from tidesink.errors import TargetError
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import Collected, ReducedBatch, ReducedRow, RowSequence
-from tidesink.sinks.worker.table_task import Tally, Tombstones, next_horizon
+from tidesink.sinks.worker.tally import Tally, Tombstones, next_horizon
 
 SECOND = 1000 << 18
 SHAPE = shape(ID, NAME)

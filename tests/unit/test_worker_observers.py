@@ -25,7 +25,7 @@ from tidesink.sinks.batch.observers import (
 )
 from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.state.progress import Progress, TableState, TableStatus
-from tidesink.sinks.worker.table_task import Tally
+from tidesink.sinks.worker.tally import Tally
 
 TABLE = TableId("shop", "orders")
 APPLIED = BatchApplied(

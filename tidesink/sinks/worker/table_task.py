@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import structlog
 
@@ -21,15 +21,15 @@ from tidesink.errors import (
 )
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
-from tidesink.sinks.batch.counts import Account, Filtered, passed
-from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, TableChanged, TableReport
+from tidesink.sinks.batch.counts import passed
+from tidesink.sinks.batch.observers import BatchStarted, TableChanged, TableReport
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.batch.schema_changes import KnownColumns, pending_of
 from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
 from tidesink.sinks.batch.tasks import RangeTooLargeError
-from tidesink.sinks.kafka.compaction import CaughtUp, Compaction
+from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     AddedPartitions,
@@ -45,12 +45,13 @@ from tidesink.sinks.kafka.offsets import (
     topic_progress,
 )
 from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, Rank, TableState, TableStatus
-from tidesink.sinks.targets.base import Collected, SequencedTable, TargetTable
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus
+from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
 from tidesink.sinks.worker.preflight import shown_goal
+from tidesink.sinks.worker.tally import Tally, Tombstones, applied_event
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
@@ -532,175 +533,3 @@ def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:
         return None
     retention = settings.tombstone_retention if settings.deletes == "hard" else None
     return Tombstones(cast(SequencedTable, table), retention)
-
-
-_TOMBSTONES: Final = "tombstones"
-_DOUBTED: Final = (
-    "rows were applied whose checksum does not match: the log has the first of each batch. Compare the table "
-    "with the source; source.checksum: reject keeps such rows out"
-)
-
-
-class Tally:
-    """What was counted: in this run, and in the table's life as far as the state store knows it."""
-
-    def __init__(self) -> None:
-        self.run, self.total = Account(), Account()
-        self.filtered = Filtered()
-        self.run_zero_dates: dict[str, int] = {}
-        self.zero_dates: dict[str, int] = {}
-        self.run_ambiguous_times: dict[str, int] = {}
-        self.ambiguous_times: dict[str, int] = {}
-        self.warnings: tuple[str, ...] = ()
-        self.batch = 0
-        self.commit_ts: int | None = None
-        self.place = ""
-        self.life, self.epoch = 0, 0
-        self.caught_up = CaughtUp()
-        self._tombstones: Mapping[str, Any] = {}
-        self._held = self._resumed = False
-        self._known: Rank = (0, 0, -1)
-
-    @property
-    def rank(self) -> Rank:
-        """Of the hold and its last batch."""
-        return self.life, self.epoch, self.batch
-
-    def claimed(self, epoch: int, before: TableStatus | None) -> None:
-        """Count on in a hold of the table that was taken once ``before`` was read.
-
-        An epoch that is not above that status's is one of a table made again, or of one from a backup.
-        """
-        self.life = before.life + (epoch <= before.epoch) if before is not None else 0
-        self.epoch = epoch
-        self._held, self._resumed = True, False
-
-    def resume(self, context: WorkerContext, table: TableId) -> bool:
-        """Go on from what the state store holds, until the table is held: then nobody else counts."""
-        if not self._resumed:
-            status = context.store.status_of(context.config.pipeline, table)
-            if status is not None and status.rank > self._known:
-                self._adopt(status)
-            self._resumed = self._held
-        return True
-
-    def _adopt(self, status: TableStatus) -> None:
-        self.total = Account.from_counters(status.counters)
-        self.filtered = Filtered.from_details(status.details)
-        self.zero_dates = dict(status.zero_dates)
-        self.ambiguous_times = dict(status.ambiguous_times)
-        self.batch, self.commit_ts = status.batch, status.commit_ts
-        self.place = str(status.details.get(PLACE, ""))
-        self._tombstones = status.details.get(_TOMBSTONES) or {}
-        self.caught_up = CaughtUp.known(status.details)
-        self._known = status.rank
-        if not self._held:
-            self.life, self.epoch = status.life, status.epoch
-
-    def stands(self, progress: Progress, place: str) -> None:
-        """Know what the target holds, and where: the table is open."""
-        if place != self.place or progress.batch < self.caught_up.batch:
-            # Of another table, or of batches that a backup took away.
-            self.caught_up = CaughtUp()
-        self.batch, self.commit_ts, self.place = progress.batch, progress.commit_ts, place
-
-    def add(self, outcome: BatchOutcome) -> None:
-        """Count one batch."""
-        account = outcome.account or Account()
-        self.run, self.total = self.run + account, self.total + account
-        self.batch, self.commit_ts = outcome.progress.batch, outcome.progress.commit_ts
-        self._known = self.rank
-        self.filtered += outcome.filtered
-        for counts in (self.run_zero_dates, self.zero_dates):
-            _add(counts, outcome.zero_dates)
-        for counts in (self.run_ambiguous_times, self.ambiguous_times):
-            _add(counts, outcome.ambiguous_times)
-        doubts = (_DOUBTED,) if outcome.doubted else ()
-        self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
-
-    def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
-        """The detail of the deletes remembered, as of when some were last forgotten, by whichever worker."""
-        if tombstones is not None and tombstones.last is not None:
-            return {_TOMBSTONES: tombstones.last._asdict()}
-        known = self._tombstones
-        # A table that was made again has forgotten nothing.
-        holds = tombstones is None or tombstones.horizon == known.get("horizon")
-        return {_TOMBSTONES: dict(known)} if known and holds else {}
-
-
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, found in more.items():
-        counts[name] = counts.get(name, 0) + found
-
-
-# A TiDB TSO is milliseconds since 1970, and 18 bits that count within one.
-_TSO_PER_SECOND: Final = 1000 << 18
-# Deletes are collected so many times in a retention: each time the table's marks are read once.
-_TIMES_A_RETENTION: Final = 4
-
-
-def next_horizon(progress: Progress, topic: str, retention: float) -> int | None:
-    """The commit_ts up to which deletes may be forgotten, ``retention`` seconds behind what is applied.
-
-    None where some partition has applied nothing that has a commit_ts.
-    """
-    at = progress.topics.get(topic)
-    passed = [
-        max(part.applied_commit_ts or 0, part.watermark or 0)
-        for part in (at.partitions.values() if at else ())
-    ]
-    least = min(passed, default=0) - int(retention * _TSO_PER_SECOND)
-    return least if least > 0 else None
-
-
-class Tombstones:
-    """The marked deletes of one table; ``retention`` in seconds of the source's time, None: kept for ever.
-
-    The horizon that was ever raised holds all the same: what was forgotten before is not known again.
-    """
-
-    def __init__(self, table: SequencedTable, retention: float | None) -> None:
-        self._table = table
-        self._retention = retention
-        self.horizon = table.horizon()
-        self.last: Collected | None = None
-
-    def collect_if_due(self, progress: Progress, topic: str) -> None:
-        """Forget old deletes, seldom; a failure is said and tried again after a later batch."""
-        if self._retention is None:
-            return
-        horizon = next_horizon(progress, topic, self._retention)
-        if horizon is None:
-            return
-        step = self._retention * _TSO_PER_SECOND / _TIMES_A_RETENTION
-        if self.horizon is not None and horizon - self.horizon < max(step, 1):
-            return
-        try:
-            self.last = self._table.collect(horizon)
-            self.horizon = self.last.horizon
-        except TidesinkError as exc:
-            _log.warning("deletes not collected", topic=topic, error=str(exc))
-            self.horizon = self._known(horizon)
-
-    def _known(self, asked: int) -> int | None:
-        """The horizon after a collection that failed; where the table does not answer, as if it had not."""
-        try:
-            return self._table.horizon()
-        except TidesinkError:
-            return asked
-
-
-def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
-    """A batch that was applied and accounted for."""
-    assert outcome.account is not None and outcome.read is not None  # noqa: S101, PT018  (it was applied)
-    return BatchApplied(
-        table,
-        outcome.progress.batch,
-        outcome.account,
-        outcome.version,
-        outcome.progress.commit_ts,
-        bytes_read=outcome.read.bytes,
-        seconds=dict(outcome.seconds),
-        doubted=outcome.doubted,
-        doubts=outcome.doubts,
-    )
