@@ -55,10 +55,15 @@ MESSAGE_TARGETS = [
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in BED_NAMES])
 def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """Every target in turn; a target without a bed fails here, so that none goes untested."""
-    found = BEDS[request.param](request, tmp_path / "lake")
+    return opened_bed(request, request.param, tmp_path)
+
+
+def opened_bed(request: pytest.FixtureRequest, name: str, folder: Path) -> Bed:
+    """A target's bed; the test is skipped where the target lacks what it needs."""
+    found = BEDS[name](request, folder / "lake")
     for mark in request.node.iter_markers("needs"):
         if mark.args[0] not in found.target.capabilities.features:
-            pytest.skip(f"{request.param} does not have {mark.args[0]}, and says so")
+            pytest.skip(f"{name} does not have {mark.args[0]}, and says so")
     return found
 
 

@@ -195,6 +195,7 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
             StructField("_partition", IntegerType()),
             StructField("_offset", LongType()),
             StructField("_seq", DataType.fromDDL(SEQUENCE_DDL)),
+            *(StructField("_commit_ts", LongType()) for row in rows[:1] if row.commit_ts is not None),
         ]
     )
     # A small Arrow table is a relation of the plan's own; rows of Python are a job of Python workers.
@@ -215,6 +216,7 @@ def payloads_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRo
             ("_partition", pa.int32()),
             ("_offset", pa.int64()),
             ("_seq", sequence_type([(name, None) for name in RowSequence._fields])),
+            ("_commit_ts", pa.int64()),
         ]
     )
     values, half = _values(rows), len(rows) // 2
@@ -236,6 +238,7 @@ def _values(rows: Sequence[ReducedRow]) -> list[dict[str, Any]]:
             "_partition": 0,
             "_offset": at,
             "_seq": row.sequence and _sequence(row.sequence),
+            "_commit_ts": row.commit_ts,
         }
         for at, row in enumerate(rows)
     ]

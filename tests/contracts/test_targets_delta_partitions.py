@@ -145,7 +145,7 @@ def test_rows_of_very_many_partitions_are_merged(delta: Bed) -> None:
     given = shape()
     table = made(delta, given, "id")
     table.apply(delta.batch(given, [row(at) for at in range(1_001)]), progress(1, 1))
-    assert "more than 1,000 partitions" in str(table._merged_for)
+    assert "more than 1,000 partitions" in str(table._files_or_merge.reason)
     table.apply(delta.batch(given, [row(3, "b")]), progress(1, 2))
     assert [one["name"] for one in delta.rows() if one["name"] != "a"] == ["b"]
 

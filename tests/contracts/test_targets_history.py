@@ -3,26 +3,65 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, frame_of, key_range, progress, shape
+from tests.contracts.conftest import BED_NAMES, MARKS, opened_bed
+from tests.contracts.targets_bed import (
+    AMOUNT,
+    ID,
+    NAME,
+    Bed,
+    frame_of,
+    key_range,
+    payloads_of,
+    progress,
+    shape,
+)
 from tests.full import FULL, needs, quick_on
 from tests.history_law import instant_of
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable
+from tidesink.sinks.targets.delta import files as delta_files
+from tidesink.sinks.targets.iceberg import files as iceberg_files
 from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import TableShape
 
 pytestmark = [quick_on("memory", "postgres"), needs("history")]
 
+# The lakes where MERGE has to take each batch.
+MERGED = {"delta, merged": "delta", "iceberg, merged": "iceberg"}
+
 SHAPE = shape()
 NAMES = HistoryNames()
 # A commit of each second: what readers see is the time, what is compared the whole number.
 _SECOND = 1000 << 18
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param(name, marks=MARKS.get(name, [])) for name in BED_NAMES),
+        *(pytest.param(name, marks=pytest.mark.spark) for name in MERGED),
+    ]
+)
+def bed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
+    """Every target in turn, and the lakes once more by MERGE."""
+    for writer in (delta_files.FileWriter, iceberg_files.FileWriter):
+        monkeypatch.setattr(writer, "plan", planned(writer.plan, merging=request.param in MERGED))
+    return opened_bed(request, MERGED.get(request.param, request.param), tmp_path)
+
+
+def planned(plan: Callable[..., Any], *, merging: bool) -> Callable[..., Any]:
+    def found(*given: Any) -> Any:
+        reason = "a test says so" if merging else plan(*given)
+        assert merging or not isinstance(reason, str), reason
+        return reason
+
+    return found
 
 
 class Event(NamedTuple):
@@ -48,18 +87,12 @@ def batch_of(
         for event in events
     ]
     upserts = sum(event.name is not None for event in events)
-    frame = None
-    if bed.spark:
-        from pyspark.sql import functions as F  # noqa: N812
-
-        times = F.create_map(*(F.lit(n) for at, row in enumerate(rows) for n in (at, row.commit_ts or 0)))
-        frame = frame_of(bed.spark, of, rows)
-        frame = frame.withColumn("_commit_ts", times[F.col("_offset").cast("int")]) if rows else frame
     return ReducedBatch(
         of,
         upserts,
         len(events) - upserts,
-        frame=frame,
+        frame=frame_of(bed.spark, of, rows) if bed.spark else None,
+        payloads=payloads_of(bed.spark, of, rows) if bed.spark and bed.packs else None,
         rows=None if bed.spark else rows,
         key_range=key_range(of, rows),
         mode="history",
@@ -204,7 +237,8 @@ def test_what_has_no_place_in_a_history_is_refused(bed: Bed) -> None:
 
 @pytest.mark.spark
 def test_numbers_of_a_commit_that_are_not_those_of_the_batch_stop_the_table() -> None:
-    from tidesink.sinks.targets.lake.merge import Counts, history_result
+    from tidesink.sinks.targets.lake.merge import history_result
+    from tidesink.sinks.targets.lake.versions import Counts
 
     batch = ReducedBatch(SHAPE, 2, 1, mode="history", history=NAMES)
     counts = Counts(begun=2, replaced=1, ended=1, marked=1, ends=0, absent=1)

@@ -299,7 +299,6 @@ def test_batches_that_are_merged(iceberg: Bed) -> None:
             {"payloads": None},
             {"keeps": True, "sequenced": True},
             {"sequenced": True},
-            {"mode": "history"},
             {"truncates": True},
             {"upserts": 3_000_000},
         )

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, merged, progress, row, shape
+from tests.contracts.targets_bed import (
+    AMOUNT,
+    ID,
+    NAME,
+    TABLE,
+    Bed,
+    frame_of,
+    key_range,
+    merged,
+    payloads_of,
+    progress,
+    row,
+    shape,
+)
 from tests.contracts.test_targets_delta_partitions import made as delta_made
 from tests.contracts.test_targets_iceberg_partitions import made as iceberg_made
 from tests.contracts.test_targets_shards import A, B, key, opened, rows
@@ -16,10 +30,12 @@ from tests.contracts.test_targets_shards import row as shard_row
 from tests.full import FULL
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
 from tidesink.sinks.targets.delta.table import DeltaTarget
 from tidesink.sinks.targets.lake import batches as lake_batches
 from tidesink.sinks.targets.lake import files as lake_files
+from tidesink.sinks.targets.modes import FROM_COLUMN, HistoryNames, history_shape
+from tidesink.typemap.target_schema import TableShape
 
 pytestmark = pytest.mark.spark
 
@@ -118,6 +134,75 @@ def test_any_stream_leaves_what_merge_leaves(
             sorted(lake.read(name), key=lambda one: (one["id"], one["place"])) for name in (TABLE, OTHER)
         ]
         assert found[0] == found[1], number
+
+
+@pytest.mark.parametrize(
+    ("lake", "seed"),
+    [("iceberg", 1), ("delta", 2), *(pytest.param(one, 3, marks=FULL) for one in ("iceberg", "delta"))],
+    indirect=["lake"],
+)
+def test_any_history_leaves_what_merge_leaves(lake: Bed, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that come late, again, and several of a key at once; one table merges now and then."""
+    names = HistoryNames("since", "until", "now")
+    shapes = [shape(ID, PLACE, NAME, AMOUNT, table=name) for name in (TABLE, OTHER)]
+    tables = [lake.target.open_table(history_shape(one, names), pipeline="shop") for one in shapes]
+    writers = [watched(table, merging=table is tables[1]) for table in tables]
+    epochs = [table.claim().epoch for table in tables]
+    dice, sent = random.Random(seed), dict[tuple[Any, ...], ReducedRow]()
+    for number in range(1, 8):
+        moments = {
+            (dice.randrange(4), dice.choice(["", "größe"]), dice.randint(1, 20) + 3 * number)
+            for _ in range(dice.randint(4, 16))
+        }
+        moments |= {*dice.sample(sorted(sent), min(len(sent), 3))}
+        rows = [
+            history_row(*one, None if dice.random() < 0.4 else dice.choice(["x", "y"]))
+            if one not in sent or dice.random() < 0.3
+            else sent[one]
+            for one in sorted(moments)
+        ]
+        sent |= zip(sorted(moments), rows, strict=True)
+        writers[0].merging = number == 4
+        monkeypatch.setattr(lake_batches, "SMALL_BATCH", -1 if number % 2 else 10_000)
+        batches = [history_batch(lake, one, rows, names) for one in shapes]
+        if number % 3 == 0:
+            batches = [merged(one) for one in batches]
+        results = [
+            table.apply(batch, progress(epoch, number, table=batch.shape.table))
+            for table, epoch, batch in zip(tables, epochs, batches, strict=True)
+        ]
+        assert replace(results[0], version="") == replace(results[1], version="")
+        found = [
+            sorted(lake.read(name), key=lambda one: (one["id"], one["place"], one[FROM_COLUMN]))
+            for name in (TABLE, OTHER)
+        ]
+        assert found[0] == found[1], number
+    again = tables[0].apply(batches[0], progress(epochs[0], 7))
+    assert again == results[0]
+
+
+def history_row(number: int, place: str, at: int, name: str | None) -> ReducedRow:
+    key = {"id": number, "place": place}
+    row = None if name is None else {**key, "name": name, "amount": at}
+    return ReducedRow("delete" if row is None else "upsert", key, row, commit_ts=at << 18)
+
+
+def history_batch(
+    lake: Bed, given: TableShape, rows: Sequence[ReducedRow], names: HistoryNames
+) -> ReducedBatch:
+    assert lake.spark is not None
+    upserts = sum(row.op == "upsert" for row in rows)
+    return ReducedBatch(
+        given,
+        upserts,
+        len(rows) - upserts,
+        frame=frame_of(lake.spark, given, rows),
+        payloads=payloads_of(lake.spark, given, rows),
+        key_range=key_range(given, rows),
+        mode="history",
+        history=names,
+        since=min(row.commit_ts or 0 for row in rows),
+    )
 
 
 def test_an_older_row_beside_a_second_one_of_its_key_stops_the_table(lake: Bed) -> None:

@@ -67,7 +67,7 @@ def loaded(bed: Bed) -> LakeTable:
     table.apply(bed.batch(SHAPE, [row(1), row(2), row(3)]), progress(epoch, 1))
     result = table.apply(bed.batch(SHAPE, [row(2, "b"), row(4)], [{"id": 1}, {"id": 9}]), progress(epoch, 2))
     assert bed.did(result, (1, 1, 1, 1))
-    assert table._merged_for is None
+    assert table._files_or_merge.reason is None
     return table
 
 
@@ -102,7 +102,7 @@ def test_files_and_merges_know_what_the_other_deleted(lake: Bed) -> None:
 def test_batches_are_files_in_a_folder_whose_name_urls_encode(disk: Bed, tmp_path: Path) -> None:
     table = loaded(disk)
     table.apply(disk.batch(SHAPE, [row(4, "c")], [{"id": 3}]), progress(1, 3))
-    assert table._merged_for is None
+    assert table._files_or_merge.reason is None
     assert disk.rows() == [row(2, "b"), row(4, "c")]
     assert [one.name for one in tmp_path.iterdir()] == [FOLDER]
 
@@ -168,7 +168,7 @@ def test_a_batch_that_python_cannot_write_is_merged(lake: Bed, monkeypatch: pyte
         result = table.apply(lake.batch(SHAPE, [row(2, "c"), row(8)]), progress(1, 3))
     assert lake.did(result, (1, 1, 0, 0))
     table.apply(lake.batch(SHAPE, [row(9)]), progress(1, 4))
-    assert table._merged_for == "no answer"
+    assert table._files_or_merge.reason == "no answer"
     assert [one["id"] for one in lake.rows()] == [2, 3, 4, 8, 9]
 
 

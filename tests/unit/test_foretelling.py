@@ -118,7 +118,7 @@ def test_each_target_says_what_it_cannot_do(target: str, kinds: set[str]) -> Non
 @pytest.mark.parametrize(
     ("target", "more", "properties", "said"),
     [
-        ("delta", {"mode": "history"}, {}, "mode: history"),
+        ("delta", {"mode": "history"}, {}, None),
         ("iceberg", {"mode": "append"}, {}, None),
         ("iceberg", {"sequence_by": "source"}, {}, None),
         ("delta", {}, {"delta.enableDeletionVectors": "false"}, "delta.enableDeletionVectors: false"),

@@ -7,8 +7,8 @@ write). Of several at one commit_ts one counts: a write before a delete, since T
 delete and an insert of one commit_ts, and of equal ones the first in Kafka, since the others are that one
 sent again. A write begins a version that holds until the key's next event. A delete that ends no version
 leaves a mark, a row without duration. So the table is a function of the *set* of events, however they were
-cut into batches, in whatever order and however often they came. ``targets.lake.merge`` has the same law on
-frames.
+cut into batches, in whatever order and however often they came. ``targets.lake`` has the same law on arrays
+(``versions``) and on frames (``merge``).
 """
 
 from __future__ import annotations
@@ -161,11 +161,12 @@ def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
             table=str(shape.table),
         )
     last = max(at for at, column in enumerate(shape.columns) if column.key) + 1
-    columns = (*shape.columns[:last], *_own_columns(names), *shape.columns[last:])
+    columns = (*shape.columns[:last], *own_columns(names), *shape.columns[last:])
     return replace(shape, columns=columns, keys=tuple(column.name for column in columns if column.key))
 
 
-def _own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
+def own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
+    """The columns that a history adds to its table's."""
     instant, number, mark = ColumnType("timestamp", fsp=3), ColumnType("bigint"), ColumnType("boolean")
     return (
         ShapeColumn(FROM_COLUMN, number, "bigint", "commit_ts with which the version begins", key=True),

@@ -54,12 +54,13 @@ from tidesink.sinks.targets.lake.files import (
 from tidesink.sinks.targets.lake.rows import (
     FileColumn,
     Partition,
-    RowRules,
     Split,
     sequence_type,
     unpartitioned,
 )
 from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, is_local, local_path
+from tidesink.sinks.targets.lake.versions import rules_of
+from tidesink.sinks.targets.modes import TO_COLUMN
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:
@@ -116,11 +117,15 @@ class FilePlan(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """What a commit is to say: actions of Delta's, what they do, its metrics, and the new files."""
+    """What a commit is to say: actions of Delta's, its metrics, and the new files.
+
+    ``counts``: of a history, what became of the batch's events.
+    """
 
     actions: tuple[Any, ...]
     metrics: Mapping[str, int]
     paths: tuple[str, ...]
+    counts: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -244,7 +249,7 @@ class FileWriter:
         )
         named = all(name == column.name for name, column in by_name.items())
         split: Split = SplitByColumns(tuple(parts), named) if parts else unpartitioned
-        return FilePlan(transaction, RowsTask(columns, new, RowRules.of(batch), split), files, entries)
+        return FilePlan(transaction, RowsTask(columns, new, rules_of(batch), split), files, entries)
 
     def _old_files(
         self,
@@ -283,7 +288,8 @@ class FileWriter:
             same = {
                 name: value.as_py() for name, value in known.items() if value is not None and name in ranges
             }
-            if not _may_have(statistics, same, ranges):
+            ended = _ended_before(statistics, names.get(TO_COLUMN), batch.since)
+            if ended or not _may_have(statistics, same, ranges):
                 continue
             path = unquote(entry["path"])
             path = path if is_local(path) or "://" in path else f"{self._root}/{path}"
@@ -339,7 +345,8 @@ class FileWriter:
                 table=str(self.name),
             )
         paths = tuple(str(one.path) for one in lines if one.path is not None)
-        return Staged(tuple(actions), metrics, paths)
+        versions = None if counts.versions is None else counts.versions._asdict()
+        return Staged(tuple(actions), metrics, paths, versions)
 
     def _in_log(self, path: str) -> str:
         """A file of the table as its log has it: a URI, as Hadoop encodes it."""
@@ -374,12 +381,15 @@ def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
     """What a MERGE would say that it did, by Delta's names; a row that is marked deleted was updated."""
     result, source = counts.result, batch.upserts + batch.deletes
     marked = result.deleted if batch.delete_mode == "soft" else 0
+    inserted, updated, deleted = result.inserted, result.updated + marked, result.deleted - marked
+    if counts.versions is not None:
+        inserted, updated, deleted = counts.versions.rows
     return {
         "numSourceRows": source,
         "operationNumSourceRows": source,
-        "numTargetRowsInserted": result.inserted,
-        "numTargetRowsUpdated": result.updated + marked,
-        "numTargetRowsDeleted": result.deleted - marked,
+        "numTargetRowsInserted": inserted,
+        "numTargetRowsUpdated": updated,
+        "numTargetRowsDeleted": deleted,
         "numTargetRowsCopied": 0,
         "numOutputRows": counts.rows,
     }
@@ -431,6 +441,12 @@ def _may_have(
         if (low is not None and low > greatest) or (high is not None and high < least):
             return False
     return True
+
+
+def _ended_before(statistics: Mapping[str, Any], column: str | None, since: int | None) -> bool:
+    """Whether all versions in a file of a history ended before a commit_ts; ``column`` has their ends."""
+    last, running = (statistics.get(side, {}).get(column) for side in ("maxValues", "nullCount"))
+    return since is not None and last is not None and running == 0 and bool(last < since)
 
 
 def _partition_columns(transaction: Any) -> list[str]:

@@ -383,10 +383,13 @@ class DeltaTable(DeltaColumns):
                 raise translated(exc, table=str(self._table)) from exc
         return False
 
-    def _entry_text(self, batch: ReducedBatch, progress: Progress) -> str:
+    def _entry_text(
+        self, batch: ReducedBatch, progress: Progress, counts: Mapping[str, int] | None = None
+    ) -> str:
         known = self._shard.written(batch.shape) if self._shard else None
+        at = (progress.epoch, progress.batch)
         return self._ledger.entry_text(
-            "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
+            "batch", *at, progress=progress, counts=counts, known=known, seen=self._seen
         )
 
     def _write_files(self, batch: ReducedBatch, progress: Progress) -> bool:
@@ -405,7 +408,7 @@ class DeltaTable(DeltaColumns):
     def _committed_files(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> bool:
         """Write a batch once, and commit it; False where others committed in between."""
         staged = self._files.stage(batch, plan)
-        text = self._entry_text(batch, progress)
+        text = self._entry_text(batch, progress, staged.counts)
         batch.on_staged()
         version = progress.txn_version
         try:
@@ -431,12 +434,20 @@ class DeltaTable(DeltaColumns):
 
     def _commit(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
         if batch.mode == "history" and not batch.empty:
-            self._commit_versions(batch, progress)
+            writes.commit_versions(
+                self._session,
+                self._log,
+                self.location,
+                batch=batch,
+                present=self._present,
+                progress=progress,
+                text=partial(self._entry_text, batch, progress),
+            )
             return
         # A table without files has nothing to match, and the claim keeps other workers out.
         first_load = self._log.file_count() == 0
-        writes = batch.upserts or (batch.sequenced and batch.deletes)
-        if batch.empty or (first_load and not writes):
+        has_rows = batch.upserts or (batch.sequenced and batch.deletes)
+        if batch.empty or (first_load and not has_rows):
             self._log.commit_marker(self._ledger.application, progress.txn_version, text)
             return
         if batch.truncates:
@@ -459,21 +470,6 @@ class DeltaTable(DeltaColumns):
             user_metadata(self._session, text),
         ):
             self._session.sql(sql)
-
-    def _commit_versions(self, batch: ReducedBatch, progress: Progress) -> None:
-        def text(counts: Mapping[str, int]) -> str:
-            at = (progress.epoch, progress.batch)
-            return self._ledger.entry_text("batch", *at, progress=progress, counts=counts, seen=self._seen)
-
-        writes.commit_versions(
-            self._session,
-            self._log,
-            self.location,
-            batch=batch,
-            present=self._present,
-            progress=progress,
-            text=text,
-        )
 
     def _show(self, batch: ReducedBatch) -> None:
         if batch.frame is None:

@@ -15,13 +15,12 @@ from tidesink.sinks.targets.delta.log import DeltaLog, user_metadata
 from tidesink.sinks.targets.lake import merge as lake_merge
 from tidesink.sinks.targets.lake.merge import living_rows, rows_of, stale_statement, truncate_statement
 from tidesink.sinks.targets.lake.tables import literal, partitions_for, transaction
+from tidesink.sinks.targets.lake.versions import Counts
 from tidesink.sinks.targets.sharing import also_of, known_after, new_columns, quote_identifier
 from tidesink.typemap.target_schema import Shard, TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tidesink.sinks.targets.lake.merge import Counts
 
 
 def empty_table(
@@ -121,14 +120,8 @@ def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
         "MERGE": ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted"),
     }.get(commit.operation, ("", "", ""))
     inserted, updated, deleted = (commit.metrics.get(name, 0) for name in rows)
-    counts = _counts(entry.counts)
+    counts = Counts(**entry.counts)
     return lake_merge.history_result(counts, (inserted, updated, deleted), batch, version=str(commit.version))
-
-
-def _counts(reported: Mapping[str, int]) -> Counts:
-    from tidesink.sinks.targets.lake.merge import Counts
-
-    return Counts(**reported)
 
 
 class DeltaShard:

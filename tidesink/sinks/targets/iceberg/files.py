@@ -48,13 +48,14 @@ from tidesink.sinks.targets.lake.rows import (
     FileColumn,
     Partition,
     Places,
-    RowRules,
     Split,
     codes,
     sequence_type,
     unpartitioned,
 )
 from tidesink.sinks.targets.lake.storage import Storage, hadoop_storage, iceberg_storage
+from tidesink.sinks.targets.lake.versions import rules_of
+from tidesink.sinks.targets.modes import TO_COLUMN
 from tidesink.typemap.arrow import arrow_of_spark
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class FileWriter:
             return str(found)
         columns = self._columns(batch, state, present)
         files, split = _new_files(state, progress, storage), _split(columns, specs[current])
-        rows = RowsTask(columns, files, RowRules.of(batch), split)
+        rows = RowsTask(columns, files, rules_of(batch), split)
         return FilePlan(state, rows, PositionFiles(files, _identities(specs)), *found)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
@@ -296,6 +297,9 @@ class FileWriter:
             if types.get(name) in RANGES and least is not None:
                 scan = scan.filter(expressions.greaterThanOrEqual(name, least))
                 scan = scan.filter(expressions.lessThanOrEqual(name, greatest))
+        if batch.mode == "history" and batch.since is not None:  # what ended before stays as it is
+            later = expressions.greaterThanOrEqual(TO_COLUMN, batch.since)
+            scan = scan.filter(getattr(expressions, "or")(expressions.isNull(TO_COLUMN), later))
         tasks = scan.planFiles()
         try:
             found = tasks.iterator()

@@ -42,7 +42,7 @@ from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_t
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.sinks.targets.lake.merge import Counts
+    from tidesink.sinks.targets.lake.versions import Counts
 
 
 _VIEW: Final = "_tidesink_batch"
@@ -316,7 +316,7 @@ class Versions:
             compared(self.session, self.branch, batch, self.present, empty=empty) as (found, counts),
         ):
             if not any(counts.rows):
-                return head, _result(counts, version=str(head))
+                return head, counts.result(str(head))
             found.where("_op IS NOT NULL").createOrReplaceTempView(_VERSIONS_VIEW)
             try:
                 statement = insert_statement if empty else history_merge_statement
@@ -324,7 +324,7 @@ class Versions:
             finally:
                 self.session.catalog.dropTempView(_VERSIONS_VIEW)
         _check(summary, counts, batch)
-        return snapshot, _result(counts, version=str(snapshot))
+        return snapshot, counts.result(str(snapshot))
 
 
 def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> None:
@@ -340,10 +340,6 @@ def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> N
             f"before, and {inserted} were to be inserted, {updated} updated and {deleted} deleted",
             table=str(batch.shape.table),
         )
-
-
-def _result(counts: Counts, *, version: str) -> ApplyResult:
-    return ApplyResult(counts.begun, 0, counts.ends, counts.absent, version, counts.stale)
 
 
 _ORDER_COLUMNS: Final = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,6 +23,7 @@ from tidesink.sinks.targets.base import (
     PreflightChecks,
     PreflightResult,
     ReducedBatch,
+    check_versions,
 )
 from tidesink.sinks.targets.lake.files import (
     FILE_DDL,
@@ -30,7 +32,6 @@ from tidesink.sinks.targets.lake.files import (
     KeysTask,
     LocateTask,
     Marks,
-    NotAsFilesError,
     RowsTask,
     SmallBatchTask,
     WrittenFile,
@@ -39,8 +40,11 @@ from tidesink.sinks.targets.lake.files import (
     locating,
     stream_of,
 )
+from tidesink.sinks.targets.lake.rows import Mask, NotAsFilesError
 from tidesink.sinks.targets.lake.storage import StorageError
 from tidesink.sinks.targets.lake.tables import SMALL_BATCH, arrow_batches_of_rows
+from tidesink.sinks.targets.lake.versions import Counts, VersionRules
+from tidesink.sinks.targets.modes import own_columns
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
@@ -99,12 +103,17 @@ def _written(
     with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
         if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
             return _run(given.coalesce(1), SmallBatchTask(rows, locate))
-        compares = rows.rules.compares and bool(groups)
+        compares, versions = rows.rules.compares(groups), isinstance(rows.rules, VersionRules)
         lines = _run(given.coalesce(cores), KeysTask(rows) if compares else rows)
         if groups:
-            locate = replace(locating(locate, rows.rules, lines), batch_keys=stream_of(joined_keys(lines)))
+            # The values of all versions that end would be too much for the driver.
+            ends, locate = rows if versions else None, locating(locate, rows.rules, lines)
+            locate = replace(locate, batch_keys=stream_of(joined_keys(lines)), ends=ends)
             lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
-        return lines + _run(given.coalesce(cores), rows.given(lines)) if compares else lines
+        if not compares:
+            return lines
+        rows, line = rows.given(lines, ended=versions)
+        return [*lines, line, *_run(given.coalesce(cores), rows)]
 
 
 def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
@@ -112,11 +121,15 @@ def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTa
 
 
 class BatchCounts(NamedTuple):
-    """What a batch does, without a version; the rows that its files have, and the rows that it marks."""
+    """What a batch does, without a version; the rows that its files have, and the rows that it marks.
+
+    ``versions``: of a history.
+    """
 
     result: ApplyResult
     rows: int
     marked: int
+    versions: Counts | None = None
 
 
 def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
@@ -126,18 +139,13 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
         AccountingError: that is not what the batch has, or a key has several rows.
     """
     keys, wanted = joined_keys(lines).num_rows, batch.upserts + batch.deletes
-    found, stale = found_keys(lines)
-    replaced, deleted = int(found[: batch.upserts].sum()), int(found[batch.upserts :].sum())
-    if batch.mode == "append":
+    if batch.mode == "history":
+        versions = Counts(**json.loads(next(one.counts for one in lines if one.counts is not None)))
+        counts = BatchCounts(versions.result(""), *versions.in_files, versions)
+    elif batch.mode == "append":
         wanted, counts = 0, BatchCounts(ApplyResult(batch.upserts, 0, 0, 0, ""), batch.upserts, 0)
-    elif batch.sequenced:
-        left, replaced = int(stale.sum()), replaced + deleted
-        result = ApplyResult(keys - replaced - left, replaced, 0, 0, "", left)
-        counts = BatchCounts(result, result.upserted, replaced)
     else:
-        result = ApplyResult(batch.upserts - replaced, replaced, deleted, batch.deletes - deleted, "")
-        marks = deleted if batch.delete_mode == "soft" else 0
-        counts = BatchCounts(result, batch.upserts + marks, replaced + deleted)
+        counts = _counted_rows(batch, keys, *found_keys(lines))
     rows = sum(one.rows for one in lines if one.found is None)
     if (rows, keys) != (counts.rows, wanted):
         raise AccountingError(
@@ -146,6 +154,17 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
             f"{counts.result.stale} a newer one; nothing is visible"
         )
     return counts
+
+
+def _counted_rows(batch: ReducedBatch, keys: int, found: Mask, stale: Mask) -> BatchCounts:
+    replaced, deleted = int(found[: batch.upserts].sum()), int(found[batch.upserts :].sum())
+    if batch.sequenced:
+        left, replaced = int(stale.sum()), replaced + deleted
+        result = ApplyResult(keys - replaced - left, replaced, 0, 0, "", left)
+        return BatchCounts(result, result.upserted, replaced)
+    result = ApplyResult(batch.upserts - replaced, replaced, deleted, batch.deletes - deleted, "")
+    marks = deleted if batch.delete_mode == "soft" else 0
+    return BatchCounts(result, batch.upserts + marks, replaced + deleted)
 
 
 # Where a batch goes. Each gives the reason for a MERGE.
@@ -168,21 +187,24 @@ Done = TypeVar("Done")
 
 
 class FilesOrMerge:
-    """Whether a table's batches are files or left to Spark; the log says why, once as long as it stays so."""
+    """Whether a table's batches are files or left to Spark; the log says why, once as long as it stays so.
+
+    ``reason``: of the last batch that was left.
+    """
 
     def __init__(self, table: TableId, log: structlog.stdlib.BoundLogger) -> None:
         self._table, self._log = table, log
-        self._reason: str | None = None
+        self.reason: str | None = None
         # Files of the table that were refused: to try again would write the batch's rows for nothing.
         self._refused: dict[str, str] = {}
 
     def write(self, batch: ReducedBatch, plan: Plan | str, write: Callable[[Plan], Done]) -> Done | str:
         """What writing a batch as planned gave; as text, the reason for a MERGE. A plan can be one."""
         done = plan if isinstance(plan, str) else self._tried(plan, write)
-        if isinstance(done, str) and done != self._reason:
+        if isinstance(done, str) and done != self.reason:
             how = "inserted by Spark" if batch.mode == "append" else "merged by MERGE"
             self._log.info(f"batches are {how}", table=str(self._table), reason=done)
-            self._reason = done
+            self.reason = done
         return done
 
     def _tried(self, plan: Plan, write: Callable[[Plan], Done]) -> Done | str:
@@ -202,14 +224,20 @@ class FilesOrMerge:
 
 
 def batch_reason(batch: ReducedBatch) -> str | None:
-    """Why a batch is merged by MERGE, whatever the table; None where it need not be."""
+    """Why a batch is merged by MERGE, whatever the table; None where it need not be.
+
+    Raises:
+        TargetError: a history takes no such batch.
+    """
+    if batch.mode == "history":
+        check_versions(batch)
     reasons = {
-        # In the source's order several ranges may have events of one key, which are reduced once more.
-        "the batch has no payloads": batch.payloads is None and not (batch.sequenced and batch.frame),
+        # In these orders several ranges may have events of one key, which are reduced once more.
+        "the batch has no payloads": batch.payloads is None
+        and not ((batch.sequenced or batch.mode == "history") and batch.frame),
         "the batch empties the table": batch.truncates,
-        "mode: history": batch.mode == "history",
         "sequence_by: source, and the source left out values": batch.sequenced and batch.keeps,
-        f"the batch has more than {_MOST_KEYS:,} keys": batch.mode == "upsert"
+        f"the batch has more than {_MOST_KEYS:,} keys": batch.mode != "append"
         and batch.upserts + batch.deletes > _MOST_KEYS,
     }
     return next((text for text, holds in reasons.items() if holds), None)
@@ -219,6 +247,8 @@ def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | Non
     """Why the table's columns, by name with their types, make it so."""
     wanted = {column.name.lower(): column for column in batch.shape.columns}
     own = {SEQUENCE_COLUMN: SEQUENCE_DDL} if batch.sequenced else {}
+    if batch.history is not None:
+        own |= {column.name: column.spark for column in own_columns(batch.history)}
     # Also after a change back to hard deletes, the mark is there.
     if batch.sequenced or batch.delete_mode == "soft" or SOFT_DELETE_COLUMN in present:
         own[SOFT_DELETE_COLUMN] = "boolean"
@@ -278,8 +308,6 @@ class LakePreflight(PreflightChecks):
 
     def _merged(self, config: Config, shape: TableShape) -> Iterator[Limit]:
         settings = config.table_config(shape.source)
-        if settings.mode == "history":
-            yield Limit("merge", _MERGED.format("batches in mode: history"))
         if settings.sequence_by == "source" and CODECS[config.source.protocol].leaves_out:
             what = "batches in the source's order with values that the source left out"
             yield Limit("merge", _MERGED.format(what))

@@ -2,10 +2,10 @@
 
 ``RowsTask`` writes the rows that a batch's payloads hold as Parquet files, and gives their keys.
 ``LocateTask`` finds the rows of a table that have one of these keys, and writes their positions. Where rows
-depend on stored ones (``lake.rows``), ``KeysTask`` gives the keys, ``LocateTask`` the stored values as well,
-and ``RowsTask`` comes last. None of them reads a row on the driver but these: keys and stored values travel
-as Arrow data, and what comes back is a line for each file (``FILE_DDL``). A format's own part plans the
-files, and commits them.
+depend on stored ones (``lake.rows``, ``lake.versions``), ``KeysTask`` gives the keys, ``LocateTask`` the
+stored values as well, and ``RowsTask`` comes last. None of them reads a row on the driver but these: keys and
+stored values travel as Arrow data, and what comes back is a line for each file (``FILE_DDL``). A format's own
+part plans the files, and commits them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidesink.errors import AccountingError, TargetError
+from tidesink.errors import AccountingError
 from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN
@@ -30,25 +30,34 @@ from tidesink.sinks.targets.lake.rows import (
     NEEDS_STORED,
     FileColumn,
     Mask,
+    NotAsFilesError,
     Partition,
     Places,
     RowRules,
     Split,
-    StoredRows,
     TooManyPartitionsError,
     matched,
     newer,
     unpartitioned,
 )
 from tidesink.sinks.targets.lake.storage import LOCAL, Storage
+from tidesink.sinks.targets.lake.versions import (
+    COMMIT_TS,
+    Events,
+    VersionRules,
+    changes,
+    numbers_of,
+    spans_of,
+)
+from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
 
 # ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``, ``stale``: a bit for each of the batch's
 # keys, whether its stored row is replaced, or newer. ``stored``: values as an Arrow IPC stream.
 # ``partition``: its values. ``details``: what else the format's commit says of the file; of keys, the columns
-# that rows leave out.
+# that rows leave out. ``counts``: what becomes of a history's events, as JSON (``versions.Counts``).
 FILE_DDL: Final = (
     "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, stale binary, "
-    "stored binary, partition string, details string"
+    "stored binary, partition string, details string, counts string"
 )
 _FILES: Final = pa.schema(
     [
@@ -62,6 +71,7 @@ _FILES: Final = pa.schema(
         ("stored", pa.binary()),
         ("partition", pa.string()),
         ("details", pa.string()),
+        ("counts", pa.string()),
     ]
 )
 # In the name of a new file: each attempt of a task writes files of its own.
@@ -72,10 +82,6 @@ _FILE_BYTES: Final = 256 << 20
 _MOST_STORED: Final = 64 << 20
 # As many rows of a file are read at once for their stored values.
 _READ_ROWS: Final = 65_536
-
-
-class NotAsFilesError(TargetError):
-    """A batch cannot be written as files: MERGE may still take it. The message is the reason."""
 
 
 class FileRefusedError(NotAsFilesError):
@@ -95,6 +101,7 @@ class WrittenFile(NamedTuple):
     stored: bytes | None = None
     partition: str = ""
     details: str | None = None
+    counts: str | None = None
 
 
 class DataFile(NamedTuple):
@@ -184,13 +191,13 @@ class RowsTask:
     """Writes the rows that payloads become in files; for ``mapInArrow``, as the tasks after it.
 
     ``packed``: it is given payloads; else the rows as they are.
-    ``stored``: what the table has of the batch's keys (``StoredRows`` as Arrow IPC streams); None where it
-    has nothing, or where the rules ask for nothing. The keys are then given.
+    ``stored``: what the table has of the batch's keys, as ``rules.written`` takes it, as Arrow IPC streams;
+    None where it has nothing, or where the rules ask for nothing. The keys are then given.
     """
 
     columns: tuple[FileColumn, ...]
     files: NewFiles
-    rules: RowRules
+    rules: RowRules | VersionRules
     split: Split = unpartitioned
     packed: bool = True
     stored: tuple[bytes, bytes] | None = None
@@ -209,16 +216,17 @@ class RowsTask:
             ValueNotStoredError: a row leaves out a value that the table does not have.
             NotAsFilesError: rows are of too many partitions.
         """
-        stored = None if self.stored is None else StoredRows(*map(_read_stream, self.stored))
+        stored = None if self.stored is None else (_read_stream(self.stored[0]), _read_stream(self.stored[1]))
         for number, rows in enumerate(self.rows(batches)):
             table = self.rules.written(rows, self.columns, stored)
-            files = self._files(table, number) if table.num_rows else [WrittenFile()]
+            files = self.write(table, number) if table.num_rows else [WrittenFile()]
             if stored is None and not self.rules.appends:
                 upserts, deletes = map(stream_of, self.rules.keys(rows, self.columns))
                 files[0] = files[0]._replace(upserts=upserts, deletes=deletes)
             yield from files
 
-    def _files(self, rows: pa.Table, number: int) -> list[WrittenFile]:
+    def write(self, rows: pa.Table, number: int) -> list[WrittenFile]:
+        """Write rows to files; a task has a ``number`` once. Raises NotAsFilesError as ``written``."""
         try:
             return [
                 self.files.write(part, f"rows-{number}-{at}", partition)
@@ -231,20 +239,30 @@ class RowsTask:
         """The batch's rows, as many at once as one file has."""
         return _file_sized(unpack(batches) if self.packed else batches, self.rules.fields)
 
-    def given(self, lines: Sequence[WrittenFile]) -> RowsTask:
-        """The same with what was found of the batch's keys.
+    def ended(self, versions: pa.Table, number: int) -> list[WrittenFile]:
+        """Write stored versions of a history as they end; ``number`` as for ``write``."""
+        assert isinstance(self.rules, VersionRules)  # noqa: S101  (``LocateTask.ends``)
+        return self.write(self.rules.changed(self.columns, versions), number)
+
+    def given(self, lines: Sequence[WrittenFile], *, ended: bool = False) -> tuple[RowsTask, WrittenFile]:
+        """The same with what was found of the batch's keys, and a line about what is made of it.
+
+        ``ended``: the versions of a history that end are written (``LocateTask.ends``).
 
         Raises:
-            AccountingError: the table has several rows of one key.
-            NotAsFilesError: the stored values are too many.
+            AccountingError: the table has several rows of one key, or of one version.
+            NotAsFilesError: the stored values are too many, or versions overlap.
         """
-        keys, found = joined_keys(lines), found_keys(lines)
+        keys, names = joined_keys(lines), [column.name for column in self.columns if column.key]
         rows = [_read_stream(one.stored) for one in lines if one.stored is not None]
         _check_stored(sum(one.nbytes for one in rows))
-        keys = keys.select([column.name for column in self.columns if column.key])
-        stale = keys.filter(pa.array(found.stale))
-        whole = pa.concat_tables(rows) if rows else keys.schema.empty_table()
-        return replace(self, stored=(stream_of(stale), stream_of(whole)))
+        if isinstance(self.rules, VersionRules):
+            changed = changes(keys, rows, names, ended=ended)
+            line = WrittenFile(counts=json.dumps(changed.counts._asdict()))
+            return replace(self, stored=(stream_of(changed.written), stream_of(changed.again))), line
+        stale = keys.select(names).filter(pa.array(found_keys(lines).stale))
+        whole = pa.concat_tables(rows) if rows else stale.schema.empty_table()
+        return replace(self, stored=(stream_of(stale), stream_of(whole))), WrittenFile()
 
 
 @dataclass(frozen=True)
@@ -277,7 +295,8 @@ class LocateTask:
 
     ``batch_keys``: as ``joined_keys`` gives them. A task is given the numbers of its groups. It holds the
     keys of ``rows_at_once`` rows, or of one file that has more. ``stored``: the columns whose values it gives
-    of the rows that need them.
+    of the rows that need them. ``ends``: what writes the versions of a history that end; their values are
+    then not given.
     """
 
     groups: tuple[tuple[DataFile, ...], ...]
@@ -286,6 +305,7 @@ class LocateTask:
     marks: Marks
     rows_at_once: int = 4_000_000
     stored: tuple[FileColumn, ...] = ()
+    ends: RowsTask | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """A line for each file, of ``rows`` positions; one without a path for a group that has none."""
@@ -306,14 +326,19 @@ class LocateTask:
         files = sorted(filter(_has_rows, self.groups[number]), key=lambda file: file.path.encode())
         keys = [column for column in self.columns if column.key]
         names = [column.name for column in keys]
-        found, stale = (np.zeros(wanted.num_rows, bool) for _ in range(2))
-        marked, stored = list[MarkedRows](), _Stored(wanted.select(names))
+        events = Events(wanted, names) if COMMIT_TS in wanted.column_names else None
+        spans = [one for one in self.columns if events and one.source in (FROM_COLUMN, TO_COLUMN)]
+        marked, stored = list[MarkedRows](), _Stored(events.keys if events else wanted.select(names))
+        found, stale = (np.zeros(stored.keys.num_rows, bool) for _ in range(2))
         for some in _at_once(files, self.rows_at_once):
             starts = np.cumsum([0, *(file.rows for file in some)])
-            columns = self.marks.storage.each(partial(self._read, keys), some)
-            at = matched(pa.concat_tables(columns), stored.keys)
+            columns = self.marks.storage.each(partial(self._read, [*keys, *spans]), some)
+            whole = pa.concat_tables(columns)
+            at = matched(whole.select(names), stored.keys)
             at[self.marks.deleted(some, starts)] = -1
             here = MarkedRows(some, starts, np.flatnonzero(at >= 0))
+            if events:
+                here = self._changed(here, at, events, whole, stored)
             if SEQUENCE_COLUMN in wanted.column_names and len(here.rows):
                 newer_here = self._is_newer(here, wanted[SEQUENCE_COLUMN].take(pa.array(at[here.rows])))
                 stale[at[here.rows[~newer_here]]] = True
@@ -322,7 +347,7 @@ class LocateTask:
             if NEEDS_STORED in wanted.column_names:
                 needed = here.rows[wanted[NEEDS_STORED].to_numpy()[at[here.rows]]]
                 for rows, values in self._values(here._replace(rows=needed)):
-                    stored.add(at[rows], values)
+                    stored.add(_beside(stored.keys.take(pa.array(at[rows])), values))
             if len(here.rows):
                 marked.append(here)
         bits = [np.packbits(flags).tobytes() for flags in (found, stale)]
@@ -330,6 +355,33 @@ class LocateTask:
         for file in self.marks.write(marked, f"positions-{number}") if marked else [WrittenFile()]:
             yield file._replace(found=more.found, stale=more.stale, stored=more.stored)
             more = WrittenFile(found=b"")
+        if self.ends and stored.ended:
+            yield from self.ends.ended(pa.concat_tables(stored.ended), number)
+
+    def _changed(
+        self, rows: MarkedRows, at: Places, events: Events, whole: pa.Table, stored: _Stored
+    ) -> MarkedRows:
+        """Of versions of the batch's keys those that change; ``stored`` gets all that are next to an event.
+
+        ``at``: the number of the key of each row of ``whole``.
+        """
+        names = {column.source: column.name for column in self.columns}
+        keys, found = at[rows.rows], whole.take(pa.array(rows.rows))
+        begin, end = (numbers_of(found[names[source]]) for source in (FROM_COLUMN, TO_COLUMN))
+        near, by = events.changing(keys, begin, end)
+        changed = by >= 0
+        spans = partial(spans_of, stored.keys.take(pa.array(keys)), begin, end, by)
+        stored.add(spans(near & ~changed))
+        rows, table = rows._replace(rows=rows.rows[changed]), spans(changed)
+        values = [values for _, values in self._values(rows)]
+        full = _beside(table, pa.concat_tables(values)) if values else table
+        version = (begin != end)[changed]
+        if self.ends and version.any():
+            stored.add(table.filter(pa.array(version)))
+            stored.ended.append(spans_of(full, begin[changed], by[changed], by[changed], version))
+            full = full.filter(pa.array(~version))
+        stored.add(full)
+        return rows
 
     def _is_newer(self, rows: MarkedRows, ours: pa.ChunkedArray) -> Mask:
         """Whether the batch's positions are newer than those of these rows."""
@@ -397,25 +449,30 @@ def _rows_of(parquet: pq.ParquetFile, names: Sequence[str], rows: Places | None)
     return pa.Table.from_batches(parts)
 
 
+def _beside(rows: pa.Table, values: pa.Table) -> pa.Table:
+    """Rows with more columns."""
+    for name in values.column_names:
+        rows = rows.append_column(name, values[name])
+    return rows
+
+
 class _Stored:
-    """Stored values of rows that need them, with their keys."""
+    """Stored values of rows that need them, with their keys; ``ended``: versions that end."""
 
     def __init__(self, keys: pa.Table) -> None:
         self.keys = keys
-        self._parts, self._size = list[pa.Table](), 0
+        self.ended, self._parts, self._size = list[pa.Table](), list[pa.Table](), 0
 
-    def add(self, numbers: Places, values: pa.Table) -> None:
-        """Values of the rows whose keys have these numbers."""
-        part = self.keys.take(pa.array(numbers))
-        for name in values.column_names:
-            part = part.append_column(name, values[name])
+    def add(self, part: pa.Table) -> None:
+        """Values of rows, with their keys."""
         self._parts.append(part)
         self._size += part.nbytes
         _check_stored(self._size)
 
     def stream(self) -> bytes | None:
         """As an Arrow IPC stream; None where there are none."""
-        return stream_of(pa.concat_tables(self._parts)) if self._parts else None
+        whole = [one for one in self._parts if one.num_rows]
+        return stream_of(pa.concat_tables(whole, promote_options="default")) if whole else None
 
 
 @dataclass(frozen=True)
@@ -432,11 +489,14 @@ class SmallBatchTask:
                 yield _line(one._replace(stored=None))
 
     def _lines(self, batches: Sequence[pa.RecordBatch]) -> list[WrittenFile]:
-        compares = self.rows.rules.compares and bool(self.locate.groups)
+        compares = self.rows.rules.compares(self.locate.groups)
         lines = [*(KeysTask(self.rows).keys(batches) if compares else self.rows.written(batches))]
         keys, locate = joined_keys(lines), locating(self.locate, self.rows.rules, lines)
         lines += [one for number in range(len(locate.groups)) for one in locate.located(number, keys)]
-        return [*lines, *self.rows.given(lines).written(batches)] if compares else lines
+        if not compares:
+            return lines
+        rows, line = self.rows.given(lines)
+        return [*lines, line, *rows.written(batches)]
 
 
 def joined_keys(rows: Sequence[WrittenFile]) -> pa.Table:
@@ -481,7 +541,7 @@ def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
     return whole
 
 
-def locating(task: LocateTask, rules: RowRules, lines: Sequence[WrittenFile]) -> LocateTask:
+def locating(task: LocateTask, rules: RowRules | VersionRules, lines: Sequence[WrittenFile]) -> LocateTask:
     """The task with the columns whose stored values a batch needs, whose keys tasks gave."""
     omitted = {name for one in lines for name in json.loads(one.details or "[]")} if rules.keeps else set()
     return replace(task, stored=rules.stored_columns(task.columns, omitted))

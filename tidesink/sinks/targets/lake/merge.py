@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Column, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -41,6 +41,7 @@ from tidesink.sinks.targets.base import (
 )
 from tidesink.sinks.targets.column_changes import literal_text
 from tidesink.sinks.targets.delta.log import Commit
+from tidesink.sinks.targets.lake.versions import Counts
 from tidesink.sinks.targets.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
@@ -53,29 +54,6 @@ BEGIN: Final = "begin"
 END: Final = "end"
 MARK: Final = "mark"
 FORGET: Final = "forget"
-
-
-class Counts(NamedTuple):
-    """What a difference holds, in rows: what is to be done, and what became of the batch's events.
-
-    ``begun`` of which ``replaced`` stand in a mark's place, ``ended``, ``marked`` and ``forgotten`` are rows
-    to write or remove. Of the events ``ends`` are new deletes that ended a version, ``absent`` those that did
-    not, ``stale`` what was known.
-    """
-
-    begun: int = 0
-    replaced: int = 0
-    ended: int = 0
-    marked: int = 0
-    forgotten: int = 0
-    ends: int = 0
-    absent: int = 0
-    stale: int = 0
-
-    @property
-    def rows(self) -> tuple[int, int, int]:
-        """Rows that the target inserts, updates and deletes."""
-        return self.begun - self.replaced + self.marked, self.ended + self.replaced, self.forgotten
 
 
 def difference_frame(
@@ -546,7 +524,7 @@ def history_result(
             f"batch with {batch.upserts} writes and {batch.deletes} deletes it should be {counts.rows}",
             table=str(batch.shape.table),
         )
-    return ApplyResult(counts.begun, 0, counts.ends, counts.absent, version, counts.stale)
+    return counts.result(version)
 
 
 def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:

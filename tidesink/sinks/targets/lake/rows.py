@@ -86,6 +86,10 @@ class FileColumn(NamedTuple):
         return pa.StructArray.from_arrays(members, fields=[*self.type], mask=whole.is_null())
 
 
+class NotAsFilesError(TargetError):
+    """A batch cannot be written as files: MERGE may still take it. The message is the reason."""
+
+
 class StoredRows(NamedTuple):
     """What a table has of a batch's keys; both tables have the key columns.
 
@@ -122,10 +126,9 @@ class RowRules:
             batch.mode == "append",
         )
 
-    @property
-    def compares(self) -> bool:
-        """Whether stored rows must be known before rows are written."""
-        return self.sequenced or self.soft or self.keeps
+    def compares(self, files: Collection[object]) -> bool:
+        """Whether stored rows, where the table has files, must be known before rows are written."""
+        return bool(files) and (self.sequenced or self.soft or self.keeps)
 
     @property
     def fields(self) -> list[str]:
@@ -157,7 +160,7 @@ class RowRules:
         Raises:
             TargetError: a key has no value.
         """
-        found = _keys_of(rows, columns)
+        found = keys_of(rows, columns)
         if self.sequenced:
             found = found.append_column(SEQUENCE_COLUMN, rows["_seq"])
         if self.soft or self.keeps:
@@ -170,28 +173,28 @@ class RowRules:
         return upserts, deletes
 
     def written(
-        self, rows: pa.Table, columns: Sequence[FileColumn], stored: StoredRows | None = None
+        self, rows: pa.Table, columns: Sequence[FileColumn], stored: tuple[pa.Table, pa.Table] | None = None
     ) -> pa.Table:
-        """The rows that are written to files for a batch's; ``stored`` is None where nothing is.
+        """The rows that are written to files for a batch's; ``stored`` (``StoredRows``) is None for nothing.
 
         Raises:
             ValueNotStoredError: a row leaves out a value that the table does not have.
             TargetError: a row has no value in a column that takes no NULL.
         """
-        at = np.full(rows.num_rows, -1)
-        if stored is not None:
-            keys = _keys_of(rows, columns)
-            fresh = pa.array(matched(keys, stored.stale) < 0)
+        at, known = np.full(rows.num_rows, -1), None if stored is None else StoredRows(*stored)
+        if known is not None:
+            keys = keys_of(rows, columns)
+            fresh = pa.array(matched(keys, known.stale) < 0)
             rows, keys = rows.filter(fresh), keys.filter(fresh)
-            at = matched(keys, stored.rows.select(keys.column_names))
+            at = matched(keys, known.rows.select(keys.column_names))
         deletes = _mask(pc.equal(rows["_op"], DELETE))
         if not self.sequenced:
             wanted = ~deletes | (self.soft & (at >= 0))
             rows, at, deletes = rows.filter(pa.array(wanted)), at[wanted], deletes[wanted]
-        found = self._found(rows, at, deletes, columns, None if stored is None else stored.rows)
+        found = self._found(rows, at, deletes, columns, None if known is None else known.rows)
         arrays = [found.values(column) for column in columns]
         for column, values in zip(columns, arrays, strict=True):
-            _check_values(column, values)
+            check_values(column, values)
         return pa.table(arrays, schema=pa.schema([column.field for column in columns]))
 
     def _found(
@@ -294,16 +297,16 @@ def _integers(numbers: pa.Array) -> Places:
     return found
 
 
-def _keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
+def keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
     """The keys; never null, whatever the table's columns take: a null one would be found by no batch."""
     keys = [column._replace(required=True) for column in columns if column.key]
     arrays = [column.cast(pc.struct_field(rows["key"], [column.source])) for column in keys]
     for column, values in zip(keys, arrays, strict=True):
-        _check_values(column, values)
+        check_values(column, values)
     return pa.table(arrays, schema=pa.schema([column.field for column in keys]))
 
 
-def _check_values(column: FileColumn, values: pa.Array) -> None:
+def check_values(column: FileColumn, values: pa.Array) -> None:
     if column.required and values.null_count:
         raise TargetError(
             f"a row has no value in the column {column.source}, which takes no NULL; nothing was written"
@@ -344,6 +347,16 @@ def matched(rows: pa.Table, keys: pa.Table) -> Places:
     return np.where(at >= 0, number[at], -1) if len(known) else at
 
 
+def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
+    """Numbers of rows, equal where they are equal in all columns; NULL is a value."""
+    found = np.zeros(rows, np.int64)
+    for values in columns:
+        encoded = pc.dictionary_encode(pa.chunked_array(values).combine_chunks(), null_encoding="encode")
+        both = found * len(encoded.dictionary) + encoded.indices.to_numpy()
+        found = np.unique(both, return_inverse=True)[1]
+    return found
+
+
 def codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
     """For each value its number among distinct ones, -1 for none."""
     found: Places = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
@@ -379,11 +392,7 @@ def grouped(rows: pa.Table, by: Sequence[pa.ChunkedArray]) -> Iterator[tuple[int
     Raises:
         TooManyPartitionsError: before the first.
     """
-    codes = np.zeros(rows.num_rows, np.int64)
-    for values in by:
-        encoded = pc.dictionary_encode(pa.chunked_array(values).combine_chunks(), null_encoding="encode")
-        both = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
-        codes = np.unique(both, return_inverse=True)[1]
+    codes = numbered(by, rows.num_rows)
     _, firsts, counts = np.unique(codes, return_index=True, return_counts=True)
     if len(firsts) > MOST_PARTITIONS:
         raise TooManyPartitionsError
