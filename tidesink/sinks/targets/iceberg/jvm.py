@@ -37,6 +37,11 @@ class TableState:
         """The table's own name, which a table made again under the same name does not have."""
         return str(self.metadata.uuid())
 
+    @property
+    def version(self) -> int:
+        """The format's."""
+        return int(self.metadata.formatVersion())
+
     def branch_head(self, branch: str) -> int | None:
         """The newest snapshot of a branch; None where there is no such branch."""
         reference = self.metadata.ref(branch)
@@ -58,7 +63,9 @@ class TableState:
 
     def takes(self, snapshot: Any) -> bool:
         """Whether a snapshot, made on what readers see, can still become the newest."""
-        return int(self.metadata.lastSequenceNumber()) < int(snapshot.sequenceNumber())
+        newer = int(self.metadata.lastSequenceNumber()) < int(snapshot.sequenceNumber())
+        # Format 3 numbers rows.
+        return newer and (self.version < 3 or snapshot.firstRowId() is not None)
 
     def snapshot(self, number: int | None) -> Any:
         """A snapshot by its number; None where it is expired."""
@@ -144,6 +151,8 @@ def numbers(snapshot: Any) -> Mapping[str, int]:
 _ICEBERG: Final = "org.apache.iceberg.exceptions."
 # Another commit came first, and ours did not happen.
 CONFLICT: Final = f"{_ICEBERG}CommitFailedException"
+# What a commit was to change is not there as it was.
+INVALID: Final = f"{_ICEBERG}ValidationException"
 # The catalog cannot be used as things are: a class or a file system is missing, or a right.
 _UNUSABLE: Final = frozenset(
     {

@@ -105,7 +105,7 @@ CAPABILITIES: Final = Capabilities(
     rescales=False,
 )
 PREFLIGHT: Final = iceberg_schema.IcebergPreflight(
-    iceberg_schema.check, {**FILE_PROPERTIES, "format-version": ("2",)}
+    iceberg_schema.check, {**FILE_PROPERTIES, "format-version": ("2", "3")}
 )
 
 
