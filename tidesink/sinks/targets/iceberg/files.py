@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -27,7 +27,6 @@ from tidesink.sinks.targets.iceberg.jvm import (
     INVALID,
     JvmTable,
     TableState,
-    numbers,
     reading_error,
     staging_error,
 )
@@ -89,6 +88,8 @@ _OTHERS: Final = ("uuid", "fixed")
 _UNFIT_PARTITIONS: Final = ("float", "double")
 # The fields of partition specs by the specs' numbers, as the metadata have them.
 Specs = Mapping[int, Sequence[Mapping[str, Any]]]
+# The table's columns as the metadata have them.
+Fields = Sequence[Mapping[str, Any]]
 # A column's name that its files have too.
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -104,8 +105,8 @@ class OldPartition(NamedTuple):
 class FilePlan(NamedTuple):
     """How a batch is written on a state of the table: what its tasks write and mark, and the table's files.
 
-    ``partitions``: those of the files, by their ``values``. ``vectors``: Java's deletion vectors, by the paths
-    of the files whose rows they hide.
+    ``partitions``: those of the files, by their ``values``. ``vectors``: Java's deletion vectors, by the
+    paths of the files whose rows they hide.
     """
 
     state: TableState
@@ -117,11 +118,15 @@ class FilePlan(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A snapshot that no table has yet, None where the table stays as it is; what it does; its files."""
+    """A snapshot that no table has yet, None where the table stays as it is; what it does; its files.
+
+    ``numbers``: those of the snapshot's summary.
+    """
 
     snapshot: Any
     result: ApplyResult
     paths: tuple[str, ...] = ()
+    numbers: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,8 @@ class FileWriter:
 
     def plan(self, batch: ReducedBatch, progress: Progress, state: TableState) -> FilePlan | str:
         """How a batch is written on what readers see at ``state``, or why it is merged by MERGE."""
-        present = self.table.columns(state)
-        reason = batch_reason(batch) or columns_reason(batch, present) or _of_metadata(state)
+        present, fields = self.table.columns(state), self._fields(state)
+        reason = batch_reason(batch) or columns_reason(batch, present) or _of_metadata(state, fields)
         if reason is not None:
             return reason
         try:
@@ -149,7 +154,7 @@ class FileWriter:
             raise reading_error(exc, table=str(self.name)) from exc
         if isinstance(storage, str) or isinstance(found, str):
             return str(found)
-        columns = self._columns(batch, state, present)
+        columns = self._columns(batch, fields, present)
         files, split = _new_files(state, progress, storage), _split(columns, specs[current])
         rows = RowsTask(columns, files, RowRules.of(batch), split)
         marks = VectorFiles if state.version == 3 else PositionFiles
@@ -198,11 +203,16 @@ class FileWriter:
         The reason where a file is not ours to read.
         """
         found, partitions, vectors = list[DataFile](), dict[str, OldPartition](), dict[str, Any]()
-        if batch.mode == "append" or state.totals().get("total-data-files") == 0:
+        if batch.mode == "append" or state.totals.get("total-data-files") == 0:
             return (), partitions, vectors
-        for scanned in self._scan(batch, state):
-            task = json.loads(self.table.java.ScanTaskParser.toJson(scanned))
-            data, deletes = task["data-file"], task.get("delete-files", [])
+        tasks = [(scanned, scanned.deletes()) for scanned in self._scan(batch, state)]
+        parser = _Deletes(self.table.java.ContentFileParser.toJson, self.session._jvm)
+        # The longest lists first: others are parts of them.
+        for scanned, java_deletes in sorted(tasks, key=lambda task: -len(task[1])):
+            spec = scanned.spec()
+            data = parser.parsed(scanned.file(), spec)
+            values = json.dumps([data["spec-id"], data.get("partition")])
+            deletes = parser.of(java_deletes, spec, values)
             for file in (data, *deletes):
                 content, form = _words(file["content"]), _words(file["file-format"])
                 known = "puffin" if "content-offset" in file else "parquet"
@@ -211,10 +221,9 @@ class FileWriter:
                 if not storage.holds(file["file-path"]):
                     return f"the table has a file in another place: {file['file-path']}"
             for number in (at for at, one in enumerate(deletes) if "content-offset" in one):
-                vectors[data["file-path"]] = scanned.deletes().get(number)
-            values = json.dumps([data["spec-id"], data.get("partition")])
+                vectors[data["file-path"]] = java_deletes[number]
             if values not in partitions:
-                spec, partition = state.metadata.spec(data["spec-id"]), scanned.file().partition()
+                partition = scanned.file().partition()
                 partitions[values] = OldPartition(spec, partition, str(spec.partitionToPath(partition)))
             partition = Partition(partitions[values].folder, values)
             texts = tuple(map(_deletes_text, deletes))
@@ -238,18 +247,22 @@ class FileWriter:
         finally:
             tasks.close()
 
+    def _fields(self, state: TableState) -> Fields:
+        found: Fields = json.loads(self.table.java.SchemaParser.toJson(state.metadata.schema()))["fields"]
+        return found
+
     def _columns(
-        self, batch: ReducedBatch, state: TableState, present: Mapping[str, str]
+        self, batch: ReducedBatch, fields: Fields, present: Mapping[str, str]
     ) -> tuple[FileColumn, ...]:
         """The table's columns, in its order, each with its field id and its name in Iceberg's files."""
         found = []
-        for field in state.metadata.schema().columns():
-            name = str(field.name())
+        for field in fields:
+            name = field["name"]
             column = batch.shape.by_name.get(name.lower())
-            kind = _sequence_type(field) if name == SEQUENCE_COLUMN else arrow_of_spark(present[name])
-            number, needed = int(field.fieldId()), bool(field.isRequired())
+            kind = _sequence_type(field["type"]) if name == SEQUENCE_COLUMN else arrow_of_spark(present[name])
             source, key = (column.name, column.key) if column else (name, False)
-            found.append(FileColumn(self._in_files(name), source, kind, number, needed, key))
+            here = self._in_files(name)
+            found.append(FileColumn(here, source, kind, field["id"], field["required"], key))
         return tuple(found)
 
     def _specs(self, state: TableState) -> Specs:
@@ -279,9 +292,10 @@ class FileWriter:
         if snapshot is None or not self._is_on(plan.state, snapshot):
             self.discard(staged, plan.state)
             return None
-        self._check(numbers(snapshot), counts, _taken_over(plan, files))
+        summary = plan.state.numbers(snapshot)
+        self._check(summary, counts, _taken_over(plan, files))
         result = replace(counts.result, version=str(snapshot.snapshotId()))
-        return staged._replace(snapshot=snapshot, result=result)
+        return staged._replace(snapshot=snapshot, result=result, numbers=summary)
 
     def _is_on(self, state: TableState, snapshot: Any) -> bool:
         """Whether a snapshot was made on the rows of a state, and for its format."""
@@ -344,12 +358,39 @@ class FileWriter:
             )
 
 
+class _Deletes:
+    """The deletes of data files as Iceberg's JSON has them.
+
+    They are asked for one by one: the socket to Java holds back an answer of more than 8 KiB for 40 ms. And
+    once: what the files of a partition have are mostly parts of one list.
+    """
+
+    def __init__(self, to_json: Callable[[Any, Any], str], jvm: Any) -> None:
+        self._to_json, self._java = to_json, jvm.java.util.Collections
+        self._longest: dict[str, tuple[Any, list[dict[str, Any]]]] = {}
+
+    def parsed(self, file: Any, spec: Any) -> dict[str, Any]:
+        """Of one file."""
+        found: dict[str, Any] = json.loads(self._to_json(file, spec))
+        return found
+
+    def of(self, deletes: Any, spec: Any, partition: str) -> list[dict[str, Any]]:
+        """Of the deletes of a data file in a partition."""
+        count = len(deletes)
+        longest, known = self._longest.get(partition, (None, []))
+        at = int(self._java.indexOfSubList(longest, deletes)) if 0 < count <= len(known) else -1
+        if at < 0:
+            at, known = 0, [self.parsed(one, spec) for one in deletes]
+            self._longest.setdefault(partition, (deletes, known))
+        return known[at : at + count]
+
+
 def _deletes_text(file: Mapping[str, Any]) -> str:
     """A file of positions or a deletion vector as Iceberg's JSON has it, as ``DataFile.deletes`` do."""
-    path = str(file["file-path"])
+    path, rows = str(file["file-path"]), file["record-count"]
     if "content-offset" not in file:
         return path
-    return json.dumps(Vector(path, file["content-offset"], file["content-size-in-bytes"], file["record-count"]))
+    return json.dumps(Vector(path, file["content-offset"], file["content-size-in-bytes"], rows))
 
 
 def _deletes_of(java: Any, old: OldPartition) -> Any:
@@ -369,33 +410,31 @@ def _taken_over(plan: FilePlan, files: Sequence[WrittenFile]) -> int:
     return sum(one["rows"] - one["new"] for one in vectors if one["file"] not in plan.vectors)
 
 
-def _sequence_type(field: Any) -> pa.DataType:
+def _sequence_type(kind: Mapping[str, Any]) -> pa.DataType:
     """The Arrow type of the positions of rows, with the numbers that their members have in files."""
-    members = list(field.type().asStructType().fields())
-    names = [(str(member.name()), int(member.fieldId())) for member in members]
-    return sequence_type(names, int(members[0].type().asListType().elementId()))
+    members = kind["fields"]
+    names = [(member["name"], member["id"]) for member in members]
+    return sequence_type(names, members[0]["type"]["element-id"])
 
 
 # Where a batch goes. Each gives the reason for a MERGE.
 
 
-def _of_metadata(state: TableState) -> str | None:
-    metadata = state.metadata
+def _of_metadata(state: TableState, fields: Fields) -> str | None:
     if state.version not in (2, 3):
         return f"the table has format version {state.version}"
-    if not metadata.sortOrder().isUnsorted():
+    if not state.metadata.sortOrder().isUnsorted():
         return "the table has a sort order"
     for name, wanted in FILE_PROPERTIES.items():
         said = state.property(name)
         said = _DEFAULTS[name] if said is None else said
         if said.lower() not in wanted:
             return f"the table's property {name} is {said}"
-    for field in metadata.schema().columns():
-        kind = str(field.type())
-        if kind.startswith(_OTHERS):
-            return f"the column {field.name()} is {kind}"
-        if field.initialDefault() is not None:
-            return f"the column {field.name()} has a default in old files"
+    for field in fields:
+        if str(field["type"]).startswith(_OTHERS):
+            return f"the column {field['name']} is {field['type']}"
+        if "initial-default" in field:
+            return f"the column {field['name']} has a default in old files"
     if _codec(state) is None:
         return f"the table's files are compressed by {state.property('write.parquet.compression-codec')}"
     return None
