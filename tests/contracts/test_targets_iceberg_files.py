@@ -388,6 +388,6 @@ def test_a_commit_that_conflicts_with_itself_is_there(iceberg: Bed) -> None:
     number = int(staged.snapshot.snapshotId())
     entry = ledger.batch(holder.held, now, staged.result, snapshot=number, shape=SHAPE)
     table.loses = True
-    assert holder.publish(entry, on=plan.state.head, adding=staged.snapshot)
+    assert holder.publish(entry, on=plan.state.head, at=plan.state, adding=staged.snapshot)
     assert (holder.held, first.committed()) == (entry, now)
     assert iceberg.rows() == [row(1), row(2, "c"), row(3), row(5)]
