@@ -219,7 +219,7 @@ def test_small_files_are_packed_and_progress_stays(iceberg: Bed) -> None:
         f"INSERT INTO {table.location} SELECT /*+ REPARTITION(60) */ id, 'x', 1 FROM range(100, 200)",
     )
     assert table.apply(iceberg.batch(SHAPE, [row(4)]), progress(1, 3)).inserted == 1
-    totals = state_of(iceberg, table).totals()
+    totals = state_of(iceberg, table).totals
     assert totals["total-data-files"] + totals["total-delete-files"] < 10
     assert opened(iceberg).committed() == progress(1, 3)
     table.apply(iceberg.batch(SHAPE, [row(5)], [{"id": 150}]), progress(1, 4))
@@ -238,10 +238,10 @@ def test_positions_in_large_files_are_packed(iceberg: Bed) -> None:
     many = iceberg_schema.DELETE_FILES_LEFT + 2
     for at in range(many):
         table.apply(iceberg.batch(SHAPE, [], [{"id": at}]), progress(epoch, at + 2))
-    assert state_of(iceberg, table).totals()["total-delete-files"] == many
+    assert state_of(iceberg, table).totals["total-delete-files"] == many
     assert iceberg.spark is not None
     iceberg_schema.pack_files(iceberg.spark, JvmTable(iceberg.spark, table.location))
-    assert state_of(iceberg, table).totals()["total-delete-files"] <= 1
+    assert state_of(iceberg, table).totals["total-delete-files"] <= 1
     assert [one["id"] for one in iceberg.rows()] == [*range(many, 100)]
     again = table.apply(iceberg.batch(SHAPE, [row(many, "z")], [{"id": 0}]), progress(epoch, many + 2))
     assert (again.updated, again.absent) == (1, 1)

@@ -234,7 +234,6 @@ def elsewhere(bed: Bed, location: str) -> None:
 UNFIT: Final[dict[str, tuple[Change, str]]] = {
     "another column": (altered("ADD COLUMNS (note string)"), "other columns than the batch: note"),
     "copy-on-write": (altered("SET TBLPROPERTIES ('write.merge.mode' = 'copy-on-write')"), "copy-on-write"),
-    "format version": (altered("SET TBLPROPERTIES ('format-version' = '3')"), "format version 3"),
     "compression": (altered("SET TBLPROPERTIES ('write.parquet.compression-codec' = 'lzo')"), "by lzo"),
     "place": (altered("SET TBLPROPERTIES ('write.data.path' = 's3://bucket/x')"), "cannot be looked up"),
     "sort order": (sorted_by_id, "the table has a sort order"),
@@ -388,6 +387,6 @@ def test_a_commit_that_conflicts_with_itself_is_there(iceberg: Bed) -> None:
     number = int(staged.snapshot.snapshotId())
     entry = ledger.batch(holder.held, now, staged.result, snapshot=number, shape=SHAPE)
     table.loses = True
-    assert holder.publish(entry, on=plan.state.head, adding=staged.snapshot)
+    assert holder.publish(entry, on=plan.state.head, at=plan.state, adding=staged.snapshot)
     assert (holder.held, first.committed()) == (entry, now)
     assert iceberg.rows() == [row(1), row(2, "c"), row(3), row(5)]

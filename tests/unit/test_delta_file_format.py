@@ -19,11 +19,11 @@ from tidesink.dev.lake_check import deleted_rows
 from tidesink.sinks.targets.delta.file_format import (
     Statistics,
     Vectors,
-    roaring_array,
     vector_path,
     vector_positions,
 )
 from tidesink.sinks.targets.lake.files import DataFile, FileRefusedError, MarkedRows
+from tidesink.sinks.targets.lake.vectors import roaring_array
 
 DENSE = [*range(70_000), 200_000, 1 << 33, (1 << 33) + 5]
 
@@ -57,7 +57,7 @@ def test_a_vector_is_read_back(tmp_path: Path, positions: list[int]) -> None:
     assert [*vector_positions(str(tmp_path), said, of="")] == positions
     assert deleted_rows(tmp_path, said) == set(positions)
     Path(str(line.path)).write_bytes(Path(str(line.path)).read_bytes()[:-1] + b"x")
-    with pytest.raises(FileRefusedError, match="not what the log says"):
+    with pytest.raises(FileRefusedError, match="not what the table says"):
         vector_positions(str(tmp_path), said, of="")
 
 

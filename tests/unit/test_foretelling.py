@@ -123,7 +123,8 @@ def test_each_target_says_what_it_cannot_do(target: str, kinds: set[str]) -> Non
         ("iceberg", {"sequence_by": "source"}, {}, None),
         ("delta", {}, {"delta.enableDeletionVectors": "false"}, "delta.enableDeletionVectors: false"),
         ("delta", {}, {"delta.columnMapping.mode": "name", "delta.appendOnly": "FALSE"}, None),
-        ("iceberg", {}, {"format-version": "3"}, "format-version: 3"),
+        ("iceberg", {}, {"format-version": "1"}, "format-version: 1"),
+        ("iceberg", {}, {"format-version": "3"}, None),
         ("iceberg", {}, {"format-version": "2", "write.merge.mode": "merge-on-read"}, None),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -20,7 +21,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.target_rows import key_type, row_type
 from tidesink.sinks.spark.errors import TaskError
-from tidesink.sinks.targets.iceberg.files import POSITIONS, PositionFiles
+from tidesink.sinks.targets.iceberg.deletes import POSITIONS, PositionFiles, Vector, VectorFiles
 from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec
 from tidesink.sinks.targets.lake.batches import groups_of
 from tidesink.sinks.targets.lake.files import (
@@ -232,6 +233,34 @@ def test_positions_that_are_older_than_a_file_are_not_of_it(tmp_path: Path) -> N
         pa.table({"file_path": [file.path for file in two], "pos": pa.array([1, 1], pa.int64())}), deletes
     )
     assert located(tmp_path, [two[0]._replace(deletes=(deletes,)), two[1]], [11, 21])[1] == [21]
+
+
+@pytest.mark.parametrize("at_once", [1, 1000])
+def test_vectors_have_what_was_deleted_before(tmp_path: Path, at_once: int) -> None:
+    """By vectors, and by files of positions that the table has from format 2."""
+    files = [written(tmp_path / str(n), *(("upsert", 10 * n + at, "x") for at in range(4))) for n in range(3)]
+    old = str(tmp_path / "old.parquet")
+    names = [file.path for file in files[:2]]
+    pq.write_table(pa.table({"file_path": names, "pos": pa.array([1, 2], pa.int64())}), old)
+    files[:2] = [file._replace(deletes=(old,)) for file in files[:2]]
+    hidden: list[list[int]] = [[1], [2], []]
+    for number, keys in enumerate(([0, 1, 22], [0, 3, 12, 20])):
+        marks = VectorFiles(new_files(tmp_path / f"new{number}"))
+        table = stream_of(pa.table({"id": pa.array(keys, pa.int64())}))
+        task = LocateTask((tuple(files),), table, COLUMNS, marks, at_once)
+        (line,) = lines_of(task(iter([pa.RecordBatch.from_pydict({"id": [0]})])))
+        new = [key for key in keys if key % 10 not in hidden[key // 10]]
+        assert line.path is not None
+        assert (line.rows, line.size) == (len(new), local_path(line.path).stat().st_size)
+        for key in new:
+            hidden[key // 10].append(key % 10)
+        for vector in json.loads(str(line.details)):
+            at = [file.path for file in files].index(vector["file"])
+            assert vector["rows"] == len(hidden[at])
+            place = Vector(line.path, vector["offset"], vector["length"], vector["rows"])
+            files[at] = files[at]._replace(deletes=(json.dumps(place),))
+        found = marks.deleted(files, np.arange(3) * 4)
+        assert sorted(found) == sorted(4 * at + one for at, some in enumerate(hidden) for one in some)
 
 
 def test_old_files_with_narrower_keys_are_read(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What Delta's protocol asks of a table's files, for the tasks that write them.
 
-Statistics, deletion vectors and partitions. A deletion vector is a Roaring bitmap array in the portable
-layout, in a file of such vectors.
+Statistics, deletion vectors and partitions. A file has the vectors of many data files.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import json
 import random
 import re
 import string
-import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,7 +18,6 @@ from urllib.parse import unquote
 from uuid import UUID, uuid4
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,6 +30,7 @@ from tidesink.sinks.targets.lake.files import (
 )
 from tidesink.sinks.targets.lake.rows import FileColumn, Partition, Places, folder_of, grouped, iso_text
 from tidesink.sinks.targets.lake.storage import LOCAL, Storage
+from tidesink.sinks.targets.lake.vectors import FRAME_BYTES, array_positions, framed_vector, read_vector
 
 # Delta's prefix of a text in statistics, and how far it goes on to find a bound (in UTF-16 units).
 _PREFIX: Final = 32
@@ -180,11 +177,9 @@ class Vectors:
         before = self.storage.each(self._positions, [file for file, _ in files])
         for (file, new), hidden in zip(files, before, strict=True):
             positions = np.union1d(hidden, new)
-            data = roaring_array(positions)
-            vectors.append(
-                {"file": file.path, "offset": len(whole), "size": len(data), "rows": len(positions)}
-            )
-            whole += struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+            data, place = framed_vector(positions), {"file": file.path, "offset": len(whole)}
+            vectors.append({**place, "size": len(data) - FRAME_BYTES, "rows": len(positions)})
+            whole += data
             rows += len(new)
         path = f"{self.root}/deletion_vector_{number}.bin"
         with self.storage.writing(path) as out:
@@ -227,16 +222,9 @@ def vector_positions(
     if path is None:
         data = _z85(vector["pathOrInlineDv"])[: vector["sizeInBytes"]]
     else:
-        size = int(vector["sizeInBytes"])
-        with storage.reading(path) as file:
-            found = file.read_at(size + 8, vector.get("offset") or 0)
-        data = found[4:-4]
-        if found[:4] != struct.pack(">i", size) or found[-4:] != struct.pack(">I", zlib.crc32(data)):
-            raise FileRefusedError(f"the deletion vector in {path} is not what the log says", url=of)
-    positions = np.concatenate([np.empty(0, np.int64), *_roaring_positions(data, of)])
-    if len(positions) != vector["cardinality"]:
-        raise FileRefusedError(f"the deletion vector of {of} has {len(positions)} rows", url=of)
-    return positions
+        size = int(vector["sizeInBytes"]) + FRAME_BYTES
+        data = read_vector(storage, path, vector.get("offset") or 0, size, of=of)
+    return array_positions(data, vector["cardinality"], of=of)
 
 
 # Z85 and Python's Base85 have the same digits, spelt by other characters.
@@ -247,78 +235,6 @@ _DIGITS: Final = str.maketrans(_Z85, _B85)
 
 def _z85(text: str) -> bytes:
     return base64.b85decode(text.translate(_DIGITS))
-
-
-_ARRAY_MAGIC: Final = 1_681_511_377
-_WITHOUT_RUNS: Final = 12_346
-_WITH_RUNS: Final = 12_347
-# A container of more values than this is a bitmap of 8 KiB.
-_MOST_LISTED: Final = 4096
-_Lows = npt.NDArray[np.uint16]
-
-
-def roaring_array(positions: Places) -> bytes:
-    """Sorted distinct positions as a Roaring bitmap array."""
-    highs = positions >> 32
-    parts = [struct.pack("<iq", _ARRAY_MAGIC, len(np.unique(highs)))]
-    for high in np.unique(highs):
-        parts += [struct.pack("<i", high), _bitmap(positions[highs == high] & 0xFFFF_FFFF)]
-    return b"".join(parts)
-
-
-def _bitmap(values: Places) -> bytes:
-    keys, starts = np.unique(values >> 16, return_index=True)
-    lows = np.split((values & 0xFFFF).astype("<u2"), starts[1:])
-    containers = [_container(one) for one in lows]
-    head = np.stack([keys, [len(one) - 1 for one in lows]], axis=1).astype("<u2").tobytes()
-    sizes = np.cumsum([8 + 8 * len(keys), *map(len, containers)])[:-1].astype("<u4").tobytes()
-    return b"".join([struct.pack("<II", _WITHOUT_RUNS, len(keys)), head, sizes, *containers])
-
-
-def _container(lows: _Lows) -> bytes:
-    if len(lows) <= _MOST_LISTED:
-        return lows.tobytes()
-    bits = np.zeros(1 << 16, bool)
-    bits[lows] = True
-    return np.packbits(bits, bitorder="little").tobytes()
-
-
-def _roaring_positions(data: bytes, of: str) -> Iterator[Places]:
-    magic, bitmaps = struct.unpack_from("<iq", data)
-    if magic != _ARRAY_MAGIC:
-        raise FileRefusedError(f"a deletion vector has the unknown layout {magic}", url=of)
-    at = 12
-    for _ in range(bitmaps):
-        (high,) = struct.unpack_from("<i", data, at)
-        at += 4
-        (cookie,) = struct.unpack_from("<I", data, at)
-        runs = np.empty(0, bool)
-        if cookie & 0xFFFF == _WITH_RUNS:
-            count, at = (cookie >> 16) + 1, at + 4
-            size = (count + 7) // 8
-            runs = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little").astype(bool)
-            at += size
-        else:
-            count, at = struct.unpack_from("<I", data, at + 4)[0], at + 8
-            runs = np.zeros(count, bool)
-        heads = np.frombuffer(data, "<u2", 2 * count, at).reshape(count, 2).astype(np.int64)
-        # The offsets of the containers, which follow each other anyway.
-        at += 4 * count + (4 * count if cookie == _WITHOUT_RUNS or count >= 4 else 0)
-        for (key, less), is_run in zip(heads, runs, strict=False):
-            lows, at = _lows(data, at, int(less) + 1, is_run=bool(is_run))
-            yield (high << 32) + (int(key) << 16) + lows.astype(np.int64)
-
-
-def _lows(data: bytes, at: int, count: int, *, is_run: bool) -> tuple[_Lows, int]:
-    if is_run:
-        (runs,) = struct.unpack_from("<H", data, at)
-        pairs = np.frombuffer(data, "<u2", 2 * runs, at + 2).reshape(runs, 2).astype(np.int64)
-        spans = [np.arange(first, first + more + 1) for first, more in pairs]
-        return np.concatenate(spans).astype(np.uint16), at + 2 + 4 * runs
-    if count <= _MOST_LISTED:
-        return np.frombuffer(data, "<u2", count, at), at + 2 * count
-    bits = np.unpackbits(np.frombuffer(data, np.uint8, 8192, at), bitorder="little")
-    return np.flatnonzero(bits).astype(np.uint16), at + 8192
 
 
 # Partitions, as the log and folders spell them.

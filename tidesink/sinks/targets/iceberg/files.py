@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tidesink.errors import AccountingError
 from tidesink.events import TableId
-from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.spark.errors import SPARK_ERRORS, class_names
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyResult, ReducedBatch
-from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, reading_error, staging_error
+from tidesink.sinks.targets.iceberg.deletes import PositionFiles, Vector, VectorFiles
+from tidesink.sinks.targets.iceberg.jvm import (
+    INVALID,
+    JvmTable,
+    TableState,
+    reading_error,
+    staging_error,
+)
 from tidesink.sinks.targets.iceberg.partitions import PartitionField, SplitBySpec, is_known
 from tidesink.sinks.targets.lake.batches import (
     COMPRESSIONS,
@@ -37,19 +42,14 @@ from tidesink.sinks.targets.lake.batches import (
 from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     DataFile,
-    FileRefusedError,
-    MarkedRows,
     NewFiles,
     RowsTask,
     WrittenFile,
 )
 from tidesink.sinks.targets.lake.rows import (
-    FIELD_ID,
     FileColumn,
     Partition,
-    Places,
     Split,
-    codes,
     sequence_type,
     unpartitioned,
 )
@@ -89,15 +89,10 @@ _OTHERS: Final = ("uuid", "fixed")
 _UNFIT_PARTITIONS: Final = ("float", "double")
 # The fields of partition specs by the specs' numbers, as the metadata have them.
 Specs = Mapping[int, Sequence[Mapping[str, Any]]]
+# The table's columns as the metadata have them.
+Fields = Sequence[Mapping[str, Any]]
 # A column's name that its files have too.
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The columns of a file of positions, with the field ids that Iceberg reserves for them.
-POSITIONS: Final = pa.schema(
-    [
-        pa.field("file_path", pa.string(), nullable=False, metadata={FIELD_ID: b"2147483546"}),
-        pa.field("pos", pa.int64(), nullable=False, metadata={FIELD_ID: b"2147483545"}),
-    ]
-)
 
 
 class OldPartition(NamedTuple):
@@ -111,7 +106,8 @@ class OldPartition(NamedTuple):
 class FilePlan(NamedTuple):
     """How a batch is written on a state of the table: what its tasks write and mark, and the table's files.
 
-    ``partitions``: those of the files, by their ``values``.
+    ``partitions``: those of the files, by their ``values``. ``vectors``: Java's deletion vectors, by the
+    paths of the files whose rows they hide.
     """
 
     state: TableState
@@ -119,80 +115,19 @@ class FilePlan(NamedTuple):
     marks: PositionFiles
     files: tuple[DataFile, ...]
     partitions: Mapping[str, OldPartition]
+    vectors: Mapping[str, Any]
 
 
 class Staged(NamedTuple):
-    """A snapshot that no table has yet, None where the table stays as it is; what it does; its files."""
+    """A snapshot that no table has yet, None where the table stays as it is; what it does; its files.
+
+    ``numbers``: those of the snapshot's summary.
+    """
 
     snapshot: Any
     result: ApplyResult
     paths: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class PositionFiles:
-    """Iceberg's marks: files of positions; columns are known by field id.
-
-    ``partitioned``: by the number of a partition spec, the field id of a column that its partitions have as
-    it is. A file that another program took over need not have it.
-    """
-
-    files: NewFiles
-    partitioned: frozenset[tuple[int, int]] = frozenset()
-
-    @property
-    def storage(self) -> Storage:
-        """That of new files: a file elsewhere is not looked into."""
-        return self.files.storage
-
-    def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """By its field id."""
-        number = str(column.field_id).encode()
-        return next((f.name for f in schema if (f.metadata or {}).get(FIELD_ID) == number), None)
-
-    def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """As ``Marks`` says.
-
-        A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
-        """
-        deletes = dict.fromkeys(path for file in files for path in file.deletes)
-        found = self.storage.each(partial(self._deleted_by, files, starts), [*deletes])
-        return np.concatenate([np.empty(0, np.int64), *found])
-
-    def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
-        """The rows that one file of positions deletes."""
-        paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
-        found = [np.empty(0, np.int64)]
-        with (
-            self.storage.reading(deletes) as source,
-            pq.ParquetFile(source, pre_buffer=True, read_dictionary=["file_path"]) as parquet,
-        ):
-            for chunk in parquet.read(columns=["file_path", "pos"]).to_batches():
-                names = chunk.column("file_path")
-                file = codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
-                rows = starts[file] + chunk.column("pos").to_numpy()
-                found.append(rows[file >= 0])
-        return np.concatenate(found)
-
-    def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
-        """None: a column that a file lacks came later.
-
-        Raises:
-            FileRefusedError: its value may be that of the partition.
-        """
-        spec = json.loads(file.partition.values or "[0]")[0]
-        if (spec, column.field_id) in self.partitioned and not column.key:
-            raise FileRefusedError(f"the file {file.path} has no column {column.source}", url=file.path)
-        return None
-
-    def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """A file of positions for each partition, sorted by file and position."""
-        positions = dict[Partition, list[pa.Table]]()
-        for file, at in (one for some in marked for one in some.by_file()):
-            table = pa.table([pa.array([file.path] * len(at)), pa.array(at)], schema=POSITIONS)
-            positions.setdefault(file.partition, []).append(table)
-        for number, (partition, tables) in enumerate(positions.items()):
-            yield self.files.write(pa.concat_tables(tables), f"{part}-{number}", partition)
+    numbers: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -205,8 +140,8 @@ class FileWriter:
 
     def plan(self, batch: ReducedBatch, progress: Progress, state: TableState) -> FilePlan | str:
         """How a batch is written on what readers see at ``state``, or why it is merged by MERGE."""
-        present = self.table.columns(state)
-        reason = batch_reason(batch) or columns_reason(batch, present) or _of_metadata(state)
+        present, fields = self.table.columns(state), self._fields(state)
+        reason = batch_reason(batch) or columns_reason(batch, present) or _of_metadata(state, fields)
         if reason is not None:
             return reason
         try:
@@ -220,10 +155,11 @@ class FileWriter:
             raise reading_error(exc, table=str(self.name)) from exc
         if isinstance(storage, str) or isinstance(found, str):
             return str(found)
-        columns = self._columns(batch, state, present)
+        columns = self._columns(batch, fields, present)
         files, split = _new_files(state, progress, storage), _split(columns, specs[current])
         rows = RowsTask(columns, files, rules_of(batch), split)
-        return FilePlan(state, rows, PositionFiles(files, _identities(specs)), *found)
+        marks = VectorFiles if state.version == 3 else PositionFiles
+        return FilePlan(state, rows, marks(files, _identities(specs)), *found)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
         """Write a batch; None where others committed since the plan was made.
@@ -262,31 +198,38 @@ class FileWriter:
 
     def _data_files(
         self, batch: ReducedBatch, state: TableState, storage: Storage
-    ) -> tuple[tuple[DataFile, ...], dict[str, OldPartition]] | str:
-        """The files that may have rows of the batch's keys, and the partitions that they are of.
+    ) -> tuple[tuple[DataFile, ...], dict[str, OldPartition], dict[str, Any]] | str:
+        """The files that may have rows of the batch's keys, their partitions and their deletion vectors.
 
         The reason where a file is not ours to read.
         """
-        found, partitions = list[DataFile](), dict[str, OldPartition]()
-        if batch.mode == "append" or state.totals().get("total-data-files") == 0:
-            return (), partitions
-        for scanned in self._scan(batch, state):
-            task = json.loads(self.table.java.ScanTaskParser.toJson(scanned))
-            data, deletes = task["data-file"], task.get("delete-files", [])
+        found, partitions, vectors = list[DataFile](), dict[str, OldPartition](), dict[str, Any]()
+        if batch.mode == "append" or state.totals.get("total-data-files") == 0:
+            return (), partitions, vectors
+        tasks = [(scanned, scanned.deletes()) for scanned in self._scan(batch, state)]
+        parser = _Deletes(self.table.java.ContentFileParser.toJson, self.session._jvm)
+        # The longest lists first: others are parts of them.
+        for scanned, java_deletes in sorted(tasks, key=lambda task: -len(task[1])):
+            spec = scanned.spec()
+            data = parser.parsed(scanned.file(), spec)
+            values = json.dumps([data["spec-id"], data.get("partition")])
+            deletes = parser.of(java_deletes, spec, values)
             for file in (data, *deletes):
                 content, form = _words(file["content"]), _words(file["file-format"])
-                if content not in ("data", "position-deletes") or form != "parquet":
+                known = "puffin" if "content-offset" in file else "parquet"
+                if content not in ("data", "position-deletes") or form != known:
                     return f"the table has a file of {content} in format {form}"
                 if not storage.holds(file["file-path"]):
                     return f"the table has a file in another place: {file['file-path']}"
-            paths = tuple(one["file-path"] for one in deletes)
-            values = json.dumps([data["spec-id"], data.get("partition")])
+            for number in (at for at, one in enumerate(deletes) if "content-offset" in one):
+                vectors[data["file-path"]] = java_deletes[number]
             if values not in partitions:
-                spec, partition = state.metadata.spec(data["spec-id"]), scanned.file().partition()
+                partition = scanned.file().partition()
                 partitions[values] = OldPartition(spec, partition, str(spec.partitionToPath(partition)))
             partition = Partition(partitions[values].folder, values)
-            found.append(DataFile(data["file-path"], data["record-count"], paths, partition))
-        return tuple(found), partitions
+            texts = tuple(map(_deletes_text, deletes))
+            found.append(DataFile(data["file-path"], data["record-count"], texts, partition))
+        return tuple(found), partitions, vectors
 
     def _scan(self, batch: ReducedBatch, state: TableState) -> Iterator[Any]:
         """The files of what readers see that may have a key in the batch's range: Java's scan tasks."""
@@ -308,18 +251,22 @@ class FileWriter:
         finally:
             tasks.close()
 
+    def _fields(self, state: TableState) -> Fields:
+        found: Fields = json.loads(self.table.java.SchemaParser.toJson(state.metadata.schema()))["fields"]
+        return found
+
     def _columns(
-        self, batch: ReducedBatch, state: TableState, present: Mapping[str, str]
+        self, batch: ReducedBatch, fields: Fields, present: Mapping[str, str]
     ) -> tuple[FileColumn, ...]:
         """The table's columns, in its order, each with its field id and its name in Iceberg's files."""
         found = []
-        for field in state.metadata.schema().columns():
-            name = str(field.name())
+        for field in fields:
+            name = field["name"]
             column = batch.shape.by_name.get(name.lower())
-            kind = _sequence_type(field) if name == SEQUENCE_COLUMN else arrow_of_spark(present[name])
-            number, needed = int(field.fieldId()), bool(field.isRequired())
+            kind = _sequence_type(field["type"]) if name == SEQUENCE_COLUMN else arrow_of_spark(present[name])
             source, key = (column.name, column.key) if column else (name, False)
-            found.append(FileColumn(self._in_files(name), source, kind, number, needed, key))
+            here = self._in_files(name)
+            found.append(FileColumn(here, source, kind, field["id"], field["required"], key))
         return tuple(found)
 
     def _specs(self, state: TableState) -> Specs:
@@ -339,17 +286,25 @@ class FileWriter:
         files = [one for one in lines if one.path is not None]
         if not files:
             return Staged(None, replace(counts.result, version=str(plan.state.head)))
-        snapshot = self._snapshot(plan, files)
-        staged = Staged(
-            snapshot,
-            replace(counts.result, version=str(snapshot.snapshotId())),
-            tuple(str(one.path) for one in files),
-        )
-        if snapshot.parentId() != plan.state.head:
+        staged = Staged(None, counts.result, tuple(str(one.path) for one in files))
+        try:
+            snapshot = self._snapshot(plan, files)
+        except SPARK_ERRORS as exc:
+            if INVALID not in class_names(exc):
+                raise
+            snapshot = None  # a vector of one of these files came in between
+        if snapshot is None or not self._is_on(plan.state, snapshot):
             self.discard(staged, plan.state)
             return None
-        self._check(numbers(snapshot), counts)
-        return staged
+        summary = plan.state.numbers(snapshot)
+        self._check(summary, counts, _taken_over(plan, files))
+        result = replace(counts.result, version=str(snapshot.snapshotId()))
+        return staged._replace(snapshot=snapshot, result=result, numbers=summary)
+
+    def _is_on(self, state: TableState, snapshot: Any) -> bool:
+        """Whether a snapshot was made on the rows of a state, and for its format."""
+        now = state.table.operations().current()
+        return snapshot.parentId() == state.head and int(now.formatVersion()) == state.version
 
     def _snapshot(self, plan: FilePlan, files: list[WrittenFile]) -> Any:
         """The snapshot of new files on the newest metadata; its manifests are written, and nothing has it."""
@@ -358,10 +313,8 @@ class FileWriter:
         spec, partitions = state.metadata.spec(), dict[str, Any]()
         for one in files:
             if one.found is not None:
-                old = plan.partitions[one.partition]
-                builder = java.FileMetadata.deleteFileBuilder(old.spec).ofPositionDeletes()
-                builder = builder.withPartition(old.values)
-                change.addDeletes(self._file(builder, state, one, metrics.forPositionDelete(state.table)))
+                for deletes in self._deletes(plan, one):
+                    change.addDeletes(deletes)
                 continue
             builder = java.DataFiles.builder(spec)
             if one.partition:
@@ -370,7 +323,26 @@ class FileWriter:
                     partitions[one.partition] = values
                 builder = builder.withPartition(partitions[one.partition])
             change.addRows(self._file(builder, state, one, metrics.forTable(state.table)))
+        replaced = {vector["file"] for one in files for vector in _vectors(one)} & plan.vectors.keys()
+        for path in replaced:
+            change.removeDeletes(plan.vectors[path])
+        if isinstance(plan.marks, VectorFiles):  # else any vector that the table ever had is a conflict
+            change.validateFromSnapshot(state.head)
         return change.apply()
+
+    def _deletes(self, plan: FilePlan, file: WrittenFile) -> Iterator[Any]:
+        """Java's files of deletes in a file: one of positions, or a vector for each data file."""
+        java, state = self.table.java, plan.state
+        if file.details is None:
+            builder = _deletes_of(java, plan.partitions[file.partition])
+            yield self._file(builder, state, file, java.MetricsConfig.forPositionDelete(state.table))
+        old = {file.path: plan.partitions[file.partition.values] for file in plan.files}
+        for vector in _vectors(file):
+            builder = _deletes_of(java, old[vector["file"]]).withReferencedDataFile(vector["file"])
+            builder = builder.withPath(file.path).withFileSizeInBytes(file.size)
+            builder = builder.withFormat(java.FileFormat.PUFFIN).withRecordCount(vector["rows"])
+            builder = builder.withContentOffset(vector["offset"]).withContentSizeInBytes(vector["length"])
+            yield builder.build()
 
     def _file(self, builder: Any, state: TableState, file: WrittenFile, metrics: Any) -> Any:
         java = self.table.java
@@ -378,10 +350,11 @@ class FileWriter:
         sized = builder.withPath(file.path).withFileSizeInBytes(file.size)
         return sized.withFormat(java.FileFormat.PARQUET).withMetrics(found).build()
 
-    def _check(self, summary: Mapping[str, int], counts: BatchCounts) -> None:
+    def _check(self, summary: Mapping[str, int], counts: BatchCounts, taken_over: int) -> None:
         """Hold the snapshot's own numbers to what was written and found."""
-        added, marked = summary.get("added-records", 0), summary.get("added-position-deletes", 0)
-        if (added, marked) != (counts.rows, counts.marked):
+        added = summary.get("added-records", 0)
+        marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
+        if (added, marked) != (counts.rows, counts.marked + taken_over):
             raise AccountingError(
                 f"the snapshot says {added} rows added and {marked} marked as deleted, of {counts.rows} to "
                 f"write, and {counts.marked} that were there; nothing is visible",
@@ -389,32 +362,83 @@ class FileWriter:
             )
 
 
-def _sequence_type(field: Any) -> pa.DataType:
+class _Deletes:
+    """The deletes of data files as Iceberg's JSON has them.
+
+    They are asked for one by one: the socket to Java holds back an answer of more than 8 KiB for 40 ms. And
+    once: what the files of a partition have are mostly parts of one list.
+    """
+
+    def __init__(self, to_json: Callable[[Any, Any], str], jvm: Any) -> None:
+        self._to_json, self._java = to_json, jvm.java.util.Collections
+        self._longest: dict[str, tuple[Any, list[dict[str, Any]]]] = {}
+
+    def parsed(self, file: Any, spec: Any) -> dict[str, Any]:
+        """Of one file."""
+        found: dict[str, Any] = json.loads(self._to_json(file, spec))
+        return found
+
+    def of(self, deletes: Any, spec: Any, partition: str) -> list[dict[str, Any]]:
+        """Of the deletes of a data file in a partition."""
+        count = len(deletes)
+        longest, known = self._longest.get(partition, (None, []))
+        at = int(self._java.indexOfSubList(longest, deletes)) if 0 < count <= len(known) else -1
+        if at < 0:
+            at, known = 0, [self.parsed(one, spec) for one in deletes]
+            self._longest.setdefault(partition, (deletes, known))
+        return known[at : at + count]
+
+
+def _deletes_text(file: Mapping[str, Any]) -> str:
+    """A file of positions or a deletion vector as Iceberg's JSON has it, as ``DataFile.deletes`` do."""
+    path, rows = str(file["file-path"]), file["record-count"]
+    if "content-offset" not in file:
+        return path
+    return json.dumps(Vector(path, file["content-offset"], file["content-size-in-bytes"], rows))
+
+
+def _deletes_of(java: Any, old: OldPartition) -> Any:
+    """The builder of a file of deletes for data files of a partition."""
+    return java.FileMetadata.deleteFileBuilder(old.spec).ofPositionDeletes().withPartition(old.values)
+
+
+def _vectors(file: WrittenFile) -> list[dict[str, Any]]:
+    """What the vectors of a Puffin file are of, and where; none for other files."""
+    found: list[dict[str, Any]] = json.loads(file.details or "[]")
+    return found
+
+
+def _taken_over(plan: FilePlan, files: Sequence[WrittenFile]) -> int:
+    """The positions that vectors have from files of positions, which stay until the table is packed."""
+    vectors = (vector for file in files for vector in _vectors(file))
+    return sum(one["rows"] - one["new"] for one in vectors if one["file"] not in plan.vectors)
+
+
+def _sequence_type(kind: Mapping[str, Any]) -> pa.DataType:
     """The Arrow type of the positions of rows, with the numbers that their members have in files."""
-    members = list(field.type().asStructType().fields())
-    names = [(str(member.name()), int(member.fieldId())) for member in members]
-    return sequence_type(names, int(members[0].type().asListType().elementId()))
+    members = kind["fields"]
+    names = [(member["name"], member["id"]) for member in members]
+    return sequence_type(names, members[0]["type"]["element-id"])
 
 
 # Where a batch goes. Each gives the reason for a MERGE.
 
 
-def _of_metadata(state: TableState) -> str | None:
-    metadata = state.metadata
-    version = int(metadata.formatVersion())
-    if version != 2:
-        return f"the table has format version {version}"
-    if not metadata.sortOrder().isUnsorted():
+def _of_metadata(state: TableState, fields: Fields) -> str | None:
+    if state.version not in (2, 3):
+        return f"the table has format version {state.version}"
+    if not state.metadata.sortOrder().isUnsorted():
         return "the table has a sort order"
     for name, wanted in FILE_PROPERTIES.items():
         said = state.property(name)
         said = _DEFAULTS[name] if said is None else said
         if said.lower() not in wanted:
             return f"the table's property {name} is {said}"
-    for field in metadata.schema().columns():
-        kind = str(field.type())
-        if kind.startswith(_OTHERS):
-            return f"the column {field.name()} is {kind}"
+    for field in fields:
+        if str(field["type"]).startswith(_OTHERS):
+            return f"the column {field['name']} is {field['type']}"
+        if "initial-default" in field:
+            return f"the column {field['name']} has a default in old files"
     if _codec(state) is None:
         return f"the table's files are compressed by {state.property('write.parquet.compression-codec')}"
     return None

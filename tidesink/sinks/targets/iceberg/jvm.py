@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import CommitUnknownError, ConfigError, TargetError, TidesinkError, TransientTargetError
@@ -22,10 +23,12 @@ class TableState:
     """A table as it was at one moment: Java's ``Table`` and ``TableMetadata``.
 
     A commit on it is refused where the table is no longer what it was. Snapshots are Java's ``Snapshot``.
+    ``mapper`` (Java's) makes JSON: a map is one answer, not several for each of its keys.
     """
 
     table: Any
     metadata: Any
+    mapper: Any
 
     @property
     def head(self) -> int | None:
@@ -36,6 +39,11 @@ class TableState:
     def uuid(self) -> str:
         """The table's own name, which a table made again under the same name does not have."""
         return str(self.metadata.uuid())
+
+    @property
+    def version(self) -> int:
+        """The format's."""
+        return int(self.metadata.formatVersion())
 
     def branch_head(self, branch: str) -> int | None:
         """The newest snapshot of a branch; None where there is no such branch."""
@@ -48,17 +56,26 @@ class TableState:
 
     def property(self, name: str) -> str | None:
         """A table property."""
-        found = self.metadata.properties().get(name)
-        return None if found is None else str(found)
+        return self._properties.get(name)
 
     def properties(self, prefix: str) -> dict[str, str]:
         """The table properties whose names begin with a prefix, by what follows it."""
-        found = {str(name): str(text) for name, text in dict(self.metadata.properties()).items()}
-        return {name.removeprefix(prefix): text for name, text in found.items() if name.startswith(prefix)}
+        found = self._properties.items()
+        return {name.removeprefix(prefix): text for name, text in found if name.startswith(prefix)}
+
+    @cached_property
+    def _properties(self) -> dict[str, str]:
+        return self._texts(self.metadata.properties())
+
+    def _texts(self, given: Any) -> dict[str, str]:
+        found: dict[str, str] = json.loads(self.mapper.writeValueAsString(given))
+        return found
 
     def takes(self, snapshot: Any) -> bool:
         """Whether a snapshot, made on what readers see, can still become the newest."""
-        return int(self.metadata.lastSequenceNumber()) < int(snapshot.sequenceNumber())
+        newer = int(self.metadata.lastSequenceNumber()) < int(snapshot.sequenceNumber())
+        # Format 3 numbers rows.
+        return newer and (self.version < 3 or snapshot.firstRowId() is not None)
 
     def snapshot(self, number: int | None) -> Any:
         """A snapshot by its number; None where it is expired."""
@@ -75,10 +92,16 @@ class TableState:
         """How many snapshots the metadata hold."""
         return int(self.metadata.snapshots().size())
 
+    @cached_property
     def totals(self) -> Mapping[str, int]:
         """The numbers of the summary of what readers see."""
         snapshot = self.snapshot(self.head)
-        return {} if snapshot is None else numbers(snapshot)
+        return {} if snapshot is None else self.numbers(snapshot)
+
+    def numbers(self, snapshot: Any) -> Mapping[str, int]:
+        """The numbers of a snapshot's own summary; what it does not name is missing."""
+        found = self._texts(snapshot.summary()).items()
+        return {name: int(text) for name, text in found if text.isdigit()}
 
 
 class JvmTable:
@@ -102,7 +125,11 @@ class JvmTable:
     def state(self) -> TableState:
         """The latest metadata, read now."""
         table = self.java.spark.Spark3Util.loadIcebergTable(self._session._jsparkSession, self.location)
-        return TableState(table, table.operations().current())
+        return TableState(table, table.operations().current(), self._mapper)
+
+    @cached_property
+    def _mapper(self) -> Any:
+        return self.java.util.JsonUtil.mapper()
 
     def commit(self, base: TableState, change: Callable[[Any], object]) -> None:
         """Commit what ``change`` does to a builder of metadata, where the table is still at ``base``.
@@ -136,14 +163,11 @@ class JvmTable:
         return found.asStruct() if ddl.startswith("struct<") else found  # Java makes a schema of a struct
 
 
-def numbers(snapshot: Any) -> Mapping[str, int]:
-    """The numbers of a snapshot's own summary; what it does not name is missing."""
-    return {str(name): int(text) for name, text in dict(snapshot.summary()).items() if str(text).isdigit()}
-
-
 _ICEBERG: Final = "org.apache.iceberg.exceptions."
 # Another commit came first, and ours did not happen.
 CONFLICT: Final = f"{_ICEBERG}CommitFailedException"
+# What a commit was to change is not there as it was.
+INVALID: Final = f"{_ICEBERG}ValidationException"
 # The catalog cannot be used as things are: a class or a file system is missing, or a right.
 _UNUSABLE: Final = frozenset(
     {

@@ -19,7 +19,7 @@ from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.state.progress import Progress, as_document, from_document
 from tidesink.sinks.targets.base import ApplyResult
-from tidesink.sinks.targets.iceberg.jvm import MAIN, JvmTable, TableState, commit_error, is_conflict, numbers
+from tidesink.sinks.targets.iceberg.jvm import MAIN, JvmTable, TableState, commit_error, is_conflict
 from tidesink.sinks.targets.sharing import Owner, is_shared, known_after, not_shared, tag
 from tidesink.typemap.target_schema import Shard, TableShape
 
@@ -190,7 +190,7 @@ class IcebergLedger:
         for snapshot, parent in _with_parents(state):
             if str(snapshot.snapshotId()) in known:
                 return
-            if parent is not None and _replaces_all(snapshot, parent):
+            if parent is not None and _replaces_all(state, snapshot, parent):
                 raise self._moved(rows, state, f"snapshot {snapshot.snapshotId()} replaced all rows")
             last = snapshot
         if last is not None and last.parentId() is not None:
@@ -232,10 +232,10 @@ def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
         current = parent
 
 
-def _replaces_all(snapshot: Any, parent: Any) -> bool:
+def _replaces_all(state: TableState, snapshot: Any, parent: Any) -> bool:
     """Whether an INSERT OVERWRITE threw all files away; a compaction ('replace') keeps the rows."""
-    before = numbers(parent).get("total-data-files", 0)
-    gone = numbers(snapshot).get("deleted-data-files", 0)
+    before = state.numbers(parent).get("total-data-files", 0)
+    gone = state.numbers(snapshot).get("deleted-data-files", 0)
     return snapshot.operation() == "overwrite" and before > 0 and gone == before
 
 
@@ -363,21 +363,23 @@ class Holder:
         entry: Entry,
         *,
         on: int | None,
+        at: TableState | None = None,
         adding: Any = None,
         forgetting: Iterable[str] = (),
         saying: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
         """Make an entry's snapshot and words visible; False, and nothing done, where others changed the rows.
 
-        ``on`` is the snapshot that readers saw before; ``adding`` is the entry's snapshot, where the table
-        does not have it on a branch; ``forgetting`` are properties that go with it, and ``saying`` properties
-        that come with it.
+        ``on`` is the snapshot that readers saw before; ``at`` is what ``current`` gave then: the commit is
+        tried on it, and the table looked at again only where it is another now. ``adding`` is the entry's
+        snapshot, where the table does not have it on a branch; ``forgetting`` are properties that go with it,
+        and ``saying`` properties that come with it.
 
         Raises: as ``current``; CommitUnknownError where the commit may have happened.
         """
         before = self._held
         for _ in range(ATTEMPTS):
-            state = self.current()
+            state, at = at or self.current(), None
             # A client that lost the answer sends the commit again, and hears of a conflict with itself.
             if self._held == entry != before:
                 return True

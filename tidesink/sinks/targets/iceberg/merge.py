@@ -21,7 +21,7 @@ from tidesink.sinks.targets.base import (
     ApplyResult,
     ReducedBatch,
 )
-from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, staging_error
+from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, staging_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder
 from tidesink.sinks.targets.lake.merge import (
     SOURCE,
@@ -90,7 +90,7 @@ class Staging:
                 f"somebody else wrote to the branch {self._holder.held.branch}; nothing was written",
                 table=str(self._name),
             )
-        return Staged(number, numbers(staged))
+        return Staged(number, state.numbers(staged))
 
     def batch(
         self, batch: ReducedBatch, state: TableState, present: Mapping[str, str]
@@ -101,7 +101,7 @@ class Staging:
         """
         head = cast(int, state.head)
         # A table without files has nothing to match.
-        first_load = state.totals().get("total-data-files") == 0
+        first_load = state.totals.get("total-data-files") == 0
         if batch.mode == "history" and not batch.empty:
             versions = Versions(self._session, self.branch, present, lambda sql: self.run(sql, head))
             return versions.staged(batch, head, empty=first_load)
@@ -119,7 +119,7 @@ class Staging:
             if first_load or batch.mode == "append":
                 return self._appended(batch, head, present, first_load=first_load)
             beside = batch.beside(lambda: self._table.nullable(state))
-            hidden = state.totals().get("total-position-deletes", 0) > 0
+            hidden = state.totals.get("total-position-deletes", 0) > 0
             return self._merged(batch, head, present, beside, hidden=hidden)
 
     def close(self) -> None:

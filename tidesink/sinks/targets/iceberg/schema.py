@@ -256,26 +256,29 @@ class Maintenance:
         self._files_before = 0
         self._snapshots_before = 0
 
-    def run_if_due(self, state: TableState) -> bool:
+    def run_if_due(self, totals: Mapping[str, int], snapshots: int) -> bool:
         """Pack files and let snapshots go where many have gathered; whether anything was tried.
+
+        ``totals`` are the numbers of the newest snapshot's summary, ``snapshots`` is how many there are.
 
         What fails leaves the table as it was, and mostly means that somebody else commits: it is tried
         again after as many files or snapshots more.
         """
-        pack = _files(state) >= self._files_before + FILES_BETWEEN
-        expire = state.snapshot_count() >= self._snapshots_before + SNAPSHOTS_BETWEEN
+        pack = _files(totals) >= self._files_before + FILES_BETWEEN
+        expire = snapshots >= self._snapshots_before + SNAPSHOTS_BETWEEN
         if not pack and not expire:
             return False
         try:
             if expire:
-                _expire(state)
+                _expire(self._table.state())
             if pack:
                 pack_files(self._session, self._table)
             state = self._table.state()
+            totals, snapshots = state.totals, state.snapshot_count()
         except SPARK_ERRORS:
             pass
-        self._files_before = _files(state) if pack else self._files_before
-        self._snapshots_before = state.snapshot_count() if expire else self._snapshots_before
+        self._files_before = _files(totals) if pack else self._files_before
+        self._snapshots_before = snapshots if expire else self._snapshots_before
         return True
 
 
@@ -284,12 +287,11 @@ def pack_files(session: SparkSession, table: JvmTable) -> None:
     catalog, _, name = table.location.partition(".")
     rewrite, named = f"CALL {catalog}.system.rewrite", f"table => {quote_text(name)}"
     session.sql(f"{rewrite}_data_files({named}, options => map('remove-dangling-deletes', 'true'))")
-    if table.state().totals().get("total-delete-files", 0) >= DELETE_FILES_LEFT:
+    if table.state().totals.get("total-delete-files", 0) >= DELETE_FILES_LEFT:
         session.sql(f"{rewrite}_position_delete_files({named})")
 
 
-def _files(state: TableState) -> int:
-    totals = state.totals()
+def _files(totals: Mapping[str, int]) -> int:
     return totals.get("total-data-files", 0) + totals.get("total-delete-files", 0)
 
 

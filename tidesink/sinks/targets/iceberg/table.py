@@ -33,7 +33,7 @@ from tidesink.sinks.targets.column_changes import Evolution, default_texts, gap_
 from tidesink.sinks.targets.iceberg import merge, schema
 from tidesink.sinks.targets.iceberg import schema as iceberg_schema
 from tidesink.sinks.targets.iceberg.files import FILE_PROPERTIES, FilePlan, FileWriter
-from tidesink.sinks.targets.iceberg.jvm import JvmTable, reading_error
+from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, reading_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
@@ -105,7 +105,7 @@ CAPABILITIES: Final = Capabilities(
     rescales=False,
 )
 PREFLIGHT: Final = iceberg_schema.IcebergPreflight(
-    iceberg_schema.check, {**FILE_PROPERTIES, "format-version": ("2",)}
+    iceberg_schema.check, {**FILE_PROPERTIES, "format-version": ("2", "3")}
 )
 
 
@@ -245,13 +245,14 @@ class IcebergTable(IcebergColumns):
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Stage a batch, then make it and its progress visible by one commit."""
         with self._turns.mine(), self._translating(reading_error):
-            done = self._done(progress)
-            if done is None:
-                self._take_order(batch)
+            state, done = self._looked_at(progress)
+            if done is None and self._take_order(batch):
+                state = self._holder.current()
             for _ in range(ATTEMPTS):
                 if done is not None:
                     return done
-                done = self._attempt(batch, progress)
+                done = self._attempt(batch, progress, state)
+                state = None
             if done is None:
                 raise TransientTargetError(
                     "others kept committing while the batch was written; nothing of it was",
@@ -282,23 +283,28 @@ class IcebergTable(IcebergColumns):
         """Drop the batch's view; the session goes with its last reference."""
         self._staging.close()
 
-    def _done(self, progress: Progress) -> ApplyResult | None:
-        """What this very batch did, if it is applied.
+    def _looked_at(self, progress: Progress) -> tuple[TableState | None, ApplyResult | None]:
+        """The table now, and what this very batch did, if it is applied.
 
         Raises:
             StaleProgressError: this worker does not hold the batch's epoch, or as ``check_follows`` says.
         """
         hold = (self._holder.held.epoch,)
         check_held(hold, hold, table=self._name, batch=progress.epoch)
-        self._holder.current()
+        state = self._holder.current()
         held = self._holder.held
-        return done_before(progress, held.progress, held.result if held.kind == "batch" else None)
+        return state, done_before(progress, held.progress, held.result if held.kind == "batch" else None)
 
-    def _attempt(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
-        """Stage and publish once; None where others committed in between."""
+    def _attempt(
+        self, batch: ReducedBatch, progress: Progress, state: TableState | None
+    ) -> ApplyResult | None:
+        """Stage and publish once; None where others committed in between.
+
+        ``state``: the table as it was looked at; None to look again.
+        """
         if batch.empty or batch.truncates:
             return self._merged(batch, progress)
-        plan = self._files.plan(batch, progress, self._holder.current())
+        plan = self._files.plan(batch, progress, state or self._holder.current())
         done = self._files_or_merge.write(batch, plan, partial(self._written, batch, progress))
         return self._merged(batch, progress) if isinstance(done, str) else done
 
@@ -314,10 +320,10 @@ class IcebergTable(IcebergColumns):
             held, progress, staged.result, snapshot=cast(int, snapshot), shape=batch.shape
         )
         batch.on_staged()
-        if not self._holder.publish(entry, on=head, adding=staged.snapshot):
+        if not self._holder.publish(entry, on=head, at=plan.state, adding=staged.snapshot):
             self._files.discard(staged, plan.state)
             return None
-        self._maintenance.run_if_due(self._table.state())
+        self._maintenance.run_if_due(staged.numbers, plan.state.snapshot_count() + 1)
         return staged.result
 
     def _merged(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
@@ -328,14 +334,20 @@ class IcebergTable(IcebergColumns):
         batch.on_staged()
         if not self._holder.publish(entry, on=state.head):
             return None
-        self._maintenance.run_if_due(self._table.state())
+        state = self._table.state()
+        self._maintenance.run_if_due(state.totals, state.snapshot_count())
         return result
 
-    def _take_order(self, batch: ReducedBatch) -> None:
-        """Give the table the columns of the order its rows come in, once; refuse the way back."""
+    def _take_order(self, batch: ReducedBatch) -> bool:
+        """Give the table the columns of the order its rows come in, once; refuse the way back.
+
+        True where it got them now.
+        """
         check_order(batch, self._present, table=self._name)
-        if batch.sequenced and SEQUENCE_COLUMN not in self._present:
-            self._present = add_order(self._table, self._holder, self._name)
+        if not batch.sequenced or SEQUENCE_COLUMN in self._present:
+            return False
+        self._present = add_order(self._table, self._holder, self._name)
+        return True
 
     def _evolve(self, shape: TableShape) -> EvolveResult:
         """Commit the columns that a shape needs; defaults are left pending."""

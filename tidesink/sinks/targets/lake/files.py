@@ -126,11 +126,15 @@ class NewFiles:
     metadata: Mapping[str, str] | None = None
     storage: Storage = LOCAL
 
-    def write(self, table: pa.Table, part: str, partition: Partition) -> WrittenFile:
-        """Write a file; its line."""
+    def path(self, part: str, folder: str = "") -> str:
+        """Where this attempt of a task writes a part of its files."""
         place, _, name = self.location.rpartition("/")
         name = name.replace(ATTEMPT, f"{_attempt()}-{part}")
-        path = "/".join(filter(None, (place, partition.folder, name)))
+        return "/".join(filter(None, (place, folder, name)))
+
+    def write(self, table: pa.Table, part: str, partition: Partition) -> WrittenFile:
+        """Write a file; its line."""
+        path = self.path(part, partition.folder)
         # Spark's own files have decimals as integers too, where they fit. One row group: Arrow says no range
         # of a row group with a text of more than 4 KiB, and Iceberg would take that of the others for the
         # file's, so that readers skip it. No dictionary of floats: Spark looks for 0.0 in it, and passes over

@@ -1,0 +1,164 @@
+"""Iceberg's marks of deleted rows, for the tasks that read and write them.
+
+A table of format 2 has files of positions. One of format 3 has deletion vectors in Puffin files, at most one
+for a data file, and the files of positions that it had before it was upgraded.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidesink.sinks.targets.lake.files import DataFile, FileRefusedError, MarkedRows, NewFiles, WrittenFile
+from tidesink.sinks.targets.lake.rows import FIELD_ID, FileColumn, Partition, Places, codes
+from tidesink.sinks.targets.lake.storage import Storage
+from tidesink.sinks.targets.lake.vectors import array_positions, framed_vector, read_vector
+
+# The columns of a file of positions, with the field ids that Iceberg reserves for them.
+POSITIONS: Final = pa.schema(
+    [
+        pa.field("file_path", pa.string(), nullable=False, metadata={FIELD_ID: b"2147483546"}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={FIELD_ID: b"2147483545"}),
+    ]
+)
+_PUFFIN: Final = b"PFA1"
+# A vector in a Puffin file's footer: of the positions of rows; the snapshot is that which adds the file.
+_BLOB: Final = {
+    "type": "deletion-vector-v1",
+    "fields": [2_147_483_645],
+    "snapshot-id": -1,
+    "sequence-number": -1,
+}
+
+
+class Vector(NamedTuple):
+    """A deletion vector in a Puffin file, which hides so many rows; JSON of it is in ``DataFile.deletes``."""
+
+    path: str
+    offset: int
+    size: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class PositionFiles:
+    """Marks of format 2: files of positions; columns are known by field id.
+
+    ``partitioned``: by the number of a partition spec, the field id of a column that its partitions have as
+    it is. A file that another program took over need not have it.
+    """
+
+    files: NewFiles
+    partitioned: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def storage(self) -> Storage:
+        """That of new files: a file elsewhere is not looked into."""
+        return self.files.storage
+
+    def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
+        """By its field id."""
+        number = str(column.field_id).encode()
+        return next((f.name for f in schema if (f.metadata or {}).get(FIELD_ID) == number), None)
+
+    def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
+        """As ``Marks`` says.
+
+        A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
+        """
+        pairs = zip(starts, files, strict=False)
+        each = [(start, file, one) for start, file in pairs for one in file.deletes]
+        vectors = [one for one in each if _is_vector(one[2])]
+        paths = dict.fromkeys(text for _, _, text in each if not _is_vector(text))
+        found = self.storage.each(partial(self._deleted_by, files, starts), [*paths])
+        found += self.storage.each(self._hidden, vectors)
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
+        """The rows that one file of positions deletes."""
+        paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
+        found = [np.empty(0, np.int64)]
+        with (
+            self.storage.reading(deletes) as source,
+            pq.ParquetFile(source, pre_buffer=True, read_dictionary=["file_path"]) as parquet,
+        ):
+            for chunk in parquet.read(columns=["file_path", "pos"]).to_batches():
+                names = chunk.column("file_path")
+                file = codes(pa.chunked_array([names.dictionary]), paths)[names.indices.to_numpy()]
+                rows = starts[file] + chunk.column("pos").to_numpy()
+                found.append(rows[file >= 0])
+        return np.concatenate(found)
+
+    def _hidden(self, place: tuple[int, DataFile, str]) -> Places:
+        """The rows that the vector of a file hides; the file's rows are counted from a number on."""
+        start, file, text = place
+        vector = Vector(*json.loads(text))
+        data = read_vector(self.storage, vector.path, vector.offset, vector.size, of=file.path)
+        return start + array_positions(data, vector.rows, of=file.path)
+
+    def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
+        """None: a column that a file lacks came later.
+
+        Raises:
+            FileRefusedError: its value may be that of the partition.
+        """
+        spec = json.loads(file.partition.values or "[0]")[0]
+        if (spec, column.field_id) in self.partitioned and not column.key:
+            raise FileRefusedError(f"the file {file.path} has no column {column.source}", url=file.path)
+        return None
+
+    def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
+        """A file of positions for each partition, sorted by file and position."""
+        positions = dict[Partition, list[pa.Table]]()
+        for file, at in (one for some in marked for one in some.by_file()):
+            table = pa.table([pa.array([file.path] * len(at)), pa.array(at)], schema=POSITIONS)
+            positions.setdefault(file.partition, []).append(table)
+        for number, (partition, tables) in enumerate(positions.items()):
+            yield self.files.write(pa.concat_tables(tables), f"{part}-{number}", partition)
+
+
+@dataclass(frozen=True)
+class VectorFiles(PositionFiles):
+    """Marks of format 3: deletion vectors, and what is there of format 2."""
+
+    def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
+        """One file of the vectors of all data files that have rows marked, each with what it hid before.
+
+        The line's ``details`` say each vector's data file and place, its rows, and how many of them are new.
+        """
+        whole, blobs, vectors = bytearray(_PUFFIN), list[dict[str, Any]](), list[dict[str, Any]]()
+        for some in marked:
+            new = {file: len(positions) for file, positions in some.by_file()}
+            for file, positions in self._with_hidden(some, new).by_file():
+                data, offset, rows = framed_vector(positions), len(whole), len(positions)
+                place = {"offset": offset, "length": len(data)}
+                said = {"referenced-data-file": file.path, "cardinality": str(rows)}
+                blobs.append({**_BLOB, **place, "properties": said})
+                vectors.append({"file": file.path, **place, "rows": rows, "new": new[file]})
+                whole += data
+        footer = json.dumps({"blobs": blobs, "properties": {"created-by": "tidesink"}}).encode()
+        whole += _PUFFIN + footer + struct.pack("<ii", len(footer), 0) + _PUFFIN
+        path = f"{self.files.path(part).removesuffix('.parquet')}.puffin"
+        with self.storage.writing(path) as out:
+            out.write(bytes(whole))
+        count = sum(one["new"] for one in vectors)
+        yield WrittenFile(path, len(whole), count, details=json.dumps(vectors))
+
+    def _with_hidden(self, marked: MarkedRows, touched: Collection[DataFile]) -> MarkedRows:
+        """Marked rows, and those of the same files that are deleted already."""
+        at = [number for number, file in enumerate(marked.files) if file in touched]
+        hidden = self.deleted([marked.files[number] for number in at], marked.starts[at])
+        return marked._replace(rows=np.union1d(marked.rows, hidden))
+
+
+def _is_vector(deletes: str) -> bool:
+    """A path begins with a slash or a scheme."""
+    return deletes.startswith("[")

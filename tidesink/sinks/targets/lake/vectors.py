@@ -1,0 +1,122 @@
+"""Deletion vectors as lakes keep them in files: Roaring bitmap arrays in the portable layout.
+
+Delta's and Iceberg's have the same bytes: the length, the array, a checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tidesink.sinks.targets.lake.files import FileRefusedError
+from tidesink.sinks.targets.lake.rows import Places
+from tidesink.sinks.targets.lake.storage import Storage
+
+# What a vector in a file has around its array.
+FRAME_BYTES: Final = 8
+
+
+def framed_vector(positions: Places) -> bytes:
+    """Sorted distinct positions as a file has them."""
+    data = roaring_array(positions)
+    return struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+
+
+def read_vector(storage: Storage, path: str, offset: int, size: int, *, of: str) -> bytes:
+    """The array of ``size`` bytes, with its frame, that a file has from ``offset`` on.
+
+    Raises:
+        FileRefusedError: it is not what the table says; names the data file ``of``.
+    """
+    with storage.reading(path) as file:
+        found = file.read_at(size, offset)
+    data: bytes = found[4:-4]
+    ends = struct.pack(">i", size - FRAME_BYTES), struct.pack(">I", zlib.crc32(data))
+    if (found[:4], found[-4:]) != ends:
+        raise FileRefusedError(f"the deletion vector in {path} is not what the table says", url=of)
+    return data
+
+
+def array_positions(data: bytes, rows: int, *, of: str) -> Places:
+    """The ``rows`` positions of an array, in their order; raises as ``read_vector``."""
+    positions = np.concatenate([np.empty(0, np.int64), *_bitmaps(data, of)])
+    if len(positions) != rows:
+        raise FileRefusedError(f"the deletion vector of {of} has {len(positions)} rows", url=of)
+    return positions
+
+
+_ARRAY_MAGIC: Final = 1_681_511_377
+_WITHOUT_RUNS: Final = 12_346
+_WITH_RUNS: Final = 12_347
+# A container of more values than this is a bitmap of 8 KiB.
+_MOST_LISTED: Final = 4096
+_Lows = npt.NDArray[np.uint16]
+
+
+def roaring_array(positions: Places) -> bytes:
+    """Sorted distinct positions as a Roaring bitmap array."""
+    highs = positions >> 32
+    parts = [struct.pack("<iq", _ARRAY_MAGIC, len(np.unique(highs)))]
+    for high in np.unique(highs):
+        parts += [struct.pack("<i", high), _bitmap(positions[highs == high] & 0xFFFF_FFFF)]
+    return b"".join(parts)
+
+
+def _bitmap(values: Places) -> bytes:
+    keys, starts = np.unique(values >> 16, return_index=True)
+    lows = np.split((values & 0xFFFF).astype("<u2"), starts[1:])
+    containers = [_container(one) for one in lows]
+    head = np.stack([keys, [len(one) - 1 for one in lows]], axis=1).astype("<u2").tobytes()
+    sizes = np.cumsum([8 + 8 * len(keys), *map(len, containers)])[:-1].astype("<u4").tobytes()
+    return b"".join([struct.pack("<II", _WITHOUT_RUNS, len(keys)), head, sizes, *containers])
+
+
+def _container(lows: _Lows) -> bytes:
+    if len(lows) <= _MOST_LISTED:
+        return lows.tobytes()
+    bits = np.zeros(1 << 16, bool)
+    bits[lows] = True
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _bitmaps(data: bytes, of: str) -> Iterator[Places]:
+    magic, bitmaps = struct.unpack_from("<iq", data)
+    if magic != _ARRAY_MAGIC:
+        raise FileRefusedError(f"a deletion vector has the unknown layout {magic}", url=of)
+    at = 12
+    for _ in range(bitmaps):
+        (high,) = struct.unpack_from("<i", data, at)
+        at += 4
+        (cookie,) = struct.unpack_from("<I", data, at)
+        runs = np.empty(0, bool)
+        if cookie & 0xFFFF == _WITH_RUNS:
+            count, at = (cookie >> 16) + 1, at + 4
+            size = (count + 7) // 8
+            runs = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little").astype(bool)
+            at += size
+        else:
+            count, at = struct.unpack_from("<I", data, at + 4)[0], at + 8
+            runs = np.zeros(count, bool)
+        heads = np.frombuffer(data, "<u2", 2 * count, at).reshape(count, 2).astype(np.int64)
+        # The offsets of the containers, which follow each other anyway.
+        at += 4 * count + (4 * count if cookie == _WITHOUT_RUNS or count >= 4 else 0)
+        for (key, less), is_run in zip(heads, runs, strict=False):
+            lows, at = _lows(data, at, int(less) + 1, is_run=bool(is_run))
+            yield (high << 32) + (int(key) << 16) + lows.astype(np.int64)
+
+
+def _lows(data: bytes, at: int, count: int, *, is_run: bool) -> tuple[_Lows, int]:
+    if is_run:
+        (runs,) = struct.unpack_from("<H", data, at)
+        pairs = np.frombuffer(data, "<u2", 2 * runs, at + 2).reshape(runs, 2).astype(np.int64)
+        spans = [np.arange(first, first + more + 1) for first, more in pairs]
+        return np.concatenate(spans).astype(np.uint16), at + 2 + 4 * runs
+    if count <= _MOST_LISTED:
+        return np.frombuffer(data, "<u2", count, at), at + 2 * count
+    bits = np.unpackbits(np.frombuffer(data, np.uint8, 8192, at), bitorder="little")
+    return np.flatnonzero(bits).astype(np.uint16), at + 8192
