@@ -139,9 +139,6 @@ class Snapshot:
     def parentId(self) -> int | None:  # noqa: N802
         return self.parent
 
-    def summary(self) -> dict[str, str]:
-        return {}
-
     def operation(self) -> str:
         return "append"
 
@@ -163,6 +160,9 @@ class State:
 
     def properties(self, prefix: str) -> dict[str, str]:
         return {k.removeprefix(prefix): v for k, v in self.texts.items() if k.startswith(prefix)}
+
+    def numbers(self, _snapshot: Any) -> dict[str, int]:
+        return {}
 
     def lineage(self) -> Iterator[Any]:
         for at, number in enumerate(self.snapshots):

@@ -23,7 +23,7 @@ class _Session:
         self.conf = SimpleNamespace(set=lambda _name, _value: None)
         # By the name of each thread, the tag of its jobs.
         self.job_tags = dict[str, str]()
-        self.sparkContext = SimpleNamespace(_gateway=None, addJobTag=self._tag)
+        self.sparkContext = SimpleNamespace(_gateway=None, addJobTag=self._tag, defaultParallelism=2)
 
     def _tag(self, tag: str) -> None:
         self.job_tags[threading.current_thread().name] = tag
