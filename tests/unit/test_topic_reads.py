@@ -259,6 +259,7 @@ def test_records_that_went_by_are_committed_in_the_end() -> None:
     now[0] = 60.0
     passed.add([OffsetRange("t", 0, 12, 15), OffsetRange("t", 1, 20, 21)])
     assert not passed.owe_commit
+    assert passed.behind({0: 10}) == {0: 15, 1: 21}
     now[0] = 65.0
     assert passed.owe_commit
     passed.step_back()

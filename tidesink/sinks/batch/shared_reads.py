@@ -449,8 +449,9 @@ class PassedRecords:
         self._ends |= {part.partition: part.end for part in ranges if part.records}
 
     def behind(self, committed: Mapping[int, int]) -> dict[int, int]:
-        """The next offset of each partition, of what is committed."""
-        return {number: max(at, self._ends.get(number, at)) for number, at in committed.items()}
+        """The next offset of each partition, also of one that nothing is committed of."""
+        known = {**self._ends, **committed}
+        return {number: max(at, self._ends.get(number, at)) for number, at in known.items()}
 
     def step_back(self) -> None:
         """Have the last record read again, by a batch that commits how far the table has come."""
