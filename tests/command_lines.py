@@ -13,12 +13,12 @@ _PAUSE_SECONDS = 0.03  # Spark's launcher lives for some 0.3 s
 
 @contextmanager
 def command_lines_below(pid: int) -> Iterator[set[bytes]]:
-    """Collect those of a process and of all below it until the end; arguments end with a zero byte."""
-    seen, ended = set[bytes](), threading.Event()
+    """Collect those of all that come below a process until the end; arguments end with a zero byte."""
+    seen, ended, before = set[bytes](), threading.Event(), {*_processes_below(pid)}
 
     def watch() -> None:
         while not ended.wait(_PAUSE_SECONDS):
-            seen.update(_command_line(one) for one in _processes_below(pid))
+            seen.update(_command_line(one) for one in _processes_below(pid) if one not in before)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
