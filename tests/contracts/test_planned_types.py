@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Final
 
 import pytest
 
 from tests.contracts.sql_beds import target_of
 from tests.contracts.targets_bed import ID, TABLE, Bed, shape
 from tests.contracts.test_targets_types import cases
+from tidesink.config.targets import IcebergSettings, MysqlSettings, PostgresSettings
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.iceberg.jvm import JvmTable
 from tidesink.sinks.targets.iceberg.table import IcebergTarget
@@ -17,10 +19,17 @@ pytestmark = pytest.mark.spark
 WHOLE = shape(ID, *(column for column, _ in cases()))
 
 
+SETTINGS: Final = {
+    "iceberg": IcebergSettings(type="iceberg", catalog="lake"),
+    "mysql": MysqlSettings(type="mysql", url="mysql://db", user="tide"),
+    "postgres": PostgresSettings(type="postgres", url="postgresql://db/shop", user="tide"),
+}
+
+
 def planned(bed: Bed) -> dict[str, str]:
     """Column to type, as the plan has them."""
     foresight = import_module(TARGETS[bed.name]).PREFLIGHT
-    return {column.name: foresight.column_type(None, column) for column in WHOLE.columns}
+    return {column.name: foresight.column_type(SETTINGS[bed.name], column) for column in WHOLE.columns}
 
 
 @pytest.mark.servers
