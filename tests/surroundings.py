@@ -46,7 +46,7 @@ def surroundings(
         store=store,
         dead_letters=_none,
         registry=registry,
-        topics=Topics(config.pipeline, source, store),
+        topics=Topics.of(config, source, store),
         failpoints=Failpoints.from_environment(),
         listeners=Listeners(listeners),
         stop=StopFlag(),

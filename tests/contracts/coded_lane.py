@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -74,6 +74,10 @@ class _HeldOffsets(KafkaOffsets):
 
     def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
         return {topic: self._topic.found() for topic in topics}
+
+    def first_since(self, _topic: str, _partitions: Iterable[int], _seconds: float) -> dict[int, int]:
+        """No record of the topic is young."""
+        return {}
 
 
 def config_of(
@@ -166,5 +170,5 @@ def open_table(
     """A bed's table behind the records of a changefeed; ``held`` makes their topic."""
     topic = held(messages)
     around = surroundings(config, spark, folder, registry=feed.registry)
-    topics = Topics(config.pipeline, topic, around.store, ask=lambda _: _HeldOffsets(topic))
+    topics = Topics(config.pipeline, topic, around.store, ask=lambda: _HeldOffsets(topic))
     return CodedTable(bed, feed.schema.table, topic, replace(around, source=topic, topics=topics))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -13,7 +13,6 @@ from tests.contracts.coded_changes import TABLE, Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tidesink.events import Column, ColumnType, TableSchema
-from tidesink.sinks.batch import context as batch_context
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.worker import continuity
@@ -33,16 +32,6 @@ SCHEMA: Final = TableSchema(
         Column("size", ColumnType("int")),
     ),
 )
-
-
-class _Brokers:
-    """No record of the topic is young."""
-
-    def __init__(self, _properties: Any) -> None:
-        pass
-
-    def first_since(self, _topic: str, _partitions: Any, _seconds: float) -> dict[int, int]:
-        return {}
 
 
 @pytest.fixture
@@ -71,7 +60,6 @@ def _offer(table: CodedTable, table_task: TableTask, upto: int) -> TableStatus:
 def test_a_table_that_stood_still_for_too_long_stops_until_it_is_accepted(
     table: CodedTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_context, "KafkaOffsets", _Brokers)
     before, moved = time.time(), 0.0
     for module in (continuity, table_task_module):
         monkeypatch.setattr(

@@ -45,6 +45,6 @@ def drained_counting(config: Config, folder: Path) -> tuple[RunReport, int]:
     fetch = CountedFetch(KafkaFetch(config.source.confluent_properties()), counts)
     source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
     with assembled(config, (), StopFlag()) as around:
-        topics = Topics(config.pipeline, source, around.store)
+        topics = Topics.of(config, source, around.store)
         report = Worker(replace(around, source=source, topics=topics), until="drained").run()
     return report, sum(int(one.read_text()) for one in counts.iterdir())

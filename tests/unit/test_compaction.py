@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.surroundings import no_fetch
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.cli.table_plans import TablePlan, of_topic
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
-from tidesink.sinks.batch import context as batch_context
+from tidesink.sinks.batch.shared_reads import Topics
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction
 from tidesink.sinks.kafka.offsets import NO_ID, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
@@ -252,10 +254,8 @@ def test_a_plan_says_how_long_a_table_may_stand_still(data: dict[str, Any]) -> N
 class _Brokers:
     """Says that the first record since any time has this offset."""
 
-    first: dict[int, int] = {}  # noqa: RUF012  set by the test
-
-    def __init__(self, _properties: Any) -> None:
-        pass
+    def __init__(self) -> None:
+        self.first: dict[int, int] = {}
 
     def first_since(self, _topic: str, _partitions: Any, _seconds: float) -> dict[int, int]:
         return self.first
@@ -265,12 +265,11 @@ def _config() -> Config:
     return right(_avro())
 
 
-def test_a_person_may_accept_that_deletes_are_missing(
-    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_context, "KafkaOffsets", _Brokers)
-    config, pauses = _config(), Pauses(ORDERS)
-    checks = Continuity(surroundings(config, store=store), "t", config.table_config(ORDERS))
+def test_a_person_may_accept_that_deletes_are_missing(store: SqlStateStore) -> None:
+    config, pauses, brokers = _config(), Pauses(ORDERS), _Brokers()
+    topics = Topics("shop", KafkaSource(no_fetch), store, ask=lambda: cast("Any", brokers))
+    around = replace(surroundings(config, store=store), topics=topics)
+    checks = Continuity(around, "t", config.table_config(ORDERS))
     progress = TopicProgress("t", "id", {0: PartitionProgress(5, 5)})
 
     def check(progress: TopicProgress | None, caught_up: CaughtUp) -> CaughtUp:
@@ -289,10 +288,10 @@ def test_a_person_may_accept_that_deletes_are_missing(
     later = TopicProgress("t", "id", {0: PartitionProgress(6, 6)})
     with pytest.raises(SourceError, match="deletes may be missing"):
         check(later, CaughtUp())
-    monkeypatch.setattr(_Brokers, "first", {0: 6})
+    brokers.first = {0: 6}
     assert check(later, CaughtUp()).time is not None
     # Nothing is in the table yet, so nothing can be missing from it.
-    monkeypatch.setattr(_Brokers, "first", {})
+    brokers.first = {}
     assert check(None, CaughtUp()).time is not None
     assert check(replace(later, partitions={0: PartitionProgress(9, 9)}), CaughtUp()).time is not None
 

@@ -79,7 +79,7 @@ _NO_NEWS: Final = SimpleNamespace(lookup=lambda _topics: {})
 
 def _around(store: SqlStateStore, source: _Source, **settings: Any) -> WorkerContext:
     around = surroundings(right(changed(CANAL_JSON, target=HTTP, **settings)), store=store)
-    topics = Topics(around.config.pipeline, source, store, ask=lambda _: cast("Any", _NO_NEWS))
+    topics = Topics(around.config.pipeline, source, store, ask=lambda: cast("Any", _NO_NEWS))
     return replace(around, source=source, topics=topics)
 
 

@@ -28,11 +28,12 @@ class _Brokers(KafkaOffsets):
 
 def _topics() -> Topics:
     _Brokers.made.clear()
-    return Topics("p", KafkaSource(no_fetch), cast("Any", None), ask=_Brokers)
-
-
-def _properties() -> dict[str, str]:
-    return {"bootstrap.servers": "k:1"}
+    return Topics(
+        "p",
+        KafkaSource(no_fetch),
+        cast("Any", None),
+        ask=lambda: cast("Any", _Brokers({"bootstrap.servers": "k:1"})),
+    )
 
 
 def test_one_client_asks_where_topics_end_for_every_batch_of_every_table() -> None:
@@ -40,13 +41,13 @@ def test_one_client_asks_where_topics_end_for_every_batch_of_every_table() -> No
     assert _Brokers.made == [], "a topic that nobody asks for needs none"
     later = FOUND._replace(partitions={0: PartitionOffsets(0, 9)})
     _Brokers.holds = {"t": later}
-    assert [topics.ends_now(FOUND, _properties) for _ in range(5)] == [later] * 5
+    assert [topics.ends_now(FOUND) for _ in range(5)] == [later] * 5
     assert _Brokers.made == [{"bootstrap.servers": "k:1"}]
 
 
 def test_a_topic_that_is_gone_or_made_again_ends_where_it_was_found() -> None:
     topics = _topics()
     _Brokers.holds = {}
-    assert topics.ends_now(FOUND, _properties) == FOUND
+    assert topics.ends_now(FOUND) == FOUND
     _Brokers.holds = {"t": FOUND._replace(topic_id="two")}
-    assert topics.ends_now(FOUND, _properties) == FOUND
+    assert topics.ends_now(FOUND) == FOUND

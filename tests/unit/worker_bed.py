@@ -45,7 +45,7 @@ def surroundings(
         store=store,
         dead_letters=nothing,
         registry=registry,
-        topics=Topics(config.pipeline, KafkaSource(no_fetch), store),
+        topics=Topics.of(config, KafkaSource(no_fetch), store),
         failpoints=Failpoints(None),
         listeners=Listeners(),
         stop=StopFlag(),

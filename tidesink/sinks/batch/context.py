@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -238,10 +237,10 @@ class WorkerContext:
     listeners: Listeners
     stop: StopFlag
 
-    @cached_property
+    @property
     def brokers(self) -> KafkaOffsets:
-        """What answers questions on topics, for all tables: each client has threads and connections."""
-        return KafkaOffsets(self.config.source.confluent_properties())
+        """What answers questions on topics (``Topics.brokers``)."""
+        return self.topics.brokers
 
     def place_of(self, table: TableId) -> str:
         """Where the target keeps a table, for people to read."""

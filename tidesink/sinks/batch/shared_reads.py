@@ -56,11 +56,13 @@ from tidesink.sinks.state.progress import StateStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidesink.config import Config
+
 
 class Topics:
     """The memories of a pipeline's topics, made when asked for.
 
-    ``ask`` makes what asks the brokers, of confluent-kafka's properties. ``interval``: as of ``TopicReads``.
+    ``ask`` makes what asks the brokers. ``interval``: as of ``TopicReads``.
     """
 
     def __init__(
@@ -69,17 +71,38 @@ class Topics:
         source: KafkaSource,
         store: StateStore,
         *,
+        ask: Callable[[], KafkaOffsets],
         interval: float = 0.0,
-        ask: Callable[[Mapping[str, str]], KafkaOffsets] = KafkaOffsets,
     ) -> None:
         self._pipeline, self._source, self._store = pipeline, source, store
         self._interval, self._ask = interval, ask
-        self._offsets: KafkaOffsets | None = None
+        self._brokers: KafkaOffsets | None = None
         self._lock = threading.Lock()
         self._ddl: dict[str, TopicDdl] = {}
         self._growth: dict[str, TopicGrowth] = {}
         self._tables: dict[str, TopicTables] = {}
         self._reads: dict[str, TopicReads[KeptRead]] = {}
+
+    @classmethod
+    def of(cls, config: Config, source: KafkaSource, store: StateStore) -> Topics:
+        """The topics of a config's brokers."""
+
+        def ask() -> KafkaOffsets:
+            return KafkaOffsets(config.source.confluent_properties())
+
+        return cls(config.pipeline, source, store, ask=ask, interval=config.batch.watermark_interval)
+
+    @property
+    def brokers(self) -> KafkaOffsets:
+        """What answers questions on topics, for all tables: each client has threads and connections.
+
+        Raises:
+            ConfigError: the properties are refused.
+        """
+        with self._lock:
+            if self._brokers is None:
+                self._brokers = self._ask()
+            return self._brokers
 
     def ddl(self, topic: str) -> TopicDdl:
         """The definitions a topic's DDL makes."""
@@ -122,21 +145,15 @@ class Topics:
         with self._lock:
             return self._reads.setdefault(topic, TopicReads(keep, interval=self._interval))
 
-    def ends_now(self, found: TopicOffsets, properties: Callable[[], Mapping[str, str]]) -> TopicOffsets:
+    def ends_now(self, found: TopicOffsets) -> TopicOffsets:
         """Where a topic ends by now; as it was found where it is gone, or was made again.
-
-        One client asks for all tables, however often: each has threads and connections of its own.
 
         Raises:
             SourceUnavailableError: no broker answers.
             SourceError: the brokers refuse us.
         """
-        with self._lock:
-            if self._offsets is None:
-                self._offsets = self._ask(properties())
-            offsets = self._offsets
-        # librdkafka's clients may be used from several threads: no table waits for another's answer.
-        now = offsets.lookup([found.topic]).get(found.topic, found)
+        # Outside of the lock: no table waits for another's answer.
+        now = self.brokers.lookup([found.topic]).get(found.topic, found)
         return now if now.topic_id == found.topic_id else found
 
     def release(self) -> None:

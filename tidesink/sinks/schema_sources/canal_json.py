@@ -112,7 +112,7 @@ class CanalJsonDecoding(PlannedDecoding):
         The brokers are asked partition by partition: a DDL can have come after partition 0 was asked, and
         the row that needs it before its own partition was.
         """
-        return self._context.topics.ends_now(found, self._context.config.source.confluent_properties)
+        return self._context.topics.ends_now(found)
 
     def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
         """Read the DDL that may stand before rows of the ranges, where nothing in the rows would ask for it.

@@ -396,7 +396,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             config=config,
             spark=spark,
             source=source,
-            topics=Topics(config.pipeline, source, store, interval=config.batch.watermark_interval),
+            topics=Topics.of(config, source, store),
             target=target_module(config.target).open_target(config, spark, store),
             store=store,
             dead_letters=cache(partial(dead_letters_of, config)),
