@@ -92,10 +92,11 @@ def _note(column: ShapeColumn, shape: TableShape, there: str) -> str:
     if reason:
         return reason
     if row.reader in CALENDAR_READERS:
-        zero_date, twice = ("error", "error") if column.key else (shape.zero_date, shape.ambiguous_time)
+        policies = shape.policies_of(column)
         zone = f"; read in {shape.time_zone}" if row.reader == "timestamp" else ""
-        zone += f", times that come twice: {twice}" if _has_ambiguous_times(column, shape) else ""
-        return f"days no calendar has: {zero_date}{zone}"
+        if _has_ambiguous_times(column, shape):
+            zone += f", times that come twice: {policies['ambiguous_time']}"
+        return f"days no calendar has: {policies['zero_date']}{zone}"
     if row.reader in ("enum", "set"):
         return "" if column.type.members is not None else row.lost
     return row.lost if row.reader == "time" and there in _TEXTS else ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from functools import cached_property
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -39,7 +39,7 @@ from tidesink.events import (
     WatermarkEvent,
 )
 from tidesink.typemap.arrow import PythonResult, arrow_type, from_python
-from tidesink.typemap.table import AmbiguousTime, ZeroDate
+from tidesink.typemap.table import KEY_POLICIES, AmbiguousTime, TimePolicies, ZeroDate
 
 ControlEvent = DdlEvent | WatermarkEvent | MessageEvent
 Decode = Callable[[Message], tuple[Event, ...]]
@@ -483,13 +483,6 @@ class _RowGroup:
         return [names or None for names in found]
 
 
-class Policies(TypedDict):
-    """What is done about a column's zero dates, and its local times that come twice."""
-
-    zero_date: ZeroDate
-    ambiguous_time: AmbiguousTime
-
-
 class RowTypes:
     """The Arrow types of the rows of one writer's schema. ``keys`` names the key columns; None: no key."""
 
@@ -502,11 +495,11 @@ class RowTypes:
         self.key = pa.struct([(name, types[name]) for name in keys or () if name in types])
         self.table = rows_schema(self.key, self.row)
 
-    def policies_of(self, column: Column) -> Policies:
-        """The policies for a column. Of a key they are ``error``: a null or a guess names no row."""
+    def policies_of(self, column: Column) -> TimePolicies:
+        """The policies for a column."""
         if column.name.lower() in self._keys:
-            return Policies(zero_date="error", ambiguous_time="error")
-        return Policies(zero_date=self._options.zero_date, ambiguous_time=self._options.ambiguous_time)
+            return KEY_POLICIES
+        return TimePolicies(zero_date=self._options.zero_date, ambiguous_time=self._options.ambiguous_time)
 
     def _type(self, column: Column) -> pa.DataType:
         return arrow_type(column.type, zero_date=self.policies_of(column)["zero_date"])

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from tidesink.errors import ConfigError, shown
 from tidesink.events import ColumnType
@@ -424,6 +424,17 @@ UnsignedMode = Literal["long", "string"]
 ZeroDate = Literal["null", "error", "text"]
 # Which of both is meant by a local time that comes twice, where clocks are set back.
 AmbiguousTime = Literal["first", "second", "error"]
+
+
+class TimePolicies(TypedDict):
+    """What is done about a column's zero dates, and its local times that come twice."""
+
+    zero_date: ZeroDate
+    ambiguous_time: AmbiguousTime
+
+
+# Of a key's columns: a null or a guess names no row.
+KEY_POLICIES: Final = TimePolicies(zero_date="error", ambiguous_time="error")
 
 # Spark's timestamps end at microseconds.
 _SPARK_FSP = 6

@@ -30,7 +30,16 @@ from zoneinfo import ZoneInfo
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value
 from tidesink.typemap.mysql_types import default_as
-from tidesink.typemap.table import SPARK_MAX_PRECISION, AmbiguousTime, SparkType, ZeroDate, row_of, spark_type
+from tidesink.typemap.table import (
+    KEY_POLICIES,
+    SPARK_MAX_PRECISION,
+    AmbiguousTime,
+    SparkType,
+    TimePolicies,
+    ZeroDate,
+    row_of,
+    spark_type,
+)
 from tidesink.typemap.values import TargetValue, target_reader, text_reader
 
 # The producer's word for every spelling of the current time: old rows got the moment of the DDL.
@@ -99,6 +108,12 @@ class TableShape:
     shard: Shard | None = None
     omitted: frozenset[str] = field(default=frozenset(), compare=False)
     ambiguous_time: AmbiguousTime = "first"
+
+    def policies_of(self, column: ShapeColumn) -> TimePolicies:
+        """What is done about a column's times."""
+        if column.key:
+            return KEY_POLICIES
+        return TimePolicies(zero_date=self.zero_date, ambiguous_time=self.ambiguous_time)
 
     @property
     def source(self) -> TableId:
@@ -178,7 +193,7 @@ def shape_of(
 
 def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> ShapeColumn:
     # A key is never kept as text for its zero dates' sake: there such a date is an error.
-    spark: SparkType = spark_type(column.type, zero_date="error" if key else zero_date)
+    spark: SparkType = spark_type(column.type, zero_date=KEY_POLICIES["zero_date"] if key else zero_date)
     shaped = ShapeColumn(
         column.name, column.type, spark.ddl, spark.reason, column.backfill, key, column.earlier
     )
@@ -312,13 +327,7 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
     else:
         at_source = text_reader(column.type)(text)
     zone = timezone.utc if shape.time_zone == "UTC" else ZoneInfo(shape.time_zone)
-    read = target_reader(
-        column.type,
-        time_zone=zone,
-        zero_date="error" if column.key else shape.zero_date,
-        ambiguous_time="error" if column.key else shape.ambiguous_time,
-    )
-    return read(at_source)
+    return target_reader(column.type, time_zone=zone, **shape.policies_of(column))(at_source)
 
 
 def _as_it_was(shape: TableShape, column: ShapeColumn, former: Column | None) -> ShapeColumn:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
-from tidesink.codecs.batch import Policies, ValueOptions
+from tidesink.codecs.batch import ValueOptions
 from tidesink.codecs.debezium.connect_schema import PRECISION, ConnectSchema
 from tidesink.codecs.debezium.readers import has_own_type, reader_of
 from tidesink.codecs.debezium.scalars import INFINITE_TIMESTAMPS, INTEGER_BITS, scale_of, whole_parameter
@@ -27,7 +27,7 @@ from tidesink.codecs.debezium.values import placeholders
 from tidesink.errors import DecodeError
 from tidesink.events import Column
 from tidesink.typemap.arrow import arrow_type, from_python
-from tidesink.typemap.table import row_of, semantic_type
+from tidesink.typemap.table import TimePolicies, row_of, semantic_type
 from tidesink.typemap.values import integer_bounds
 
 Mask = npt.NDArray[np.bool_]
@@ -71,7 +71,7 @@ class ColumnStep:
         target: Column,
         modes: DebeziumModes,
         options: ValueOptions,
-        policies: Policies,
+        policies: TimePolicies,
     ) -> None:
         self.type = arrow_type(target.type, zero_date=policies["zero_date"])
         self._read = reader_of(schema, column=column, modes=modes)

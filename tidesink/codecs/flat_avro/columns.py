@@ -28,7 +28,6 @@ from tidesink.codecs.batch import (
     ChangeTable,
     ColumnarResult,
     Indices,
-    Policies,
     Records,
     RowTypes,
     ValueOptions,
@@ -41,7 +40,7 @@ from tidesink.codecs.flat_avro.schema import BEFORE, COMMIT_TS, EXTENSION, OP, A
 from tidesink.errors import DecodeError, RegistryError
 from tidesink.events import ColumnType, Message, Op, Position, WatermarkEvent
 from tidesink.typemap.arrow import ColumnResult, from_text, from_value
-from tidesink.typemap.table import row_of
+from tidesink.typemap.table import TimePolicies, row_of
 
 PlanOf = Callable[[Message], DecodePlan]
 Heads = npt.NDArray[np.uint64]
@@ -354,7 +353,7 @@ def _sources(commit_ts: pa.Array | None, count: int) -> pa.Array:
 _Step = Callable[[pa.Array, Mask], ColumnResult]
 
 
-def _step(column: AvroColumn, policies: Policies, zone: tzinfo, *, summed: bool) -> _Step:
+def _step(column: AvroColumn, policies: TimePolicies, zone: tzinfo, *, summed: bool) -> _Step:
     """The twin of ``payloads.from_wire``; decimals in bytes were read by the Avro decoder.
 
     ``summed``: a row's checksum may say which of two times is meant, which the row codec finds out.
@@ -390,7 +389,7 @@ class _Part:
     def of(
         cls,
         record: WriterRecord,
-        columns: Mapping[str, tuple[ColumnType, Policies]],
+        columns: Mapping[str, tuple[ColumnType, TimePolicies]],
         options: ValueOptions,
         *,
         summed: bool,

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from tidesink.codecs.base import Codec
-from tidesink.codecs.batch import ChangeTable, DecodedBatch, Policies, RowTypes, ValueOptions
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, RowTypes, ValueOptions
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
 from tidesink.codecs.debezium.values import column_of
 from tidesink.codecs.flat_avro.schema import parse_record
@@ -42,10 +42,10 @@ from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import subject
 from tidesink.sinks.kafka.fetch import FetchRange, fetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
+from tidesink.typemap.table import TimePolicies
 
 if TYPE_CHECKING:
     from tidesink.ddl.catalog import TableDefinitions
-    from tidesink.schema_registry.base import SchemaRegistry
 
 
 Word = TypeVar("Word", bound=str)
@@ -338,7 +338,7 @@ class ReadOptions:
     kafka: Mapping[str, str]
     table: TableId | None
     definition: str | None
-    policies: Policies
+    policies: TimePolicies
     ignore_extra: bool
     start: str
     end: str
@@ -370,7 +370,7 @@ class ReadOptions:
             kafka=kafka,
             table=_table(own.get("table")),
             definition=own.get("definition"),
-            policies=Policies(
+            policies=TimePolicies(
                 zero_date=_one_of("zero-date", own, ("null", "error", "text")),
                 ambiguous_time=_one_of("ambiguous-time", own, ("first", "second", "error")),
             ),
