@@ -22,7 +22,7 @@ from tidesink.errors import (
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.counts import passed
-from tidesink.sinks.batch.observers import BatchStarted, TableChanged, TableReport
+from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, TableChanged, TableReport
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.batch.schema_changes import KnownColumns, pending_of
 from tidesink.sinks.batch.schema_source import Decoding
@@ -51,7 +51,7 @@ from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
 from tidesink.sinks.worker.preflight import shown_goal
-from tidesink.sinks.worker.tally import Tally, Tombstones, applied_event
+from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
@@ -251,8 +251,8 @@ class TableTask:
             commit_ts=progress.commit_ts if progress else None,
             lag=self.lag,
             counters=self._tally.run.as_counters(),
-            zero_dates=self._tally.run_zero_dates,
-            ambiguous_times=self._tally.run_ambiguous_times,
+            zero_dates=dict(self._tally.run_zero_dates),
+            ambiguous_times=dict(self._tally.run_ambiguous_times),
             warnings=self._warnings(),
             error=self._error,
         )
@@ -346,7 +346,6 @@ class TableTask:
         """Whether records that tables share hold nothing but watermarks for this one."""
         if not isinstance(reader, TableRecords) or reader.commits:
             return False
-
         try:
             return not self._context.retry(self.table).call(lambda: reader.concern(self._session))
         except RangeTooLargeError:
@@ -471,8 +470,8 @@ class TableTask:
             self.state,
             error=self._error,
             counters=self._tally.total.as_counters(),
-            zero_dates=self._tally.zero_dates,
-            ambiguous_times=self._tally.ambiguous_times,
+            zero_dates=dict(self._tally.zero_dates),
+            ambiguous_times=dict(self._tally.ambiguous_times),
             warnings=self._warnings(),
             batch=progress.batch if progress else self._tally.batch,
             commit_ts=progress.commit_ts if progress else self._tally.commit_ts,
@@ -533,3 +532,19 @@ def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:
         return None
     retention = settings.tombstone_retention if settings.deletes == "hard" else None
     return Tombstones(cast(SequencedTable, table), retention)
+
+
+def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
+    """A batch that was applied and accounted for."""
+    assert outcome.account is not None and outcome.read is not None  # noqa: S101, PT018  (it was applied)
+    return BatchApplied(
+        table,
+        outcome.progress.batch,
+        outcome.account,
+        outcome.version,
+        outcome.progress.commit_ts,
+        bytes_read=outcome.read.bytes,
+        seconds=dict(outcome.seconds),
+        doubted=outcome.doubted,
+        doubts=outcome.doubts,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,7 +12,6 @@ from tidesink.errors import TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import Account, Filtered
-from tidesink.sinks.batch.observers import BatchApplied
 from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.kafka.compaction import CaughtUp
 from tidesink.sinks.state.progress import Progress, Rank, TableStatus
@@ -32,10 +32,8 @@ class Tally:
     def __init__(self) -> None:
         self.run, self.total = Account(), Account()
         self.filtered = Filtered()
-        self.run_zero_dates: dict[str, int] = {}
-        self.zero_dates: dict[str, int] = {}
-        self.run_ambiguous_times: dict[str, int] = {}
-        self.ambiguous_times: dict[str, int] = {}
+        self.run_zero_dates, self.zero_dates = Counter[str](), Counter[str]()
+        self.run_ambiguous_times, self.ambiguous_times = Counter[str](), Counter[str]()
         self.warnings: tuple[str, ...] = ()
         self.batch = 0
         self.commit_ts: int | None = None
@@ -72,8 +70,8 @@ class Tally:
     def _adopt(self, status: TableStatus) -> None:
         self.total = Account.from_counters(status.counters)
         self.filtered = Filtered.from_details(status.details)
-        self.zero_dates = dict(status.zero_dates)
-        self.ambiguous_times = dict(status.ambiguous_times)
+        self.zero_dates = Counter(status.zero_dates)
+        self.ambiguous_times = Counter(status.ambiguous_times)
         self.batch, self.commit_ts = status.batch, status.commit_ts
         self.place = str(status.details.get(PLACE, ""))
         self._tombstones = status.details.get(_TOMBSTONES) or {}
@@ -97,9 +95,9 @@ class Tally:
         self._known = self.rank
         self.filtered += outcome.filtered
         for counts in (self.run_zero_dates, self.zero_dates):
-            _add(counts, outcome.zero_dates)
+            counts.update(outcome.zero_dates)
         for counts in (self.run_ambiguous_times, self.ambiguous_times):
-            _add(counts, outcome.ambiguous_times)
+            counts.update(outcome.ambiguous_times)
         doubts = (_DOUBTED,) if outcome.doubted else ()
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
 
@@ -111,11 +109,6 @@ class Tally:
         # A table that was made again has forgotten nothing.
         holds = tombstones is None or tombstones.horizon == known.get("horizon")
         return {_TOMBSTONES: dict(known)} if known and holds else {}
-
-
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, found in more.items():
-        counts[name] = counts.get(name, 0) + found
 
 
 # A TiDB TSO is milliseconds since 1970, and 18 bits that count within one.
@@ -173,19 +166,3 @@ class Tombstones:
             return self._table.horizon()
         except TidesinkError:
             return asked
-
-
-def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
-    """A batch that was applied and accounted for."""
-    assert outcome.account is not None and outcome.read is not None  # noqa: S101, PT018  (it was applied)
-    return BatchApplied(
-        table,
-        outcome.progress.batch,
-        outcome.account,
-        outcome.version,
-        outcome.progress.commit_ts,
-        bytes_read=outcome.read.bytes,
-        seconds=dict(outcome.seconds),
-        doubted=outcome.doubted,
-        doubts=outcome.doubts,
-    )
