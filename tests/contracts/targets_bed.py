@@ -22,6 +22,7 @@ from tidesink.sinks.targets.base import (
     ReducedRow,
     RowSequence,
     Target,
+    TargetTable,
 )
 from tidesink.sinks.targets.lake.rows import sequence_type
 from tidesink.typemap.target_schema import TableShape, shape_of
@@ -161,6 +162,22 @@ def key_range(shape: TableShape, rows: Sequence[ReducedRow]) -> dict[str, tuple[
         return {}
     values = {name: [row.key[name] for row in rows] for name in shape.keys}
     return {name: (min(column), max(column)) for name, column in values.items()}
+
+
+def applied_alike(
+    tables: Sequence[TargetTable],
+    batches: Sequence[ReducedBatch],
+    number: int,
+    *,
+    epochs: Sequence[int] = (1, 1),
+) -> ApplyResult:
+    """What batches with the same rows did to two tables, which must be the same, as the first one says it."""
+    first, second = (
+        table.apply(batch, progress(epoch, number, table=batch.shape.table))
+        for table, batch, epoch in zip(tables, batches, epochs, strict=True)
+    )
+    assert replace(first, version="") == replace(second, version="")
+    return first
 
 
 def merged(batch: ReducedBatch) -> ReducedBatch:

@@ -16,7 +16,19 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from tests.contracts.interrupted import HeldMerge
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, merged, progress, row, shape, sql
+from tests.contracts.targets_bed import (
+    AMOUNT,
+    ID,
+    NAME,
+    TABLE,
+    Bed,
+    applied_alike,
+    merged,
+    progress,
+    row,
+    shape,
+    sql,
+)
 from tests.contracts.test_targets_delta import SHAPE, loaded, opened
 from tests.contracts.test_targets_types import cases
 from tests.full import FULL
@@ -76,13 +88,7 @@ def test_any_stream_leaves_what_merge_leaves(delta: Bed) -> None:
         deletes = [{"id": at, "place": place} for at, place in gone]
         batches = [delta.batch(one, rows, deletes) for one in shapes]
         files = batches[0] if number != 3 else merged(batches[0])
-        results = [
-            table.apply(batch, progress(epoch, number, table=one.table))
-            for table, batch, epoch, one in zip(
-                tables, (files, merged(batches[1])), epochs, shapes, strict=True
-            )
-        ]
-        assert replace(results[0], version="") == replace(results[1], version="")
+        result = applied_alike(tables, (files, merged(batches[1])), number, epochs=epochs)
         stored = {key: value for key, value in stored.items() if key not in gone}
         stored |= {(one["id"], one["place"]): one for one in rows}
         wanted = [stored[key] for key in sorted(stored)]
@@ -90,7 +96,7 @@ def test_any_stream_leaves_what_merge_leaves(delta: Bed) -> None:
         check = open_lake_table(Path(tables[0].path)).read().to_pylist()
         for found in (delta.read(TABLE), delta.read(OTHER), check):
             assert sorted(found, key=lambda r: (r["id"], r["place"])) == wanted
-    assert tables[0].apply(files, progress(epochs[0], 5)) == results[0]
+    assert tables[0].apply(files, progress(epochs[0], 5)) == result
 
 
 def test_a_zero_below_zero_is_found_as_zero(delta: Bed) -> None:

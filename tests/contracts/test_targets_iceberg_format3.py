@@ -9,7 +9,19 @@ import pytest
 
 from tests.contracts.iceberg_disturbed import SHAPE, compact, loaded, state_of
 from tests.contracts.partitioned_rows import moves
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, merged, progress, row, shape, sql
+from tests.contracts.targets_bed import (
+    AMOUNT,
+    ID,
+    NAME,
+    TABLE,
+    Bed,
+    applied_alike,
+    merged,
+    progress,
+    row,
+    shape,
+    sql,
+)
 from tests.contracts.test_targets_iceberg_files import OTHER, PLACE, reason
 from tests.contracts.test_targets_iceberg_partitions import made
 from tests.full import FULL
@@ -64,11 +76,7 @@ def test_any_stream_leaves_what_merge_leaves(iceberg: Bed, by: str, upgraded: in
             compact(iceberg)
         batches = [iceberg.batch(one, rows, gone) for one in shapes]
         assert reason(iceberg, ours, batches[0]) is None
-        results = [
-            table.apply(batch, progress(1, number, table=one.table))
-            for table, batch, one in zip(tables, (batches[0], merged(batches[1])), shapes, strict=True)
-        ]
-        assert replace(results[0], version="") == replace(results[1], version="")
+        applied_alike(tables, (batches[0], merged(batches[1])), number)
         for name in (TABLE, OTHER):
             assert sorted(iceberg.read(name), key=lambda r: (r["id"], r["place"])) == wanted
         if number >= upgraded:

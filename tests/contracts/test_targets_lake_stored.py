@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
@@ -15,6 +15,7 @@ from tests.contracts.targets_bed import (
     NAME,
     TABLE,
     Bed,
+    applied_alike,
     frame_of,
     key_range,
     merged,
@@ -125,11 +126,7 @@ def test_any_stream_leaves_what_merge_leaves(
         batches = [lake.batch(one, rows, deletes, **given) for one in shapes]
         if not mode.get("packed", True):
             batches = [merged(one) for one in batches]
-        results = [
-            table.apply(batch, progress(epoch, number, table=batch.shape.table))
-            for table, epoch, batch in zip(tables, epochs, batches, strict=True)
-        ]
-        assert replace(results[0], version="") == replace(results[1], version="")
+        applied_alike(tables, batches, number, epochs=epochs)
         found = [
             sorted(lake.read(name), key=lambda one: (one["id"], one["place"])) for name in (TABLE, OTHER)
         ]
@@ -167,18 +164,14 @@ def test_any_history_leaves_what_merge_leaves(lake: Bed, seed: int, monkeypatch:
         batches = [history_batch(lake, one, rows, names) for one in shapes]
         if number % 3 == 0:
             batches = [merged(one) for one in batches]
-        results = [
-            table.apply(batch, progress(epoch, number, table=batch.shape.table))
-            for table, epoch, batch in zip(tables, epochs, batches, strict=True)
-        ]
-        assert replace(results[0], version="") == replace(results[1], version="")
+        result = applied_alike(tables, batches, number, epochs=epochs)
         found = [
             sorted(lake.read(name), key=lambda one: (one["id"], one["place"], one[FROM_COLUMN]))
             for name in (TABLE, OTHER)
         ]
         assert found[0] == found[1], number
     again = tables[0].apply(batches[0], progress(epochs[0], 7))
-    assert again == results[0]
+    assert again == result
 
 
 def history_row(number: int, place: str, at: int, name: str | None) -> ReducedRow:
