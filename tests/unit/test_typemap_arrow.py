@@ -284,6 +284,16 @@ def test_values_that_do_not_fit_are_named(
     assert found.values.null_count >= len(refused)
 
 
+@pytest.mark.parametrize("whole", ["0", "00", "-0", "-00", "1", "123", "0123", "-0123"])
+@pytest.mark.parametrize(("precision", "scale"), [(38, 38), (38, 35), (38, 30)])
+def test_zeros_in_front_are_read_as_the_scalar_reader_reads_them(
+    whole: str, precision: int, scale: int
+) -> None:
+    """It takes them where MySQL has such decimals, of 30 digits behind the point."""
+    text, column_type = f"{whole}.{'0' * scale}", ColumnType("decimal", precision, scale)
+    assert_reads_as_scalar([text], column_type, zero_date="null", time_zone=timezone.utc)
+
+
 def test_a_value_without_decimal_places_keeps_its_digits() -> None:
     column_type = ColumnType("decimal")
     found = from_text(

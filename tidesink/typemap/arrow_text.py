@@ -32,6 +32,8 @@ from tidesink.typemap.values import (
     INSTANT,
     LOCAL_DATE,
     LOCAL_DATETIME,
+    MYSQL_MAX_PRECISION,
+    MYSQL_MAX_SCALE,
     TIME,
     integer_bounds,
     padded_decimal,
@@ -281,21 +283,24 @@ def _decimals(column_type: ColumnType, target: pa.DataType) -> Convert | None:
     padded, scale = padded_decimal(column_type), column_type.scale or 0
     if padded is None or not 0 <= scale <= target.precision:
         return None
+    # More zeros in front are read where a text that is not padded is one of MySQL's, and not of others'.
+    others = scale > MYSQL_MAX_SCALE
+    whole = max(1, (column_type.precision or 0) - scale) if others else MYSQL_MAX_PRECISION
     return partial(
         _cast_usual,
-        look=partial(_is_padded, scale=scale),
+        look=partial(_is_padded, whole=whole, scale=scale),
         pattern=padded.pattern,
         cast=lambda texts: (pc.cast(texts, target), None),
     )
 
 
-def _is_padded(view: _View, scale: int) -> bool:
-    """Digits with a point before the last ``scale`` of them, and at least one before it.
+def _is_padded(view: _View, whole: int, scale: int) -> bool:
+    """Digits with a point before the last ``scale`` of them, and one to ``whole`` before it.
 
     That a minus stands in front alone and a point occurs once is left to the cast.
     """
     lengths = view.ends - view.starts
-    if lengths.max() > (scale + 1 if scale else 0) + 65 or lengths.min() < (scale + 2 if scale else 1):
+    if lengths.max() > (scale + 1 if scale else 0) + whole or lengths.min() < (scale + 2 if scale else 1):
         return False
     if not scale:
         return _only(view.data[view.starts[0] :], b"-")

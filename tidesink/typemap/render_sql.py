@@ -13,6 +13,7 @@ from typing import Final, Literal
 from tidesink.events import ColumnType
 from tidesink.typemap.table import CALENDAR_READERS, SPARK_MAX_PRECISION, TypeRow, row_of
 from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.values import MYSQL_MAX_PRECISION, MYSQL_MAX_SCALE
 
 Database = Literal["postgres", "mysql"]
 
@@ -45,8 +46,6 @@ OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = {
 }
 DECIMAL_WORD: Final[Mapping[Database, str]] = {"postgres": "numeric", "mysql": "decimal"}
 # MySQL's DECIMAL; Postgres's numeric has room for any other.
-MYSQL_MAX_PRECISION: Final = 65
-MYSQL_MAX_SCALE: Final = 30
 _KEY_WORDS: Final = {"longtext": "varchar", "longblob": "varbinary"}
 # Of utf8mb4, which the texts of keys have, and of Postgres's UTF8.
 _LONGEST_CHARACTER: Final = 4

@@ -103,13 +103,16 @@ _NANOSECONDS = re.compile(r"\.[0-9]{6}([0-9]{1,3})", re.ASCII)
 
 TargetValue = Value | date | datetime
 
-# MySQL's DECIMAL holds at most 65 digits; Python's default context would round at 28.
+# MySQL's DECIMAL holds at most 65 digits, of these 30 behind the point.
+MYSQL_MAX_PRECISION: Final = 65
+MYSQL_MAX_SCALE: Final = 30
+# Python's default context would round at 28.
 DECIMAL_CONTEXT = Context(prec=100, Emax=999999, Emin=-999999)
 
 # A signed 64-bit number has 19 digits, an unsigned one 20, and BIT and SET no more.
 _UNSIGNED = (0, 2**64 - 1)
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-DECIMAL = re.compile(r"-?[0-9]{1,65}(\.[0-9]{1,30})?", re.ASCII)
+DECIMAL = re.compile(rf"-?[0-9]{{1,{MYSQL_MAX_PRECISION}}}(\.[0-9]{{1,{MYSQL_MAX_SCALE}}})?", re.ASCII)
 # DOUBLE is written without an exponent, in up to 309 digits before or some 340 after the point.
 _FLOAT = re.compile(r"-?[0-9]{1,400}(?:\.[0-9]{1,1100})?(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
 DATETIME = re.compile(

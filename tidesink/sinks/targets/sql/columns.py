@@ -13,8 +13,6 @@ from tidesink.sinks.targets.column_changes import default_texts, literal_text, p
 from tidesink.sinks.targets.sql.load import STAGED_BESIDES
 from tidesink.typemap.render_sql import (
     DECIMAL_WORD,
-    MYSQL_MAX_PRECISION,
-    MYSQL_MAX_SCALE,
     OF_SPARK,
     Database,
     KeyLengthUnknownError,
@@ -25,7 +23,7 @@ from tidesink.typemap.render_sql import (
     sql_type,
 )
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
-from tidesink.typemap.values import TargetValue
+from tidesink.typemap.values import MYSQL_MAX_PRECISION, MYSQL_MAX_SCALE, TargetValue
 
 _DIGITS: Final = re.compile(r"(?:numeric|decimal)\(([0-9]+),([0-9]+)\)")
 _LENGTH: Final = re.compile(r"(varchar|varbinary)\(([0-9]+)\)")
