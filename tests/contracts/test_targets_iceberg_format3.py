@@ -127,6 +127,24 @@ def test_an_upgrade_in_between_is_seen(iceberg: Bed) -> None:
     assert iceberg.rows() == [row(2, "b"), row(3, "c")]
 
 
+def test_what_an_upgrade_leaves_hidden_is_counted_once(iceberg: Bed) -> None:
+    """A MERGE takes positions over into vectors; a file that has those of several data files stays."""
+    table = loaded_in(iceberg, 2)
+    table.apply(iceberg.batch(SHAPE, [row(4), row(5), row(6)]), progress(1, 3))
+    table.apply(iceberg.batch(SHAPE, [row(3, "c"), row(5, "c")]), progress(1, 4))
+    upgrade(iceberg, table)
+    only_upserts = table.apply(merged(iceberg.batch(SHAPE, [row(4, "d"), row(7)])), progress(1, 5))
+    assert (only_upserts.inserted, only_upserts.updated) == (1, 1)
+    mixed = table.apply(merged(iceberg.batch(SHAPE, [row(6, "d"), row(8)], [{"id": 2}])), progress(1, 6))
+    assert (mixed.inserted, mixed.updated, mixed.deleted) == (1, 1, 1)
+    assert {form for form, _ in deletes(iceberg, table)} == {"PARQUET", "PUFFIN"}
+    ordered = iceberg.batch(SHAPE, [row(1, "e"), row(9)], [{"id": 5}], at=[5, 6, 7])
+    found = table.apply(merged(ordered), progress(1, 7))
+    assert (found.inserted, found.updated, found.stale) == (1, 2, 0)
+    names = {1: "e", 3: "c", 4: "d", 6: "d", 7: "a", 8: "a", 9: "a"}
+    assert iceberg.living() == [row(number, name) for number, name in names.items()]
+
+
 def test_formats_that_are_merged(iceberg: Bed) -> None:
     """Format 1 has no deletes; a default of format 3 is in no file."""
     assert isinstance(iceberg.target, IcebergTarget)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -90,7 +90,28 @@ class Staging:
                 f"somebody else wrote to the branch {self._holder.held.branch}; nothing was written",
                 table=str(self._name),
             )
-        return Staged(number, state.numbers(staged))
+        return Staged(number, self._numbers(state, staged))
+
+    def _numbers(self, state: TableState, snapshot: Any) -> Mapping[str, int]:
+        """The numbers of a snapshot's summary, where each row is marked as deleted once.
+
+        In format 3 a data file's first vector has what files of positions, from before the upgrade, mark too.
+        Such a file stays where it has positions of several data files.
+        """
+        numbers = state.numbers(snapshot)
+        if state.version != 3 or not numbers.get("added-dvs"):
+            return numbers
+        at, io = int(snapshot.snapshotId()), state.table.io()
+        if not self._count(position_files_statement(self._table.location, at)):
+            return numbers
+        vectors, before = (
+            {str(one.referencedDataFile()) for one in files if one.contentOffset() is not None}
+            for files in (snapshot.addedDeleteFiles(io), snapshot.removedDeleteFiles(io))
+        )
+        if vectors <= before:
+            return numbers
+        twice = self._count(positions_statement(self._table.location, at, sorted(vectors - before)))
+        return {**numbers, _MARKED_NOW: numbers[_MARKED_NOW] - twice}
 
     def batch(
         self, batch: ReducedBatch, state: TableState, present: Mapping[str, str]
@@ -209,6 +230,8 @@ class Staging:
 
 
 _COUNTED: Final = "_found"
+# In a snapshot's summary: the positions that its files of deletes have.
+_MARKED_NOW: Final = "added-position-deletes"
 
 
 def counts_beside(batch: ReducedBatch) -> bool:
@@ -224,6 +247,21 @@ def found_statement(
         f"SELECT count(*) AS {_COUNTED} FROM {location} AS {quote_identifier(TARGET)} "
         f"JOIN {quote_identifier(view)} AS {quote_identifier(SOURCE)} "
         f"ON {' AND '.join(same_key(batch, present))} WHERE {quote_path(SOURCE, '_op')} = {quote_text(op)}"
+    )
+
+
+def position_files_statement(location: str, snapshot: int) -> str:
+    """Counts the files of positions in a snapshot."""
+    files = f"{location}.delete_files VERSION AS OF {snapshot}"
+    return f"SELECT count(*) AS {_COUNTED} FROM {files} WHERE file_format <> 'PUFFIN'"
+
+
+def positions_statement(location: str, snapshot: int, files: Sequence[str]) -> str:
+    """Counts the rows of data files that files of positions mark as deleted in a snapshot."""
+    positions = f"{location}.position_deletes VERSION AS OF {snapshot}"
+    return (
+        f"SELECT count(DISTINCT file_path, pos) AS {_COUNTED} FROM {positions} WHERE file_path IN "
+        f"({', '.join(map(quote_text, files))}) AND delete_file_path NOT LIKE '%.puffin'"
     )
 
 
