@@ -11,6 +11,7 @@ from tests.contracts.interrupted import HeldMerge
 from tests.contracts.targets_bed import Bed, progress, row, shape
 from tests.full import FULL
 from tidesink.errors import TransientTargetError
+from tidesink.sinks.targets.delta.files import FilePlan
 from tidesink.sinks.targets.delta.table import DeltaTable
 
 pytestmark = pytest.mark.spark
@@ -48,6 +49,31 @@ def test_upkeep_by_others_in_the_middle_of_a_merge(delta: Bed, tmp_path: Path, u
     done = table.apply(batch, progress(1, 3))
     assert (done.inserted, done.updated) == (0, 1)
     assert delta.rows() == [row(1, "new"), row(2)]
+
+
+def test_what_a_dead_worker_left_is_removed_by_vacuum(delta: Bed) -> None:
+    """And nothing else: the table's rows, and what vectors hide of them, stay."""
+    table = loaded(delta)
+    table.apply(delta.batch(SHAPE, [row(3), row(4), row(5)]), progress(1, 3))
+    table.apply(delta.batch(SHAPE, [row(3, "b")], [{"id": 4}]), progress(1, 4))
+    before, batch = _files(table), delta.batch(SHAPE, [row(1, "new")], [{"id": 5}])
+    plan = table._files.plan(batch, progress(1, 5))
+    assert isinstance(plan, FilePlan)
+    table._files.stage(batch, plan)
+    left = _files(table) - before
+    assert sorted(name.split("-")[0].split("_")[0] for name in left) == ["deletion", "part"]
+    session = _session(delta)
+    session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    session.sql(f"VACUUM {table.location} RETAIN 0 HOURS").collect()
+    assert not left & _files(table)
+    assert delta.rows() == [row(1), row(2), row(3, "b"), row(5)]
+    result = table.apply(batch, progress(1, 5))
+    assert (result.updated, result.deleted) == (1, 1)
+    assert delta.rows() == [row(1, "new"), row(2), row(3, "b")]
+
+
+def _files(table: DeltaTable) -> set[str]:
+    return {one.name for one in Path(table.path).iterdir() if one.suffix in (".parquet", ".bin")}
 
 
 def _session(bed: Bed) -> Any:
