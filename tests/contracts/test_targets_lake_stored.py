@@ -134,14 +134,28 @@ def test_any_stream_leaves_what_merge_leaves(
 
 
 @pytest.mark.parametrize(
-    ("lake", "seed"),
-    [("iceberg", 1), ("delta", 2), *(pytest.param(one, 3, marks=FULL) for one in ("iceberg", "delta"))],
+    ("lake", "seed", "by"),
+    [
+        ("iceberg", 1, ""),
+        ("delta", 2, ""),
+        *(pytest.param(one, 3, "", marks=FULL) for one in ("iceberg", "delta")),
+        pytest.param("iceberg", 4, "now, bucket(2, id), days(until)", marks=FULL),
+    ],
     indirect=["lake"],
 )
-def test_any_history_leaves_what_merge_leaves(lake: Bed, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events that come late, again, and several of a key at once; one table merges now and then."""
+def test_any_history_leaves_what_merge_leaves(
+    lake: Bed, seed: int, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that come late, again, and several of a key at once; one table merges now and then.
+
+    ``by``: what the tables are partitioned by; a version that ends goes into another partition.
+    """
     names = HistoryNames("since", "until", "now")
     shapes = [shape(ID, PLACE, NAME, AMOUNT, table=name) for name in (TABLE, OTHER)]
+    if by:
+        make = delta_made if isinstance(lake.target, DeltaTarget) else iceberg_made
+        for one in shapes:
+            make(lake, history_shape(one, names), by)
     tables = [lake.target.open_table(history_shape(one, names), pipeline="shop") for one in shapes]
     writers = [watched(table, merging=table is tables[1]) for table in tables]
     epochs = [table.claim().epoch for table in tables]
