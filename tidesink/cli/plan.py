@@ -50,9 +50,9 @@ from tidesink.config.changefeed import (
     read_changefeed,
     read_toml_file,
 )
-from tidesink.config.checks import unreported_changes
 from tidesink.config.fields import without_secrets
 from tidesink.config.models import carries_ddl, keeps_bad_records
+from tidesink.config.table_checks import unreported_changes
 from tidesink.dev.stack import DIRECTORY, StackAddresses, running_stack
 from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
 from tidesink.events import TableId

@@ -18,8 +18,8 @@ from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCode
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
-from tidesink.config.checks import check_merged, shown_policies
 from tidesink.config.models import idle_patterns, topic_tables
+from tidesink.config.table_checks import check_merged, shown_policies
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema
