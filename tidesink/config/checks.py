@@ -47,6 +47,24 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
         )
 
 
+def database_problems(config: Config) -> Iterator[Problem]:
+    """A database that nothing is read from, one that is named twice, and snapshots without one."""
+    source, sections = config.source, [*sections_of(config)]
+    snapshots = any(at.own.snapshot not in (None, "never") for at in sections)
+    if source.database is not None and source.upstream_url is not None:
+        yield Problem("source.upstream-url", "is another name of source.database", "keep source.database")
+    if source.database is None and snapshots:
+        yield Problem(
+            "source.database",
+            "required by snapshot: initial",
+            "give the database's URL, such as mysql+pymysql://reader:${env:PASSWORD}@tidb:4000",
+        )
+    if source.database is not None and not snapshots and "upstream_url" not in CODECS[source.protocol].reads:
+        yield Problem(
+            "source.database", "has no effect: no table has a snapshot", "set snapshot, or remove it"
+        )
+
+
 def message_target_problems(config: Config) -> Iterator[Problem]:
     """Settings that contradict a target which keeps no rows."""
     for at in sections_of(config):
@@ -322,6 +340,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _registry,
     _without_effect,
     large_message_problems,
+    database_problems,
     _raw_change_event,
     _tables,
     _definitions,

@@ -53,7 +53,7 @@ def sections_of(config: Config) -> Iterator[Section]:
 
 def section_problems(config: Config) -> Iterator[Problem]:
     """What is wrong in each section of settings of tables."""
-    checks = (_order, _history, _mode, _columns, _metadata, _null_updates, _schema_changes)
+    checks = (_order, _history, _mode, _snapshot, _columns, _metadata, _null_updates, _schema_changes)
     found = [problem for at in sections_of(config) for check in checks for problem in check(at)]
     yield from found
     if not found:
@@ -114,6 +114,25 @@ def _mode(at: Section) -> Iterator[Problem]:
     for field, name, default in _OF_KEYS if at.mode == "append" else ():
         if at.gives(field) and getattr(at.own, field) not in (default, None):
             yield at.problem(name, *_without_keys(name))
+
+
+def _snapshot(at: Section) -> Iterator[Problem]:
+    """What a snapshot cannot be of in this version."""
+    if at.own.snapshot in (None, "never"):
+        return
+    remedy = "remove it, or set snapshot: never for the tables that need the other setting"
+    if "rows" not in at.config.target.features:
+        yield at.problem(
+            "snapshot", f"a target of type {at.config.target.type} forwards changes alone", "remove it"
+        )
+    if at.mode != "upsert":
+        yield at.problem(
+            "snapshot", f"rows of a snapshot are not changes, which mode: {at.mode} stores", remedy
+        )
+    if at.sequence_by == "source":
+        yield at.problem(
+            "snapshot", "rows of a snapshot have no position at the source in this version", remedy
+        )
 
 
 _ENDS_A_VERSION: Final = (

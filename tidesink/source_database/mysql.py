@@ -200,6 +200,8 @@ def parameter_of(text: str | None, column_type: ColumnType) -> Value:
     """A canal-json text, of a TIMESTAMP in UTC, as a parameter."""
     if text is None or column_type.name == "timestamp":
         return text
+    if row_of(column_type).reader in ("enum", "set"):
+        return int(text)  # they are sorted by number, and compared with a label as texts
     return text_reader(column_type)(text)
 
 

@@ -1,0 +1,80 @@
+"""A table's rows come from the database, and its changes from the topic, at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.live_source import LiveTable, live_table
+from tests.e2e.replay import Servers
+from tests.e2e.writing import shop_config
+from tidesink.config import load_config
+from tidesink.dev.lake_check import open_lake_table
+from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.worker.run import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+
+
+def _config(folder: Path, servers: Servers, table: LiveTable, url: str, **more: Any) -> Path:
+    database = {"url": url, "chunk-rows": 250, "connections": 2}
+    source = {
+        "brokers": servers["brokers"],
+        "protocol": "canal-json",
+        "topics": [table.topic],
+        "database": database,
+    }
+    return shop_config(folder, servers, {"source": source, "defaults": {"snapshot": "initial"}, **more})
+
+
+@contextmanager
+def _writing(table: LiveTable) -> Iterator[None]:
+    """The table changes all the time."""
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.005):
+            table.change()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    names = ("region", "id", "price", "note", "data")
+    return sorted((tuple(row[name] for name in names) for row in rows), key=lambda row: (row[0], int(row[1])))
+
+
+def _check(report: RunReport) -> Mapping[str, int]:
+    (found,) = report.tables
+    assert report.exit_code == 0, found.error
+    return found.counters
+
+
+def test_rows_from_before_the_topic_and_changes_while_they_are_read(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    with live_table(mariadb_url, servers) as table:
+        table.load(2_000)
+        for _ in range(50):
+            table.change()
+        config = load_config(_config(tmp_path, servers, table, mariadb_url))
+        with _writing(table):
+            _check(run(config, batches=5))
+        counters = _check(run(config, until="drained"))
+        found = open_lake_table(tmp_path / "lake" / table.name.schema / table.name.name).read().to_pylist()
+        assert _sorted(found) == _sorted(table.rows())
+        assert counters["read"] > 0
