@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.live_source import LiveTable, live_table
+from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
+from tests.full import quick_on
 from tidesink.config import load_config
 from tidesink.dev.lake_check import open_lake_table
+from tidesink.sinks.batch.context import FAILPOINTS
 from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.worker.run import run
 
@@ -78,3 +82,29 @@ def test_rows_from_before_the_topic_and_changes_while_they_are_read(
         found = open_lake_table(tmp_path / "lake" / table.name.schema / table.name.name).read().to_pylist()
         assert _sorted(found) == _sorted(table.rows())
         assert counters["read"] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on("delta", "postgres")
+def test_killed_at_each_step_of_a_part(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The rows of a part are tried at each step; the changes between the kills are of rows of every range."""
+    place, log = place_of(kind, request, tmp_path), tmp_path / "worker.log"
+    with live_table(mariadb_url, servers) as table:
+        table.load(9_000)
+        config = _config(tmp_path, servers, table, mariadb_url, target=place.target)
+        for step in FAILPOINTS:
+            for _ in range(20):
+                table.change()
+            # Dead letters are of records alone.
+            die_at(step, spark, config, log)
+        drain(spark, config, log)
+        rows = place.rows(table.name)
+        assert rows is not None
+        assert _sorted(rows) == _sorted(table.rows())
