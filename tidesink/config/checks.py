@@ -48,7 +48,7 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
 
 
 def database_problems(config: Config) -> Iterator[Problem]:
-    """A database that nothing is read from, one that is named twice, and snapshots without one."""
+    """A database that is named twice, and snapshots without one."""
     source, sections = config.source, [*sections_of(config)]
     snapshots = any(at.own.snapshot not in (None, "never") for at in sections)
     if source.database is not None and source.upstream_url is not None:

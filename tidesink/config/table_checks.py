@@ -118,21 +118,22 @@ def _mode(at: Section) -> Iterator[Problem]:
 
 def _snapshot(at: Section) -> Iterator[Problem]:
     """What a snapshot cannot be of in this version."""
-    if at.own.snapshot in (None, "never"):
-        return
-    remedy = "remove it, or set snapshot: never for the tables that need the other setting"
-    if "rows" not in at.config.target.features:
+    obstacle = snapshot_obstacle(at.config, at.mode, at.sequence_by)
+    if at.own.snapshot not in (None, "never") and obstacle is not None:
         yield at.problem(
-            "snapshot", f"a target of type {at.config.target.type} forwards changes alone", "remove it"
+            "snapshot", obstacle, "remove it, or set snapshot: never for the tables it cannot be of"
         )
-    if at.mode != "upsert":
-        yield at.problem(
-            "snapshot", f"rows of a snapshot are not changes, which mode: {at.mode} stores", remedy
-        )
-    if at.sequence_by == "source":
-        yield at.problem(
-            "snapshot", "rows of a snapshot have no position at the source in this version", remedy
-        )
+
+
+def snapshot_obstacle(config: Config, mode: TableMode, order: SequenceBy) -> str | None:
+    """Why a table of this mode and order cannot have a snapshot; None where it can."""
+    if "rows" not in config.target.features:
+        return f"a target of type {config.target.type} forwards changes, and rows of a snapshot are none"
+    if mode != "upsert":
+        return f"rows of a snapshot are no changes, which mode: {mode} stores"
+    if order == "source":
+        return "rows of a snapshot have no position at the source in this version"
+    return None
 
 
 _ENDS_A_VERSION: Final = (

@@ -216,12 +216,14 @@ class SnapshotProgress:
 
     ``key``: the columns by whose order the table is read. ``after``: the texts, as canal-json has them, of
     the last key that was read; None: none was. ``rows``: how many rows were applied. ``done``: all were.
+    ``number``: tells it from others of the table, which rise; 0 for one that nobody asked for.
     """
 
     key: tuple[str, ...]
     after: tuple[str, ...] | None = None
     rows: int = 0
     done: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -403,7 +405,13 @@ def _read(document: dict[str, Any]) -> Progress:
 
 def _snapshot_document(snapshot: SnapshotProgress) -> dict[str, Any]:
     after = None if snapshot.after is None else list(snapshot.after)
-    return {"key": list(snapshot.key), "after": after, "rows": snapshot.rows, "done": snapshot.done}
+    return {
+        "number": snapshot.number,
+        "key": list(snapshot.key),
+        "after": after,
+        "rows": snapshot.rows,
+        "done": snapshot.done,
+    }
 
 
 def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
@@ -415,6 +423,7 @@ def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
         None if after is None else tuple(after),
         int(document["rows"]),
         bool(document["done"]),
+        int(document["number"]),
     )
 
 

@@ -9,7 +9,7 @@ made of its rows, and each later change is a whole row, or a delete, that is app
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
@@ -36,6 +36,7 @@ from tidesink.sinks.batch.source_rows import (
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
+from tidesink.sinks.worker.control import SnapshotControl
 from tidesink.source_database.mysql import StoredTable, begin_session, stored_table, translated
 from tidesink.typemap.target_schema import is_row_keyed
 
@@ -66,12 +67,30 @@ class Snapshot:
         self._context = context
         self._settings = settings
         self._read_last = False
+        self._estimate: int | None = None
+        # What is asked of it.
+        self.asked = SnapshotControl()
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether the snapshot is not over. ``initial``: a table's first batch begins one."""
-        if progress.snapshot is not None:
-            return not progress.snapshot.done
-        return self._settings.snapshot == "initial" and progress.batch == 0
+        """Whether a snapshot is to go on, or to begin; with ``initial`` a table's first batch begins one."""
+        asked, found = self.asked, progress.snapshot
+        if asked.rests or asked.cancelled >= max(asked.started, found.number if found else 0):
+            return False
+        if found is None:
+            return asked.started > 0 or (self._settings.snapshot == "initial" and progress.batch == 0)
+        return found.number < asked.started or not found.done
+
+    def details(self, progress: Progress | None) -> dict[str, Any]:
+        """What the status shows; nothing of a table without a snapshot."""
+        if progress is None or (progress.snapshot is None and not self.is_due(progress)):
+            return {}
+        found = progress.snapshot or SnapshotProgress(())
+        state = "done" if found.done else "running"
+        if self.is_due(progress):
+            state = "running"
+        elif not found.done:
+            state = "paused" if self.asked.rests else "cancelled"
+        return {"snapshot": {"state": state, "rows": found.rows, "estimate": self._estimate}}
 
     def comes_next(self, progress: Progress, *, waiting: bool) -> bool:
         """Whether the next batch is a part: every second one while changes wait."""
@@ -100,10 +119,7 @@ class Snapshot:
                     raise SourceError(f"{OPTION} has no table {table}", table=str(table))
                 if not stored.key:
                     raise ConfigError(_KEYLESS, table=str(table))
-                before = progress.snapshot
-                # Another key orders the rows differently: they are read again, and written again.
-                if before is None or before.key != stored.key:
-                    before = SnapshotProgress(stored.key)
+                before = self._before(progress.snapshot, stored)
                 ranges = key_ranges(
                     connection,
                     table,
@@ -114,7 +130,16 @@ class Snapshot:
                 )
         finally:
             engine.dispose()
+        self._estimate = stored.rows
         return SnapshotPart(stored, ranges, before)
+
+    def _before(self, found: SnapshotProgress | None, stored: StoredTable) -> SnapshotProgress:
+        """How far the snapshot is: nowhere, if it is a new one, or the table has another key by now."""
+        number = max(self.asked.started, found.number if found else 0)
+        if found is None or found.number < number:
+            return SnapshotProgress(stored.key, number=number)
+        # Another key orders the rows differently: they are read again, and written again.
+        return found if found.key == stored.key else SnapshotProgress(stored.key, number=number)
 
 
 class SnapshotBatch(Batch):

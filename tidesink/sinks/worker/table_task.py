@@ -189,6 +189,7 @@ class TableTask:
 
     def apply_control(self, asked: TableControl) -> None:
         """Rest, or go on, as people asked since the last look; not called while a batch is under way."""
+        self._snapshot.asked = asked.snapshot
         turn = self._pauses.apply_control(asked, waits=self.state in ("PAUSED", "FAILING"))
         if turn == "rest":
             self.close()
@@ -513,6 +514,7 @@ class TableTask:
                 **shown_goal(self._context.config, self.table),
                 **self._tally.forgotten(self._tombstones),
                 **(self._tally.caught_up.as_detail() if self._compaction else {}),
+                **self._snapshot.details(progress),
                 **self._pauses.details(),
             },
         )
