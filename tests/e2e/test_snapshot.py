@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.live_source import LiveTable, live_table
@@ -16,10 +19,12 @@ from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tests.full import quick_on
-from tidesink.config import load_config
+from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.sinks.batch.context import FAILPOINTS
 from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.worker.control import SnapshotControl, change_control
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
@@ -78,10 +83,39 @@ def test_rows_from_before_the_topic_and_changes_while_they_are_read(
         config = load_config(_config(tmp_path, servers, table, mariadb_url))
         with _writing(table):
             _check(run(config, batches=5))
+        assert _shown(config)["state"] == "running"
+        # While changes wait, every second batch is a part.
+        assert 1000 <= _shown(config)["rows"] <= 1500
         counters = _check(run(config, until="drained"))
-        found = open_lake_table(tmp_path / "lake" / table.name.schema / table.name.name).read().to_pylist()
-        assert _sorted(found) == _sorted(table.rows())
-        assert counters["read"] > 0
+        assert _shown(config)["state"] == "done"
+        lake = tmp_path / "lake" / table.name.schema / table.name.name
+        assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
+        assert counters["read"] >= 500
+        _another(config, table, lake)
+
+
+def _another(config: Config, table: LiveTable, lake: Path) -> None:
+    """A snapshot that a person asks for, rests, and goes on: it mends what the target lost."""
+    DeltaTable(str(lake)).delete("id % 2 = 0")
+
+    def ask(change: Callable[[SnapshotControl], SnapshotControl]) -> None:
+        with closing(open_state_store(config.state)) as store:
+            asked = lambda control: replace(control, snapshot=change(control.snapshot))  # noqa: E731
+            change_control(store, config.pipeline, table.name, asked)
+
+    ask(lambda asked: replace(asked.start(time.time()), rests=True))
+    _check(run(config, until="drained"))
+    assert len(open_lake_table(lake).read()) < len(table.rows())
+    ask(lambda asked: replace(asked, rests=False))
+    _check(run(config, until="drained"))
+    assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
+
+
+def _shown(config: Config) -> Mapping[str, Any]:
+    with closing(open_state_store(config.state)) as store:
+        (status,) = store.statuses(config.pipeline)
+    found: Mapping[str, Any] = status.details["snapshot"]
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)

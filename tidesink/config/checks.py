@@ -59,10 +59,6 @@ def database_problems(config: Config) -> Iterator[Problem]:
             "required by snapshot: initial",
             "give the database's URL, such as mysql+pymysql://reader:${env:PASSWORD}@tidb:4000",
         )
-    if source.database is not None and not snapshots and "upstream_url" not in CODECS[source.protocol].reads:
-        yield Problem(
-            "source.database", "has no effect: no table has a snapshot", "set snapshot, or remove it"
-        )
 
 
 def message_target_problems(config: Config) -> Iterator[Problem]:

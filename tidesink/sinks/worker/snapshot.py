@@ -8,12 +8,14 @@ made of its rows, and each later change is a whole row, or a delete, that is app
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.config import TableConfig
+from tidesink.config import Config, TableConfig
 from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
-from tidesink.events import Column, TableSchema
+from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary
 from tidesink.sinks.batch.decoders import DecodePlan
@@ -37,8 +39,11 @@ from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
 from tidesink.sinks.worker.control import SnapshotControl
-from tidesink.source_database.mysql import StoredTable, begin_session, stored_table, translated
+from tidesink.source_database.mysql import KeyTexts, StoredTable, begin_session, stored_table, translated
 from tidesink.typemap.target_schema import is_row_keyed
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 _KEYLESS: Final = (
     "a snapshot reads a table in ranges of a key, and the source's table has neither a primary key nor a "
@@ -58,6 +63,60 @@ class SnapshotPart:
         """How far the snapshot is once so many rows of the ranges are applied."""
         last = self.ranges[-1].up_to
         return replace(self.before, after=last, rows=self.before.rows + rows, done=last is None)
+
+
+@dataclass(frozen=True)
+class SourceDatabase:
+    """The source's database, asked by the driver. ``chunk_rows``: rows of a range."""
+
+    connection: Connection
+    chunk_rows: int
+    most: int
+
+    def table(self, table: TableId) -> StoredTable:
+        """A table, which has a key.
+
+        Raises:
+            ConfigError: it has none, or the database refuses the user.
+            SourceError: there is no such table.
+            SourceUnavailableError: the database does not answer.
+        """
+        with translated(OPTION):
+            found = stored_table(self.connection, table)
+        if found is None:
+            raise SourceError(f"{OPTION} has no table {table}", table=str(table))
+        if not found.key:
+            raise ConfigError(_KEYLESS, table=str(table))
+        return found
+
+    def ranges(self, table: TableId, stored: StoredTable, *, after: KeyTexts | None) -> tuple[KeyRange, ...]:
+        """The ranges that a batch reads behind a key.
+
+        Raises: as ``table``.
+        """
+        return key_ranges(self.connection, table, stored, after=after, rows=self.chunk_rows, most=self.most)
+
+
+@contextmanager
+def open_source_database(config: Config) -> Iterator[SourceDatabase]:
+    """A connection to the source's database.
+
+    Raises:
+        ConfigError: none is configured, or it refuses the user.
+        SourceUnavailableError: it does not answer.
+    """
+    settings = config.source.database
+    if settings is None:
+        raise ConfigError(f"a table's snapshot is not over, and {OPTION} is not set", key=OPTION)
+    engine = open_database(settings.url.get_secret_value())
+    try:
+        with translated(OPTION):
+            connection = engine.connect()
+            begin_session(connection)
+        with connection:
+            yield SourceDatabase(connection, settings.chunk_rows, settings.connections)
+    finally:
+        engine.dispose()
 
 
 class Snapshot:
@@ -107,29 +166,10 @@ class Snapshot:
             SourceError: the database has no such table.
             SourceUnavailableError: it does not answer.
         """
-        table, settings = self._settings.table, self._context.config.source.database
-        if settings is None:
-            raise ConfigError(f"the table's snapshot is not over, and {OPTION} is not set", table=str(table))
-        engine = open_database(settings.url.get_secret_value())
-        try:
-            with translated(OPTION), engine.connect() as connection:
-                begin_session(connection)
-                stored = stored_table(connection, table)
-                if stored is None:
-                    raise SourceError(f"{OPTION} has no table {table}", table=str(table))
-                if not stored.key:
-                    raise ConfigError(_KEYLESS, table=str(table))
-                before = self._before(progress.snapshot, stored)
-                ranges = key_ranges(
-                    connection,
-                    table,
-                    stored,
-                    after=before.after,
-                    rows=settings.chunk_rows,
-                    most=settings.connections,
-                )
-        finally:
-            engine.dispose()
+        with open_source_database(self._context.config) as database:
+            stored = database.table(self._settings.table)
+            before = self._before(progress.snapshot, stored)
+            ranges = database.ranges(self._settings.table, stored, after=before.after)
         self._estimate = stored.rows
         return SnapshotPart(stored, ranges, before)
 
