@@ -270,7 +270,7 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
             except (ConfigError, SourceError) as error:
                 yield dataclasses.replace(plan, problem=plan.problem or error.message)
                 continue
-            ranges = max(1, -(-stored.rows // database.chunk_rows))
+            ranges = max(1, -(-stored.rows // database.rows_of(stored)))
             estimate = SnapshotEstimate(stored.rows, stored.bytes, ranges, stored.key)
             yield dataclasses.replace(plan, snapshot=estimate)
 

@@ -35,7 +35,7 @@ from tidesink.sinks.batch.source_rows import (
     key_ranges,
     open_database,
 )
-from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
 from tidesink.sinks.worker.control import SnapshotControl
@@ -48,6 +48,11 @@ if TYPE_CHECKING:
 _KEYLESS: Final = (
     "a snapshot reads a table in ranges of a key, and the source's table has neither a primary key nor a "
     "unique key without NULLs: set snapshot: never for it, and load its rows some other way"
+)
+
+_TOO_LARGE: Final = (
+    f"a range of the snapshot has more than {MOST_BYTES >> 20} MiB, which a task does not hold at once: lower "
+    "source.database.chunk-rows"
 )
 
 
@@ -67,10 +72,15 @@ class SnapshotPart:
 
 @dataclass(frozen=True)
 class SourceDatabase:
-    """The source's database, asked by the driver. ``chunk_rows``: rows of a range."""
+    """The source's database, asked by the driver.
+
+    A range has ``rows`` rows at most, and about ``bytes`` by the database's estimate of a row. A batch reads
+    ``most`` ranges.
+    """
 
     connection: Connection
-    chunk_rows: int
+    rows: int
+    bytes: int
     most: int
 
     def table(self, table: TableId) -> StoredTable:
@@ -94,7 +104,13 @@ class SourceDatabase:
 
         Raises: as ``table``.
         """
-        return key_ranges(self.connection, table, stored, after=after, rows=self.chunk_rows, most=self.most)
+        rows = self.rows_of(stored)
+        return key_ranges(self.connection, table, stored, after=after, rows=rows, most=self.most)
+
+    def rows_of(self, stored: StoredTable) -> int:
+        """The rows of a range of a table."""
+        size = max(1, stored.bytes // max(1, stored.rows))
+        return max(1, min(self.rows, self.bytes // size))
 
 
 @contextmanager
@@ -114,7 +130,8 @@ def open_source_database(config: Config) -> Iterator[SourceDatabase]:
             connection = engine.connect()
             begin_session(connection)
         with connection:
-            yield SourceDatabase(connection, settings.chunk_rows, settings.connections)
+            most = settings.connections
+            yield SourceDatabase(connection, settings.chunk_rows, config.batch.max_bytes // most, most)
     finally:
         engine.dispose()
 
@@ -188,7 +205,9 @@ class SnapshotBatch(Batch):
     Runs once; a new object tries again.
     """
 
-    part: SnapshotPart
+    def __init__(self, *parts: Any, part: SnapshotPart, **named: Any) -> None:
+        super().__init__(*parts, **named)
+        self._part = part
 
     def _outcome(self) -> BatchOutcome:
         self._context.failpoints.reach("planned")
@@ -204,7 +223,10 @@ class SnapshotBatch(Batch):
     def _reduced(self, plan: BatchPlan, _bad: BadRecord | None = None) -> Reduction:
         self._context.stop.check()
         settle_names(self._hold.table, self._decoding, self._policies)
-        reduction = self._reduce_once(plan)
+        try:
+            reduction = self._reduce_once(plan)
+        except RangeTooLargeError as exc:
+            raise ConfigError(_TOO_LARGE, table=str(self._settings.table)) from exc
         with released_on_error(reduction.release):
             self._check_partitions(reduction.summary)
             self._refuse_bad(reduction.summary)
@@ -217,7 +239,7 @@ class SnapshotBatch(Batch):
         database = self._context.config.source.database
         if database is None or is_row_keyed(decode_plan.shape):
             raise ConfigError(_KEYLESS, table=str(self._settings.table))
-        stored, part = self.part.stored, self.part
+        stored, part = self._part.stored, self._part
         schema = _read_schema(decode_plan, stored)
         own = decode_plan.rows.keys
         decode_plan = replace(decode_plan, decoder=SourceDecoder(decode_plan.decoder, schema, own))
@@ -243,7 +265,7 @@ class SnapshotBatch(Batch):
 
     def _next_progress(self, reduction: Reduction) -> Progress:
         progress = super()._next_progress(reduction)
-        return replace(progress, snapshot=self.part.after(reduction.summary.read))
+        return replace(progress, snapshot=self._part.after(reduction.summary.read))
 
 
 def _read_schema(plan: DecodePlan, stored: StoredTable) -> TableSchema:

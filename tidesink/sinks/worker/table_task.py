@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar, cast
+from functools import partial
+from typing import Final, cast
 
 import structlog
 
@@ -56,7 +57,6 @@ from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
-SomeBatch = TypeVar("SomeBatch", bound=Batch)
 _TAKEN: Final = "another worker took this table, as its status says, and goes on with it"
 
 
@@ -306,7 +306,7 @@ class TableTask:
             return  # the table is another worker's
         number, left = self._hold.progress.batch + 1, max(0, self._unapplied(plan.found) - plan.records)
         context.listeners.hear(BatchStarted(self.table, number, plan.records, left))
-        self._take(retry.call(lambda: self._batch(plan, reader, Batch).run()))
+        self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
     def _read_part(self, found: TopicOffsets) -> None:
         """Apply the next part of the table's snapshot, behind what was applied of its topic."""
@@ -317,14 +317,11 @@ class TableTask:
             return  # the table is another worker's
         progress, retry = self._hold.progress, self._context.retry(self.table)
         self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
-
-        def apply() -> BatchOutcome:
-            # Read anew at each try: its rows must not be older than the offsets are.
-            batch = self._batch(BatchPlan(tuple(starts), found), self._context.source, SnapshotBatch)
-            batch.part = self._snapshot.next_part(progress)
-            return batch.run()
-
-        self._take(retry.call(apply))
+        # The bounds are those of each try: what is recorded of the batch must be what it did.
+        part = retry.call(lambda: self._snapshot.next_part(progress))
+        make = partial(SnapshotBatch, part=part)
+        plan = BatchPlan(tuple(starts), found)
+        self._take(retry.call(lambda: self._batch(plan, self._context.source, make).run()))
 
     def _open(self, found: TopicOffsets) -> Hold:
         """Know the shape and open the table, which is let go again where it cannot be held."""
@@ -407,10 +404,10 @@ class TableTask:
         committed = {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
         return self._passed.behind(committed)
 
-    def _batch(self, plan: BatchPlan, reader: RecordReader, kind: type[SomeBatch]) -> SomeBatch:
+    def _batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         fit_shuffle(self._session, plan.records)
-        return kind(
+        return make(
             self._context,
             replace(self._hold, accepted=self._pauses.accepted),
             self._decoding,
