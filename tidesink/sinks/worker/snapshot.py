@@ -51,8 +51,8 @@ _KEYLESS: Final = (
 )
 
 _TOO_LARGE: Final = (
-    f"a range of the snapshot has more than {MOST_BYTES >> 20} MiB, which a task does not hold at once: lower "
-    "source.database.chunk-rows"
+    f"a range of the snapshot has more than {MOST_BYTES >> 20} MiB, which a task does not hold at once: "
+    "lower source.database.chunk-rows"
 )
 
 
