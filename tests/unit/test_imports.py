@@ -20,6 +20,7 @@ FLOORS: Final = (
     ("typemap",),
     ("ddl",),
     ("schema_registry",),
+    ("source_database",),
     ("codecs",),
     ("config",),
     ("consumer",),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
-from tidesink.config.checks import OWN_PREFIX
+from tidesink.config.table_checks import OWN_PREFIX
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.targets.base import OWN_COLUMNS

@@ -13,6 +13,7 @@ from tidesink.events import TableId
 from tidesink.sinks.state.progress import (
     PartitionProgress,
     Progress,
+    SnapshotProgress,
     TopicProgress,
     from_json,
     split_txn_version,
@@ -24,6 +25,14 @@ offsets = st.integers(0, 2**63 - 1)
 times = st.none() | st.integers(0, 2**63 - 1)
 partitions = st.dictionaries(
     st.integers(0, 2**31 - 1), st.builds(PartitionProgress, offsets, offsets, times, times), max_size=4
+)
+snapshots = st.builds(
+    SnapshotProgress,
+    st.lists(st.text(), max_size=3).map(tuple),
+    st.none() | st.lists(st.text(), max_size=3).map(tuple),
+    st.integers(0, 2**63 - 1),
+    st.booleans(),
+    st.integers(0, 2**63 - 1),
 )
 topics = st.lists(st.builds(TopicProgress, st.text(), st.text(), partitions), max_size=3)
 
@@ -38,6 +47,7 @@ def progresses(draw: st.DrawFn) -> Progress:
         {topic.topic: topic for topic in draw(topics)},
         draw(times),
         draw(st.sampled_from(["kafka", "source"])),
+        draw(st.none() | snapshots),
     )
 
 

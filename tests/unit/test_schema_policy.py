@@ -10,8 +10,8 @@ import pytest
 from tests.columns import ID
 from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.config.checks import shown_policies, unreported_changes
 from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
+from tidesink.config.table_checks import shown_policies, unreported_changes
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from tidesink import __version__
-from tidesink.cli import codec, dead_letters, dev, plan, registry, status, terminal
+from tidesink.cli import codec, dead_letters, dev, plan, registry, snapshot, status, terminal
 from tidesink.cli.sources import CodecCommand
 from tidesink.cli.status import COUNTS, commit_time, count_remarks, counts_row
 from tidesink.cli.terminal import (
@@ -170,6 +170,7 @@ app.command("decode", cls=CodecCommand)(terminal.guarded(codec.decode))
 app.command("encode", cls=CodecCommand)(terminal.guarded(codec.encode))
 app.add_typer(dead_letters.app, name="dlq")
 app.add_typer(dead_letters.ddl_app, name="ddl")
+app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(registry.app, name="registry")
 app.add_typer(dev.app, name="dev")
 

@@ -50,9 +50,9 @@ from tidesink.config.changefeed import (
     read_changefeed,
     read_toml_file,
 )
-from tidesink.config.checks import unreported_changes
 from tidesink.config.fields import without_secrets
 from tidesink.config.models import carries_ddl, keeps_bad_records
+from tidesink.config.table_checks import unreported_changes
 from tidesink.dev.stack import DIRECTORY, StackAddresses, running_stack
 from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
 from tidesink.events import TableId
@@ -312,10 +312,11 @@ def plan(
     letters.
     """
     # Here, since every command imports this module: the targets' libraries take a second to load.
-    from tidesink.cli.table_plans import by_topics, table_plans, unserved_tables
+    from tidesink.cli.table_plans import by_topics, table_plans, unserved_tables, with_snapshots
 
     settings = chosen_config(config, config_option)
-    plans = distinct_targets(settings, by_topics(settings, table_plans(settings, sample=sample)))
+    found = with_snapshots(settings, by_topics(settings, table_plans(settings, sample=sample)))
+    plans = distinct_targets(settings, found)
     unserved = list(unserved_tables(settings, plans))
     unreported = list(unreported_changes(settings))
     statuses: dict[TableId | None, TableStatus] = {one.table: one for one in read_statuses(settings)}
@@ -396,6 +397,18 @@ def _counted(status: TableStatus | None) -> dict[str, dict[str, int]]:
     return {"zero_dates": dict(status.zero_dates), "ambiguous_times": dict(status.ambiguous_times)}
 
 
+def _rows_lines(entry: TablePlan) -> Iterator[str]:
+    """What rows the target gets: those of a snapshot, without which columns, and how they are read."""
+    if entry.snapshot is not None:
+        rows, size, ranges, key = entry.snapshot
+        parts = "1 range" if ranges == 1 else f"{ranges} ranges"
+        yield f"snapshot: about {rows:,} rows ({size / 2**20:,.1f} MiB), in {parts} of ({', '.join(key)})"
+    if entry.omitted:
+        yield f"left out: {', '.join(entry.omitted)}"
+    if entry.read_as:
+        yield f"deleted rows stay, marked; read it as: {entry.read_as}"
+
+
 def _show_plans(
     config: Config, plans: list[TablePlan], statuses: Mapping[TableId | None, TableStatus]
 ) -> None:
@@ -418,10 +431,8 @@ def _show_plans(
             ]
             names = ("key", "column", "source", "target", "note")
             show_table(None, names, rows, folded=("source", "note"))
-        if entry.omitted:
-            typer.echo(f"  left out: {', '.join(entry.omitted)}")
-        if entry.read_as:
-            typer.echo(f"  deleted rows stay, marked; read it as: {entry.read_as}")
+        for line in _rows_lines(entry):
+            typer.echo(f"  {line}")
         counted = _counted(statuses.get(entry.table))
         for column, count in counted["zero_dates"].items():
             typer.echo(f"  {count} dates of column {column} became NULL so far")

@@ -207,6 +207,7 @@ def _row(entry: TableStatus) -> tuple[Any, ...]:
 def _remarks(entry: TableStatus) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     remarks += _routed_to(entry)
+    remarks += _snapshot(entry)
     remarks += [f"warning: {warning}" for warning in entry.warnings]
     return [*remarks, *count_remarks(entry), *filtered_lines(entry)]
 
@@ -252,6 +253,17 @@ def _routed_to(entry: TableStatus) -> list[str]:
     if table is None:
         return []
     return [f"goes to {table}" + (f", as shard {shard}" if shard is not None else "")]
+
+
+def _snapshot(entry: TableStatus) -> list[str]:
+    """How far the table's snapshot is, while it is not over."""
+    shown = entry.details.get("snapshot")
+    if shown is None or shown["state"] == "done":
+        return []
+    estimate = shown["estimate"]
+    return [
+        f"snapshot {shown['state']}: {shown['rows']} rows" + (f" of about {estimate}" if estimate else "")
+    ]
 
 
 def commit_time(commit_ts: int | None) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from tidesink.cli.sources import Start, read_topic, topic_names
@@ -18,10 +18,17 @@ from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCode
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
-from tidesink.config.checks import check_merged, shown_policies
 from tidesink.config.models import idle_patterns, topic_tables
+from tidesink.config.table_checks import check_merged, shown_policies
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
+from tidesink.errors import (
+    ConfigError,
+    DecodeError,
+    SchemaNotFoundError,
+    SchemaRefusedError,
+    SourceError,
+    TidesinkError,
+)
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.schema_changes import doubt_of
@@ -49,6 +56,9 @@ from tidesink.typemap.target_schema import (
     row_keyed,
     shape_of,
 )
+
+if TYPE_CHECKING:
+    from tidesink.sinks.worker.snapshot import SourceDatabase
 
 _TEXTS: Final = frozenset({"string", "text", "longtext"})
 
@@ -118,6 +128,18 @@ _UNSERVED = "tables names {table}, but {found}: check its name in the changefeed
 TypesFrom = Literal["definition", "ddl", "avro", "rows", "records"]
 
 
+class SnapshotEstimate(NamedTuple):
+    """A table's snapshot: ``rows`` and ``bytes`` as the database estimates them, the ranges that these make.
+
+    ``key``: the columns by whose index it is read.
+    """
+
+    rows: int
+    bytes: int
+    ranges: int
+    key: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class TablePlan:
     """One table. ``problem`` is why the worker cannot process it yet.
@@ -125,6 +147,7 @@ class TablePlan:
     ``types_from`` is what gave the source's types, ``omitted`` are columns that the target does not have,
     ``shard`` is the value of its rows' shard column. ``read_as`` is the query of the rows that are not
     deleted, where deleted ones stay, marked. ``limits``: what the target cannot do, and the table may need.
+    ``snapshot``: what its first batches read from the database, if they do.
     """
 
     table: TableId | None
@@ -140,6 +163,7 @@ class TablePlan:
     read_as: str = ""
     shard: str | None = None
     limits: tuple[Limit, ...] = ()
+    snapshot: SnapshotEstimate | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The plan as a JSON object."""
@@ -147,6 +171,7 @@ class TablePlan:
         shown["table"] = None if self.table is None else self.table._asdict()
         shown["columns"] = [column._asdict() for column in self.columns]
         shown["limits"] = [limit._asdict() for limit in self.limits]
+        shown["snapshot"] = None if self.snapshot is None else self.snapshot._asdict()
         return shown
 
 
@@ -220,6 +245,34 @@ def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:
             warnings.append(_COMPACTED.format(policy=policy, hours=retention / 3600))
             warnings += [_LEFT_OUT] if CODECS[config.source.protocol].leaves_out else []
     return dataclasses.replace(plan, warnings=tuple(warnings), problem=problem)
+
+
+def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
+    """The plans, with what a snapshot of each table reads, where its first batch begins one.
+
+    Raises:
+        ConfigError: the database refuses the user.
+        SourceUnavailableError: it does not answer.
+    """
+    with ExitStack() as closing:
+        database: SourceDatabase | None = None
+        for plan in plans:
+            if plan.table is None or config.table_config(plan.table).snapshot == "never":
+                yield plan
+                continue
+            if database is None:
+                # Here, since it takes what Spark's tasks do, which takes a second to load.
+                from tidesink.sinks.worker.snapshot import open_source_database
+
+                database = closing.enter_context(open_source_database(config))
+            try:
+                stored = database.table(plan.table)
+            except (ConfigError, SourceError) as error:
+                yield dataclasses.replace(plan, problem=plan.problem or error.message)
+                continue
+            ranges = max(1, -(-stored.rows // database.rows_of(stored)))
+            estimate = SnapshotEstimate(stored.rows, stored.bytes, ranges, stored.key)
+            yield dataclasses.replace(plan, snapshot=estimate)
 
 
 def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]:

@@ -229,6 +229,7 @@ def read_definition(value: Any, info: ValidationInfo) -> Any:
 
 
 Deletes = Literal["hard", "soft"]
+Snapshot = Literal["never", "initial"]
 BadRecord = Literal["pause", "dead-letter"]
 
 
@@ -270,6 +271,9 @@ class TableDefaults(Model):
     """TIMESTAMP values in the hour that `time-zone` has twice, where neither topic nor row checksum tells
     which is meant: the `first` or the `second` (both counted), or `error` (the record is bad). In a key
     column always an error (`docs/guarantees.md`)."""
+    snapshot: Snapshot = "never"
+    """Rows from `source.database` that the topic does not have (`docs/snapshots.md`). `initial`: all rows of
+    a table of which nothing was applied yet, in ranges of its key, while its changes are applied."""
     bad_record: BadRecord = "pause"
     """A record that cannot be decoded: `pause` its table before it, or `dead-letter` it and go on."""
     schema_changes: SchemaChanges = SchemaChanges()
@@ -332,6 +336,8 @@ class TableOverride(Model):
     zero_date: Annotated[ZeroDate | None, NullWord] = None
     """As under `defaults`, for this table."""
     ambiguous_time: AmbiguousTime | None = None
+    """As under `defaults`, for this table."""
+    snapshot: Snapshot | None = None
     """As under `defaults`, for this table."""
     bad_record: BadRecord | None = None
     """As under `defaults`, for this table."""
@@ -438,6 +444,7 @@ class TableConfig(Model):
     tombstone_retention: float
     zero_date: ZeroDate
     ambiguous_time: AmbiguousTime
+    snapshot: Snapshot
     bad_record: BadRecord
     schema_changes: SchemaChanges
     time_zone: str

@@ -38,6 +38,7 @@ from tidesink.codecs.open import ALIASES, CODECS, protocol_named
 from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
+    Count,
     Listed,
     Model,
     PemFile,
@@ -224,10 +225,13 @@ def _topic_rule(text: str) -> str:
 TopicRuleText = Annotated[str, AfterValidator(_topic_rule)]
 
 
-def _upstream(url: SecretStr) -> SecretStr:
+def _database_url(url: SecretStr) -> SecretStr:
     remedy = "give a URL such as mysql+pymysql://${env:TIDB_USER}:${env:TIDB_PASSWORD}@tidb:4000"
     known_database(url.get_secret_value(), remedy=remedy)
     return url
+
+
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 
 
 def known_time_zone(name: str) -> str:
@@ -437,6 +441,23 @@ class DebeziumSettings(Model):
         return DebeziumModes(**given, time_zone=time_zone)
 
 
+class DatabaseSettings(Model):
+    """The source's database, from which rows are read that the topics do not have."""
+
+    url: DatabaseUrl
+    """Its SQLAlchemy URL, such as `mysql+pymysql://reader:…@tidb:4000`. The user needs SELECT on the tables.
+    Never shown."""
+    connections: Count = Field(default=2, ge=1, le=64)
+    """How many ranges of a table's key a snapshot reads at once, each by a connection of its own."""
+    chunk_rows: Count = Field(default=100_000, ge=1, le=10_000_000)
+    """Rows of one range."""
+
+
+def _database_section(value: Any) -> Any:
+    """A URL alone is a section with it."""
+    return {"url": value} if isinstance(value, str) else value
+
+
 class SourceSettings(Model):
     """Kafka, the topics, and the producer's codec options under TiCDC's own names."""
 
@@ -489,9 +510,14 @@ class SourceSettings(Model):
     Nothing outside of it is opened. Never shown. canal-json only."""
     claim_check_raw_value: bool = CodecOptions.claim_check_raw_value
     """TiCDC: claim-check files hold the bare value. Detected from the files. canal-json only."""
-    upstream_url: Annotated[SecretStr, AfterValidator(_upstream)] | None = None
-    """A SQLAlchemy URL of the upstream TiDB, such as `mysql+pymysql://reader:…@tidb:4000`: rows that were
-    reduced to their handle key are read from it, as they were at their commit. Without it they are bad
+    database: Annotated[
+        DatabaseSettings | None,
+        BeforeValidator(_database_section, json_schema_input_type=str | DatabaseSettings | None),
+    ] = None
+    """The database that the changes come from: a SQLAlchemy URL, or a section. Snapshots are read from it
+    (`docs/snapshots.md`), and rows that TiCDC reduced to their handle key, as they were at their commit."""
+    upstream_url: DatabaseUrl | None = None
+    """As `database`, for rows that were reduced to their handle key alone. Without either such rows are bad
     records. Never shown. canal-json only."""
     max_decompressed_bytes: ByteSize = Field(default=CodecOptions.max_decompressed_bytes, ge=1, le=MOST_BYTES)
     """The largest size of one message after decompression. canal-json and debezium-json only."""
@@ -549,7 +575,10 @@ class SourceSettings(Model):
 
     @property
     def _places(self) -> dict[str, SecretStr | None]:
-        return {"claim_check_storage_uri": self.claim_check_storage_uri, "upstream_url": self.upstream_url}
+        upstream = self.upstream_url
+        if upstream is None and self.database is not None and "upstream_url" in CODECS[self.protocol].reads:
+            upstream = self.database.url
+        return {"claim_check_storage_uri": self.claim_check_storage_uri, "upstream_url": upstream}
 
     def confluent_properties(self) -> ClientSettings:
         """Client properties for ``open_client``, secrets in plain text: never log them."""

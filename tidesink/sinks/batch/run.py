@@ -388,7 +388,7 @@ class Batch:
                 "the columns changed after the batch was staged, and nothing of it was written",
                 table=str(self._settings.table),
             )
-        progress = next_progress(self._hold, reduction)
+        progress = self._next_progress(reduction)
         context.stop.check()
         with self._step("recorded"):
             context.store.record_progress(progress)
@@ -416,6 +416,17 @@ class Batch:
             warnings=(*evolved.warnings, *schema_decision.warnings),
             seconds=self._seconds,
             filtered=filtered_of(summary, last_ddl),
+        )
+
+    def _next_progress(self, reduction: Reduction) -> Progress:
+        """What will be applied once the batch is."""
+        before, plan, summary = self._hold.progress, reduction.plan, reduction.summary
+        return replace(
+            before,
+            epoch=self._hold.epoch,
+            batch=before.batch + 1,
+            topics={**before.topics, plan.found.topic: _topic_progress(before, plan, summary)},
+            commit_ts=_later(before.commit_ts, summary.max_commit_ts),
         )
 
     def _checked_account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
@@ -525,18 +536,6 @@ def released_on_error(release: Callable[[], object]) -> Iterator[None]:
     except BaseException:
         release()
         raise
-
-
-def next_progress(hold: Hold, reduction: Reduction) -> Progress:
-    """What will be applied once the batch is."""
-    before, plan, summary = hold.progress, reduction.plan, reduction.summary
-    return replace(
-        before,
-        epoch=hold.epoch,
-        batch=before.batch + 1,
-        topics={**before.topics, plan.found.topic: _topic_progress(before, plan, summary)},
-        commit_ts=_later(before.commit_ts, summary.max_commit_ts),
-    )
 
 
 def _topic_progress(before: Progress, plan: BatchPlan, summary: BatchSummary) -> TopicProgress:

@@ -8,7 +8,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from tidesink.config.checks import check_merged
+from tidesink.config.table_checks import check_merged
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext

@@ -211,11 +211,28 @@ class TopicProgress:
 
 
 @dataclass(frozen=True)
+class SnapshotProgress:
+    """How far a snapshot of the source's table is applied.
+
+    ``key``: the columns by whose order the table is read. ``after``: the texts, as canal-json has them, of
+    the last key that was read; None: none was. ``rows``: how many rows were applied. ``done``: all were.
+    ``number``: tells it from others of the table, which rise; 0 for one that nobody asked for.
+    """
+
+    key: tuple[str, ...]
+    after: tuple[str, ...] | None = None
+    rows: int = 0
+    done: bool = False
+    number: int = 0
+
+
+@dataclass(frozen=True)
 class Progress:
     """All that is applied of one table after batch ``batch`` of epoch ``epoch``.
 
     ``batch`` counts on over epochs and restarts; an epoch is one worker's hold on the table.
     ``commit_ts`` is the greatest commit_ts in the table (TiDB TSO), None where the topic carries none.
+    ``snapshot`` is None where none was begun.
     """
 
     table: TableId
@@ -225,6 +242,7 @@ class Progress:
     topics: Mapping[str, TopicProgress] = field(default_factory=dict)
     commit_ts: int | None = None
     sequence_by: SequenceBy = "kafka"
+    snapshot: SnapshotProgress | None = None
 
     @property
     def txn_version(self) -> int:
@@ -339,6 +357,7 @@ def as_document(progress: Progress) -> dict[str, Any]:
         "commit_ts": progress.commit_ts,
         "sequence_by": progress.sequence_by,
         "topics": {name: _topic_document(topic) for name, topic in sorted(progress.topics.items())},
+        **({} if progress.snapshot is None else {"snapshot": _snapshot_document(progress.snapshot)}),
     }
 
 
@@ -380,6 +399,31 @@ def _read(document: dict[str, Any]) -> Progress:
         topics={name: _read_topic(name, topic) for name, topic in document["topics"].items()},
         commit_ts=document["commit_ts"],
         sequence_by=_read_sequence(document["sequence_by"]),
+        snapshot=_read_snapshot(document.get("snapshot")),
+    )
+
+
+def _snapshot_document(snapshot: SnapshotProgress) -> dict[str, Any]:
+    after = None if snapshot.after is None else list(snapshot.after)
+    return {
+        "number": snapshot.number,
+        "key": list(snapshot.key),
+        "after": after,
+        "rows": snapshot.rows,
+        "done": snapshot.done,
+    }
+
+
+def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
+    if document is None:
+        return None
+    after = document["after"]
+    return SnapshotProgress(
+        tuple(document["key"]),
+        None if after is None else tuple(after),
+        int(document["rows"]),
+        bool(document["done"]),
+        int(document["number"]),
     )
 
 

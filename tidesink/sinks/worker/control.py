@@ -1,10 +1,10 @@
-"""What a person asks of a running table through the state store: pause, resume, accept what was restored."""
+"""What a person asks of a running table through the state store: to rest, snapshots, what was restored."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
@@ -21,16 +21,38 @@ _TRIES: Final = 20
 
 
 @dataclass(frozen=True)
+class SnapshotControl:
+    """What is asked of a table's snapshots, which have rising numbers; one that nobody asked for has 0.
+
+    ``started``: the last that was asked for. ``cancelled``: none up to this one goes on. ``rests``: none does
+    until it is asked to.
+    """
+
+    started: int = 0
+    cancelled: int = -1
+    rests: bool = False
+
+    def start(self, now: float) -> SnapshotControl:
+        """Asked for another one; ``now``, seconds since 1970, is a number that no lost store had."""
+        return SnapshotControl(max(self.started + 1, int(now)), self.cancelled)
+
+    def cancel(self) -> SnapshotControl:
+        """Asked to go on with none of those so far."""
+        return SnapshotControl(self.started, self.started)
+
+
+@dataclass(frozen=True)
 class TableControl:
     """What is asked of one table.
 
     ``rests``: it is to rest until it is asked to go on. ``resumed`` counts how often it was asked to.
-    ``accepted``: by a change's digest, what a person wants made of it.
+    ``accepted``: by a change's digest, what a person wants made of it. ``snapshot``: of its snapshots.
     """
 
     rests: bool = False
     resumed: int = 0
     accepted: Accepted = field(default_factory=dict)
+    snapshot: SnapshotControl = SnapshotControl()
 
     def pause(self) -> TableControl:
         """Asked to rest."""
@@ -38,7 +60,8 @@ class TableControl:
 
     def resume(self, accepted: Accepted) -> TableControl:
         """Asked to go on, with changes that are accepted from now on."""
-        return TableControl(False, self.resumed + 1, {**self.accepted, **accepted})
+        accepted = {**self.accepted, **accepted}
+        return replace(self, rests=False, resumed=self.resumed + 1, accepted=accepted)
 
 
 Controls = Mapping[TableId, TableControl]
@@ -94,7 +117,12 @@ def change_control(
 def _read(document: Any | None) -> Controls:
     found = document["tables"] if document is not None else {}
     return {
-        TableId(*json.loads(name)): TableControl(asked["rests"], asked["resumed"], asked["accepted"])
+        TableId(*json.loads(name)): TableControl(
+            asked["rests"],
+            asked["resumed"],
+            asked["accepted"],
+            SnapshotControl(**asked.get("snapshot", {})),
+        )
         for name, asked in found.items()
     }
 
@@ -105,6 +133,7 @@ def _written(controls: Controls) -> dict[str, Any]:
             "rests": asked.rests,
             "resumed": asked.resumed,
             "accepted": dict(asked.accepted),
+            "snapshot": asdict(asked.snapshot),
         }
         for table, asked in controls.items()
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, cast
 
 import structlog
@@ -51,6 +52,7 @@ from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
 from tidesink.sinks.worker.preflight import shown_goal
+from tidesink.sinks.worker.snapshot import Snapshot, SnapshotBatch
 from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
@@ -82,6 +84,7 @@ class TableTask:
         self._pauses = Pauses(table)
         self._continuity = Continuity(context, topic, self._settings)
         self._compaction: Compaction | None = None
+        self._snapshot = Snapshot(context, self._settings)
         self.lag = 0
         self._ended = time.monotonic()
         self._reads = context.topics.reads(topic)
@@ -121,7 +124,7 @@ class TableTask:
         progress = self._hold.progress.topics.get(self.topic)
         if progress is not None and is_other_topic(progress.topic_id, found.topic_id):
             return True
-        return self.lag > 0 or self.is_short(found)
+        return self.lag > 0 or self.is_short(found) or self._snapshot.is_due(self._hold.progress)
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
         """The next offset of each partition, where watermarks alone that wait there need no batch yet.
@@ -186,6 +189,7 @@ class TableTask:
 
     def apply_control(self, asked: TableControl) -> None:
         """Rest, or go on, as people asked since the last look; not called while a batch is under way."""
+        self._snapshot.asked = asked.snapshot
         turn = self._pauses.apply_control(asked, waits=self.state in ("PAUSED", "FAILING"))
         if turn == "rest":
             self.close()
@@ -287,6 +291,9 @@ class TableTask:
             caught_up=self._tally.caught_up,
             pauses=self._pauses,
         )
+        if self._snapshot.comes_next(self._hold.progress, waiting=self.lag > 0):
+            self._read_part(found)
+            return
         plan, reader = self._plan(found)
         if plan.records == 0:
             self.rest()
@@ -300,6 +307,21 @@ class TableTask:
         number, left = self._hold.progress.batch + 1, max(0, self._unapplied(plan.found) - plan.records)
         context.listeners.hear(BatchStarted(self.table, number, plan.records, left))
         self._take(retry.call(lambda: self._batch(plan, reader).run()))
+
+    def _read_part(self, found: TopicOffsets) -> None:
+        """Apply the next part of the table's snapshot, behind what was applied of its topic."""
+        assert self._hold is not None  # noqa: S101  (opened before)
+        starts = [part._replace(end=part.start) for part in self._available(found)]
+        self._change("RUNNING", None)
+        if self.state != "RUNNING":
+            return  # the table is another worker's
+        progress, retry = self._hold.progress, self._context.retry(self.table)
+        self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
+        # The bounds are those of each try: what is recorded of the batch must be what it did.
+        part = retry.call(lambda: self._snapshot.next_part(progress))
+        make = partial(SnapshotBatch, part=part)
+        plan = BatchPlan(tuple(starts), found)
+        self._take(retry.call(lambda: self._batch(plan, self._context.source, make).run()))
 
     def _open(self, found: TopicOffsets) -> Hold:
         """Know the shape and open the table, which is let go again where it cannot be held."""
@@ -321,17 +343,8 @@ class TableTask:
     def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
         """The next batch, and who gives its records: Kafka, or what tables at the same offsets share."""
         batch = self._context.config.batch
-        known = self._next_offsets()
-        grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(found))
-        held = held_back(grown, known, found.partitions)
-        readable = self._added.readable(known, found.partitions)
-        starts = {n: known.get(n, found.partitions[n].earliest) for n in readable}
-        # One that waits is in the progress all the same: what it holds must not expire unseen.
-        available = [
-            OffsetRange(self.topic, n, start, start if n in held else found.partitions[n].latest)
-            for n, start in starts.items()
-        ]
-        if not known:
+        available = self._available(found)
+        if not self._next_offsets():
             self._tally.warnings += late_start(self.topic, found)
         self._sample(available)
         limits = Limits(batch.max_records, batch.max_bytes, self._size)
@@ -341,6 +354,19 @@ class TableTask:
         if planned.kept is None:
             return plan, source
         return plan, TableRecords(planned.kept, source, self.table, commits=planned.commits)
+
+    def _available(self, found: TopicOffsets) -> list[OffsetRange]:
+        """What of each partition is to be read next."""
+        known = self._next_offsets()
+        grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(found))
+        held = held_back(grown, known, found.partitions)
+        readable = self._added.readable(known, found.partitions)
+        starts = {n: known.get(n, found.partitions[n].earliest) for n in readable}
+        # One that waits is in the progress all the same: what it holds must not expire unseen.
+        return [
+            OffsetRange(self.topic, n, start, start if n in held else found.partitions[n].latest)
+            for n, start in starts.items()
+        ]
 
     def _is_for_others(self, reader: RecordReader) -> bool:
         """Whether records that tables share hold nothing but watermarks for this one."""
@@ -378,10 +404,10 @@ class TableTask:
         committed = {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
         return self._passed.behind(committed)
 
-    def _batch(self, plan: BatchPlan, reader: RecordReader) -> Batch:
+    def _batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         fit_shuffle(self._session, plan.records)
-        return Batch(
+        return make(
             self._context,
             replace(self._hold, accepted=self._pauses.accepted),
             self._decoding,
@@ -485,6 +511,7 @@ class TableTask:
                 **shown_goal(self._context.config, self.table),
                 **self._tally.forgotten(self._tombstones),
                 **(self._tally.caught_up.as_detail() if self._compaction else {}),
+                **self._snapshot.details(progress),
                 **self._pauses.details(),
             },
         )

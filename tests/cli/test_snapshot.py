@@ -1,0 +1,149 @@
+"""``tidesink snapshot``: without a worker, by way of the state store; and ``plan`` with a real database."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.e2e.live_source import live_table
+from tests.e2e.replay import Servers
+from tests.e2e.writing import shop_config
+from tests.unit.config_samples import FLAT_AVRO, changed
+from tidesink.cli.main import app
+from tidesink.events import TableId
+from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.control import SnapshotControl, read_controls
+
+ORDERS = TableId("shop", "orders")
+DATABASE = "mysql+pymysql://reader:SECRET@127.0.0.1:1"
+
+
+def _run(path: Path, *words: str) -> tuple[int, str]:
+    found = CliRunner().invoke(app, [*words, "-c", str(path)])
+    return found.exit_code, found.output
+
+
+def _asked(store: SqlStateStore) -> SnapshotControl:
+    return read_controls(store, "shop")[ORDERS].snapshot
+
+
+def _config(folder: Path, **more: Any) -> Path:
+    path = folder / "shop.yaml"
+    settings = changed(FLAT_AVRO, state=str(folder / "state.db"), **more)
+    settings["source"] = {**settings["source"], "database": DATABASE}
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SqlStateStore:
+    found = SqlStateStore(str(tmp_path / "state.db"))
+    found.save_status(TableStatus("shop", ORDERS, "IDLE"))
+    return found
+
+
+def test_a_snapshot_is_asked_for_rests_goes_on_and_ends(tmp_path: Path, store: SqlStateStore) -> None:
+    path = _config(tmp_path)
+    code, output = _run(path, "snapshot", "start", "SHOP.orders")
+    assert code == 0
+    assert "shop.orders: snapshot asked for" in output
+    first = _asked(store).started
+    assert _run(path, "snapshot", "pause", "shop.orders")[0] == 0
+    assert _asked(store) == SnapshotControl(first, rests=True)
+    assert _run(path, "snapshot", "resume", "shop.orders")[0] == 0
+    assert _asked(store) == SnapshotControl(first)
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    assert _asked(store) == SnapshotControl(first, cancelled=first)
+    code, output = _run(path, "snapshot", "start", "shop.orders", "-o", "json")
+    assert json.loads(output)["tables"] == [{"schema": "shop", "name": "orders"}]
+    assert _asked(store).started > first
+    # What is asked of the table itself stays.
+    assert _run(path, "pause", "shop.orders")[0] == 0
+    assert _run(path, "resume", "shop.orders")[0] == 0
+    assert _asked(store).started > first
+
+
+def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:
+    code, output = _run(_config(tmp_path, defaults={"mode": "append"}), "snapshot", "start", "shop.orders")
+    assert code == 2
+    assert "mode: append" in output
+    path = tmp_path / "plain.yaml"
+    path.write_text(yaml.safe_dump(changed(FLAT_AVRO, state=str(tmp_path / "state.db"))))
+    code, output = _run(path, "snapshot", "start", "shop.orders")
+    assert code == 2
+    assert "source.database, which is not set" in output
+    assert read_controls(store, "shop") == {}
+
+
+def test_how_far_snapshots_are(tmp_path: Path, store: SqlStateStore) -> None:
+    path = _config(tmp_path)
+    assert "no table has a snapshot" in _run(path, "snapshot", "status")[1]
+    shown = {"state": "running", "rows": 500, "estimate": 2000}
+    store.save_status(TableStatus("shop", ORDERS, "RUNNING", batch=1, details={"snapshot": shown}))
+    (table,) = json.loads(_run(path, "snapshot", "status", "-o", "json")[1])["tables"]
+    assert table == {"table": {"schema": "shop", "name": "orders"}, **shown}
+    assert "snapshot running: 500 rows of about 2000" in _run(path, "status")[1]
+    assert "2000" in _run(path, "snapshot", "status")[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"defaults": {"snapshot": "initial", "mode": "append"}}, "mode: append"),
+        ({"tables": [{"name": "shop.orders", "snapshot": "initial", "sequence_by": "source"}]}, "position"),
+        (
+            {"target": {"type": "http", "url": "http://127.0.0.1:1"}, "defaults": {"snapshot": "initial"}},
+            "http",
+        ),
+    ],
+)
+def test_a_config_with_impossible_snapshots_is_refused(
+    tmp_path: Path, more: dict[str, Any], said: str
+) -> None:
+    code, output = _run(_config(tmp_path, **more), "validate")
+    assert code == 2
+    assert said in output
+    assert "SECRET" not in output
+
+
+def test_a_snapshot_needs_a_database(tmp_path: Path) -> None:
+    path = tmp_path / "shop.yaml"
+    path.write_text(yaml.safe_dump(changed(FLAT_AVRO, defaults={"snapshot": "initial"})))
+    code, output = _run(path, "validate")
+    assert code == 2
+    assert "source.database" in output
+
+
+@pytest.mark.servers
+def test_plan_says_what_a_snapshot_reads(
+    tmp_path: Path, brokers: str, registry_url: str, topic_prefix: str, mariadb_url: str
+) -> None:
+    servers = Servers(brokers=brokers, registry_url=registry_url, prefix=f"{topic_prefix}-")
+    with live_table(mariadb_url, servers) as table:
+        table.load(300)
+        table.change()
+        source = {
+            "brokers": servers["brokers"],
+            "protocol": "canal-json",
+            "topics": [table.topic],
+            "database": {"url": mariadb_url, "chunk-rows": 100},
+        }
+        more = {"source": source, "tables": [{"name": str(table.name), "snapshot": "initial"}]}
+        path = shop_config(tmp_path, servers, more)
+        code, output = _run(path, "plan")
+        assert code == 0, output
+        assert "ranges of (region, id)" in output
+        (found,) = json.loads(_run(path, "plan", "-o", "json")[1])["tables"]
+        assert found["snapshot"]["key"] == ["region", "id"]
+        assert found["snapshot"]["rows"] > 0
+        source["database"] = {"url": mariadb_url.replace("root@", "nobody:SECRET@")}
+        code, output = _run(shop_config(tmp_path, servers, {**more, "source": source}), "plan")
+        assert code == 2
+        assert "refuses the user" in output
+        assert "SECRET" not in output

@@ -1,0 +1,132 @@
+"""A table in a real database whose changes go to a topic, each after its commit, as a changefeed does it."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from tests.e2e.replay import Servers
+from tests.e2e.writing import TableWriter
+from tidesink.events import Column, ColumnType, Op, Row, TableId, TableSchema
+
+# A key of two columns, of which the text compares in any case, and one value of each kind of text.
+COLUMNS: Final = (
+    Column(
+        "region", ColumnType("varchar", length=20, sql="varchar(20)"), False, handle=True, primary_key=True
+    ),
+    Column("id", ColumnType("bigint unsigned", sql="bigint unsigned"), False, handle=True, primary_key=True),
+    Column("price", ColumnType("decimal", precision=12, scale=2, sql="decimal(12,2)")),
+    Column("note", ColumnType("text", sql="text")),
+    Column("data", ColumnType("blob", sql="blob")),
+)
+REGIONS: Final = ("", "a", "B", "c%_", "Ärger", "z'\\")
+_LARGEST: Final = 2**64 - 1
+
+
+class LiveTable:
+    """One table; ``name`` is new in the server."""
+
+    def __init__(self, engine: sa.Engine, servers: Servers, *, partitions: int = 3, seed: int = 5) -> None:
+        self.name = TableId(f"live{uuid.uuid4().hex[:8]}", "orders")
+        self.topic = f"{servers['prefix']}{self.name.schema}"
+        self._engine, self._rng, self._partitions = engine, random.Random(seed), partitions
+        self._rows: dict[tuple[str, int], Row] = {}
+        schema = TableSchema(self.name, COLUMNS)
+        from tests.servers import create_topics
+
+        create_topics(servers["brokers"], {self.topic: partitions})
+        self._feed = TableWriter(servers, schema, protocol="canal-json", topic=self.topic)
+        columns = ", ".join(f"`{one.name}` {(one.type.sql or '')}" for one in COLUMNS)
+        self._create = f"CREATE TABLE `{self.name.schema}`.orders ({columns}, PRIMARY KEY (region, id))"
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE `{self.name.schema}`")
+            connection.exec_driver_sql(f"{self._create} CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
+        self._feed.ddl(self._create)
+
+    def load(self, count: int) -> None:
+        """Rows from before the topic: nothing is sent of them."""
+        rows = [self._row(self._rng.choice(REGIONS), number) for number in range(1, count)]
+        rows.append(self._row("z'\\", _LARGEST))
+        with self._engine.begin() as connection:
+            connection.execute(self._table.insert(), rows)
+        self._rows.update(((row["region"], row["id"]), row) for row in rows)
+
+    def change(self) -> None:
+        """One change at random: its commit, then its event."""
+        kind = self._rng.choices(("insert", "update", "delete", "key"), (3, 5, 2, 1))[0]
+        if kind == "insert":
+            row = self._row(self._rng.choice(REGIONS), self._rng.randrange(10**6, 10**7))
+            if (row["region"], row["id"]) not in self._rows:
+                self._write(None, row)
+            return
+        key = self._rng.choice([*self._rows])
+        old = self._rows[key]
+        if kind == "delete":
+            self._write(old, None)
+        elif kind == "update":
+            self._write(old, self._row(*key))
+        else:
+            # As TiCDC sends it: a delete, and an insert.
+            moved = self._row(key[0], self._rng.randrange(10**7, 10**8))
+            self._write(old, None)
+            self._write(None, moved)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows now, as the database has them."""
+        with self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(sa.select(self._table)).mappings()]
+
+    @property
+    def _table(self) -> sa.Table:
+        types = {"region": sa.String, "id": sa.BigInteger, "price": sa.Numeric(12, 2), "note": sa.Text}
+        columns = [sa.Column(one.name, types.get(one.name, sa.LargeBinary)) for one in COLUMNS]
+        return sa.Table("orders", sa.MetaData(), *columns, schema=self.name.schema)
+
+    def _row(self, region: str, number: int) -> dict[str, Any]:
+        rng = self._rng
+        return {
+            "region": region,
+            "id": number,
+            "price": rng.choice((None, Decimal(rng.randrange(-(10**9), 10**9)) / 100)),
+            "note": rng.choice((None, "", "a\tb\n", f"näher {rng.random()} 😀")),
+            "data": rng.choice((None, b"", rng.randbytes(9))),
+        }
+
+    def _write(self, old: Row | None, new: Row | None) -> None:
+        table, key = self._table, (new or old or {})
+        place = sa.and_(table.c.region == key["region"], table.c.id == key["id"])
+        with self._engine.begin() as connection:
+            if new is None:
+                connection.execute(table.delete().where(place))
+            elif old is None:
+                connection.execute(table.insert(), [dict(new)])
+            else:
+                connection.execute(table.update().where(place).values(**new))
+        named = (str(key["region"]), int(str(key["id"])))
+        if new is None:
+            del self._rows[named]
+        else:
+            self._rows[named] = new
+        op = Op.DELETE if new is None else Op.INSERT if old is None else Op.UPDATE
+        record = self._feed.encoded(op, key, before=old if op is Op.UPDATE else None)
+        # A key stays in its partition, as the dispatcher index-value has it.
+        self._feed.send(record.key, record.value, partition=hash(named) % self._partitions)
+
+
+@contextmanager
+def live_table(url: str, servers: Servers, **options: Any) -> Iterator[LiveTable]:
+    """A live table, dropped at the end."""
+    engine = sa.create_engine(f"{url}?charset=utf8mb4", isolation_level="READ COMMITTED")
+    table = LiveTable(engine, servers, **options)
+    try:
+        yield table
+    finally:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE `{table.name.schema}`")
+        engine.dispose()

@@ -1,0 +1,144 @@
+"""A table's rows come from the database, and its changes from the topic, at the same time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.e2e.forked_worker import die_at, drain
+from tests.e2e.live_source import LiveTable, live_table
+from tests.e2e.places import KINDS, place_of
+from tests.e2e.replay import Servers
+from tests.e2e.writing import shop_config
+from tests.full import quick_on
+from tidesink.config import Config, load_config
+from tidesink.dev.lake_check import open_lake_table
+from tidesink.sinks.batch.context import FAILPOINTS
+from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.worker.control import SnapshotControl, change_control
+from tidesink.sinks.worker.run import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+
+
+def _config(folder: Path, servers: Servers, table: LiveTable, url: str, **more: Any) -> Path:
+    database = {"url": url, "chunk-rows": 250, "connections": 2}
+    source = {
+        "brokers": servers["brokers"],
+        "protocol": "canal-json",
+        "topics": [table.topic],
+        "database": database,
+    }
+    return shop_config(folder, servers, {"source": source, "defaults": {"snapshot": "initial"}, **more})
+
+
+@contextmanager
+def _writing(table: LiveTable) -> Iterator[None]:
+    """The table changes all the time."""
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.005):
+            table.change()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    names = ("region", "id", "price", "note", "data")
+    return sorted((tuple(row[name] for name in names) for row in rows), key=lambda row: (row[0], int(row[1])))
+
+
+def _check(report: RunReport) -> Mapping[str, int]:
+    (found,) = report.tables
+    assert report.exit_code == 0, found.error
+    return found.counters
+
+
+def test_rows_from_before_the_topic_and_changes_while_they_are_read(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    with live_table(mariadb_url, servers) as table:
+        table.load(2_000)
+        for _ in range(50):
+            table.change()
+        config = load_config(_config(tmp_path, servers, table, mariadb_url))
+        with _writing(table):
+            _check(run(config, batches=5))
+        assert _shown(config)["state"] == "running"
+        # While changes wait, every second batch is a part.
+        assert 1000 <= _shown(config)["rows"] <= 1500
+        counters = _check(run(config, until="drained"))
+        assert _shown(config)["state"] == "done"
+        lake = tmp_path / "lake" / table.name.schema / table.name.name
+        assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
+        assert counters["read"] >= 500
+        _another(config, table, lake)
+
+
+def _another(config: Config, table: LiveTable, lake: Path) -> None:
+    """A snapshot that a person asks for, rests, and goes on: it mends what the target lost."""
+    DeltaTable(str(lake)).delete("id % 2 = 0")
+
+    def ask(change: Callable[[SnapshotControl], SnapshotControl]) -> None:
+        with closing(open_state_store(config.state)) as store:
+            asked = lambda control: replace(control, snapshot=change(control.snapshot))  # noqa: E731
+            change_control(store, config.pipeline, table.name, asked)
+
+    ask(lambda asked: replace(asked.start(time.time()), rests=True))
+    _check(run(config, until="drained"))
+    assert len(open_lake_table(lake).read()) < len(table.rows())
+    ask(lambda asked: replace(asked, rests=False))
+    _check(run(config, until="drained"))
+    assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
+
+
+def _shown(config: Config) -> Mapping[str, Any]:
+    with closing(open_state_store(config.state)) as store:
+        (status,) = store.statuses(config.pipeline)
+    found: Mapping[str, Any] = status.details["snapshot"]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on("delta", "postgres")
+def test_killed_at_each_step_of_a_part(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The rows of a part are tried at each step; the changes between the kills are of rows of every range."""
+    place, log = place_of(kind, request, tmp_path), tmp_path / "worker.log"
+    with live_table(mariadb_url, servers) as table:
+        table.load(9_000)
+        config = _config(tmp_path, servers, table, mariadb_url, target=place.target)
+        for step in FAILPOINTS:
+            for _ in range(20):
+                table.change()
+            # Dead letters are of records alone.
+            die_at(step, spark, config, log)
+        drain(spark, config, log)
+        rows = place.rows(table.name)
+        assert rows is not None
+        assert _sorted(rows) == _sorted(table.rows())

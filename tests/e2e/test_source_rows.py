@@ -1,0 +1,181 @@
+"""Rows read from the database in ranges of a key have the values of their events, and none is missed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+import pytest
+import sqlalchemy as sa
+
+from tests.mysql_values import COLUMNS, make_wide, own_database
+from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.events import Column, TableId, TableSchema
+from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, key_ranges
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.source_database.mysql import StoredTable, begin_session, stored_table
+from tidesink.typemap.values import target_reader, text_reader
+
+pytestmark = pytest.mark.servers
+
+ZONE: Final = "Europe/Berlin"
+
+
+@pytest.fixture
+def database(mariadb_url: str) -> Iterator[tuple[sa.Connection, str]]:
+    """A database of the test's own."""
+    with own_database(mariadb_url) as found:
+        yield found
+
+
+def _stored(connection: sa.Connection, table: TableId) -> StoredTable:
+    found = stored_table(connection, table)
+    assert found is not None
+    return found
+
+
+def _source(url: str, table: TableId, stored: StoredTable, ranges: Sequence[KeyRange]) -> SourceRows:
+    columns = tuple(Column(name, kind, handle=name in stored.key) for name, kind in stored.types.items())
+    return SourceRows(url, TableSchema(table, columns), stored.key, stored.types, tuple(ranges))
+
+
+def _decoded(source: SourceRows, number: int = 0) -> list[dict[str, Any]]:
+    """The rows of a range as the worker's task decodes them."""
+    plan = canal_json_plan(source.schema, keys=source.key, time_zone=ZONE)
+    decoder = SourceDecoder(plan.decoder, source.schema, source.key)
+    rows = []
+    for records in source(FetchRange("rows", number, 0, 1)):
+        found = decoder.decode_batch(records)
+        assert found.faults == ()
+        for table in found.tables:
+            assert table.rows["op"].to_pylist() == ["upsert"] * len(table.rows)
+            rows += table.rows["after"].to_pylist()
+    return rows
+
+
+def test_every_type_has_the_value_of_its_event(mariadb_url: str, database: tuple[sa.Connection, str]) -> None:
+    connection, schema = database
+    make_wide(connection, "wide", "id")
+    table = TableId(schema, "wide")
+    stored = _stored(connection, table)
+    (row,) = _decoded(_source(mariadb_url, table, stored, [KeyRange()]))
+    expected = {}
+    for name, (_, _, text) in COLUMNS.items():
+        kind = stored.types[name]
+        read = target_reader(kind, time_zone=ZoneInfo(ZONE), zero_date="null")
+        expected[name] = None if text is None else read(text_reader(kind)(text))
+    assert row == expected
+    assert list(row) == list(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["ti", "bu", "bi", "f1", "d4", "de", "dw", "ch", "vc", "la", "bn", "vb", "b9", "b64", "en", "se", "da",
+     "dt", "ts", "tm", "ye", "id, vc, ts"],
+)  # fmt: skip
+def test_a_key_of_every_type_bounds_a_range(
+    mariadb_url: str, database: tuple[sa.Connection, str], key: str
+) -> None:
+    connection, schema = database
+    make_wide(connection, "keyed", key)
+    table = TableId(schema, "keyed")
+    stored = _stored(connection, table)
+    begin_session(connection)
+    found = key_ranges(connection, table, stored, after=None, rows=1, most=5)
+    assert [part.up_to is None for part in found] == [False, True]
+    source = _source(mariadb_url, table, stored, found)
+    assert [len(_decoded(source, number)) for number in range(2)] == [1, 0]
+
+
+_KEYS: Final = (
+    "name varchar(10) collate utf8mb4_general_ci, id bigint unsigned",
+    "b varbinary(4), d decimal(12,3), t timestamp(6)",
+    "e enum('z','a','m'), s varchar(10) character set latin1, y year",
+)
+
+
+def _key_row(rng: random.Random) -> dict[str, object]:
+    return {
+        "name": rng.choice(("", "a", "B", "c ", "Ä", "é%_'\\", "ß")),
+        "id": rng.choice((0, 1, 2**63, 2**64 - 1, rng.randrange(2**64))),
+        "b": rng.randbytes(rng.randrange(4)),
+        "d": Decimal(rng.randrange(-(10**9), 10**9)) / 1000,
+        "t": f"2024-10-27 00:{rng.randrange(60):02}:{rng.randrange(60):02}.{rng.randrange(10**6):06}",
+        "e": rng.choice("zam"),
+        "s": rng.choice(("", "é", "ü", "x", "Y")),
+        "y": rng.randrange(1970, 2100),
+    }
+
+
+@pytest.mark.parametrize("columns", _KEYS)
+def test_ranges_hold_every_row_once(
+    mariadb_url: str, database: tuple[sa.Connection, str], columns: str
+) -> None:
+    connection, schema = database
+    names = [part.split()[0] for part in columns.split(", ")]
+    connection.exec_driver_sql(f"CREATE TABLE k ({columns}, PRIMARY KEY ({', '.join(names)}))")
+    rng, written = random.Random(3), 0
+    insert = sa.text(f"INSERT IGNORE INTO k VALUES ({', '.join(f':{name}' for name in names)})")  # noqa: S608
+    for _ in range(400):
+        written += connection.execute(insert, _key_row(rng)).rowcount
+    table = TableId(schema, "k")
+    stored = _stored(connection, table)
+    assert stored.key == tuple(names)
+    begin_session(connection)
+    found: list[KeyRange] = []
+    while not found or found[-1].up_to is not None:
+        after = found[-1].up_to if found else None
+        found += key_ranges(connection, table, stored, after=after, rows=7, most=3)
+    source = _source(mariadb_url, table, stored, found)
+    rows = [_decoded(source, number) for number in range(len(found))]
+    assert [len(part) for part in rows[:-1]] == [7] * (len(found) - 1)
+    every = [tuple(row.values()) for part in rows for row in part]
+    assert len(every) == len(set(every)) == written > 100
+
+
+def test_a_table_without_a_usable_key_has_none(database: tuple[sa.Connection, str]) -> None:
+    connection, schema = database
+    connection.exec_driver_sql("CREATE TABLE bare (a int, unique key (a))")
+    connection.exec_driver_sql("CREATE TABLE begun (a varchar(50) not null, unique key (a(3)))")
+    connection.exec_driver_sql("CREATE TABLE named (a int not null, b int, unique key u (a), key (b))")
+    assert _stored(connection, TableId(schema, "bare")).key == ()
+    assert _stored(connection, TableId(schema, "begun")).key == ()
+    assert _stored(connection, TableId(schema, "named")).key == ("a",)
+    assert stored_table(connection, TableId(schema, "absent")) is None
+
+
+def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(mariadb_url: str) -> None:
+    url = sa.engine.make_url(mariadb_url)
+    table, stored = TableId("mysql", "user"), StoredTable({}, (), 0, 0)
+    refused = url.set(username="nobody", password="SECRET").render_as_string(hide_password=False)
+    silent = url.set(port=1, password="SECRET").render_as_string(hide_password=False)
+    for place, error in ((refused, ConfigError), (silent, SourceUnavailableError)):
+        source = _source(place, table, stored, [KeyRange()])
+        assert "SECRET" not in repr(source)
+        with pytest.raises(error) as caught:
+            list(source(FetchRange("rows", 0, 0, 1)))
+        assert "SECRET" not in str(caught.value)
+        assert "source.database" in str(caught.value)
+
+
+def test_a_value_that_its_type_cannot_hold_is_a_fault(
+    mariadb_url: str, database: tuple[sa.Connection, str]
+) -> None:
+    connection, schema = database
+    connection.exec_driver_sql("CREATE TABLE dates (d date primary key, n int)")
+    connection.exec_driver_sql("INSERT INTO dates VALUES ('0000-00-00', 1), ('2024-01-01', 2)")
+    table = TableId(schema, "dates")
+    stored = _stored(connection, table)
+    source = _source(mariadb_url, table, stored, [KeyRange()])
+    plan = canal_json_plan(source.schema, keys=source.key)
+    (records,) = source(FetchRange("rows", 0, 0, 1))
+    found = SourceDecoder(plan.decoder, source.schema, source.key).decode_batch(records)
+    (fault,) = found.faults
+    assert fault.record == 0
+    assert "0000-00-00" in str(fault.error)
+    assert fault.error.context["column"] == "d"
+    assert [len(one.rows) for one in found.tables] == [1]

@@ -1,0 +1,84 @@
+"""When a table's next batch is a part of its snapshot."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.config_samples import FLAT_AVRO, changed
+from tidesink.config import Config
+from tidesink.events import TableId
+from tidesink.sinks.state.progress import Progress, SnapshotProgress
+from tidesink.sinks.worker.control import SnapshotControl
+from tidesink.sinks.worker.snapshot import Snapshot
+
+ORDERS = TableId("shop", "orders")
+
+
+def _snapshot(setting: str, asked: SnapshotControl = SnapshotControl()) -> Snapshot:  # noqa: B008  (frozen)
+    config = Config.model_validate(changed(FLAT_AVRO))
+    settings = config.table_config(ORDERS).model_copy(update={"snapshot": setting})
+    # What it asks a worker's parts for are its parts of rows, which no test here wants.
+    found = Snapshot(cast(Any, None), settings)
+    found.asked = asked
+    return found
+
+
+def _progress(batch: int = 0, snapshot: SnapshotProgress | None = None) -> Progress:
+    return Progress(ORDERS, "shop", 1, batch, snapshot=snapshot)
+
+
+HALF = SnapshotProgress(("id",), ("5",), 5)
+DONE = SnapshotProgress(("id",), ("9",), 9, done=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "asked", "progress", "due"),
+    [
+        ("never", SnapshotControl(), _progress(), False),
+        ("initial", SnapshotControl(), _progress(), True),
+        # Of a table that had changes before there was the setting a person has to ask for one.
+        ("initial", SnapshotControl(), _progress(3), False),
+        ("initial", SnapshotControl(), _progress(3, HALF), True),
+        # One that was begun is ended, whatever the config says by now.
+        ("never", SnapshotControl(), _progress(3, HALF), True),
+        ("initial", SnapshotControl(), _progress(3, DONE), False),
+        ("never", SnapshotControl(7), _progress(3), True),
+        ("never", SnapshotControl(7), _progress(3, DONE), True),
+        ("never", SnapshotControl(7), _progress(3, SnapshotProgress(("id",), done=True, number=7)), False),
+        ("initial", SnapshotControl(rests=True), _progress(), False),
+        ("initial", SnapshotControl(cancelled=0), _progress(), False),
+        ("never", SnapshotControl(7, cancelled=7), _progress(3, HALF), False),
+        ("never", SnapshotControl(8, cancelled=7), _progress(3, HALF), True),
+        # The state store was lost: what the target knows counts.
+        ("never", SnapshotControl(), _progress(3, SnapshotProgress(("id",), ("5",), 5, number=7)), True),
+    ],
+)
+def test_due(setting: str, asked: SnapshotControl, progress: Progress, due: bool) -> None:
+    assert _snapshot(setting, asked).is_due(progress) is due
+
+
+def test_parts_and_changes_take_turns_while_both_wait() -> None:
+    found = _snapshot("initial")
+    turns = [found.comes_next(_progress(3, HALF), waiting=True) for _ in range(4)]
+    assert turns == [True, False, True, False]
+    assert [found.comes_next(_progress(3, HALF), waiting=False) for _ in range(3)] == [True, True, True]
+    assert not found.comes_next(_progress(3, DONE), waiting=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "snapshot", "state"),
+    [
+        (SnapshotControl(), HALF, "running"),
+        (SnapshotControl(), DONE, "done"),
+        (SnapshotControl(rests=True), HALF, "paused"),
+        (SnapshotControl(cancelled=0), HALF, "cancelled"),
+        (SnapshotControl(3), DONE, "running"),
+    ],
+)
+def test_shown(asked: SnapshotControl, snapshot: SnapshotProgress, state: str) -> None:
+    shown = _snapshot("initial", asked).details(_progress(3, snapshot))
+    assert shown == {"snapshot": {"state": state, "rows": snapshot.rows, "estimate": None}}
+    assert _snapshot("never").details(_progress(3)) == {}
+    assert _snapshot("never").details(None) == {}

@@ -1,0 +1,295 @@
+"""Rows of the source's table as an input of a batch: a task reads a range of the key, and decodes it.
+
+A range is read like a range of offsets: it has a number in place of a partition, and a row's number in it in
+place of an offset. Its rows come as texts (``source_database.mysql``), and become a ``ChangeTable`` as those
+of canal-json do, so that what follows (columns of the target, filters, packing, staging) is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+
+from tidesink.codecs.base import Codec
+from tidesink.codecs.batch import (
+    MARKS,
+    NAMES_TYPE,
+    SOURCE_TYPE,
+    ChangeTable,
+    DecodedBatch,
+    Fault,
+    RowTypes,
+    ValueOptions,
+    name_lists,
+    op_array,
+    op_code,
+)
+from tidesink.errors import DecodeError
+from tidesink.events import Column, Op, TableId, TableSchema
+from tidesink.sinks.batch.record_frames import over_ranges
+from tidesink.sinks.batch.records import TableDecoder
+from tidesink.source_database.mysql import (
+    KeyTexts,
+    StoredTable,
+    begin_session,
+    column_of,
+    open_engine,
+    rows_between,
+    selected,
+    table_of,
+    text_of,
+    translated,
+)
+from tidesink.typemap.arrow import ColumnResult, from_python, from_text, from_value
+from tidesink.typemap.table import row_of
+from tidesink.typemap.values import text_reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from sqlalchemy import Connection, Engine
+
+    from tidesink.events import ColumnType
+    from tidesink.sinks.batch.tasks import Work
+    from tidesink.sinks.kafka.fetch import FetchRange
+
+OPTION: Final = "source.database"
+EXTRA: Final = "a driver: pip install 'tidesink[mysql]'"
+# Rows are decoded by so many: their texts are many times the rows.
+_ROWS_A_PART: Final = 20_000
+_UTC: Final = ZoneInfo("UTC")
+_ROW: Final = "row"
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """Rows whose keys are above ``after`` and not above ``up_to``, as texts; None: no bound."""
+
+    after: KeyTexts | None = None
+    up_to: KeyTexts | None = None
+
+
+def open_database(url: str) -> Engine:
+    """The source's database; not connected yet.
+
+    Raises:
+        ConfigError: no URL, or no driver for it.
+    """
+    return open_engine(url, option=OPTION, extra=EXTRA)
+
+
+def key_ranges(
+    connection: Connection,
+    table: TableId,
+    stored: StoredTable,
+    *,
+    after: KeyTexts | None,
+    rows: int,
+    most: int,
+) -> tuple[KeyRange, ...]:
+    """The next ranges of a table, ``most`` at most, each of ``rows`` rows; the last of all has no end.
+
+    The index of the key is walked from ``after`` on: a range has as many rows as it is to have, whatever the
+    keys are.
+    """
+    found: list[KeyRange] = []
+    with translated(OPTION):
+        while len(found) < most and (not found or found[-1].up_to is not None):
+            start = found[-1].up_to if found else after
+            found.append(KeyRange(start, _key_after(connection, table, stored, start, rows)))
+    return tuple(found)
+
+
+def _key_after(
+    connection: Connection, table: TableId, stored: StoredTable, after: KeyTexts | None, rows: int
+) -> KeyTexts | None:
+    """The key so many rows behind another; None where there are fewer."""
+    import sqlalchemy as sa
+
+    # Under names of their own: ORDER BY would take a text for the column whose name it has.
+    texts = (selected(name, stored.types[name]).label(f"k{at}") for at, name in enumerate(stored.key))
+    query = sa.select(*texts).select_from(table_of(table))
+    query = rows_between(query, stored.key, stored.types, after=after)
+    query = query.order_by(*map(column_of, stored.key)).offset(rows - 1).limit(1)
+    found = connection.execute(query).first()
+    if found is None:
+        return None
+    return tuple(text_of(value, stored.types[name]) for name, value in zip(stored.key, found, strict=True))
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """Reads ranges of a table's key; travels to the tasks, with the URL and its secrets, by pickle.
+
+    ``schema`` has the columns that are read, ``key`` and ``key_types`` those by which ranges are cut.
+    """
+
+    url: str = field(repr=False)
+    schema: TableSchema
+    key: tuple[str, ...]
+    key_types: dict[str, ColumnType]
+    ranges: tuple[KeyRange, ...]
+
+    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """The rows of the range with this number, as records without key and value, and their texts.
+
+        Raises:
+            SourceUnavailableError: the database does not answer.
+            ConfigError: it refuses the user.
+        """
+        part, start = self.ranges[wanted.partition], 0
+        engine = open_database(self.url)
+        try:
+            with translated(OPTION), engine.connect() as connection:
+                begin_session(connection)
+                found = connection.execution_options(
+                    stream_results=True, max_row_buffer=_ROWS_A_PART
+                ).execute(self._query(part))
+                for rows in found.partitions(_ROWS_A_PART):
+                    yield self._records(wanted, rows, start)
+                    start += len(rows)
+        finally:
+            engine.dispose()
+
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """As ``RecordReader``: what ``work`` makes of each range and its rows."""
+        return over_ranges(session, ranges, self, work, ddl)
+
+    def _query(self, part: KeyRange) -> Any:
+        import sqlalchemy as sa
+
+        columns = (selected(column.name, column.type) for column in self.schema.columns)
+        query = sa.select(*columns).select_from(table_of(self.schema.table))
+        return rows_between(query, self.key, self.key_types, after=part.after, up_to=part.up_to)
+
+    def _records(self, wanted: FetchRange, rows: Sequence[Any], start: int) -> pa.RecordBatch:
+        count, values = len(rows), zip(*rows, strict=True)
+        members = {
+            column.name: _array(found, column.type)
+            for column, found in zip(self.schema.columns, values, strict=True)
+        }
+        return pa.record_batch(
+            {
+                "topic": pa.repeat(pa.scalar(wanted.topic), count),
+                "partition": pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
+                "offset": pa.array(np.arange(start, start + count)),
+                "key": pa.nulls(count, pa.binary()),
+                "value": pa.nulls(count, pa.binary()),
+                _ROW: pa.StructArray.from_arrays([*members.values()], names=[*members]),
+            }
+        )
+
+
+def _array(values: Sequence[Any], column_type: ColumnType) -> pa.Array:
+    """The values of a column as they were selected: texts, bytes, or doubles."""
+    reader = row_of(column_type).reader
+    if reader in ("float32", "float64"):
+        return pa.array(values, pa.float64())
+    if reader == "binary":
+        return pa.array([None if one is None else bytes.fromhex(_plain(one)) for one in values], pa.binary())
+    if "zerofill" in (column_type.sql or ""):
+        return pa.array([None if one is None else text_of(one, column_type) for one in values], pa.string())
+    return pa.array([one if one is None else _plain(one) for one in values], pa.string())
+
+
+def _plain(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@dataclass(frozen=True)
+class SourceDecoder(TableDecoder):
+    """A table's decoder, for the rows that ``SourceRows`` reads; ``inner`` is the one for its records."""
+
+    inner: TableDecoder
+    schema: TableSchema
+    keys: tuple[str, ...]
+
+    @property
+    def table(self) -> TableId:  # type: ignore[override]  # a property here
+        """The table at the source."""
+        return self.inner.table
+
+    @property
+    def _codec(self) -> Codec:
+        return self.inner._codec
+
+    @property
+    def values(self) -> ValueOptions:
+        """As the decoder inside."""
+        return self.inner.values
+
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        """The rows as a change each, which writes the row whatever there was."""
+        count = records.num_rows
+        types = RowTypes(self.schema, self.keys, self.values)
+        found = {one.name: self._column(records, one, types) for one in self.schema.columns}
+        faults = tuple(self._faults(records, found, types))
+        marks = {
+            mark: name_lists(
+                {n: m for n, one in found.items() if (m := getattr(one, mark)) is not None}, count
+            )
+            for mark in MARKS
+        }
+        columns = {
+            "record": pa.array(np.arange(count)),
+            "index": pa.array(np.zeros(count, np.int32)),
+            "op": op_array(np.full(count, op_code(Op.UPSERT), np.int8)),
+            "topic": records.column("topic").dictionary_encode(),
+            "partition": records.column("partition"),
+            "offset": records.column("offset"),
+            "commit_ts": pa.nulls(count, pa.int64()),
+            "source": pa.nulls(count, SOURCE_TYPE),
+            "key": _struct(found, types.key, count),
+            "before": pa.nulls(count, types.row),
+            "after": _struct(found, types.row, count),
+            "unavailable": pa.nulls(count, NAMES_TYPE),
+            "unavailable_before": pa.nulls(count, NAMES_TYPE),
+            **marks,
+        }
+        rows = pa.table(columns, schema=types.table)
+        if faults:
+            bad = np.ones(count, np.bool_)
+            bad[[fault.record for fault in faults]] = False
+            rows = rows.filter(pa.array(bad))
+        tables = (ChangeTable(self.table, self.schema, None, rows),) if len(rows) else ()
+        return DecodedBatch(tables, (), faults, count, 0)
+
+    def _column(self, records: pa.RecordBatch, column: Column, types: RowTypes) -> ColumnResult:
+        texts = records.column(_ROW).field(column.name)
+        read = from_text if pa.types.is_string(texts.type) else from_value
+        return read(texts, column.type, **types.policies_of(column), time_zone=_UTC)
+
+    def _faults(
+        self, records: pa.RecordBatch, found: dict[str, ColumnResult], types: RowTypes
+    ) -> Iterator[Fault]:
+        """The first value of each row that its column's type does not hold, in the order of the rows."""
+        first: dict[int, DecodeError] = {}
+        for name, column in found.items():
+            if column.unproven is None:
+                continue
+            schema = self.schema.by_name[name]
+            where = np.flatnonzero(column.unproven)
+            texts = records.column(_ROW).field(name).take(pa.array(where)).to_pylist()
+            for at, text in zip(where.tolist(), texts, strict=True):
+                if (error := self._refusal(text, schema, types)) is not None:
+                    first.setdefault(at, error.with_context(table=str(self.table), column=name))  # type: ignore[arg-type]
+        yield from (Fault(at, error) for at, error in sorted(first.items()))
+
+    def _refusal(self, value: Any, column: Column, types: RowTypes) -> DecodeError | None:
+        """Why the scalar reader does not take a value."""
+        try:
+            read = text_reader(column.type)(value) if isinstance(value, str) else value
+        except DecodeError as error:
+            return error
+        policies = types.policies_of(column)
+        return from_python([read], column.type, **policies, time_zone=_UTC).errors.get(0)
+
+
+def _struct(found: dict[str, ColumnResult], kind: pa.StructType, count: int) -> pa.Array:
+    if not kind.num_fields:
+        return pa.nulls(count, kind)
+    return pa.StructArray.from_arrays([found[one.name].values for one in kind], fields=list(kind))

@@ -1,0 +1,279 @@
+"""A table's snapshot: rows of the source's database, in ranges of its key, while its changes are applied.
+
+A batch is either changes or a part of the snapshot. Both are committed alike: rows and progress together, and
+the progress says which key was read last. The law (ADR 32): a part is read after the offsets at which the
+table's changes go on were fixed, and committed with them. So it shows at least what the changes before them
+made of its rows, and each later change is a whole row, or a delete, that is applied after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tidesink.config import Config, TableConfig
+from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
+from tidesink.events import Column, TableId, TableSchema
+from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.run import (
+    Batch,
+    BatchOutcome,
+    BatchPlan,
+    Reduction,
+    released_on_error,
+)
+from tidesink.sinks.batch.schema_changes import ChangesWaitError, settle_names
+from tidesink.sinks.batch.source_rows import (
+    OPTION,
+    KeyRange,
+    SourceDecoder,
+    SourceRows,
+    key_ranges,
+    open_database,
+)
+from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
+from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.state.progress import Progress, SnapshotProgress
+from tidesink.sinks.worker.control import SnapshotControl
+from tidesink.source_database.mysql import KeyTexts, StoredTable, begin_session, stored_table, translated
+from tidesink.typemap.target_schema import is_row_keyed
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_KEYLESS: Final = (
+    "a snapshot reads a table in ranges of a key, and the source's table has neither a primary key nor a "
+    "unique key without NULLs: set snapshot: never for it, and load its rows some other way"
+)
+
+_TOO_LARGE: Final = (
+    f"a range of the snapshot has more than {MOST_BYTES >> 20} MiB, which a task does not hold at once: "
+    "lower source.database.chunk-rows"
+)
+
+
+@dataclass(frozen=True)
+class SnapshotPart:
+    """Some ranges of a table, which one batch reads. ``before``: how far the snapshot was."""
+
+    stored: StoredTable
+    ranges: tuple[KeyRange, ...]
+    before: SnapshotProgress
+
+    def after(self, rows: int) -> SnapshotProgress:
+        """How far the snapshot is once so many rows of the ranges are applied."""
+        last = self.ranges[-1].up_to
+        return replace(self.before, after=last, rows=self.before.rows + rows, done=last is None)
+
+
+@dataclass(frozen=True)
+class SourceDatabase:
+    """The source's database, asked by the driver.
+
+    A range has ``rows`` rows at most, and about ``bytes`` by the database's estimate of a row. A batch reads
+    ``most`` ranges.
+    """
+
+    connection: Connection
+    rows: int
+    bytes: int
+    most: int
+
+    def table(self, table: TableId) -> StoredTable:
+        """A table, which has a key.
+
+        Raises:
+            ConfigError: it has none, or the database refuses the user.
+            SourceError: there is no such table.
+            SourceUnavailableError: the database does not answer.
+        """
+        with translated(OPTION):
+            found = stored_table(self.connection, table)
+        if found is None:
+            raise SourceError(f"{OPTION} has no table {table}", table=str(table))
+        if not found.key:
+            raise ConfigError(_KEYLESS, table=str(table))
+        return found
+
+    def ranges(self, table: TableId, stored: StoredTable, *, after: KeyTexts | None) -> tuple[KeyRange, ...]:
+        """The ranges that a batch reads behind a key.
+
+        Raises: as ``table``.
+        """
+        rows = self.rows_of(stored)
+        return key_ranges(self.connection, table, stored, after=after, rows=rows, most=self.most)
+
+    def rows_of(self, stored: StoredTable) -> int:
+        """The rows of a range of a table."""
+        size = max(1, stored.bytes // max(1, stored.rows))
+        return max(1, min(self.rows, self.bytes // size))
+
+
+@contextmanager
+def open_source_database(config: Config) -> Iterator[SourceDatabase]:
+    """A connection to the source's database.
+
+    Raises:
+        ConfigError: none is configured, or it refuses the user.
+        SourceUnavailableError: it does not answer.
+    """
+    settings = config.source.database
+    if settings is None:
+        raise ConfigError(f"a table's snapshot is not over, and {OPTION} is not set", key=OPTION)
+    engine = open_database(settings.url.get_secret_value())
+    try:
+        with translated(OPTION):
+            connection = engine.connect()
+            begin_session(connection)
+        with connection:
+            most = settings.connections
+            yield SourceDatabase(connection, settings.chunk_rows, config.batch.max_bytes // most, most)
+    finally:
+        engine.dispose()
+
+
+class Snapshot:
+    """When a table's next batch is a part of its snapshot, and which part. Used by one thread at a time."""
+
+    def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
+        self._context = context
+        self._settings = settings
+        self._read_last = False
+        self._estimate: int | None = None
+        # What is asked of it.
+        self.asked = SnapshotControl()
+
+    def is_due(self, progress: Progress) -> bool:
+        """Whether a snapshot is to go on, or to begin; with ``initial`` a table's first batch begins one."""
+        asked, found = self.asked, progress.snapshot
+        if asked.rests or asked.cancelled >= max(asked.started, found.number if found else 0):
+            return False
+        if found is None:
+            return asked.started > 0 or (self._settings.snapshot == "initial" and progress.batch == 0)
+        return found.number < asked.started or not found.done
+
+    def details(self, progress: Progress | None) -> dict[str, Any]:
+        """What the status shows; nothing of a table without a snapshot."""
+        if progress is None or (progress.snapshot is None and not self.is_due(progress)):
+            return {}
+        found = progress.snapshot or SnapshotProgress(())
+        state = "done" if found.done else "running"
+        if self.is_due(progress):
+            state = "running"
+        elif not found.done:
+            state = "paused" if self.asked.rests else "cancelled"
+        return {"snapshot": {"state": state, "rows": found.rows, "estimate": self._estimate}}
+
+    def comes_next(self, progress: Progress, *, waiting: bool) -> bool:
+        """Whether the next batch is a part: every second one while changes wait."""
+        if not self.is_due(progress):
+            return False
+        self._read_last = not (self._read_last and waiting)
+        return self._read_last
+
+    def next_part(self, progress: Progress) -> SnapshotPart:
+        """The ranges of the next batch; asks the database for a few keys.
+
+        Raises:
+            ConfigError: no database is configured, it refuses the user, or the table has no key.
+            SourceError: the database has no such table.
+            SourceUnavailableError: it does not answer.
+        """
+        with open_source_database(self._context.config) as database:
+            stored = database.table(self._settings.table)
+            before = self._before(progress.snapshot, stored)
+            ranges = database.ranges(self._settings.table, stored, after=before.after)
+        self._estimate = stored.rows
+        return SnapshotPart(stored, ranges, before)
+
+    def _before(self, found: SnapshotProgress | None, stored: StoredTable) -> SnapshotProgress:
+        """How far the snapshot is: nowhere, if it is a new one, or the table has another key by now."""
+        number = max(self.asked.started, found.number if found else 0)
+        if found is None or found.number < number:
+            return SnapshotProgress(stored.key, number=number)
+        # Another key orders the rows differently: they are read again, and written again.
+        return found if found.key == stored.key else SnapshotProgress(stored.key, number=number)
+
+
+class SnapshotBatch(Batch):
+    """Applies a part of a snapshot; its plan has the offsets at which the table's changes go on.
+
+    Runs once; a new object tries again.
+    """
+
+    def __init__(self, *parts: Any, part: SnapshotPart, **named: Any) -> None:
+        super().__init__(*parts, **named)
+        self._part = part
+
+    def _outcome(self) -> BatchOutcome:
+        self._context.failpoints.reach("planned")
+        try:
+            reduction = self._reduced(self._plan)
+        except ChangesWaitError as exc:
+            return BatchOutcome(self._hold.progress, pending=exc.pending)
+        try:
+            return self._applied(reduction)
+        finally:
+            reduction.release()
+
+    def _reduced(self, plan: BatchPlan, _bad: BadRecord | None = None) -> Reduction:
+        self._context.stop.check()
+        settle_names(self._hold.table, self._decoding, self._policies)
+        try:
+            reduction = self._reduce_once(plan)
+        except RangeTooLargeError as exc:
+            raise ConfigError(_TOO_LARGE, table=str(self._settings.table)) from exc
+        with released_on_error(reduction.release):
+            self._check_partitions(reduction.summary)
+            self._refuse_bad(reduction.summary)
+        return reduction
+
+    def _range_task(self, plan: BatchPlan) -> RangeTask:
+        """The part's ranges as tasks, by the table's plan as it stands."""
+        number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
+        decode_plan = self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
+        database = self._context.config.source.database
+        if database is None or is_row_keyed(decode_plan.shape):
+            raise ConfigError(_KEYLESS, table=str(self._settings.table))
+        stored, part = self._part.stored, self._part
+        schema = _read_schema(decode_plan, stored)
+        own = decode_plan.rows.keys
+        decode_plan = replace(decode_plan, decoder=SourceDecoder(decode_plan.decoder, schema, own))
+        self._reader = SourceRows(
+            database.url.get_secret_value(),
+            schema,
+            stored.key,
+            {name: stored.types[name] for name in stored.key},
+            part.ranges,
+        )
+        ranges = [OffsetRange(plan.found.topic, n, 0, database.chunk_rows) for n in range(len(part.ranges))]
+        return RangeTask.of(ranges, "", decode_plan, self._row_sink(plan, decode_plan))
+
+    def _refuse_bad(self, summary: BatchSummary) -> None:
+        """Stop at a row that the target cannot hold: there is no record to put aside."""
+        if summary.bad_records:
+            bad = summary.bad_records[0]
+            raise ValueOutOfRangeError(
+                f"a row of the snapshot cannot be a row of the target ({bad.error}: {bad.reason}): change "
+                "the row at the source, or leave the column out (except_column_list)",
+                table=str(self._settings.table),
+            )
+
+    def _next_progress(self, reduction: Reduction) -> Progress:
+        progress = super()._next_progress(reduction)
+        return replace(progress, snapshot=self._part.after(reduction.summary.read))
+
+
+def _read_schema(plan: DecodePlan, stored: StoredTable) -> TableSchema:
+    """The columns that are read: those of the database that the table's changes have by now.
+
+    What DDL ahead in the topic adds later comes with it: by its default, and by the changes behind it.
+    """
+    handle = {name.lower() for name in plan.rows.keys}
+    names = [name for name in stored.types if not plan.rows.new_columns([name])]
+    columns = (Column(name, stored.types[name], handle=name.lower() in handle) for name in names)
+    return TableSchema(plan.decoder.table, tuple(columns))
