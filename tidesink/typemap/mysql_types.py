@@ -480,9 +480,16 @@ def _labels(literal: Token, column_type: ColumnType) -> str:
             return members[number - 1] if 0 < number <= len(members) else ""
         return ",".join(m for bit, m in enumerate(members) if number >> bit & 1)
     if column_type.name == "enum":
-        return next((m for m in members if m.casefold() == literal.text.rstrip().casefold()), literal.text)
-    wanted = {part.casefold() for part in literal.text.split(",")}
-    return ",".join(member for member in members if member.casefold() in wanted)
+        return _member(members, literal.text.rstrip()) or literal.text
+    wanted = {_member(members, part) for part in literal.text.split(",")}
+    return ",".join(member for member in members if member in wanted)
+
+
+def _member(members: Sequence[str], text: str) -> str | None:
+    """The member that a default names: in its own letters, or else without their case."""
+    if text in members:
+        return text
+    return next((member for member in members if member.lower() == text.lower()), None)
 
 
 def _datetime(text: str, fsp: int) -> str:
