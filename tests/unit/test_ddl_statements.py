@@ -11,7 +11,7 @@ from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import ConfigError
 from tidesink.events import TableId, TableSchema
-from tidesink.typemap.target_schema import shape_of
+from tidesink.typemap.target_schema import default_value, shape_of
 
 T = TableId("s", "t")
 
@@ -85,6 +85,10 @@ def test_an_altered_column_keeps_its_place_and_gets_its_new_type() -> None:
         ("c bit(3) not null", "\0"),
         ("c json not null", "null"),
         ("c int", None),
+        # What an expression gave the rows that were there is not told.
+        ("c int not null default (id + 1)", None),
+        ("c varchar(36) not null default (uuid())", None),
+        ("c int as (id + 1) stored not null", None),
     ],
 )
 def test_a_column_added_without_default_has_a_value_for_the_rows_there(
@@ -326,7 +330,19 @@ def test_a_schema_given_ready_made_can_be_altered() -> None:
         ("varchar(9) default 'é'", "varbinary(9)", "Ã©"),
         ("enum('a','b') default 'b'", "int", "2"),
         ("enum('a','b') default 'b'", "varchar(9)", "b"),
+        ("set('a','b','c') default 'a,c'", "int", "5"),
+        ("set('a','b') not null", "bigint not null", "0"),
         ("bit(4)", "int", None),
+        ("decimal(10,2) not null", "bigint not null", "0"),
+        ("decimal(5,2) not null default 2.50", "int not null", "3"),
+        ("decimal(5,2) default -1.25", "decimal(5,1)", "-1.3"),
+        ("decimal(5,2) default 1.25", "decimal(9,4)", "1.25"),
+        ("double not null default 2.5", "int not null", "2"),
+        ("datetime(3) not null", "date not null", "0000-00-00"),
+        ("datetime default '2024-02-29 12:34:56'", "date", "2024-02-29"),
+        ("date not null", "datetime(2) not null", "0000-00-00 00:00:00.00"),
+        ("date default '2024-02-29'", "timestamp", "2024-02-29 00:00:00"),
+        ("datetime default current_timestamp", "date", "CURRENT_TIMESTAMP"),
     ],
 )
 def test_the_default_of_rows_from_before_goes_with_the_columns_type(
@@ -339,3 +355,6 @@ def test_the_default_of_rows_from_before_goes_with_the_columns_type(
     found = definitions.get(TableId("s", "t"))
     assert found is not None
     assert found.by_name["c"].backfill == backfill
+    if backfill not in (None, "CURRENT_TIMESTAMP"):
+        shape = shape_of(found)
+        default_value(shape.by_name["c"], shape)  # it is a value of the type

@@ -72,6 +72,26 @@ def test_a_float_with_digits_is_a_double_of_a_32_bit_number(sql: str, connect: s
         assert (types["f"], row["f"]) == (connect, given if is_double else narrow)
 
 
+@pytest.mark.parametrize("protocol", ["debezium-json", "debezium-avro"])
+@pytest.mark.parametrize("sql", ["float", "float(10,3)", "double"])
+def test_a_whole_number_is_a_float_too(protocol: str, sql: str) -> None:
+    schema, registry = _table(f"f {sql}"), MemorySchemaRegistry()
+    codec = open_codec(protocol, registry=registry, definitions=TableDefinitions([schema]))
+    record = _encoded(codec, _insert(schema, id=1, f=7))
+    (again,) = codec.decode(Message("t", 0, 0, record.key, record.value))
+    assert isinstance(again, ChangeEvent)
+    assert again.after == {"id": 1, "f": 7.0}
+
+
+@pytest.mark.parametrize("sql", ["float", "double"])
+@pytest.mark.parametrize("value", ["7", b"7", 10**400])
+def test_what_is_no_float_is_refused(sql: str, value: Value) -> None:
+    codec = open_codec("debezium-avro", registry=MemorySchemaRegistry())
+    with pytest.raises(EncodeError, match=f"is no {sql}") as refused:
+        codec.encode(_insert(_table(f"f {sql}"), id=1, f=value), topic="t")
+    assert refused.value.context["column"] == "f"
+
+
 def test_a_float_with_digits_comes_back() -> None:
     schema = _table("f float(10,3), g float")
     event = _insert(schema, id=1, f=16777216.0, g=-0.5)

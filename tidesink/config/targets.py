@@ -233,11 +233,6 @@ class SqlSettings(TargetModel):
     tls: SqlTls = Field(default_factory=SqlTls)
     """TLS to the database."""
 
-    @property
-    def unknown_key_length(self) -> int | None:
-        """The length of a new key's text where nothing tells it; None where the database asks for none."""
-        return None
-
 
 class PostgresSettings(SqlSettings):
     """Tables in a Postgres database."""
@@ -271,11 +266,6 @@ class MysqlSettings(SqlSettings):
     """The length of a key's texts (in characters) and bytes in tables that are made, where neither the topic
     nor a definition tells it, as in flat-avro. A longer value stops its table. All columns of a key together
     have 3072 bytes, and a text takes four for each character."""
-
-    @property
-    def unknown_key_length(self) -> int:
-        """``key_length``."""
-        return self.key_length
 
 
 _CODEC_OPTIONS: Final = (

@@ -79,9 +79,13 @@ def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefiniti
     return ColumnDefinition(Column(name, column_type, nullable, default, virtual=virtual), options)
 
 
-def _with_origin_default(column: Column) -> Column:
-    """The column as ADD COLUMN leaves it: NOT NULL without a default gives old rows the type's zero."""
-    if column.nullable or column.virtual or column.default is not None:
+def _with_origin_default(found: ColumnDefinition) -> Column:
+    """The column as ADD COLUMN leaves it: NOT NULL without a default gives old rows the type's zero.
+
+    What an expression gave them no statement tells.
+    """
+    column, options = found
+    if column.nullable or options.generated or options.default is not None or column.default is not None:
         return column
     return replace(column, origin_default=zero_text(column.type), redefaulted=True)
 
@@ -476,7 +480,7 @@ def _add_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
     found = read_column(sql, charset=definition.charset)
     if definition.has(found.column.name):
         return definition
-    found = found._replace(column=_with_origin_default(found.column))
+    found = found._replace(column=_with_origin_default(found))
     return append_column(definition, found, at=_place(definition, found))
 
 

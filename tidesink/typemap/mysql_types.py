@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
-from typing import Literal, NamedTuple, cast
+from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
+from typing import Final, Literal, NamedTuple, cast
 
 from tidesink.errors import ConfigError, shown
 from tidesink.events import ColumnType
@@ -480,9 +480,16 @@ def _labels(literal: Token, column_type: ColumnType) -> str:
             return members[number - 1] if 0 < number <= len(members) else ""
         return ",".join(m for bit, m in enumerate(members) if number >> bit & 1)
     if column_type.name == "enum":
-        return next((m for m in members if m.casefold() == literal.text.rstrip().casefold()), literal.text)
-    wanted = {part.casefold() for part in literal.text.split(",")}
-    return ",".join(member for member in members if member.casefold() in wanted)
+        return _member(members, literal.text.rstrip()) or literal.text
+    wanted = {_member(members, part) for part in literal.text.split(",")}
+    return ",".join(member for member in members if member in wanted)
+
+
+def _member(members: Sequence[str], text: str) -> str | None:
+    """The member that a default names: in its own letters, or else without their case."""
+    if text in members:
+        return text
+    return next((member for member in members if member.lower() == text.lower()), None)
 
 
 def _datetime(text: str, fsp: int) -> str:
@@ -527,13 +534,18 @@ def zero_text(column_type: ColumnType) -> str:
 
 
 def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None:
-    """A default's text of one type as the text of another: where bytes are held, and where numbers.
+    """A default's text of one type as the text of another, as TiDB turns the stored values.
 
     A column that was added as BIT and is INT now keeps the default it was added with.
     """
     old, new = row_of(was).reader, row_of(now).reader
-    if text is None or old == new:
+    fewer_digits = old == new == "decimal" and (now.scale or 0) < (was.scale or 0)
+    if text is None or (old == new and not fewer_digits):
         return text
+    if fewer_digits or (old in _FRACTIONS and new in ("integer", "unsigned64", "decimal")):
+        return _rounded(text, now.scale or 0, halves_to_even=old != "decimal")
+    if {old, new} <= _DAYS and text[:1].isdigit():
+        return text.partition(" ")[0] if new == "date" else _datetime(text, now.fsp or 0)
     if old == "bit" and new in NUMBER_READERS:
         return str(int.from_bytes(text.encode("latin-1", "replace"), "big"))
     if (
@@ -550,4 +562,22 @@ def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None
         return text.encode().decode("latin-1")
     if old == "enum" and new in NUMBER_READERS and was.members is not None and text in was.members:
         return str(1 + was.members.index(text))
+    if old == "set" and new in NUMBER_READERS and was.members is not None:
+        labels = text.split(",")
+        return str(sum(1 << bit for bit, member in enumerate(was.members) if member in labels))
     return text
+
+
+_FRACTIONS: Final = frozenset({"decimal", "float32", "float64"})
+# The most that a DECIMAL has is 65.
+_DIGITS: Final = Context(prec=100)
+_DAYS: Final = frozenset({"date", "datetime", "timestamp"})
+
+
+def _rounded(text: str, scale: int, *, halves_to_even: bool) -> str:
+    try:
+        number = Decimal(text)
+        way = ROUND_HALF_EVEN if halves_to_even else ROUND_HALF_UP
+        return format(number.quantize(Decimal(1).scaleb(-scale), way, _DIGITS), "f")
+    except ArithmeticError:
+        return text

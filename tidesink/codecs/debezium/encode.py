@@ -291,8 +291,10 @@ def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneIn
     if reader == "bit" and isinstance(value, int) and (column.type.length or 1) > 1:
         wire_value(column, value, zone)  # refuses what is wider than the column
         return value.to_bytes(((column.type.length or 1) + 7) // 8, "little")
-    if reader in ("float32", "float64") and isinstance(value, float):
-        return _single(column, value) if reader == "float32" else value
+    if reader in ("float32", "float64"):
+        # A whole number may come as an int.
+        number = value if isinstance(value, float) else float(wire_value(column, value, zone).text)
+        return _single(column, number) if reader == "float32" else number
     if reader == "decimal" or (
         reader == "unsigned64" and options.avro_bigint_unsigned_handling_mode == "string"
     ):

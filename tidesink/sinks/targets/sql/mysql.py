@@ -455,8 +455,12 @@ class MysqlDialect:
         self._engine = next(word for name, word in self.staging_engines.items() if name in engines)
 
 
+def _dialect_of(settings: MysqlSettings) -> MysqlDialect:
+    return MysqlDialect(settings.key_length)
+
+
 CAPABILITIES: Final = capabilities_of(MysqlDialect())
-PREFLIGHT: Final = SqlPreflight(MysqlDialect())
+PREFLIGHT: Final = SqlPreflight(_dialect_of)
 _QUESTION: Final = "SELECT CONCAT(VERSION(), IF(@@GLOBAL.local_infile, '', ' without local_infile'))"
 _WITHOUT: Final = "without local_infile"
 
@@ -464,7 +468,7 @@ _WITHOUT: Final = "without local_infile"
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
     """The MySQL tables of a config."""
     settings = cast("MysqlSettings", config.target)
-    return open_sql(MysqlDialect(settings.key_length), settings)
+    return open_sql(_dialect_of(settings), settings)
 
 
 def place_of(settings: MysqlSettings, table: TableId) -> str:

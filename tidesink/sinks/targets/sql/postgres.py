@@ -418,7 +418,7 @@ def _held(name: str, found: str) -> str:
 
 
 CAPABILITIES: Final = capabilities_of(PostgresDialect())
-PREFLIGHT: Final = SqlPreflight(PostgresDialect())
+PREFLIGHT: Final = SqlPreflight(lambda _: PostgresDialect())
 _QUESTION: Final = (
     "SELECT format('Postgres %s: %s', current_setting('server_version'), CASE "
     "WHEN has_database_privilege(current_database(), 'CREATE') THEN 'schemas can be made' "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tidesink.config.targets import SqlSettings
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
@@ -114,33 +114,35 @@ def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
 class SqlPreflight(PreflightChecks):
     """Of the tables of a database."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+    def __init__(self, dialect_of: Callable[[Any], Dialect]) -> None:
+        """``dialect_of``: the dialect under the settings of a target."""
+        self._dialect_of = dialect_of
 
     def column_type(self, settings: SqlSettings, column: ShapeColumn) -> str:
         """As a CREATE TABLE has it."""
-        return shown_type(column, self._dialect.database, settings.unknown_key_length)
+        dialect = self._dialect_of(settings)
+        return shown_type(column, dialect.database, dialect.key_length)
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
         """Names, columns and keys by the database's limits; raises as ``PreflightChecks`` says."""
-        dialect, settings = self._dialect, cast("SqlSettings", config.target)
+        settings = cast("SqlSettings", config.target)
+        dialect = self._dialect_of(settings)
         place = place_in(settings.table, shape.table, dialect.quote)
         view = view_name(settings.view, place)
         if view is not None and config.table_config(shape.source).mode != "append":  # a log has no view
             place.beside(view)
         check_sql_shape(shape, dialect.limits, dialect.quote)
-        length = settings.unknown_key_length
-        limits = tuple(room_limits(shape, dialect.limits, dialect.database, length))
-        return PreflightResult(limits, tuple(self._keys_without_length(shape, length)))
+        limits = tuple(room_limits(shape, dialect.limits, dialect.database, dialect.key_length))
+        return PreflightResult(limits, tuple(_keys_without_length(shape, dialect)))
 
-    def _keys_without_length(self, shape: TableShape, length: int | None) -> Iterator[str]:
-        """What is made of keys whose length nothing tells; somebody may have made the table already."""
-        database = self._dialect.database
-        for column in shape.key_columns:
-            try:
-                made = wanted_type(column, shape, database, key_length=length)
-            except SchemaRefusedError as refused:
-                yield f"column {column.name}: {refused.message}"
-                continue
-            if made != shown_type(column, database):
-                yield f"column {column.name}: {_LENGTH_UNKNOWN.format(made)}"
+
+def _keys_without_length(shape: TableShape, dialect: Dialect) -> Iterator[str]:
+    """What is made of keys whose length nothing tells; somebody may have made the table already."""
+    for column in shape.key_columns:
+        try:
+            made = wanted_type(column, shape, dialect.database, key_length=dialect.key_length)
+        except SchemaRefusedError as refused:
+            yield f"column {column.name}: {refused.message}"
+            continue
+        if made != shown_type(column, dialect.database):
+            yield f"column {column.name}: {_LENGTH_UNKNOWN.format(made)}"
