@@ -79,7 +79,9 @@ def _source(kind: str, at: Servers) -> dict[str, Any]:
         }
     registry = {"urls": f"http://{at.http}", "auth": signing[kind]}
     topics = "{schema}_{table}"
-    return {**common, "protocol": "flat-avro", "topics": topics, "schema-registry": registry}
+    database = f"mysql+pymysql://reader:sesame-source@{at.database}/"
+    found = {**common, "protocol": "flat-avro", "topics": topics, "schema-registry": registry}
+    return {**found, "database": database}
 
 
 def _target(kind: str, at: Servers) -> dict[str, Any]:
@@ -207,6 +209,8 @@ _COMMANDS: Final = (
     f"pause {_TABLE} --config {{config}}",
     f"--debug resume {_TABLE} --accept --config {{config}}",
     f"accept-restored {_TABLE} --config {{config}}",
+    *(f"snapshot {verb} {_TABLE} --config {{config}}" for verb in ("start", "pause", "resume", "cancel")),
+    "snapshot status {config}",
     "dlq list --config {config} -o json",
     f"--debug dlq show {_TABLE} 0@1 --config {{config}}",
     f"dlq drop {_TABLE} --yes --config {{config}}",
@@ -253,7 +257,7 @@ def _named(group: Any, before: str = "") -> Iterator[str]:
 
 def _name(command: str) -> str:
     words = command.removeprefix("--debug ").split()
-    return " ".join(words[: 2 if words[0] in ("dlq", "ddl", "registry") else 1])
+    return " ".join(words[: 2 if words[0] in ("dlq", "ddl", "registry", "snapshot") else 1])
 
 
 def _captured(source: str) -> str:
