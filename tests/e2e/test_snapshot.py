@@ -77,15 +77,16 @@ def test_rows_from_before_the_topic_and_changes_while_they_are_read(
     spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
 ) -> None:
     with live_table(mariadb_url, servers) as table:
-        table.load(2_000)
+        table.load(3_000)
         for _ in range(50):
             table.change()
         config = load_config(_config(tmp_path, servers, table, mariadb_url))
         with _writing(table):
             _check(run(config, batches=5))
         assert _shown(config)["state"] == "running"
-        # While changes wait, every second batch is a part.
-        assert 1000 <= _shown(config)["rows"] <= 1500
+        # Of the five some were parts of about 500 rows, and some were changes. Rows come and go in a range
+        # before it is read.
+        assert 750 <= _shown(config)["rows"] <= 2250
         counters = _check(run(config, until="drained"))
         assert _shown(config)["state"] == "done"
         lake = tmp_path / "lake" / table.name.schema / table.name.name
