@@ -145,6 +145,12 @@ def test_a_float_in_a_key_is_merged() -> None:
     assert preflight(config_of("delta"), by_float)["merge"] == ("at",)
 
 
+def test_names_that_few_readers_know_are_said_before() -> None:
+    odd = shape(ID, Column("a b", ColumnType("varchar", length=20)))
+    assert preflight(config_of("delta"), odd)["readers"] == ("a b",)
+    assert "readers" not in preflight(config_of("iceberg"), odd)
+
+
 def test_every_target_is_asked() -> None:
     assert TARGET.keys() == TARGETS.keys()
 

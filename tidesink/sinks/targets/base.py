@@ -469,6 +469,7 @@ LimitKind = Literal[
     "exactly-once",
     "keeps-rows",
     "merge",
+    "readers",
     "nul-in-text",
     "row-length",
     "key-length",

@@ -18,6 +18,8 @@ from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SEQUENCE_DDL,
     SOFT_DELETE_COLUMN,
+    Limit,
+    PreflightResult,
     ReducedBatch,
     Reserved,
     check_shape,
@@ -26,6 +28,7 @@ from tidesink.sinks.targets.column_changes import Evolution, default_texts
 from tidesink.sinks.targets.delta.file_format import NULL_FOLDER, check_text
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error
 from tidesink.sinks.targets.lake import tables as lake_tables
+from tidesink.sinks.targets.lake.batches import LakePreflight
 from tidesink.sinks.targets.lake.tables import (
     SEQUENCE_COMMENT,
     column_words,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField
 
+    from tidesink.config import Config
     from tidesink.config.fields import ChangeKind
 
 
@@ -71,6 +75,9 @@ _UNREAD: Final = (
     "the table then needs readers that know the feature {}, as Spark with Delta 4 does; delta-rs, Polars and "
     "DataFusion refuse the table from then on"
 )
+_NAMED_ODDLY: Final = (
+    f"a column has a blank or one of ,;{{}}()= in its name: {_UNREAD.format('columnMapping')}"
+)
 CAVEATS: Final[Mapping[ChangeKind, str]] = {
     "widen": f"{_UNREAD.format('typeWidening')} (schema-changes: widen: pause waits before)",
     "rename": _UNREAD.format("columnMapping"),
@@ -79,6 +86,20 @@ CAVEATS: Final[Mapping[ChangeKind, str]] = {
 
 # Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
 RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_source_row_present_"}))
+
+
+class DeltaPreflight(LakePreflight):
+    """Of Delta tables: also which names of columns decide who can read the table."""
+
+    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+        """As for each lake; raises as ``PreflightChecks`` says."""
+        found = super().foresee(config, shape)
+        mapped = tuple(column.name for column in shape.columns if _needs_mapping(column))
+        return (
+            found._replace(limits=(*found.limits, Limit("readers", _NAMED_ODDLY, mapped)))
+            if mapped
+            else found
+        )
 
 
 def check(shape: TableShape) -> None:
@@ -98,7 +119,11 @@ def create_statement(
 
 def _named_by(columns: Iterable[ShapeColumn]) -> list[str]:
     """The feature that the names of columns need."""
-    return ["columnMapping"] if any(_MAPPED.intersection(column.name) for column in columns) else []
+    return ["columnMapping"] if any(map(_needs_mapping, columns)) else []
+
+
+def _needs_mapping(column: ShapeColumn) -> bool:
+    return not _MAPPED.isdisjoint(column.name)
 
 
 def give_features(session: SparkSession, log: DeltaLog, location: str, features: Iterable[str]) -> None:

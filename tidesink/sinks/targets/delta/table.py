@@ -44,7 +44,7 @@ from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
-from tidesink.sinks.targets.lake.batches import FilesOrMerge, LakePreflight
+from tidesink.sinks.targets.lake.batches import FilesOrMerge
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of
 from tidesink.sinks.targets.lake.tables import (
     long_names_refused,
@@ -139,7 +139,7 @@ CAPABILITIES: Final = Capabilities(
     rereads=True,
     caveats=schema.CAVEATS,
 )
-PREFLIGHT: Final = LakePreflight(schema.check, FILE_PROPERTIES)
+PREFLIGHT: Final = schema.DeltaPreflight(schema.check, FILE_PROPERTIES)
 _VIEW: Final = "_tidesink_batch"
 
 
