@@ -7,6 +7,7 @@ from typing import Any
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed
 from tests.unit.debezium_refusals import DEBEZIUM
 
+HADOOP_ON_S3 = {"type": "hadoop", "warehouse": "s3a://lake/shop"}
 CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
     *DEBEZIUM,
     (
@@ -42,10 +43,38 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "target.single-writer: true",
     ),
     (
+        "an Iceberg catalog on S3 whose commits two workers could overwrite",
+        changed(FLAT_AVRO, target={"type": "iceberg", "catalog-properties": HADOOP_ON_S3}),
+        "target.catalog-properties",
+        "of a catalog of type hadoop on S3, where two workers overwrite",
+        "target.single-writer: true",
+    ),
+    (
+        "an Iceberg catalog on S3 that Spark's settings define",
+        changed(
+            FLAT_AVRO,
+            target={"type": "iceberg", "catalog": "lake"},
+            spark={"conf": {f"spark.sql.catalog.lake.{name}": text for name, text in HADOOP_ON_S3.items()}},
+        ),
+        "target.catalog-properties",
+        "of a catalog of type hadoop on S3, where two workers overwrite",
+        "rest, glue, jdbc",
+    ),
+    (
+        "one writer, where the catalog excludes others",
+        changed(
+            FLAT_AVRO,
+            target={"type": "iceberg", "catalog-properties": {"type": "rest"}, "single-writer": True},
+        ),
+        "target.single-writer",
+        "has no effect: the file system, the log store or the catalog excludes",
+        "remove it",
+    ),
+    (
         "one writer, where the file system excludes others",
         changed(FLAT_AVRO, target={"path": "gs://lake/shop", "single-writer": True}),
         "target.single-writer",
-        "has no effect: the file system or the log store excludes",
+        "has no effect: the file system, the log store or the catalog excludes",
         "remove it",
     ),
     (
@@ -56,7 +85,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
             spark={"conf": {"spark.delta.logStore.s3a.impl": "io.delta.storage.S3DynamoDBLogStore"}},
         ),
         "target.single-writer",
-        "has no effect: the file system or the log store excludes",
+        "has no effect: the file system, the log store or the catalog excludes",
         "remove it",
     ),
     ("unknown section", changed(FLAT_AVRO, sorce={}), "sorce", "did you mean source?", "use one of"),

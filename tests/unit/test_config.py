@@ -329,3 +329,15 @@ def test_lakes_on_s3_whose_commits_are_safe(target: dict[str, Any], conf: dict[s
     config = right(changed(FLAT_AVRO, target={"path": "s3a://lake/shop", **target}, spark={"conf": conf}))
     assert isinstance(config.target, DeltaSettings)
     assert config.target.single_writer is bool(target)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"type": "hadoop", "warehouse": "hdfs://lake/shop"},
+        {"type": "hadoop", "warehouse": "s3a://lake/shop", "lock-impl": "a.b.DynamoDbLockManager"},
+        {"type": "rest", "warehouse": "s3://lake/shop"},
+    ],
+)
+def test_catalogs_whose_commits_are_safe(properties: dict[str, str]) -> None:
+    right(changed(FLAT_AVRO, target={"type": "iceberg", "catalog-properties": properties}))

@@ -24,7 +24,7 @@ from tidesink.config.source import (
     security_problems,
 )
 from tidesink.config.table_checks import merged_problems, section_problems, sections_of
-from tidesink.config.targets import DeltaSettings, KafkaSettings
+from tidesink.config.targets import DeltaSettings, IcebergSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 
@@ -94,23 +94,33 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
         )
 
 
-def log_store_problems(config: Config) -> Iterator[Problem]:
-    """A Delta lake on S3 whose workers would overwrite each other's commits."""
+def commit_problems(config: Config) -> Iterator[Problem]:
+    """A lake on S3 whose workers would overwrite each other's commits."""
     target = config.target
-    if not isinstance(target, DeltaSettings):
+    if not isinstance(target, DeltaSettings | IcebergSettings):
         return
     safe = target.excludes_writers(config.spark.conf_values())
     if target.single_writer and safe:
-        reason = "has no effect: the file system or the log store excludes other writers"
+        reason = "has no effect: the file system, the log store or the catalog excludes other writers"
         yield Problem("target.single-writer", reason, "remove it")
     elif not (target.single_writer or safe):
-        yield Problem(
+        yield _overwriting(target)
+
+
+def _overwriting(target: DeltaSettings | IcebergSettings) -> Problem:
+    alone = "target.single-writer: true if only one worker, and no other program, ever writes there"
+    if isinstance(target, DeltaSettings):
+        return Problem(
             "target.path",
             "is on S3, where the log store that Delta uses lets two workers overwrite each other's commits",
             f"set spark.delta.logStore.{target.scheme}.impl: io.delta.storage.S3DynamoDBLogStore under "
-            "spark.conf (docs/targets-delta.md), or target.single-writer: true if only one worker, and no "
-            "other program, ever writes there",
+            f"spark.conf (docs/targets-delta.md), or {alone}",
         )
+    return Problem(
+        "target.catalog-properties",
+        "are of a catalog of type hadoop on S3, where two workers overwrite each other's commits",
+        f"use a catalog that compares versions (rest, glue, jdbc, hive), give it a lock-impl, or {alone}",
+    )
 
 
 def route_problems(config: Config) -> Iterator[Problem]:
@@ -345,7 +355,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _kafka_clients,
     _dead_letters,
     message_target_problems,
-    log_store_problems,
+    commit_problems,
 )
 
 

@@ -137,6 +137,18 @@ class LakeSettings(TargetModel):
     table_properties: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
     """Properties that each table is made with, under the format's names, besides tidesink's own; they replace
     those. A table that is there keeps its own."""
+    single_writer: bool = False
+    """For a lake on S3 where nothing excludes other writers: only one worker, and no other program, ever
+    writes to these tables. Two workers would overwrite each other's commits, and neither would notice."""
+
+
+# Of locations in buckets of S3.
+S3_SCHEMES: Final = ("s3", "s3a", "s3n")
+
+
+def scheme_of(place: str) -> str:
+    """The scheme of a location, in lower case; empty for a folder."""
+    return urlsplit(place).scheme if "://" in place else ""
 
 
 class IcebergSettings(LakeSettings):
@@ -160,6 +172,20 @@ class IcebergSettings(LakeSettings):
     def catalog_values(self) -> dict[str, str]:
         """``catalog-properties`` in plain text: never log it."""
         return {name: value.get_secret_value() for name, value in self.catalog_properties.items()}
+
+    def excludes_writers(self, conf: Mapping[str, str]) -> bool:
+        """Whether, with Spark's settings, the catalog refuses a commit that another process made first.
+
+        A catalog of ``type: hadoop`` makes a version by a rename, which on S3 replaces what is there, unless
+        a lock is configured for it (Iceberg's ``HadoopTableOperations``, 1.10.1).
+        """
+        prefix = f"spark.sql.catalog.{self.catalog}."
+        under = {name.removeprefix(prefix): value for name, value in conf.items() if name.startswith(prefix)}
+        found = {**under, **self.catalog_values()}
+        renames = found.get("type") == "hadoop" or found.get("catalog-impl", "").endswith(".HadoopCatalog")
+        lock = found.get("lock-impl", "").rpartition(".")[2]
+        locked = lock not in ("", "InMemoryLockManager")
+        return locked or not renames or scheme_of(found.get("warehouse", "")) not in S3_SCHEMES
 
 
 TlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
@@ -442,8 +468,6 @@ def _tells_tables_apart(template: str) -> str:
 TableTemplate = Annotated[str, AfterValidator(_tells_tables_apart)]
 
 
-# Of locations in buckets of S3.
-S3_SCHEMES: Final = ("s3", "s3a", "s3n")
 # Delta's log stores that do not see a commit which another process makes on S3 at the same time.
 _SHARED_STORES: Final = frozenset(
     f"{name}LogStore" for name in ("Azure", "GCS", "HDFS", "HadoopFileSystem", "Local", "S3SingleDriver")
@@ -462,15 +486,11 @@ class DeltaSettings(LakeSettings):
     catalog_table: CatalogName | None = None
     """The name of each table in Spark's catalog, as `{schema}.{table}`, or with the catalog before it.
     Readers find the table under this name; its rows stay at its path."""
-    single_writer: bool = False
-    """For a lake on S3 without a log store that excludes other writers: only one worker, and no other
-    program, ever writes to these tables. Two workers would overwrite each other's commits, and neither would
-    notice."""
 
     @property
     def scheme(self) -> str:
         """The scheme of ``path``, in lower case; empty for a folder."""
-        return urlsplit(self.path).scheme if "://" in self.path else ""
+        return scheme_of(self.path)
 
     def excludes_writers(self, conf: Mapping[str, str]) -> bool:
         """Whether, with Spark's settings, Delta refuses a commit that another process made first."""
