@@ -199,12 +199,13 @@ def test_a_record_that_ends_in_the_next_one_is_read_alone(protocol: str) -> None
 _POOL: Final = pa.proxy_memory_pool(pa.default_memory_pool())
 
 
-@pytest.mark.parametrize("protocol", _AVRO)
-def test_a_length_allocates_no_more_than_a_multiple_of_the_records(protocol: str) -> None:
+@pytest.mark.parametrize("protocol", _PROTOCOLS)
+def test_damage_allocates_no_more_than_a_multiple_of_the_records(protocol: str) -> None:
+    damage = _lengths_damaged if protocol in _AVRO else _bytes_damaged
     usual = pa.default_memory_pool()
     for vectors in _vectors(protocol):
         by_length = sorted(vectors.messages, key=lambda message: len(message.value or b""))
-        records = as_records(_damaged(by_length[len(by_length) // 2], _lengths_damaged, 5)[0])
+        records = as_records(_damaged(by_length[len(by_length) // 2], damage, 5)[0])
         codec = vectors.open()
         pa.set_memory_pool(_POOL)
         before = _POOL.bytes_allocated()
