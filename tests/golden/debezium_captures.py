@@ -19,10 +19,6 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Value
 from tidesink.schema_registry import MemorySchemaRegistry
 
-# Plain JSON carries no types. MariaDB's come by its DDL topic; Postgres has none, so they are declared.
-_PLAIN_POSTGRES: Final = frozenset({"pg_plain", "pg_precise", "pg_numeric", "pg_double", "pg_unwrap"})
-# With bigint.unsigned.handling.mode long only a declaration tells that -1 is 2^64-1.
-_DECLARED_BY_DDL: Final = frozenset({"mdb_unwrap"})
 # Names that Avro cannot hold are changed in the schema: the columns of one table in each database.
 _ADJUSTED: Final = {"col_with_space": "col with space", "__": "日本", "_1st": "1st"}
 _MODE_NAMES: Final = {one.name: one.name.replace("_", ".") for one in fields(DebeziumModes)}
@@ -42,17 +38,22 @@ class Capture:
     @property
     def is_postgres(self) -> bool:
         """Whether it read Postgres, else MariaDB."""
-        return self.name.startswith("pg_")
+        return self.connector["connector.class"].endswith("PostgresConnector")
 
     @property
     def is_unwrapped(self) -> bool:
         """Whether ExtractNewRecordState flattened its records, which leaves no envelope."""
-        return self.name.endswith("_unwrap")
+        return any(value.endswith("ExtractNewRecordState") for value in self.connector.values())
 
     @property
     def is_avro(self) -> bool:
         """Whether its converter wrote Avro."""
-        return self.name.endswith("_avro")
+        return self.connector["value.converter"].endswith("AvroConverter")
+
+    @property
+    def carries_types(self) -> bool:
+        """Whether its records have a schema."""
+        return self.is_avro or self.connector["value.converter.schemas.enable"] == "true"
 
     @cached_property
     def connector(self) -> dict[str, str]:
@@ -92,9 +93,12 @@ class Capture:
 
     def definitions(self) -> TableDefinitions | None:
         """What a user of this connector would have to declare, if anything."""
-        if self.name in _PLAIN_POSTGRES:
+        # Plain JSON carries no types. MariaDB's come by its DDL topic. Postgres has none: they are declared.
+        if self.is_postgres and not self.carries_types:
             return postgres_definitions(decimals_are_doubles=self.modes.decimal_handling_mode == "double")
-        return self.ddl_definitions() if self.name in _DECLARED_BY_DDL else None
+        # With bigint.unsigned.handling.mode long only a declaration tells that -1 is 2^64-1.
+        unsigned = self.modes.bigint_unsigned_handling_mode != "long"
+        return None if self.is_postgres or unsigned or not self.is_unwrapped else self.ddl_definitions()
 
     def ddl_definitions(self) -> TableDefinitions:
         """The tables as the connector's schema-change topic leaves them."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.golden.changefeeds import Json, lines
+from tests.golden.debezium_captures import Capture
 from tests.golden.test_canal_json import test_row_key_and_types_travel_in_the_extension as judge_row_key
 from tests.golden.test_changefeed import test_a_row_goes_where_ticdc_sends_it as judge_route
 from tests.golden.test_debezium_ticdc import test_json_rows_are_the_producers_bytes as judge_bytes
@@ -206,3 +207,46 @@ def test_a_route_that_ticdc_refuses_is_refused() -> None:
     judge_route({**line, "changefeed_toml": gone, "error": "column not found"})
     with pytest.raises(pytest.fail.Exception):
         judge_route({**line, "error": "nothing is wrong"})
+
+
+def _postgres_capture(path: Path, value: Json, **properties: str) -> Capture:
+    """A record of plain JSON in the table p_num, from a connector with these properties."""
+    connector = {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "value.converter.schemas.enable": "false",
+        **properties,
+    }
+    (path / "connectors.json").write_text(json.dumps({"own": connector}))
+    halves = {
+        f"{name}_b64": base64.b64encode(json.dumps(half).encode()).decode()
+        for name, half in (("key", {"id": 1}), ("value", value))
+    }
+    line = {"topic": "own.lab.p_num", "partition": 0, "offset": 0, "headers": [], "timestamp": 1, **halves}
+    (path / "own.jsonl").write_text(json.dumps(line) + "\n")
+    return Capture(path / "own.jsonl")
+
+
+def test_decimals_of_a_plain_capture_in_double_mode_are_doubles(tmp_path: Path) -> None:
+    source = {"connector": "postgresql", "name": "own", "schema": "lab", "table": "p_num", "lsn": 1}
+    row = {"id": 1, "n10_2": 12.5, "n38_10": 0.1}
+    value = {"before": None, "after": row, "source": source, "op": "c", "ts_ms": 1}
+    (event,) = _postgres_capture(tmp_path, value, **{"decimal.handling.mode": "double"}).events()
+    assert isinstance(event, ChangeEvent)
+    assert event.after == row
+    assert event.schema is not None
+    assert event.schema.by_name["n10_2"].type.name == "double"
+    (exact,) = _postgres_capture(tmp_path, value).events()
+    assert isinstance(exact, ChangeEvent)
+    assert exact.schema is not None
+    assert exact.schema.by_name["n10_2"].type.name == "decimal"
+
+
+def test_an_unwrapped_capture_has_no_op(tmp_path: Path) -> None:
+    unwrap = {"transforms.own.type": "io.debezium.transforms.ExtractNewRecordState"}
+    capture = _postgres_capture(tmp_path, {"id": 1, "i": 2, "__deleted": "false"}, **unwrap)
+    assert capture.is_unwrapped
+    (event,) = capture.events()
+    assert isinstance(event, ChangeEvent)
+    assert event.after == {"id": 1, "i": 2}
+    assert "op" not in (event.extension or {})
