@@ -266,11 +266,9 @@ class DefinedShapes(RowShapes):
 
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         names, types, keys = words
-        folded = [name.lower() for name in names]
-        twice = next((name for at, name in enumerate(names) if name.lower() in folded[:at]), None)
-        if twice is not None:
+        if (twice := _twice(names)) is not None:
             raise SchemaMismatchError("the row has the column twice", column=twice)
-        if not known.keys() >= {*folded}:
+        if not known.keys() >= {name.lower() for name in names}:
             yield from (Column(name, ColumnType("text", sql=types.get(name))) for name in names)
             return
         for name in names:
@@ -356,7 +354,15 @@ def _names(pk_names: object) -> list[str]:
         return []
     if not isinstance(pk_names, list) or not all(isinstance(name, str) for name in pk_names):
         raise SchemaMismatchError("'pkNames' must be a list of column names")
+    if (twice := _twice(pk_names)) is not None:
+        raise SchemaMismatchError("'pkNames' has the column twice", column=twice)
     return pk_names
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    """The first name that is there a second time, in any case."""
+    folded = [name.lower() for name in names]
+    return next((name for at, name in enumerate(names) if name.lower() in folded[:at]), None)
 
 
 def _column(
