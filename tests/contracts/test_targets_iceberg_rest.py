@@ -12,7 +12,8 @@ import pytest
 from tests.contracts.iceberg_beds import iceberg_bed_in
 from tests.contracts.iceberg_disturbed import LOADED, SHAPE, loaded, opened, row
 from tests.contracts.targets_bed import Bed, progress
-from tests.contracts.test_targets_iceberg_files import reason
+from tests.contracts.test_targets_iceberg import WIDER
+from tests.contracts.test_targets_iceberg_files import altered, reason
 from tests.full import FULL
 from tests.iceberg_rest import RestCatalog, rest_catalog
 from tidesink.errors import CommitUnknownError, StaleProgressError, TransientTargetError
@@ -77,3 +78,35 @@ def test_a_commit_whose_answer_is_lost_is_made_once(
     assert (result.inserted, catalog.lost) == (1, [])
     assert table.committed() == opened(rest).committed() == progress(epoch, 2)
     assert rest.rows() == [row(1), row(2)]
+
+
+@pytest.mark.parametrize("status", [409, 503])
+def test_a_merge_whose_answer_is_lost_is_made_once(rest: Bed, catalog: RestCatalog, status: int) -> None:
+    table = loaded(rest)
+    altered("SET TBLPROPERTIES ('write.merge.mode' = 'copy-on-write')")(rest, table.location)
+    batch = rest.batch(SHAPE, [row(2, "c"), row(4)], [{"id": 1}])
+    assert reason(rest, table, batch) is not None
+    catalog.lost = [status]
+    try:
+        result = table.apply(batch, progress(1, 3))
+    except (CommitUnknownError, TransientTargetError):  # the worker tries again
+        result = table.apply(batch, progress(1, 3))
+    assert (result.inserted, result.updated, result.deleted, catalog.lost) == (1, 1, 1, [])
+    assert table.committed() == opened(rest).committed() == progress(1, 3)
+    assert rest.rows() == [row(2, "c"), row(3), row(4)]
+
+
+@pytest.mark.parametrize("status", [409, 503])
+def test_a_column_whose_commit_has_no_answer_is_added_once(
+    rest: Bed, catalog: RestCatalog, status: int
+) -> None:
+    table = loaded(rest)
+    catalog.lost = [status]
+    try:
+        table.evolve(WIDER)
+    except (CommitUnknownError, TransientTargetError):
+        table.evolve(WIDER)
+    assert catalog.lost == []
+    assert rest.rows() == [{**one, "state": 7} for one in LOADED]
+    table.apply(rest.batch(WIDER, [{**row(4), "state": None}]), progress(1, 3))
+    assert rest.rows()[3] == {**row(4), "state": None}
