@@ -218,7 +218,10 @@ def store(tmp_path: Path) -> Iterator[SqlStateStore]:
 REFUSED: Final = [
     (CANAL_JSON, "records have no key"),
     (_avro(mode="append"), "mode: append keeps every change"),
-    (_avro(mode="history"), "mode: history keeps every change"),
+    (
+        changed(_avro(mode="history"), source__enable_tidb_extension=True),
+        "mode: history keeps every change",
+    ),
     (_avro(ignore_null_updates=True), "makes a row of all its changes"),
     (_debezium("debezium-json"), "no delete among envelopes: set source.debezium.unwrapped: true"),
     (
