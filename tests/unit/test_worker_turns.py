@@ -106,9 +106,22 @@ def test_what_kafkas_silence_stopped_is_not_looked_for_again(store: SqlStateStor
     assert looks.at_work == [[], ["shop.first"]]
 
 
-def _task(batches: int, rested: float) -> TableTask:
-    """A table that is up to date, which had some turns and has rested for so long."""
-    return cast("TableTask", SimpleNamespace(batches=batches, rested=rested, lag=1))
+def _task(turn: int, rested: float, *, lag: int = 1) -> TableTask:
+    """A table whose last turn was this one, and which has rested for so long."""
+    return cast("TableTask", SimpleNamespace(turn=turn, rested=rested, lag=lag))
+
+
+def test_a_table_waits_for_one_turn_of_each_other(store: SqlStateStore) -> None:
+    """Also where the others are new, and have long topics to read."""
+    worker = Worker(surroundings(right(changed(CANAL_JSON, target=HTTP)), store=store), offsets=_Looks())
+    old = _task(7, 0)
+    tables = [old, *(_task(0, 0, lag=10**6 + at) for at in range(3))]
+    order = []
+    for turn in range(8, 16):
+        first = worker._fair(tables, [])[0]
+        first.turn = turn
+        order.append(tables.index(first))
+    assert order == [3, 2, 1, 0] * 2
 
 
 def test_watermarks_alone_wait_for_their_interval_and_behind_rows(store: SqlStateStore) -> None:

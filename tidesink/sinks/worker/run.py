@@ -6,6 +6,7 @@ One look-up of offsets serves all tables; a table with nothing to read costs no 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -108,6 +109,7 @@ class Worker:
         self._job_tag = f"tidesink-{uuid4()}"
         self._ends = until == "drained" or batches is not None
         self._batches = batches
+        self._turns = itertools.count(1)
         self._offsets = offsets or context.brokers
         self._heartbeat = Heartbeat(context.store, context.config.pipeline)
         self._requests = Requests(context.store, context.config.pipeline)
@@ -263,6 +265,7 @@ class Worker:
                 table_task.rest()
         for table_task in self._fair(ready, due)[: self._context.config.batch.max_tables - len(self._busy)]:
             self._gave_overdue = table_task in due
+            table_task.turn = next(self._turns)
             work = partial(table_task.work, found.get(table_task.topic), passes=not self._ends)
             self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
 
@@ -327,11 +330,13 @@ class Worker:
         return table_task.has_work(found)
 
     def _fair(self, ready: list[TableTask], due: list[TableTask]) -> list[TableTask]:
-        """Those first which had the fewest batches, of them who has most to read; watermarks alone come last.
+        """Those first whose last turn is longest ago, of new ones who has most to read; then watermarks.
 
-        So that their positions advance all the same, one that is overdue comes first every second time.
+        So a table waits for no more than one turn of each other, however much they have to read, or how
+        often they fail. That the positions of tables with watermarks alone advance all the same, one that is
+        overdue comes first every second time.
         """
-        ready = sorted(ready, key=lambda table_task: (table_task.batches, -table_task.lag))
+        ready = sorted(ready, key=lambda table_task: (table_task.turn, -table_task.lag))
         due = sorted(due, key=lambda table_task: -table_task.rested)
         if due and not self._gave_overdue and self._is_due(due[0], _MOST_INTERVALS):
             return [due[0], *ready, *due[1:]]

@@ -61,13 +61,17 @@ _TAKEN: Final = "another worker took this table, as its status says, and goes on
 
 
 class TableTask:
-    """The work of one table. ``lag``: how many offsets of its topic it had to read by the last look."""
+    """The work of one table. ``lag``: how many offsets of its topic it had to read by the last look.
+
+    ``turn``: the number of its last turn among all tables' turns; 0: it had none.
+    """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
         self.topic = topic
         self.table = table
         self.state: TableState = "IDLE"
         self.batches = 0
+        self.turn = 0
         self.cooldown = Cooldown(context.config.retry.for_)
         self._context = context
         self._settings = context.config.table_config(table)
