@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -36,6 +40,26 @@ print(json.dumps({
 """
 
 
+@contextmanager
+def _modes_of_settings(folder: Path) -> Iterator[set[int]]:
+    """The modes of the files that settings are handed over by, which are there while the JVM starts."""
+    seen, ended = set[int](), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            for file in folder.glob("tidesink-*.properties"):
+                with suppress(FileNotFoundError):
+                    seen.add(stat.S_IMODE(file.stat().st_mode))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        watcher.join()
+
+
 def test_the_values_of_settings_are_on_no_command_line_and_in_no_file(
     kept_classes: bool, tmp_path: Path
 ) -> None:
@@ -53,6 +77,7 @@ def test_the_values_of_settings_are_on_no_command_line_and_in_no_file(
             text=True,
         ) as process,
         command_lines_below(process.pid) as lines,
+        _modes_of_settings(tmp_path) as modes,
     ):
         printed, said = process.communicate(json.dumps(conf), timeout=_PATIENCE_SECONDS)
     assert process.returncode == 0, said
@@ -66,6 +91,7 @@ def test_the_values_of_settings_are_on_no_command_line_and_in_no_file(
         assert part in seen
     assert b"sesame" not in seen
     assert "sesame" not in said
+    assert modes == {0o600}
     assert not [*tmp_path.glob("tidesink-*")]
 
 
