@@ -14,13 +14,15 @@ import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records
+from tests.lagging_registry import text_of
 from tests.surroundings import no_fetch
 from tests.unit.canal_messages import row_bytes
-from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tests.unit.test_worker_turns import _Looks
 from tests.unit.worker_bed import surroundings
-from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.errors import ConfigError, RegistryError, RegistryUnavailableError, SourceUnavailableError
 from tidesink.events import Message, TableId
+from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.observers import Listeners, TableChanged, WorkerEvent
 from tidesink.sinks.batch.shared_reads import Topics
@@ -359,3 +361,54 @@ def test_tables_have_their_turns_beside_a_look_up(store: SqlStateStore, protocol
     assert tags.keys() == {"tables of topics", str(ready)}  # a stop cancels the jobs of both
     assert len({*tags.values()}) == 1
     assert [part for part in source.read if part.topic == "shop_slow"] == [OffsetRange("shop_slow", 0, 0, 9)]
+
+
+class _WaitingRegistry(MemorySchemaRegistry):
+    """Keeps whoever asks what a topic holds waiting, or fails, and shows nobody a table's schemas."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+        self.asked: list[str] = []
+        self.fails: RegistryError | None = None
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        self.asked.append(subject)
+        assert self.answers.wait(60)
+        if self.fails is not None:
+            raise self.fails
+        return super().latest(subject)
+
+    def versions(self, subject: str) -> list[int]:
+        raise RegistryError(f"{subject} is not for you")
+
+
+# Names that the rule {schema}_{table} leaves open, and one that it does not.
+AMBIGUOUS, READY = TableId("shop", "order_items"), TableId("shop", "ready")
+
+
+def _by_rule(store: SqlStateStore, registry: MemorySchemaRegistry) -> WorkerContext:
+    config = right(changed(FLAT_AVRO, target=HTTP, batch={"poll-interval": "10ms"}))
+    return surroundings(config, store=store, registry=registry)
+
+
+def test_tables_have_their_turns_while_the_registry_is_asked_for_one(store: SqlStateStore) -> None:
+    registry = _WaitingRegistry()
+    registry.register("shop_order_items-value", text_of("id", name=AMBIGUOUS.name))
+    around = _by_rule(store, registry)
+    around = replace(around, listeners=Listeners((_OnFailure(registry.answers.set),)))
+    report = Worker(around, until="drained", offsets=_Looks(AMBIGUOUS, READY)).run()
+    assert {table.table: table.state for table in report.tables} == {AMBIGUOUS: "FAILING", READY: "FAILING"}
+    assert all("is not for you" in str(table.error) for table in report.tables)
+    assert registry.asked == ["shop_order_items-value"]
+
+
+def test_a_registry_that_gives_no_answer_fails_the_topics_it_was_asked_for(store: SqlStateStore) -> None:
+    registry = _WaitingRegistry()
+    registry.answers.set()
+    registry.fails = RegistryUnavailableError("silence")
+    report = Worker(_by_rule(store, registry), until="drained", offsets=_Looks(AMBIGUOUS, READY)).run()
+    errors = {table.topic: str(table.error) for table in report.tables}
+    assert "silence" in errors["shop_order_items"]
+    assert "is not for you" in errors["shop_ready"]
+    assert registry.asked == ["shop_order_items-value"]

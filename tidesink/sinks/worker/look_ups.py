@@ -172,15 +172,23 @@ class RuledTables:
 
     def __init__(self, context: WorkerContext) -> None:
         assert context.registry is not None  # noqa: S101  (flat-avro without a registry is refused before)
+        self._config = context.config
         self._table_of = topic_tables(context.config, context.registry)
+        self._tables: dict[str, TableId] = {}
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """The table."""
-        table = self._table_of(topic)
-        return () if table is None else (table,)
+        """The table, where nobody has to be asked for it, or once the registry answered."""
+        table = self._tables.get(topic) or self._config.table_of_topic(topic)
+        if table is None:
+            return ()
+        self._tables[topic] = table
+        return (table,)
 
-    def look(self, _found: TopicOffsets, _read: Mapping[int, int] | None, _goes_on: GoesOn) -> bool:
-        """Nothing is looked for."""
+    def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, _goes_on: GoesOn) -> bool:
+        """Ask the registry."""
+        table = self._table_of(found.topic)
+        if table is not None:
+            self._tables[found.topic] = table
         return True
 
 
