@@ -23,8 +23,9 @@ from tests.unit.worker_bed import surroundings
 from tidesink.errors import ConfigError, RegistryError, RegistryUnavailableError, SourceUnavailableError
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema
+from tidesink.sinks.batch import observers
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.observers import Listeners, TableChanged, WorkerEvent
+from tidesink.sinks.batch.observers import Listeners, TableChanged, WorkerEvent, seconds_since_beat
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, PartitionOffsets, TopicOffsets
@@ -361,6 +362,39 @@ def test_tables_have_their_turns_beside_a_look_up(store: SqlStateStore, protocol
     assert tags.keys() == {"tables of topics", str(ready)}  # a stop cancels the jobs of both
     assert len({*tags.values()}) == 1
     assert [part for part in source.read if part.topic == "shop_slow"] == [OffsetRange("shop_slow", 0, 0, 9)]
+
+
+class _MarkedStore(SqlStateStore):
+    """Has Kafka answer once two signs of life were left while it kept a look-up waiting."""
+
+    def __init__(self, url: str, source: _Source) -> None:
+        super().__init__(url)
+        self._source = source
+        self._left = 2
+
+    def save_document(self, kind: str, name: str, document: Any) -> None:
+        super().save_document(kind, name, document)
+        if kind == "heartbeat" and self._source.begun.is_set() and document["working"]:
+            self._left -= 1
+            if not self._left:
+                self._source.answers.set()
+
+
+@pytest.mark.parametrize("protocol", VALUES)
+def test_signs_of_life_are_left_while_kafka_keeps_a_look_up_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    monkeypatch.setattr(observers, "EVERY_SECONDS", 0.0)
+    source = _Source()
+    source.answers.clear()
+    store = _MarkedStore(str(tmp_path / "state.db"), source)
+    settings = {"batch": {"poll-interval": "10ms"}, "source__protocol": protocol}
+    around = _around(store, source, source__topics=["shop_orders"], **settings)
+    report = Worker(around, until="drained", offsets=_Looks(TableId("shop", "orders"))).run()
+    assert report.tables == ()
+    assert source.read == [OffsetRange("shop_orders", 0, 0, 9)]
+    assert seconds_since_beat(store, "shop") is None
+    store.close()
 
 
 class _WaitingRegistry(MemorySchemaRegistry):
