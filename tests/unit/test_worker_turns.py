@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,13 +12,14 @@ from typing import Any, Final, cast
 
 import pytest
 
+from tests.recorder import Recorder
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.errors import RegistryError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.batch.observers import Listeners, LogListener, RunReport
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore
@@ -180,6 +182,38 @@ def test_a_topic_that_answers_again_goes_on(store: SqlStateStore) -> None:
     looks = _Silence(SILENT, since=2, until=5)
     assert all("is not for you" in str(one) for one in _errors(_around_silence(store, looks, "1h")).values())
     assert looks.had_turns() == {"shop.first", "shop.second", "shop.third"}
+
+
+VALUE: Final = "4711-of-a-row"
+
+
+class _Faulty(MemorySchemaRegistry):
+    """Fails as nobody foresaw, with a value in the text of the error and of its cause."""
+
+    def versions(self, subject: str) -> list[int]:
+        try:
+            return dict[str, list[int]]()[f"{subject} {VALUE}"]
+        except KeyError as exc:
+            raise ValueError(f"invalid literal for int() with base 10: {VALUE!r}") from exc
+
+
+def test_an_unforeseen_error_is_told_by_class_and_place_and_no_value(
+    store: SqlStateStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard = Recorder()
+    around = surroundings(right(changed(FLAT_AVRO, target=HTTP)), store=store, registry=_Faulty())
+    around = replace(around, listeners=Listeners((LogListener(), heard)))
+    report = Worker(around, until="drained", offsets=_Looks(FIRST)).run()
+    (table,), (status,) = report.tables, store.statuses("shop")
+    assert (table.state, status.state) == ("FAILING", "FAILING")
+    assert status.error == table.error
+    assert re.match(r"ValueError at unit/test_worker_turns\.py:\d+: report this", str(table.error))
+    output = capsys.readouterr()
+    log = output.out + output.err
+    assert re.search(r"ValueError \(unit/test_worker_turns\.py:\d+ < .* < worker/table_task\.py:\d+", log)
+    assert re.search(r" from KeyError \(unit/test_worker_turns\.py:\d+\)", log)
+    for text in (log, repr(report), repr(store.statuses("shop")), repr(heard.events)):
+        assert "4711" not in text
 
 
 def _task(batches: int, rested: float) -> TableTask:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,6 +45,7 @@ from tidesink.sinks.kafka.offsets import (
     topic_progress,
 )
 from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
@@ -170,7 +170,7 @@ class TableTask:
         except Exception as exc:  # noqa: BLE001
             # A table's unforeseen error must not stop the others; a job cancelled by a stop is none.
             if not self._context.stop:
-                _log.error("table failed", table=str(self.table), trace=traceback.format_exc())
+                _log.error("table failed", table=str(self.table), trace=fault_of(exc).trace)
                 self._fail(exc, passes=False)
         finally:
             self._ended = time.monotonic()
@@ -456,7 +456,7 @@ class TableTask:
         self.cooldown = Cooldown(self._context.config.retry.for_)
         if passes:
             self.cooldown.start()
-        text = error_text(exc)
+        text = error_text(exc) if isinstance(exc, TidesinkError) else str(fault_of(exc))
         if isinstance(exc, AccountingError):
             text = f"{text}; {self._pauses.break_law(exc, self._tally.rank)}"
         self._change("FAILING", text)
