@@ -20,7 +20,13 @@ from tests.unit.canal_messages import row_bytes
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tests.unit.test_worker_turns import _Looks
 from tests.unit.worker_bed import surroundings
-from tidesink.errors import ConfigError, RegistryError, RegistryUnavailableError, SourceUnavailableError
+from tidesink.errors import (
+    ConfigError,
+    RegistryError,
+    RegistryUnavailableError,
+    SourceUnavailableError,
+    TidesinkError,
+)
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema
 from tidesink.sinks.batch import observers
@@ -268,13 +274,22 @@ def test_a_look_up_that_failed_is_shown_until_it_is_made_again(store: SqlStateSt
     assert tables.under_way is None
 
 
-def test_a_fault_of_ours_ends_the_worker(store: SqlStateStore) -> None:
+@pytest.mark.parametrize("protocol", VALUES)
+def test_an_unforeseen_error_in_a_look_up_fails_its_topic_alone(store: SqlStateStore, protocol: str) -> None:
     source = _Source()
-    source.fails = ZeroDivisionError()
-    tables = TopicLookUps.of(_around(store, source))
+    source.fails = ZeroDivisionError("4711 of a row")
+    tables = TopicLookUps.of(_around(store, source, source__protocol=protocol))
     tables(_found(), None)
-    with pytest.raises(ZeroDivisionError):
-        _ended(tables)
+    _ended(tables)
+    with pytest.raises(
+        TidesinkError, match=r"app: .* ZeroDivisionError at unit/test_table_look_ups"
+    ) as failed:
+        tables(_found(), None)
+    assert "4711" not in str(failed.value)
+    source.fails = None
+    assert tables(_found("other"), None) == ()
+    _ended(tables)
+    assert source.read[-1].topic == "other"
 
 
 @pytest.mark.parametrize(

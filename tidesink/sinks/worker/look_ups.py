@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+import structlog
+
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.batch import messages
 from tidesink.config.models import topic_tables
@@ -19,12 +21,15 @@ from tidesink.errors import DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.sinks.batch.context import LONGEST_PAUSE, WorkerContext
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, furthest, growing_parts
+from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.spark.session import start_thread
 from tidesink.sinks.state.progress import txn_version
 
 if TYPE_CHECKING:
     from tidesink.codecs.base import Codec
 
+
+_log = structlog.get_logger("tidesink.worker")
 
 # The tables of a topic; where none of its tasks reads on, the offsets up to which they have read it.
 TablesOfTopic = Callable[[TopicOffsets, Mapping[int, int] | None], tuple[TableId, ...]]
@@ -249,10 +254,7 @@ class TopicLookUps:
         return self._at_work
 
     def collect(self) -> None:
-        """Know that look-ups ended; what they found is given from now on.
-
-        Raises: what no topic can cause.
-        """
+        """Know that look-ups ended; what they found is given from now on."""
         if self._at_work is not None and self._at_work.done():
             self._at_work.result()
             self._at_work = None
@@ -273,10 +275,12 @@ class TopicLookUps:
                 done, error = self._look(wanted), None
             except TidesinkError as exc:
                 done, error = True, exc
-            except Exception:
-                if not self._context.stop:  # which cancels Spark jobs
-                    raise
-                continue
+            except Exception as exc:  # noqa: BLE001
+                if self._context.stop:  # which cancels Spark jobs
+                    continue
+                fault = fault_of(exc)
+                _log.error("topic not looked into", topic=topic, trace=fault.trace)
+                done, error = True, TidesinkError(f"the look for its tables failed: {fault}", topic=topic)
             with self._lock:
                 if not done:
                     self._wanted[topic] = wanted
