@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, cast
@@ -16,6 +17,7 @@ from tidesink.errors import (
     SchemaRefusedError,
     SourceError,
     StaleProgressError,
+    StateStoreError,
     TidesinkError,
     error_text,
 )
@@ -81,6 +83,7 @@ class TableTask:
         self._tombstones: Tombstones | None = None
         self._error: str | None = None
         self._refusal: TidesinkError | None = None
+        self._owes_law = False
         self._pauses = Pauses(table)
         self._continuity = Continuity(context, topic, self._settings)
         self._compaction: Compaction | None = None
@@ -189,6 +192,7 @@ class TableTask:
 
     def apply_control(self, asked: TableControl) -> None:
         """Rest, or go on, as people asked since the last look; not called while a batch is under way."""
+        self._save_law()
         self._snapshot.asked = asked.snapshot
         turn = self._pauses.apply_control(asked, waits=self.state in ("PAUSED", "FAILING"))
         if turn == "rest":
@@ -232,6 +236,7 @@ class TableTask:
 
     def rest(self) -> None:
         """Nothing is left to read for now."""
+        self._save_law()
         if self.state == "RUNNING":
             self._change("IDLE", None)
             self._settle()  # it may be lost to another worker, as the state store says
@@ -475,11 +480,20 @@ class TableTask:
         )
         status = self._status()
         self._context.listeners.hear(TableChanged(status))
-        if not resumed:
-            return
-        saved = self._context.noted(self.table, lambda: self._save(status), unless="status not saved")
+        saved = resumed and self._context.noted(
+            self.table, lambda: self._save(status), unless="status not saved"
+        )
+        self._owes_law = saved is None and self._pauses.is_law_broken
         if saved is False and self._hold is not None and state != "FAILING":
             self._fail(StaleProgressError(_TAKEN, table=str(self.table)), passes=False)
+
+    def _save_law(self) -> None:
+        """Save a broken law that the state store did not take: the next worker must know."""
+        if self._owes_law:
+            with suppress(StateStoreError):
+                self._tally.resume(self._context, self.table)
+                self._save(self._status())
+                self._owes_law = False
 
     def _save(self, status: TableStatus) -> bool:
         """Have the state store know; False where another worker has the table by now."""
