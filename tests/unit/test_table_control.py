@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
+import pytest
+
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.worker_bed import surroundings
+from tidesink.errors import AccountingError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import (
+    BROKEN,
     NOTHING_ASKED,
     Pauses,
     Requests,
@@ -16,6 +26,7 @@ from tidesink.sinks.worker.control import (
     change_control,
     read_controls,
 )
+from tidesink.sinks.worker.table_task import TableTask
 
 ORDERS, ITEMS = TableId("shop", "orders"), TableId("a.b", 'c"d')
 CHANGE = SchemaChange("add", "label", after="varchar(9)")
@@ -89,3 +100,79 @@ def test_a_pending_change_is_shown_with_the_way_on() -> None:
     assert shown["digest"] == CHANGE.digest
     pauses.state_is("RUNNING")
     assert pauses.details() == {}
+
+
+LAW: Final = AccountingError("1 events are missing")
+
+
+class _SilentStore(SqlStateStore):
+    """Does not answer so many saves of a status; keeps those that it took."""
+
+    def __init__(self, url: str, silent: int) -> None:
+        super().__init__(url)
+        self.silent = silent
+        self.taken: list[TableStatus] = []
+
+    def save_status(self, status: TableStatus) -> bool:
+        if self.silent:
+            self.silent -= 1
+            raise StateStoreError("no answer")
+        self.taken.append(status)
+        return super().save_status(status)
+
+
+def _table_task(store: SqlStateStore, patience: str) -> TableTask:
+    target = {"type": "http", "url": "http://127.0.0.1:1/x"}
+    config = right(changed(CANAL_JSON, target=target, retry={"for": patience}))
+    return TableTask(surroundings(config, store=store), "app", ORDERS)
+
+
+def _is_refused(store: SqlStateStore) -> bool:
+    """Whether another worker, which knows what the store does, refuses the table."""
+    status = store.status_of("shop", ORDERS)
+    try:
+        Pauses(ORDERS).check_law(status, "")
+    except AccountingError as exc:
+        return exc.message == LAW.message
+    return False
+
+
+def test_a_broken_law_is_in_the_save_that_says_failing(tmp_path: Path) -> None:
+    store = _SilentStore(str(tmp_path / "state.db"), silent=1)
+    _table_task(store, "1h").fail(LAW)
+    assert [(one.state, BROKEN in one.details) for one in store.taken] == [("FAILING", True)]
+    assert _is_refused(store)
+    store.close()
+
+
+Turn = Callable[[TableTask], None]
+LOOKED: Final[Turn] = lambda task: task.apply_control(NOTHING_ASKED)  # noqa: E731
+ENDED: Final[Turn] = lambda task: task.rest()  # noqa: E731
+
+
+@pytest.mark.parametrize("turn", [LOOKED, ENDED])
+def test_a_broken_law_that_the_store_did_not_take_is_saved_once_it_answers(
+    tmp_path: Path, turn: Turn
+) -> None:
+    store = _SilentStore(str(tmp_path / "state.db"), silent=2)
+    task = _table_task(store, "0s")
+    task.fail(LAW)
+    found = TopicOffsets("app", "id", {0: PartitionOffsets(0, 9)})
+    assert (task.state, task.has_work(found), store.taken) == ("FAILING", False, [])
+    turn(task)
+    assert (store.silent, _is_refused(store)) == (0, False)
+    turn(task)
+    assert _is_refused(store)
+    turn(task)
+    assert [(one.state, BROKEN in one.details) for one in store.taken] == [("FAILING", True)]
+    store.close()
+
+
+def test_a_broken_law_that_the_store_does_not_know_holds_until_it_is_accepted() -> None:
+    pauses = Pauses(ORDERS)
+    pauses.break_law(LAW, (0, 0, 0))
+    with pytest.raises(AccountingError, match=LAW.message):
+        pauses.check_law(None, "")
+    pauses.accepted = {pauses.details()[BROKEN]["digest"]: "apply"}
+    pauses.check_law(None, "")
+    assert not pauses.is_law_broken

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import traceback
 from typing import Any
 
@@ -13,7 +15,14 @@ from pyspark.errors import PythonException
 
 from tidesink.errors import SourceError, SourceUnavailableError, TidesinkError
 from tidesink.sinks.batch.source import translated_read_errors
-from tidesink.sinks.spark.errors import Reporting, TaskError, raised_task_errors, reported, task_error
+from tidesink.sinks.spark.errors import (
+    Reporting,
+    TaskError,
+    fault_of,
+    raised_task_errors,
+    reported,
+    task_error,
+)
 
 # As Spark puts a task's traceback into an exception of its own.
 _SPARK = "Job aborted due to stage failure: Task 0 failed: PythonException: {}\n\nDriver stacktrace:"
@@ -83,3 +92,22 @@ def test_batches_pass_until_the_error() -> None:
     assert next(found) is batch
     with pytest.raises(TaskError, match=r"^silence "):
         next(found)
+
+
+def test_a_fault_is_told_by_class_and_place_and_by_those_of_its_causes() -> None:
+    def fail(value: str) -> int:
+        return int(value)
+
+    with pytest.raises(ValueError, match="4711x") as found:
+        fail("4711x")
+    fault, here = fault_of(found.value), r"unit/test_task_errors\.py:\d+"
+    assert re.fullmatch(f"ValueError at {here}: report this .*", str(fault))
+    assert re.fullmatch(rf"ValueError \({here} < {here}\)", fault.trace)
+    full = OSError(errno.ENOSPC, "No space left on device", "/a/b")
+    full.__context__ = found.value
+    assert fault_of(full).kind == "OSError ENOSPC"
+    assert re.search(rf" from ValueError \({here} < {here}\)", fault_of(full).trace)
+    full.__suppress_context__ = True
+    assert "ValueError" not in fault_of(full).trace
+    full.__cause__ = full
+    assert str(fault_of(full)).startswith("OSError ENOSPC at an unknown place: ")

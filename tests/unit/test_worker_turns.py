@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import pytest
 
+from tests.recorder import Recorder
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tests.unit.worker_bed import surroundings
-from tidesink.errors import RegistryError, SourceUnavailableError
+from tidesink.errors import RegistryError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.batch.observers import Listeners, LogListener, RunReport
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import TableControl, change_control
 from tidesink.sinks.worker.run import Worker
 from tidesink.sinks.worker.table_task import TableTask
 
-FIRST, SECOND = TableId("shop", "first"), TableId("shop", "second")
+FIRST, SECOND, THIRD = (TableId("shop", name) for name in ("first", "second", "third"))
 HTTP: Final = {"type": "http", "url": "http://127.0.0.1:1/x"}
 ONE_AT_ONCE: Final = {"max-tables": 1, "poll-interval": "10ms"}
 
@@ -104,6 +109,111 @@ def test_what_kafkas_silence_stopped_is_not_looked_for_again(store: SqlStateStor
     assert "is not for you" in str(first.error)
     assert "no answer" in str(second.error)
     assert looks.at_work == [[], ["shop.first"]]
+
+
+class _Silence(_Looks):
+    """Topics of which one gives no answer in some looks, counted from 1; after the last a run is to end."""
+
+    def __init__(self, error: SourceError, *, since: int, until: int, last: int | None = None) -> None:
+        super().__init__(FIRST, SECOND, THIRD)
+        self.stop = StopFlag()
+        self._error, self._silent_looks, self._last = error, range(since, until), last
+
+    def look(self, choose: Choose, *unread: Any) -> Look:
+        found, _ = super().look(choose, *unread)
+        if len(self.at_work) == self._last:
+            self.stop.set()
+        if len(self.at_work) not in self._silent_looks:
+            return Look(found, {})
+        return Look(
+            {topic: found[topic] for topic in ("shop_first", "shop_third")}, {"shop_second": self._error}
+        )
+
+    def had_turns(self) -> set[str]:
+        """The tables that were at work."""
+        return {name for names in self.at_work for name in names}
+
+
+# Of a broker whose partitions have no leader, and of one that refuses.
+SILENT, REFUSED = SourceUnavailableError("no leader"), SourceError("no rights")
+EVER: Final = 1_000_000
+
+
+def _around_silence(store: SqlStateStore, looks: _Silence, patience: str) -> RunReport:
+    config = right(changed(FLAT_AVRO, target=HTTP, batch=ONE_AT_ONCE, retry={"for": patience}))
+    around = surroundings(config, store=store, registry=_Refusing(looks))
+    return Worker(replace(around, stop=looks.stop), until="drained", offsets=looks).run()
+
+
+def _errors(report: RunReport) -> dict[str, str | None]:
+    return {table.topic: table.error for table in report.tables}
+
+
+@pytest.mark.parametrize(("since", "known"), [(1, False), (2, True)])
+def test_the_tables_of_a_topic_without_an_answer_wait_and_no_others(
+    store: SqlStateStore, since: int, *, known: bool
+) -> None:
+    """Until the time of retries is over: whether its tables were known before or not."""
+    looks = _Silence(SILENT, since=since, until=EVER, last=9)
+    report = _around_silence(store, looks, "1h")
+    errors = _errors(report)
+    assert errors.pop("shop_second", None) is None
+    assert {table.table for table in report.tables} == {FIRST, THIRD, *([SECOND] if known else [])}
+    assert all("is not for you" in str(error) for error in errors.values())
+    assert looks.had_turns() == {"shop.first", "shop.third"}
+    assert report.interrupted  # a run to the end does not end before the topic answered or failed
+
+
+@pytest.mark.parametrize(("error", "patience"), [(SILENT, "0s"), (SILENT, "50ms"), (REFUSED, "1h")])
+@pytest.mark.parametrize(("since", "table"), [(1, TableId(UNKNOWN_SCHEMA, "shop_second")), (2, SECOND)])
+def test_a_topic_without_an_answer_fails_after_the_time_of_retries_and_one_that_is_refused_at_once(
+    store: SqlStateStore, error: SourceError, patience: str, since: int, table: TableId
+) -> None:
+    looks = _Silence(error, since=since, until=EVER)
+    report = _around_silence(store, looks, patience)
+    assert {one.table: one.state for one in report.tables} == dict.fromkeys((FIRST, table, THIRD), "FAILING")
+    errors = _errors(report)
+    assert error.message in str(errors.pop("shop_second"))
+    assert all("is not for you" in str(one) for one in errors.values())
+    assert looks.had_turns() == {"shop.first", "shop.third"}
+
+
+def test_a_topic_that_answers_again_goes_on(store: SqlStateStore) -> None:
+    looks = _Silence(SILENT, since=2, until=5)
+    assert all("is not for you" in str(one) for one in _errors(_around_silence(store, looks, "1h")).values())
+    assert looks.had_turns() == {"shop.first", "shop.second", "shop.third"}
+
+
+VALUE: Final = "4711-of-a-row"
+
+
+class _Faulty(MemorySchemaRegistry):
+    """Fails as nobody foresaw, with a value in the text of the error and of its cause."""
+
+    def versions(self, subject: str) -> list[int]:
+        try:
+            return dict[str, list[int]]()[f"{subject} {VALUE}"]
+        except KeyError as exc:
+            raise ValueError(f"invalid literal for int() with base 10: {VALUE!r}") from exc
+
+
+def test_an_unforeseen_error_is_told_by_class_and_place_and_no_value(
+    store: SqlStateStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard = Recorder()
+    around = surroundings(right(changed(FLAT_AVRO, target=HTTP)), store=store, registry=_Faulty())
+    around = replace(around, listeners=Listeners((LogListener(), heard)))
+    report = Worker(around, until="drained", offsets=_Looks(FIRST)).run()
+    (table,), (status,) = report.tables, store.statuses("shop")
+    assert (table.state, status.state) == ("FAILING", "FAILING")
+    assert status.error == table.error
+    assert re.match(r"ValueError at unit/test_worker_turns\.py:\d+: report this", str(table.error))
+    output = capsys.readouterr()
+    log = output.out + output.err
+    assert re.search(r"ValueError \(unit/test_worker_turns\.py:\d+ < .* < worker/table_task\.py:\d+", log)
+    assert re.search(r" from KeyError \(unit/test_worker_turns\.py:\d+\)", log)
+    for text in (log, repr(report), repr(store.statuses("shop")), repr(heard.events)):
+        assert "4711" not in text
 
 
 def _task(turn: int, rested: float, *, lag: int = 1) -> TableTask:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from pathlib import Path
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, PythonException
@@ -246,3 +249,44 @@ def summary(exc: BaseException) -> str:
     condition = exc.getCondition() if isinstance(exc, PySparkException) else None
     first = f"{names[0]} {condition}" if condition else names[0]
     return " from ".join(dict.fromkeys((first, *names[1:])))
+
+
+class Fault(NamedTuple):
+    """An error that nobody foresaw, without what it says: that may be a value of a row.
+
+    ``trace``: the file and line of each call that led to it and to its causes, the last call first.
+    """
+
+    kind: str
+    place: str
+    trace: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.place}: report this with the log and the version of tidesink"
+
+
+def fault_of(exc: BaseException) -> Fault:
+    """What can be said of an error that is none of tidesink's."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = exc
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    places = [_places(one) for one in chain]
+    trace = " from ".join(f"{_kind(one)} ({' < '.join(at)})" for one, at in zip(chain, places, strict=True))
+    return Fault(_kind(exc), places[0][0] if places[0] else "an unknown place", trace)
+
+
+def _kind(exc: BaseException) -> str:
+    try:
+        kind = summary(exc)
+    except SPARK_ERRORS:  # the JVM has ended, which would say more
+        kind = type(exc).__name__
+    code = errno.errorcode.get(exc.errno or 0) if isinstance(exc, OSError) else None
+    return f"{kind} {code}" if code else kind
+
+
+def _places(exc: BaseException) -> list[str]:
+    """File and line of each call, with the folder that the file is in."""
+    calls = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(exc.__traceback__)]
+    return [f"{path.parent.name}/{path.name}:{line}" for path, line in reversed(calls)]

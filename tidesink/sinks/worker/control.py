@@ -280,9 +280,16 @@ class Pauses:
             AccountingError: as it was then.
         """
         known = before.details.get(BROKEN) if before and before.details.get(PLACE) == place else None
-        self._broken = Unaccepted(**known) if known and known["digest"] not in self.accepted else None
+        # What this worker found holds too where the store did not take it.
+        broken = Unaccepted(**known) if known else self._broken
+        self._broken = None if broken and broken.digest in self.accepted else broken
         if self._broken is not None:
             raise AccountingError(self._broken.text, table=str(self._table))
+
+    @property
+    def is_law_broken(self) -> bool:
+        """Whether a count did not add up, and nobody accepted that."""
+        return self._broken is not None
 
     def state_is(self, state: TableState) -> None:
         """What was waited for is over in any state but PAUSED."""

@@ -1,107 +1,19 @@
-"""Which tables the topics of a pipeline hold: one task for each, made when its topic is first seen."""
+"""The tasks of a pipeline: one for each table that its topics hold, made when its topic is first seen."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidesink.codecs import CODECS, open_codec
-from tidesink.config.models import topic_tables
-from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SourceError, TidesinkError
-from tidesink.events import ChangeEvent, Message, TableId
+from tidesink.errors import ConfigError, SourceError, TidesinkError
+from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, furthest, growing_parts, topic_gone
-from tidesink.sinks.spark.session import start_thread
-from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, txn_version
+from tidesink.sinks.kafka.offsets import Look, TopicOffsets, furthest, topic_gone
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
+from tidesink.sinks.worker.look_ups import TablesOfTopic, TopicLookUps
 from tidesink.sinks.worker.preflight import Goals
 from tidesink.sinks.worker.table_task import TableTask
-
-if TYPE_CHECKING:
-    from tidesink.codecs.base import Codec
-
-
-# A topic is looked into so long at a time, and then those that wait for it; once it was read, after a pause.
-_LOOK_UP_SECONDS: Final = 10.0
-_AGAIN_SECONDS: Final = 5.0
-# So many records of a topic are looked at first. Each comes to the driver: the first row says it.
-_FIRST_RECORDS: Final = 100
-
-
-class FirstRowTables:
-    """The table of each topic, once it is known. May be used from several threads."""
-
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
-        self._lock = threading.Lock()
-        self._tables: dict[str, TableId] = {}
-        self._looked: dict[str, tuple[str, dict[int, int]]] = {}
-
-    def of(self, found: TopicOffsets) -> TableId | None:
-        """The table of a topic; None where no record of it is of a row.
-
-        Raises:
-            SourceError: Kafka refuses, or does not answer.
-            RegistryError: the registry refuses, or does not answer.
-        """
-        named = self._context.config.named_table_of_topic(found.topic)
-        if named is not None:
-            return named
-        with self._lock:
-            if found.topic not in self._tables:
-                self._look(found)
-            return self._tables.get(found.topic)
-
-    def _look(self, found: TopicOffsets) -> None:
-        """Look into what was not looked into yet, in ever larger parts."""
-        topic_id, looked = self._looked.get(found.topic, ("", {}))
-        looked = dict(looked) if topic_id == found.topic_id else {}
-        left = [
-            OffsetRange(found.topic, n, max(at.earliest, looked.get(n, 0)), at.latest)
-            for n, at in found.partitions.items()
-        ]
-        codec = self._codec()
-        for part in growing_parts(left, _FIRST_RECORDS):
-            table = self._first_table(part, codec)
-            if table is not None:
-                self._tables[found.topic] = table
-                return
-            looked.update((one.partition, one.end) for one in part)
-            self._looked[found.topic] = found.topic_id, looked
-
-    def _first_table(self, ranges: tuple[OffsetRange, ...], codec: Codec) -> TableId | None:
-        found = (_table_of(codec, message) for message in self._context.source.messages_here(ranges))
-        return next((table for table in found if table is not None), None)
-
-    def _codec(self) -> Codec:
-        source = self._context.config.source
-        return open_codec(source.protocol, options=source.codec_options(), registry=self._context.registry)
-
-
-def _table_of(codec: Codec, message: Message) -> TableId | None:
-    try:
-        events = codec.decode(message)
-    except (DecodeError, SchemaNotFoundError):
-        return None  # a bad record is shown by its table's task, once there is one
-    return next((event.table for event in events if isinstance(event, ChangeEvent)), None)
-
-
-def first_row_tables(context: WorkerContext) -> TablesOfTopic:
-    """The one table of a topic, which its first row names."""
-    known = FirstRowTables(context)
-
-    def tables(found: TopicOffsets, _read: Mapping[int, int] | None) -> tuple[TableId, ...]:
-        table = known.of(found)
-        return () if table is None else (table,)
-
-    return tables
-
-
-# The tables of a topic; where none of its tasks reads on, the offsets up to which they have read it.
-TablesOfTopic = Callable[[TopicOffsets, Mapping[int, int] | None], tuple[TableId, ...]]
 
 _NO_TOPIC = "the broker has no such topic: is it spelt as in the changefeed?"
 
@@ -112,6 +24,7 @@ class TableTasks:
     def __init__(self, context: WorkerContext, tables_of: TablesOfTopic) -> None:
         self._context = context
         self._tables_of = tables_of
+        self._look_ups = tables_of if isinstance(tables_of, TopicLookUps) else None
         self._table_tasks: dict[str, dict[TableId, TableTask]] = defaultdict(dict)
         self._owners: dict[TableId, str] = {}
         self._goals = Goals(context.config.destination)
@@ -182,17 +95,17 @@ class TableTasks:
     @property
     def look_ups(self) -> Future[None] | None:
         """Look-ups of topics that were not collected yet: tables may come of them."""
-        return self._tables_of.under_way if isinstance(self._tables_of, CanalTables) else None
+        return None if self._look_ups is None else self._look_ups.under_way
 
     def collect(self) -> None:
         """Know that look-ups ended: the next ``follow`` takes what they found."""
-        if isinstance(self._tables_of, CanalTables):
-            self._tables_of.collect()
+        if self._look_ups is not None:
+            self._look_ups.collect()
 
     def end_look_ups(self) -> None:
         """Begin no other look-up: the run is over."""
-        if isinstance(self._tables_of, CanalTables):
-            self._tables_of.end()
+        if self._look_ups is not None:
+            self._look_ups.end()
 
     def close(self) -> None:
         """Let go of every table."""
@@ -265,138 +178,3 @@ class TableTasks:
 
 def _unknown(topic: str) -> TableId:
     return TableId(UNKNOWN_SCHEMA, topic)
-
-
-def avro_tables(context: WorkerContext) -> TablesOfTopic:
-    """The one table of a flat-avro topic, by config or topic rule."""
-    assert context.registry is not None  # noqa: S101  (flat-avro without a registry is refused before)
-    table_of = topic_tables(context.config, context.registry)
-
-    def tables(found: TopicOffsets, _read: Mapping[int, int] | None) -> tuple[TableId, ...]:
-        table = table_of(found.topic)
-        return () if table is None else (table,)
-
-    return tables
-
-
-class _LookUp(NamedTuple):
-    """A topic to be looked into; ``read`` as in ``TablesOfTopic``."""
-
-    found: TopicOffsets
-    read: Mapping[int, int] | None
-
-
-class CanalTables:
-    """The tables that a canal-json topic's messages name; called by one thread.
-
-    A topic of which no table is known, or none reads on, is looked into in a thread beside the turns, one
-    topic after the other and each for a while. What was found shows when the topic is asked for again.
-    """
-
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
-        self._lock = threading.Lock()
-        self._wanted: dict[str, _LookUp] = {}
-        self._at_work: Future[None] | None = None
-        self._running = False
-        self._looking: str | None = None
-        self._ended = False
-        # When a topic is looked into again, and what failed in one.
-        self._again: dict[str, float] = {}
-        self._failed: dict[str, TidesinkError] = {}
-
-    def __call__(self, found: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
-        """The tables known by now; as ``TopicTables.look`` raises, after a look-up that failed."""
-        topic = found.topic
-        known = self._context.topics.tables(topic).known()
-        with self._lock:
-            if topic == self._looking or (known and read is None):
-                return known
-            if time.monotonic() >= self._again.get(topic, 0.0):
-                self._wanted[topic] = _LookUp(found, read)
-                self._failed.pop(topic, None)
-                self._begin()
-            elif topic in self._failed:
-                raise self._failed[topic]
-        return known
-
-    @property
-    def under_way(self) -> Future[None] | None:
-        """Look-ups that were not collected yet: tables may come of them."""
-        return self._at_work
-
-    def collect(self) -> None:
-        """Know that look-ups ended; what they found is given from now on.
-
-        Raises: what no topic can cause.
-        """
-        if self._at_work is not None and self._at_work.done():
-            self._at_work.result()
-            self._at_work = None
-
-    def end(self) -> None:
-        """Begin no other look-up; the one under way ends when its time is over."""
-        self._ended = True
-
-    def _begin(self) -> None:
-        if not self._running:
-            self._running = True
-            self._at_work = start_thread(self._context.spark, self._work, name="tables of topics")
-
-    def _work(self) -> None:
-        while (wanted := self._next()) is not None:
-            topic = wanted.found.topic
-            try:
-                done, error = self._look(wanted), None
-            except TidesinkError as exc:
-                done, error = True, exc
-            except Exception:
-                if not self._context.stop:  # which cancels Spark jobs
-                    raise
-                continue
-            with self._lock:
-                if not done:
-                    self._wanted[topic] = wanted
-                elif error is not None:
-                    self._failed[topic] = error
-                    self._again[topic] = time.monotonic() + self._context.config.retry.for_
-                elif wanted.read is not None or not self._context.topics.tables(topic).known():
-                    self._again[topic] = time.monotonic() + _AGAIN_SECONDS
-
-    def _next(self) -> _LookUp | None:
-        with self._lock:
-            if not self._wanted or self._ended or self._context.stop:
-                self._running, self._looking = False, None
-                return None
-            self._looking = next(iter(self._wanted))
-            return self._wanted.pop(self._looking)
-
-    def _look(self, wanted: _LookUp) -> bool:
-        context, ends = self._context, time.monotonic() + _LOOK_UP_SECONDS
-        found, read = wanted
-        return context.topics.tables(found.topic).look(
-            context.spark,
-            found,
-            goes_on=lambda: not context.stop and time.monotonic() < ends,
-            read=read if read is None else furthest((read, *self._recorded(found))),
-        )
-
-    def _recorded(self, found: TopicOffsets) -> Iterator[Mapping[int, int]]:
-        """How far earlier runs read the topic: they took note of every table that they met."""
-        store, pipeline = self._context.store, self._context.config.pipeline
-        for table in self._context.topics.tables(found.topic).known():
-            status = store.status_of(pipeline, table)
-            if status is None:
-                continue
-            progress = store.progress_of(pipeline, table, txn_version(status.epoch, status.batch))
-            at = progress.topics.get(found.topic) if progress is not None else None
-            if at is not None and at.topic_id == found.topic_id:
-                yield {number: one.next_offset for number, one in at.partitions.items()}
-
-
-def tables_of(context: WorkerContext) -> TablesOfTopic:
-    """How a pipeline's protocol tells the tables of a topic."""
-    protocol = context.config.source.protocol
-    if CODECS[protocol].shares_topics:
-        return CanalTables(context)
-    return avro_tables(context) if protocol == "flat-avro" else first_row_tables(context)

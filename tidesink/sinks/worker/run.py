@@ -49,7 +49,8 @@ from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.worker.control import Requests, TableControl
-from tidesink.sinks.worker.discovery import TableTasks, tables_of
+from tidesink.sinks.worker.discovery import TableTasks
+from tidesink.sinks.worker.look_ups import TopicLookUps
 from tidesink.sinks.worker.table_task import TableTask
 from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, watermark_test
 
@@ -113,7 +114,7 @@ class Worker:
         self._offsets = offsets or context.brokers
         self._heartbeat = Heartbeat(context.store, context.config.pipeline)
         self._requests = Requests(context.store, context.config.pipeline)
-        self._table_tasks = TableTasks(context, tables_of(context))
+        self._table_tasks = TableTasks(context, TopicLookUps.of(context))
         self._busy: dict[Future[None], TableTask] = {}
         self._missed: frozenset[str] = frozenset()
         # Since when topics give no answer, and those of them that are waited for no longer.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, cast
@@ -17,6 +17,7 @@ from tidesink.errors import (
     SchemaRefusedError,
     SourceError,
     StaleProgressError,
+    StateStoreError,
     TidesinkError,
     error_text,
 )
@@ -46,6 +47,7 @@ from tidesink.sinks.kafka.offsets import (
     topic_progress,
 )
 from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
@@ -85,6 +87,7 @@ class TableTask:
         self._tombstones: Tombstones | None = None
         self._error: str | None = None
         self._refusal: TidesinkError | None = None
+        self._owes_law = False
         self._pauses = Pauses(table)
         self._continuity = Continuity(context, topic, self._settings)
         self._compaction: Compaction | None = None
@@ -174,7 +177,7 @@ class TableTask:
         except Exception as exc:  # noqa: BLE001
             # A table's unforeseen error must not stop the others; a job cancelled by a stop is none.
             if not self._context.stop:
-                _log.error("table failed", table=str(self.table), trace=traceback.format_exc())
+                _log.error("table failed", table=str(self.table), trace=fault_of(exc).trace)
                 self._fail(exc, passes=False)
         finally:
             self._ended = time.monotonic()
@@ -193,6 +196,7 @@ class TableTask:
 
     def apply_control(self, asked: TableControl) -> None:
         """Rest, or go on, as people asked since the last look; not called while a batch is under way."""
+        self._save_law()
         self._snapshot.asked = asked.snapshot
         turn = self._pauses.apply_control(asked, waits=self.state in ("PAUSED", "FAILING"))
         if turn == "rest":
@@ -236,6 +240,7 @@ class TableTask:
 
     def rest(self) -> None:
         """Nothing is left to read for now."""
+        self._save_law()
         if self.state == "RUNNING":
             self._change("IDLE", None)
             self._settle()  # it may be lost to another worker, as the state store says
@@ -460,7 +465,7 @@ class TableTask:
         self.cooldown = Cooldown(self._context.config.retry.for_)
         if passes:
             self.cooldown.start()
-        text = error_text(exc)
+        text = error_text(exc) if isinstance(exc, TidesinkError) else str(fault_of(exc))
         if isinstance(exc, AccountingError):
             text = f"{text}; {self._pauses.break_law(exc, self._tally.rank)}"
         self._change("FAILING", text)
@@ -479,11 +484,20 @@ class TableTask:
         )
         status = self._status()
         self._context.listeners.hear(TableChanged(status))
-        if not resumed:
-            return
-        saved = self._context.noted(self.table, lambda: self._save(status), unless="status not saved")
+        saved = resumed and self._context.noted(
+            self.table, lambda: self._save(status), unless="status not saved"
+        )
+        self._owes_law = saved is None and self._pauses.is_law_broken
         if saved is False and self._hold is not None and state != "FAILING":
             self._fail(StaleProgressError(_TAKEN, table=str(self.table)), passes=False)
+
+    def _save_law(self) -> None:
+        """Save a broken law that the state store did not take: the next worker must know."""
+        if self._owes_law:
+            with suppress(StateStoreError):
+                self._tally.resume(self._context, self.table)
+                self._save(self._status())
+                self._owes_law = False
 
     def _save(self, status: TableStatus) -> bool:
         """Have the state store know; False where another worker has the table by now."""

@@ -1,0 +1,306 @@
+"""Topics are looked into for their tables in a thread beside the worker's turns, for a while each.
+
+Kafka, the registry, or a topic without any row can keep a look-up waiting: no table of another topic waits
+with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import structlog
+
+from tidesink.codecs import CODECS, open_codec
+from tidesink.codecs.batch import messages
+from tidesink.config.models import topic_tables
+from tidesink.errors import DecodeError, SchemaNotFoundError, TidesinkError
+from tidesink.events import ChangeEvent, Message, TableId
+from tidesink.sinks.batch.context import LONGEST_PAUSE, WorkerContext
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, furthest, growing_parts
+from tidesink.sinks.spark.errors import fault_of
+from tidesink.sinks.spark.session import start_thread
+from tidesink.sinks.state.progress import txn_version
+
+if TYPE_CHECKING:
+    from tidesink.codecs.base import Codec
+
+
+_log = structlog.get_logger("tidesink.worker")
+
+# The tables of a topic; where none of its tasks reads on, the offsets up to which they have read it.
+TablesOfTopic = Callable[[TopicOffsets, Mapping[int, int] | None], tuple[TableId, ...]]
+GoesOn = Callable[[], bool]
+
+# A topic is looked into so long at a time, and then those that wait for it; once it was read, after a pause.
+_LOOK_UP_SECONDS: Final = 10.0
+_AGAIN_SECONDS: Final = 5.0
+# So many records of a topic are looked at first. Each comes to the driver: the first row says it.
+_FIRST_RECORDS: Final = 100
+
+
+class TableFinder(Protocol):
+    """How a protocol tells the tables of a topic.
+
+    ``shares_topics``: a topic may hold others besides those that are known.
+    """
+
+    shares_topics: bool
+
+    def known(self, topic: str) -> tuple[TableId, ...]:
+        """The tables known by now; asks neither Kafka nor the registry. Called by the worker's thread.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+
+    def look(self, found: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
+        """Look for tables; False where ``goes_on`` said no before that was done: the next call goes on.
+
+        ``read`` as in ``TablesOfTopic``. Called by the thread of look-ups.
+
+        Raises:
+            SourceError: Kafka refuses, or does not answer.
+            RegistryError: the registry refuses, or does not answer.
+            StateStoreError: the store does not answer.
+            ConfigError: the config does not say what is needed to know them.
+        """
+
+
+class NamedTables:
+    """The tables that each message of a topic names."""
+
+    shares_topics = True
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+
+    def known(self, topic: str) -> tuple[TableId, ...]:
+        """Those met in this run or an earlier one."""
+        return self._context.topics.tables(topic).known()
+
+    def look(self, found: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
+        """As ``TopicTables.look``, behind what earlier runs have read."""
+        return self._context.topics.tables(found.topic).look(
+            self._context.spark,
+            found,
+            goes_on=goes_on,
+            read=read if read is None else furthest((read, *self._recorded(found))),
+        )
+
+    def _recorded(self, found: TopicOffsets) -> Iterator[Mapping[int, int]]:
+        """How far earlier runs read the topic: they took note of every table that they met."""
+        store, pipeline = self._context.store, self._context.config.pipeline
+        for table in self.known(found.topic):
+            status = store.status_of(pipeline, table)
+            if status is None:
+                continue
+            progress = store.progress_of(pipeline, table, txn_version(status.epoch, status.batch))
+            at = progress.topics.get(found.topic) if progress is not None else None
+            if at is not None and at.topic_id == found.topic_id:
+                yield {number: one.next_offset for number, one in at.partitions.items()}
+
+
+class FirstRowTables:
+    """The one table of a topic, which the config names, or its first row."""
+
+    shares_topics = False
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._tables: dict[str, TableId] = {}
+        # The id of each topic, and up to where it was looked into.
+        self._looked: dict[str, tuple[str, dict[int, int]]] = {}
+
+    def known(self, topic: str) -> tuple[TableId, ...]:
+        """The table, once a row of it was met."""
+        table = self._context.config.named_table_of_topic(topic) or self._tables.get(topic)
+        return () if table is None else (table,)
+
+    def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
+        """Look into what was not looked into yet, in ever larger parts, until a record is of a row."""
+        topic_id, looked = self._looked.get(found.topic, ("", {}))
+        if topic_id != found.topic_id:
+            looked = {}
+        self._looked[found.topic] = found.topic_id, looked
+        left = [
+            OffsetRange(found.topic, n, min(max(at.earliest, looked.get(n, 0)), at.latest), at.latest)
+            for n, at in found.partitions.items()
+        ]
+        codec = self._codec()
+        for part in growing_parts(left, _FIRST_RECORDS):
+            for table in self._tables_of_records(part, codec, looked):
+                if table is not None:
+                    self._tables[found.topic] = table
+                    return True
+                if not goes_on():
+                    return False
+        return True
+
+    def _tables_of_records(
+        self, ranges: Sequence[OffsetRange], codec: Codec, looked: dict[int, int]
+    ) -> Iterator[TableId | None]:
+        """The table of each record, None where it is of no row; ``looked`` goes on with them."""
+        for part in ranges:
+            if not part.records:
+                continue
+            for batch in self._context.source.read_here([part]):
+                for message in messages(batch):
+                    table = _table_of(codec, message)
+                    looked[part.partition] = message.offset + 1
+                    yield table
+            looked[part.partition] = part.end
+            yield None
+
+    def _codec(self) -> Codec:
+        source = self._context.config.source
+        return open_codec(source.protocol, options=source.codec_options(), registry=self._context.registry)
+
+
+def _table_of(codec: Codec, message: Message) -> TableId | None:
+    if message.value is None:
+        return None
+    try:
+        events = codec.decode(message)
+    except (DecodeError, SchemaNotFoundError):
+        return None  # a bad record is shown by its table's task, once there is one
+    return next((event.table for event in events if isinstance(event, ChangeEvent)), None)
+
+
+class RuledTables:
+    """The one table of a topic by the config or the topic rule; what these leave open the registry says."""
+
+    shares_topics = False
+
+    def __init__(self, context: WorkerContext) -> None:
+        assert context.registry is not None  # noqa: S101  (flat-avro without a registry is refused before)
+        self._config = context.config
+        self._table_of = topic_tables(context.config, context.registry)
+        self._tables: dict[str, TableId] = {}
+
+    def known(self, topic: str) -> tuple[TableId, ...]:
+        """The table, where nobody has to be asked for it, or once the registry answered."""
+        table = self._tables.get(topic) or self._config.table_of_topic(topic)
+        if table is None:
+            return ()
+        self._tables[topic] = table
+        return (table,)
+
+    def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, _goes_on: GoesOn) -> bool:
+        """Ask the registry."""
+        table = self._table_of(found.topic)
+        if table is not None:
+            self._tables[found.topic] = table
+        return True
+
+
+class _LookUp(NamedTuple):
+    """A topic to be looked into; ``read`` as in ``TablesOfTopic``."""
+
+    found: TopicOffsets
+    read: Mapping[int, int] | None
+
+
+class TopicLookUps:
+    """The tables of topics (``TablesOfTopic``); called by one thread.
+
+    A topic of which no table is known, or none reads on, is looked into in a thread beside the turns, one
+    topic after the other and each for a while. What was found shows when the topic is asked for again.
+    """
+
+    def __init__(self, context: WorkerContext, finder: TableFinder) -> None:
+        self._context = context
+        self._finder = finder
+        self._lock = threading.Lock()
+        self._wanted: dict[str, _LookUp] = {}
+        self._at_work: Future[None] | None = None
+        self._running = False
+        self._looking: str | None = None
+        self._ended = False
+        # When a topic is looked into again, and what failed in one.
+        self._again: dict[str, float] = {}
+        self._failed: dict[str, TidesinkError] = {}
+
+    @classmethod
+    def of(cls, context: WorkerContext) -> TopicLookUps:
+        """As a pipeline's protocol tells the tables of a topic."""
+        protocol = context.config.source.protocol
+        if CODECS[protocol].shares_topics:
+            return cls(context, NamedTables(context))
+        by_rule = protocol == "flat-avro"
+        return cls(context, RuledTables(context) if by_rule else FirstRowTables(context))
+
+    def __call__(self, found: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
+        """The tables known by now; as ``TableFinder.look`` raises, after a look-up that failed."""
+        topic = found.topic
+        known = self._finder.known(topic)
+        with self._lock:
+            if topic == self._looking or (known and (read is None or not self._finder.shares_topics)):
+                return known
+            if time.monotonic() >= self._again.get(topic, 0.0):
+                self._wanted[topic] = _LookUp(found, read)
+                self._failed.pop(topic, None)
+                self._begin()
+            elif topic in self._failed:
+                raise self._failed[topic]
+        return known
+
+    @property
+    def under_way(self) -> Future[None] | None:
+        """Look-ups that were not collected yet: tables may come of them."""
+        return self._at_work
+
+    def collect(self) -> None:
+        """Know that look-ups ended; what they found is given from now on."""
+        if self._at_work is not None and self._at_work.done():
+            self._at_work.result()
+            self._at_work = None
+
+    def end(self) -> None:
+        """Begin no other look-up; the one under way ends when its time is over."""
+        self._ended = True
+
+    def _begin(self) -> None:
+        if not self._running:
+            self._running = True
+            self._at_work = start_thread(self._context.spark, self._work, name="tables of topics")
+
+    def _work(self) -> None:
+        while (wanted := self._next()) is not None:
+            topic = wanted.found.topic
+            try:
+                done, error = self._look(wanted), None
+            except TidesinkError as exc:
+                done, error = True, exc
+            except Exception as exc:  # noqa: BLE001
+                if self._context.stop:  # which cancels Spark jobs
+                    continue
+                fault = fault_of(exc)
+                _log.error("topic not looked into", topic=topic, trace=fault.trace)
+                done, error = True, TidesinkError(f"the look for its tables failed: {fault}", topic=topic)
+            with self._lock:
+                if not done:
+                    self._wanted[topic] = wanted
+                elif error is not None:
+                    self._failed[topic] = error
+                    self._again[topic] = time.monotonic() + max(
+                        self._context.config.retry.for_, LONGEST_PAUSE
+                    )
+                elif wanted.read is not None or not self._finder.known(topic):
+                    self._again[topic] = time.monotonic() + _AGAIN_SECONDS
+
+    def _next(self) -> _LookUp | None:
+        with self._lock:
+            if not self._wanted or self._ended or self._context.stop:
+                self._running, self._looking = False, None
+                return None
+            self._looking = next(iter(self._wanted))
+            return self._wanted.pop(self._looking)
+
+    def _look(self, wanted: _LookUp) -> bool:
+        stop, ends = self._context.stop, time.monotonic() + _LOOK_UP_SECONDS
+        found, read = wanted
+        return self._finder.look(found, read, lambda: not stop and time.monotonic() < ends)
