@@ -8,12 +8,15 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -349,3 +352,94 @@ def test_a_worker_whose_target_refuses_its_rows_shows_no_secret(
     assert "FAILING" in status
     assert not [line for line in seen if _FORMS.search(line)]
     _check_files(tmp_path)
+
+
+@pytest.fixture
+def running_worker(
+    kept_classes: bool, tmp_path: Path, brokers: str, topic_prefix: str
+) -> Iterator[Callable[[Mapping[str, str]], None]]:
+    """Starts a worker on an Iceberg table with a row, and waits until the row is applied."""
+    topic, started = f"{topic_prefix}-page", list[subprocess.Popen[bytes]]()
+    create_topics(brokers, {topic: 1})
+    producer = Producer({"bootstrap.servers": brokers})
+    producer.produce(topic, json.dumps({**CANAL, "_tidb": {"commitTs": 1}}).encode())
+    assert producer.flush(_PATIENCE_SECONDS) == 0
+    closed = f"127.0.0.1:{free_ports(1)[0]}"
+    config = _write_config(
+        tmp_path, "canal-iceberg", Servers(brokers, closed, closed, topic=topic, sasl=False)
+    )
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    settings["source"] = {
+        name: settings["source"][name] for name in ("brokers", "protocol", "topics", "enable-tidb-extension")
+    }
+    settings["target"]["catalog-properties"] = {
+        "type": "hadoop",
+        "warehouse": str(tmp_path / "warehouse"),
+        "credential": "sesame-credential",
+    }
+
+    def start(conf: Mapping[str, str]) -> None:
+        settings["spark"]["conf"] |= conf
+        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        words = ["-c", "from tidesink.cli.main import run; run()", "run", str(config), "--log", "json"]
+        log = (tmp_path / "log").open("wb")
+        started.append(subprocess.Popen([sys.executable, *words], cwd=tmp_path, stdout=log, stderr=log))
+        log.close()
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while "batch applied" not in (said := (tmp_path / "log").read_text(encoding="utf-8")):
+            assert started[-1].poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.2)
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(_PATIENCE_SECONDS)
+
+
+def _pages(port: int) -> dict[str, str]:
+    """The pages of Spark that have settings, by their paths."""
+    found = dict[str, str]()
+
+    def ask(path: str) -> str:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=_PATIENCE_SECONDS) as answer:
+            return found.setdefault(path, answer.read().decode())
+
+    (application,) = json.loads(ask("/api/v1/applications"))
+    ask("/environment/")
+    ask(f"/api/v1/applications/{application['id']}/environment")
+    for query in json.loads(ask(f"/api/v1/applications/{application['id']}/sql")):
+        ask(f"/SQL/execution/?id={query['id']}")
+    return found
+
+
+@pytest.mark.servers
+@pytest.mark.spark
+def test_the_pages_of_spark_show_no_secret(running_worker: Callable[[Mapping[str, str]], None]) -> None:
+    """They are there for who turns them on (``spark.ui.enabled``)."""
+    (port,) = free_ports(1)
+    running_worker(
+        {
+            "spark.ui.enabled": "true",
+            "spark.ui.port": str(port),
+            "spark.tide.plain": "sesame-plain",
+            "spark.hadoop.tide.plain": "sesame-hadoop",
+        }
+    )
+    pages = _pages(port)
+    shown = "".join(pages.values())
+    for name in ("spark.tide.plain", "tide.plain", "spark.sql.catalog.lake.credential"):
+        assert name in shown
+    for path, page in pages.items():
+        assert not _FORMS.search(page.encode()), path
+
+
+@pytest.mark.servers
+@pytest.mark.spark
+def test_spark_has_no_page_unless_it_is_turned_on(
+    running_worker: Callable[[Mapping[str, str]], None],
+) -> None:
+    (port,) = free_ports(1)
+    running_worker({"spark.ui.port": str(port)})
+    with pytest.raises(URLError):
+        _pages(port)

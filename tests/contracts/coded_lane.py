@@ -53,10 +53,10 @@ class HeldFetch:
 
 
 class HeldTopic(KafkaSource):
-    """A topic's records, of which the first ``sent`` are there so far."""
+    """A topic's records, of which the first ``sent`` are there so far; ``fetch`` gives them to tasks."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
-        super().__init__(HeldFetch(tuple(messages)))
+    def __init__(self, messages: Sequence[Message], *, fetch: HeldFetch | None = None) -> None:
+        super().__init__(fetch or HeldFetch(tuple(messages)))
         self._messages = messages
         self.sent = 0
 

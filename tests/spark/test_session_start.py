@@ -11,8 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import pytest
+from typing import Final
 
 from tests.command_lines import command_lines_below
 from tests.sessions import SMALL_SPARK
@@ -105,30 +104,69 @@ def test_a_file_of_properties_beside_ours_is_refused() -> None:
     assert "spark-defaults.conf" in done.stderr
 
 
-# A session that logs at each level; what it prints besides is Spark's own.
+# A session that logs at each level, and two jobs that fail: a task of Python's and an expression.
 _LOGS = """
 import json, sys
 from tidesink.sinks.spark.session import build_session
+
+def fail(batches):
+    for batch in batches:
+        raise ValueError("the row is s3cr3t\\nValueError: s3cr3t")
+    yield
+
 spark = build_session(master="local[1]", conf=json.load(sys.stdin), driver_memory="700m")
-spark.range(4).collect()
-log = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager.getLogger("a.Test")
-for level in ("error", "warn", "info"):
-    getattr(log, level)(f"logged as {level}")
+rows = spark.range(4)
+rows.collect()
+jvm = spark.sparkContext._jvm
+error = jvm.java.lang.IllegalStateException("s3cr3t in\\nan exception")
+for name in ("a.Test", "org.apache.spark.scheduler.Told"):
+    log = jvm.org.apache.logging.log4j.LogManager.getLogger(name)
+    for level in ("error", "warn", "info"):
+        getattr(log, level)(f"logged as {level}")
+        getattr(log, level)("Putting a block failed due to a.b.SomeException: s3cr3t")
+        getattr(log, level)("logged\\ns3cr3t", error)
+for failing in (rows.mapInArrow(fail, "id long"), rows.selectExpr("raise_error(concat('s3cr', '3t ', id))")):
+    try:
+        failing.collect()
+    except Exception as exc:
+        assert "s3cr3t" in str(exc)
 """
 
 
-@pytest.mark.parametrize(
-    ("conf", "logged"),
-    [({}, ["error"]), ({"spark.log.level": "WARN"}, ["error", "warn"])],
-)
-def test_errors_alone_are_shown_unless_more_is_asked_for(
-    kept_classes: bool, conf: dict[str, str], logged: list[str]
-) -> None:
+def _logged(conf: dict[str, str]) -> list[str]:
+    """What a session with these settings shows, each line without its time."""
     given = json.dumps({**SMALL_SPARK, **conf})
     done = subprocess.run(
         [sys.executable, "-c", _LOGS], input=given, capture_output=True, text=True, check=True
     )
-    lines = done.stderr.splitlines()
-    assert [line.split()[-1] for line in lines if " Test: logged as " in line] == logged
-    assert len(lines) == 1 or conf, done.stderr
     assert done.stdout == ""
+    return [line.split(maxsplit=2)[-1] for line in done.stderr.splitlines()]
+
+
+def _of_tests(level: str) -> list[str]:
+    error = "java.lang.IllegalStateException"
+    told = [f"{level} Told: {text}" for text in ("logged as " + level.lower(), "", "logged")]
+    told[1] += "Putting a block failed due to a.b.SomeException"
+    told[2] += f" ({error})"
+    return [*[f"{level} Test"] * 2, f"{level} Test: {error}", *told]
+
+
+_FAILED: Final = [
+    "ERROR Executor: org.apache.spark.api.python.PythonException",
+    "ERROR TaskSetManager: Task 0 in stage 1.0 failed 1 times; aborting job",
+    "ERROR Executor: org.apache.spark.SparkRuntimeException",
+    "ERROR TaskSetManager: Task 0 in stage 2.0 failed 1 times; aborting job",
+]
+
+
+def test_errors_alone_are_shown_and_no_value_of_a_row(kept_classes: bool) -> None:
+    assert _logged({}) == [f"Spark {line}" for line in (*_of_tests("ERROR"), *_FAILED)]
+
+
+def test_warnings_that_are_asked_for_show_no_value_of_a_row_either(kept_classes: bool) -> None:
+    lines = _logged({"spark.log.level": "WARN"})
+    assert not [line for line in lines if "s3cr3t" in line]
+    lost = [f"WARN TaskSetManager: Lost task 0.0 in stage {number}.0 (TID {number})" for number in (1, 2)]
+    for line in (*_of_tests("ERROR"), *_of_tests("WARN"), *_FAILED, *lost):
+        assert f"Spark {line}" in lines
+    assert not [line for line in lines if "INFO" in line]

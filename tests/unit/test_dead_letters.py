@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from tidesink.cli.plan import stored_records
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
+from tidesink.sinks.kafka import dead_letters
 from tidesink.sinks.kafka.dead_letters import (
     DEALT_WITH,
     LETTER,
@@ -23,6 +25,7 @@ from tidesink.sinks.kafka.dead_letters import (
     Letter,
     LetterStamp,
     LetterTopic,
+    check_topic,
     dead_letters_of,
     letter_error,
     letter_headers,
@@ -126,6 +129,36 @@ def test_what_kafka_answers_is_an_error_of_ours(code: int, remedy: str, text: st
     error = letter_error(KafkaError(code), LetterTopic("dlq", {"sasl.password": "s3cr3t"}))
     assert (error.remedy, error.context) == (remedy, {"topic": "dlq"})
     assert text in error.message
+
+
+class _Admin:
+    """An admin client that gives one answer to every question."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def describe_topics(self, topics: TopicCollection, **_how: Any) -> dict[str, Future[Any]]:
+        return {name: self._future() for name in topics.topic_names}
+
+    def describe_configs(self, resources: list[Any], **_how: Any) -> dict[Any, Future[Any]]:
+        return {one: self._future() for one in resources}
+
+    def _future(self) -> Future[Any]:
+        future = Future[Any]()
+        if isinstance(self._answer, Exception):
+            future.set_exception(self._answer)
+        else:
+            future.set_result(self._answer)
+        return future
+
+
+def test_a_controller_that_is_down_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that knows it waits for it; a new one learns the living one, and answers what follows too."""
+    waits, answers = _Admin(KafkaException(KafkaError(KafkaError._TIMED_OUT))), _Admin({})
+    opened = [waits, answers]
+    monkeypatch.setattr(dead_letters, "open_client", lambda *_: opened.pop(0))
+    assert check_topic(LetterTopic("dlq", {}))
+    assert opened == []
 
 
 EVENTS = st.tuples(st.sampled_from((LETTER, DEALT_WITH, STILL_BAD)), st.integers(0, 3), st.integers(0, 1))

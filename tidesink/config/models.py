@@ -423,8 +423,9 @@ class SparkSettings(Model):
     conf: dict[str, SecretStr] = Field(default_factory=dict)
     """Spark settings; their values are never shown. On `local[...]` the JVM runs with
     `-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:GCTimeRatio=9`;
-    `spark.driver.extraJavaOptions` replaces them. Spark logs errors, on stderr, unless `spark.log.level` or a
-    Log4j configuration of your own has it otherwise."""
+    `spark.driver.extraJavaOptions` replaces them. Spark logs errors, on stderr; `spark.log.level`
+    says what else. A line leaves out what exceptions say, which may be values of rows, unless you have a
+    Log4j configuration of your own."""
 
     def conf_values(self) -> dict[str, str]:
         """``conf`` in plain text: never log it."""

@@ -34,7 +34,7 @@ from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.spark.errors import raised_task_errors
+from tidesink.sinks.spark.errors import Reporting, raised_task_errors
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
 from tidesink.sinks.targets.base import StagedPart
 
@@ -234,7 +234,7 @@ def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> Dat
         return reader.over(session, task.ranges, task.packed, PACKED_DDL)
     verdict = F.expr(rule.expression).alias("verdict")
     chunks = reader.over(session, task.ranges, task.chunks, rule.chunks_ddl)
-    return chunks.select(CHUNK, verdict).mapInArrow(task.filtered, PACKED_DDL)
+    return chunks.select(CHUNK, verdict).mapInArrow(Reporting(task.filtered), PACKED_DDL)
 
 
 def release_stored(stored: DataFrame) -> None:

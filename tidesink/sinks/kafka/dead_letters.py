@@ -43,7 +43,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its stubs
     AdminClient,
     ConfigResource,
@@ -55,6 +55,7 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.kafka_client import open_client
+from tidesink.sinks.kafka.offsets import describe_topics
 from tidesink.sinks.state.progress import Progress
 
 CONNECT: Final = "__connect.errors."
@@ -531,13 +532,13 @@ class DeadLetters:
 
         Raises: SourceError also for a topic whose clean-up policy would lose letters.
         """
-        admin = _admin(self.topic)
-        if _is_there(self.topic, admin):
-            _check_policy(self.topic, admin)
+        admin = _Admin(self.topic)
+        if admin.is_there():
+            admin.check_policy()
             return
-        _create(self.topic, admin)
+        admin.create()
         deadline = time.monotonic() + _TIMEOUT
-        while not _is_there(self.topic, admin):
+        while not admin.is_there():
             if time.monotonic() > deadline:
                 raise SourceUnavailableError(
                     "the dead letter topic was made, and Kafka does not show it yet", topic=self.topic.name
@@ -546,7 +547,7 @@ class DeadLetters:
 
     def letters(self, chosen: Chosen) -> list[Letter]:
         """The chosen letters, without their bytes, in the order they were written; none without a topic."""
-        if not _is_there(self.topic, _admin(self.topic)):
+        if not _Admin(self.topic).is_there():
             return []
         records = (read_headers(record.headers() or (), record.offset()) for record in scan(self.topic))
         found = live_letters(
@@ -636,62 +637,74 @@ def _row(letter: Letter, record: Any) -> dict[str, Any]:
     return {**known, **bytes_, "time": moment(letter.time), "headers": shown}
 
 
-def _admin(topic: LetterTopic) -> AdminClient:
-    return open_client(AdminClient, topic.properties, _QUIET)
-
-
-def _is_there(topic: LetterTopic, admin: AdminClient) -> bool:
-    """Whether the topic is there; asking does not make it."""
-    with _translated(topic):
-        asked = admin.describe_topics(TopicCollection([topic.name]), request_timeout=_TIMEOUT)[topic.name]
-        try:
-            asked.result()
-        except KafkaException as exc:
-            if exc.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return False
-            raise
-        return True
-
-
 def check_topic(topic: LetterTopic) -> bool:
     """Whether the topic is there; where it is not, that it may be made. Nothing is changed.
 
     Raises: as ``DeadLetters.prepare``.
     """
-    admin = _admin(topic)
-    found = _is_there(topic, admin)
+    admin = _Admin(topic)
+    found = admin.is_there()
     if found:
-        _check_policy(topic, admin)
+        admin.check_policy()
     else:
-        _create(topic, admin, validate_only=True)
+        admin.create(validate_only=True)
     return found
 
 
-def _create(topic: LetterTopic, admin: AdminClient, *, validate_only: bool = False) -> None:
-    new = NewTopic(topic.name, 1, topic.replication_factor, config=_TOPIC_CONFIG)
-    with _translated(topic):
-        asked = admin.create_topics([new], operation_timeout=_TIMEOUT, validate_only=validate_only)
-        try:
-            asked[topic.name].result()
-        except KafkaException as exc:
-            if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+class _Admin:
+    """What is asked of the brokers about the topic; by another client from when a controller is down."""
+
+    def __init__(self, topic: LetterTopic) -> None:
+        self._topic = topic
+        self._client = self._open()
+
+    def _open(self) -> AdminClient:
+        return open_client(AdminClient, self._topic.properties, _QUIET)
+
+    def _renew(self) -> AdminClient:
+        self._client = self._open()
+        return self._client
+
+    def is_there(self) -> bool:
+        """Whether the topic is there; asking does not make it."""
+        name = self._topic.name
+        with _translated(self._topic):
+            asked = describe_topics(self._client, [name], self._renew)[name]
+            try:
+                asked.result()
+            except KafkaException as exc:
+                if exc.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    return False
                 raise
+            return True
 
-
-def _check_policy(topic: LetterTopic, admin: AdminClient) -> None:
-    """Refuse compaction: of letters with one key it would leave one. Who may not ask is not refused."""
-    resource = ConfigResource(ResourceType.TOPIC, topic.name)
-    try:
-        found = admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
-    except KafkaException as exc:
-        if exc.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            return
+    def create(self, *, validate_only: bool = False) -> None:
+        """Make the topic, unless it is there."""
+        topic = self._topic
+        new = NewTopic(topic.name, 1, topic.replication_factor, config=_TOPIC_CONFIG)
         with _translated(topic):
-            raise
-    policy = found["cleanup.policy"].value if "cleanup.policy" in found else "delete"
-    if "compact" in policy:
-        raise SourceError(
-            f"the dead letter topic has cleanup.policy={policy}, which loses letters that have one key: set "
-            "cleanup.policy=delete, or name another topic",
-            topic=topic.name,
-        )
+            asked = self._client.create_topics([new], operation_timeout=_TIMEOUT, validate_only=validate_only)
+            try:
+                asked[topic.name].result()
+            except KafkaException as exc:
+                if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+
+    def check_policy(self) -> None:
+        """Refuse compaction: of letters with one key it would leave one. Who may not ask is not refused."""
+        name = self._topic.name
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        try:
+            found = self._client.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
+        except KafkaException as exc:
+            if exc.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                return
+            with _translated(self._topic):
+                raise
+        policy = found["cleanup.policy"].value if "cleanup.policy" in found else "delete"
+        if "compact" in policy:
+            raise SourceError(
+                f"the dead letter topic has cleanup.policy={policy}, which loses letters that have one key: "
+                "set cleanup.policy=delete, or name another topic",
+                topic=name,
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,15 @@ _FRAME: Final = re.compile(r'File "[^"]*?([^/"]+)", line (\d+)')
 _ENDS: Final = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))\b", re.MULTILINE)
 # Java's causes are looked into no deeper.
 _DEPTH: Final = 20
+# What a machine lacks, or a device fails to do, for a while. Other numbers say that a file or a permission is
+# missing, which no later try finds.
+_PASSING: Final = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
+        *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL),
+    }
+)
 
 
 class TaskError(Exception):
@@ -48,19 +58,41 @@ class TaskError(Exception):
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Raise a ``TidesinkError`` as one that the driver finds."""
+    """Raise a ``TidesinkError``, and what may pass (``passing_failure``), as one that the driver finds."""
     try:
         yield
-    except TidesinkError as error:
+    except Exception as exc:
+        error = exc if isinstance(exc, TidesinkError) else passing_failure(exc)
+        if error is None:
+            raise
         # Spark's worker sends UTF-8, and what a record held may not be text.
         text = str(error).encode(errors="backslashreplace").decode()
         # Not chained: the text of a cause may be long, and Spark shows all of it.
         raise TaskError(f"{text} {_marker(error)}") from None
 
 
+def passing_failure(error: BaseException) -> SourceUnavailableError | None:
+    """What the same task may do a little later: its machine lacked memory, disk, files or a connection.
+
+    None for another failure. What led to an exception counts as well.
+    """
+    cause: BaseException | None = error
+    for _ in range(_DEPTH):
+        if cause is None:
+            return None
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number in _PASSING or isinstance(cause, MemoryError | ConnectionError | TimeoutError):
+            # What it says besides may be a value.
+            reason = "" if number is None else f": {os.strerror(number)}"
+            said = type(cause).__name__ + reason
+            return SourceUnavailableError(f"a task failed for what its machine lacked ({said})")
+        cause = cause.__cause__
+    return None
+
+
 @dataclass(frozen=True)
 class Reporting:
-    """A function for ``mapInArrow`` whose ``TidesinkError`` the driver finds; can be pickled if it can."""
+    """A function for ``mapInArrow``, ``reported``; can be pickled if it can."""
 
     function: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
@@ -94,7 +126,7 @@ def raised_task_errors(**context: ContextValue) -> Iterator[None]:
 
     Raises:
         SourceUnavailableError: the job was cut off: an executor, a worker of Python or a disk may be back
-            for the next.
+            for the next, or a task's machine lacked something (``passing_failure``).
         SourceError: a task failed by a fault of its code, or the plan is none.
     """
     try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -94,6 +95,12 @@ _DAEMON: Final = "tidesink.sinks.spark.daemon"
 # The arguments that PySpark gives to spark-submit, besides settings.
 _SUBMIT: Final = "PYSPARK_SUBMIT_ARGS"
 _FILE_OPTION: Final = "--properties-file"
+# Whose values Spark does not show, on its pages and in its log of events. The first is its own default.
+_REDACTED: Final = "spark.redaction.regex"
+_USUALLY_REDACTED: Final = "(?i)secret|password|token|access[.]?key"
+# Targets give them to the sessions of tables.
+_CATALOGS: Final = r"^spark\.sql\.catalog\."
+_HADOOP: Final = "spark.hadoop."
 _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
 
 
@@ -304,9 +311,16 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
     usual = _LOCAL_JAVA_OPTIONS if _is_one_jvm(master) else ""
     for name in _JAVA_KEYS:
         settings[name] = f"{_JAVA_OPTIONS} {conf.get(name, usual)}".strip()
+    settings[_REDACTED] = "|".join([conf.get(_REDACTED, _USUALLY_REDACTED), _CATALOGS, *_whole_names(conf)])
     if not _has_own_log4j(settings[_JAVA_KEYS[0]]):
         settings[_JAVA_KEYS[0]] = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} {settings[_JAVA_KEYS[0]]}"
     return settings
+
+
+def _whole_names(conf: Mapping[str, str]) -> list[str]:
+    """Patterns of a user's settings, all of which are secret; Hadoop has its own under shorter names."""
+    names = [*conf, *(name.removeprefix(_HADOOP) for name in conf if name.startswith(_HADOOP))]
+    return [f"^{re.escape(name)}$" for name in names]
 
 
 def _has_own_log4j(java_options: str) -> bool:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.errors import AccountingError, TargetError, TransientTargetError
+from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting, raised_task_errors
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, unpack
 from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch, RowFormat, StagedPart
 from tidesink.sinks.targets.sql.location import Endpoint, packed_positions
@@ -251,8 +252,6 @@ def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
         TidesinkError: reading the rows failed in a task.
         TransientTargetError: Spark could not run them.
     """
-    from tidesink.sinks.spark.errors import SPARK_ERRORS, raised_task_errors
-
     table = str(batch.shape.table)
     if batch.payloads is None and batch.frame is None:
         raise TargetError("a SQL target takes a frame, and the batch has rows", table=table)
@@ -274,9 +273,9 @@ def _loading(loader: Loader, batch: ReducedBatch) -> DataFrame:
         return frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
 
     if batch.payloads is not None:
-        return whole(batch.payloads).mapInArrow(loader.from_payloads, _PART_DDL)
+        return whole(batch.payloads).mapInArrow(Reporting(loader.from_payloads), _PART_DDL)
     assert batch.frame is not None  # noqa: S101  (a batch has one of the two)
-    return whole(batch.frame.select(loader.rows.sources)).mapInArrow(loader.from_frame, _PART_DDL)
+    return whole(batch.frame.select(loader.rows.sources)).mapInArrow(Reporting(loader.from_frame), _PART_DDL)
 
 
 def counted_attempts(batch: ReducedBatch, parts: Iterable[StagedPart]) -> tuple[int, ...]:

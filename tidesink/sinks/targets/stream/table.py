@@ -38,7 +38,7 @@ from tidesink.errors import (
     ValueNotStoredError,
 )
 from tidesink.events import ColumnType, Row, TableId, Value
-from tidesink.sinks.spark.errors import SPARK_ERRORS, raised_task_errors
+from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting, raised_task_errors
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
 from tidesink.sinks.state.progress import (
     Hold,
@@ -583,7 +583,7 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
 
     try:
         with raised_task_errors(table=table):
-            rows = frame.mapInArrow(run, OUTCOME_DDL).collect()
+            rows = frame.mapInArrow(Reporting(run), OUTCOME_DDL).collect()
     except PythonException as exc:
         raise TargetError("a task that sends rows failed; report this with the log", table=table) from exc
     except SPARK_ERRORS as exc:
