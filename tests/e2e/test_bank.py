@@ -20,11 +20,10 @@ import pytest
 from tests.e2e.bank import Bank, Feed
 from tests.e2e.bank_places import WAYS, Watch, bank_config, check_end
 from tests.e2e.forked_worker import ForkedWorker, RandomKills
-from tests.e2e.killing import failpoints_hit
+from tests.e2e.killing import failpoints_hit, steps_of
 from tests.e2e.places import Place, place_of
 from tests.e2e.replay import Servers
 from tests.full import FULL, TEST_ALL
-from tidesink.sinks.batch.context import FAILPOINTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +46,7 @@ class Run:
         self.seed = int(os.environ.get("TIDESINK_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
         sys.stderr.write(f"TIDESINK_SEED={self.seed}\n")
         self.rng = random.Random(self.seed)
+        self.steps = steps_of(kind)
         self._configure = partial(bank_config, folder, servers, place, WAYS[kind])
         self.config = self._configure(batch=SMALL)
         self.watch = Watch(place)
@@ -117,7 +117,7 @@ def bank_run(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
 @pytest.mark.timeout(1200)
 def test_a_kill_at_each_step(bank_run: Run) -> None:
     # One table, whose batches all have something to do at each: tests/e2e/test_kill.py.
-    steps = [f"{step}:1" for step in FAILPOINTS]
+    steps = [f"{step}:1" for step in bank_run.steps]
     bank_run.rng.shuffle(steps)
     for step in steps:
         bank_run.kill_at(step)
@@ -146,7 +146,7 @@ def test_chaos_over_the_bank(bank_run: Run) -> None:
         if bank_run.kills % KILLS_A_REST == 0:
             bank_run.rest()
         if bank_run.rng.random() < 0.5:
-            bank_run.kill_at(f"{bank_run.rng.choice(FAILPOINTS)}:{bank_run.rng.randrange(1, 6)}")
+            bank_run.kill_at(f"{bank_run.rng.choice(bank_run.steps)}:{bank_run.rng.randrange(1, 6)}")
         else:
             bank_run.kill_at_random()
     bank_run.finish()

@@ -479,6 +479,8 @@ class Batch:
             staged=reduction.found.staged,
             checkpointed=self._checkpoints,
             on_staged=lambda: self._context.failpoints.reach("staged"),
+            on_written=self._context.failpoints.if_armed("written"),
+            on_located=lambda: self._context.failpoints.reach("located"),
         )
 
     def _on_delete(self, shape: TableShape) -> tuple[str, ...]:

@@ -101,19 +101,32 @@ def _written(
     groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
     locate = LocateTask(groups, b"", rows.columns, marks)
     with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
-        if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
-            return _run(given.coalesce(1), SmallBatchTask(rows, locate))
+        small = batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores
+        if small and batch.on_written is None:
+            lines = _run(given.coalesce(1), SmallBatchTask(rows, locate))
+            batch.on_located()
+            return lines
+        on_written = batch.on_written or _nothing
         compares, versions = rows.rules.compares(groups), isinstance(rows.rules, VersionRules)
         lines = _run(given.coalesce(cores), KeysTask(rows) if compares else rows)
+        if not compares:
+            on_written()
         if groups:
             # The values of all versions that end would be too much for the driver.
             ends, locate = rows if versions else None, locating(locate, rows.rules, lines)
             locate = replace(locate, batch_keys=stream_of(joined_keys(lines)), ends=ends)
             lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
+        batch.on_located()
         if not compares:
             return lines
         rows, line = rows.given(lines, ended=versions)
-        return [*lines, line, *_run(given.coalesce(cores), rows)]
+        lines = [*lines, line, *_run(given.coalesce(cores), rows)]
+        on_written()
+        return lines
+
+
+def _nothing() -> None:
+    """Nobody asks for the step."""
 
 
 def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
