@@ -92,7 +92,7 @@ class ReducedRow(NamedTuple):
     commit_ts: int | None = None
 
 
-def _nothing() -> None:
+def _nothing(*_said: str) -> None:
     """What most batches do when they are staged."""
 
 
@@ -166,6 +166,7 @@ class ReducedBatch:
     acknowledged, and nothing says so yet. If it raises, there is no commit.
     ``on_written``, ``on_located``: called where a lake takes the batch as files, when files have its rows and
     when the rows that it replaces are marked. With ``on_written`` a small batch takes these steps one by one.
+    ``on_left``: called where a lake does not write the batch as files, with what Spark does instead, and why.
     """
 
     shape: TableShape
@@ -189,6 +190,7 @@ class ReducedBatch:
     on_staged: Callable[[], None] = field(default=_nothing, compare=False)
     on_written: Callable[[], None] | None = field(default=None, compare=False)
     on_located: Callable[[], None] = field(default=_nothing, compare=False)
+    on_left: Callable[[str], None] = field(default=_nothing, compare=False)
 
     @property
     def row_format(self) -> RowFormat:

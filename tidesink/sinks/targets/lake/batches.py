@@ -214,10 +214,14 @@ class FilesOrMerge:
     def write(self, batch: ReducedBatch, plan: Plan | str, write: Callable[[Plan], Done]) -> Done | str:
         """What writing a batch as planned gave; as text, the reason for a MERGE. A plan can be one."""
         done = plan if isinstance(plan, str) else self._tried(plan, write)
-        if isinstance(done, str) and done != self.reason:
-            how = "inserted by Spark" if batch.mode == "append" else "merged by MERGE"
+        if not isinstance(done, str):
+            return done
+        how = "inserted by Spark" if batch.mode == "append" else "merged by MERGE"
+        if done != self.reason:
             self._log.info(f"batches are {how}", table=str(self._table), reason=done)
             self.reason = done
+        if not batch.truncates:
+            batch.on_left(f"{how}: {done}")
         return done
 
     def _tried(self, plan: Plan, write: Callable[[Plan], Done]) -> Done | str:
@@ -292,7 +296,7 @@ def _is_widened(narrow: str, wide: str) -> bool:
 
 _MERGED: Final = (
     "{} are merged by Spark's MERGE, which takes several times as long as files; a table that is there may "
-    "have more reasons, which the log says"
+    "have more reasons, which the log, status and plan say after its first batch"
 )
 
 
