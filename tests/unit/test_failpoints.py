@@ -46,6 +46,14 @@ def test_nothing_armed_does_nothing() -> None:
         assert points.if_armed(name) is None
 
 
+def test_a_step_that_costs_time_is_told_where_it_is_armed_alone() -> None:
+    points = Failpoints(Armed("written", 2))
+    assert points.if_armed("located") is None
+    reached = points.if_armed("written")
+    assert reached is not None
+    reached()  # the first of two
+
+
 def test_the_armed_hit_kills_the_group_and_leaves_its_line(tmp_path: Path) -> None:
     log = tmp_path / "hits"
     environment = {**os.environ, "TIDESINK_FAILPOINT": "committed:3", "TIDESINK_FAILPOINT_LOG": str(log)}
