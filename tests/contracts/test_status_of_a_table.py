@@ -12,8 +12,11 @@ import pytest
 
 from tests.contracts.coded_changes import NAME, TABLE, TOPIC, Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
-from tests.contracts.conftest import memory_bed
+from tests.contracts.conftest import BEDS, memory_bed
+from tests.contracts.targets_bed import ID, Bed, shape, sql
 from tests.full import FULL
+from tidesink.cli.plan import as_it_goes
+from tidesink.cli.table_plans import plan_of
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId, TableSchema
 from tidesink.sinks.batch.context import Failpoints
@@ -21,6 +24,7 @@ from tidesink.sinks.batch.shared_reads import Limits
 from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.targets.sharing import quote_identifier
 from tidesink.sinks.worker.control import TableControl
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -35,13 +39,17 @@ FIRST: Final = 2
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> CodedTable:
-    """A table in memory, behind a topic of its DDL and some rows."""
+    """One in memory."""
+    return _behind_rows(memory_bed(request, tmp_path), spark, tmp_path)
+
+
+def _behind_rows(bed: Bed, spark: SparkSession, folder: Path) -> CodedTable:
+    """A bed's table behind a topic of its DDL and some rows."""
     feed = Changefeed("canal-json", TableSchema(TABLE, ()))
     feed.define(f"CREATE TABLE {NAME} (id BIGINT PRIMARY KEY, size INT)")
     for number in range(ROWS):
         feed.put(number, number)
-    bed, messages = memory_bed(request, tmp_path), placed(feed.records)
-    return open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config_of(feed))
+    return open_table(bed, spark, folder, feed=feed, messages=placed(feed.records), config=config_of(feed))
 
 
 def _status(table: CodedTable) -> TableStatus:
@@ -192,3 +200,63 @@ def _known(store: SqlStateStore) -> Any:
     """The columns of the table's last batch, as far as the state store knows them."""
     document = store.load_document("known-columns", json.dumps(["shop", *TABLE], ensure_ascii=False))
     return None if document is None else document["columns"]
+
+
+# What has Spark write the batches of a table that is there, the reason, and what ends it.
+LEFT: Final = [
+    pytest.param(
+        "delta",
+        "ADD CONSTRAINT small CHECK (size < 1000)",
+        "the table has a CHECK constraint",
+        "DROP CONSTRAINT small",
+        id="delta",
+    ),
+    pytest.param(
+        "iceberg",
+        "SET TBLPROPERTIES ('write.merge.mode' = 'copy-on-write')",
+        "the table's property write.merge.mode is copy-on-write",
+        "SET TBLPROPERTIES ('write.merge.mode' = 'merge-on-read')",
+        id="iceberg",
+        marks=FULL,
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "reason", "back"), LEFT)
+def test_why_a_lake_is_merged_is_known_until_it_is_not(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    tmp_path: Path,
+    kind: str,
+    change: str,
+    reason: str,
+    back: str,
+) -> None:
+    """Also to ``plan``, which asks no target, and while the next worker has applied nothing yet."""
+    bed = BEDS[kind](request, tmp_path / "lake")
+    target: Any = bed.target
+    delta = kind == "delta"
+    location = f"delta.{quote_identifier(target.path_of(TABLE))}" if delta else target.location_of(TABLE)
+    table = _behind_rows(bed, spark, tmp_path)
+
+    def planned(path: str | None = None) -> list[str]:
+        found = plan_of(table.around.config, TOPIC, shape(ID, table=TABLE), types_from="ddl")
+        found = replace(found, path=path or found.path)
+        return [one.text for one in as_it_goes(found, _status(table)).limits if one.kind == "merge"]
+
+    with table.table_task() as first:
+        table.take(first, FIRST)
+        assert planned() == []
+        sql(bed, f"ALTER TABLE {location} {change}")
+        table.take(first, FIRST + 1)
+        assert _status(table).details["left_to_spark"] == f"merged by MERGE: {reason}"
+        assert planned() == [f"batches of the table that is there are merged by MERGE: {reason}"]
+        assert planned("elsewhere") == []
+    with table.table_task() as second:
+        table.offer(second, FIRST + 1)
+        assert second.state == "IDLE"
+        assert len(planned()) == 1
+        sql(bed, f"ALTER TABLE {location} {back}")
+        table.take(second, FIRST + 2)
+        assert planned() == []
+    assert len(bed.read(TABLE)) == ROWS

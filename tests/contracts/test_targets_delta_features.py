@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timezone
 from random import Random
 from typing import Any
 
@@ -14,9 +15,12 @@ from deltalake import QueryBuilder
 from deltalake.exceptions import DeltaProtocolError
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape, sql
+from tests.contracts.test_targets_delta_partitions import made
+from tests.contracts.test_targets_history import Event, batch_of
 from tests.full import FULL
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
+from tidesink.sinks.targets.modes import FROM_COLUMN, HistoryNames, history_shape
 from tidesink.typemap.target_schema import TableShape
 
 pytestmark = pytest.mark.spark
@@ -76,6 +80,42 @@ def test_all_engines_read_the_same_after_200_batches_and_their_packing(delta: Be
     }
     expected = [kept[key] for key in sorted(kept)]
     assert delta.rows() == by_polars(table) == by_data_fusion(table) == expected
+
+
+@FULL
+def test_all_engines_read_the_same_history_in_partitions(delta: Bed) -> None:
+    """A version that ends goes into another partition; the log says the time of all of a file's rows."""
+    names = HistoryNames()
+    given = history_shape(SHAPE, names)
+    table = made(delta, given, f"{names.current}, name")
+    random, kept = Random(2), dict[int, str]()
+    for number in range(1, 61):
+        events = [
+            Event(10 * number + at, random.randrange(20), random.choice(["x", "a b", "größe", None]))
+            for at in range(9)
+        ]
+        for event in events:
+            kept.pop(event.key, None)
+            if event.name is not None:
+                kept[event.key] = event.name
+        table.apply(batch_of(delta, events), progress(1, number))
+    found = [
+        sorted(
+            ({name: _in_utc(value) for name, value in one.items()} for one in rows),
+            key=lambda one: (one["id"], one[FROM_COLUMN]),
+        )
+        for rows in (delta.rows(), by_polars(table), by_data_fusion(table))
+    ]
+    assert found[0] == found[1] == found[2]
+    assert {one["id"]: one["name"] for one in found[0] if one[names.current] and one["name"]} == kept
+    assert len(found[0]) > 2 * len(kept)
+
+
+def _in_utc(value: object) -> object:
+    """An instant as Spark gives it here; any other value as it is."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(timezone.utc).replace(tzinfo=None)
+    return value
 
 
 def test_a_wider_type_a_new_name_and_an_odd_name_bring_their_features(delta: Bed) -> None:

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tidesink.sinks.batch.context import FAILPOINTS, LAKE_FAILPOINTS
+
 _TIMEOUT_SECONDS = 300
+_LAKES = ("delta", "iceberg")
 
 
 class Ending(NamedTuple):
@@ -75,6 +78,14 @@ def wait_for(log: Path, text: str, worker: subprocess.Popen[bytes]) -> bool:
             return False
         time.sleep(0.05)
     raise TimeoutError(f"the worker did not print {text!r}")
+
+
+def steps_of(kind: str) -> tuple[str, ...]:
+    """The failpoints of a batch into a target of this type, in their order."""
+    if kind not in _LAKES:
+        return FAILPOINTS
+    at = FAILPOINTS.index("staged")
+    return (*FAILPOINTS[:at], *LAKE_FAILPOINTS, *FAILPOINTS[at:])
 
 
 def failpoints_hit(config: Path) -> list[str]:

@@ -1,7 +1,8 @@
 """A bank's totals after kills at random moments, and at each named step, on every target that keeps rows.
 
-Money moves between accounts in three tables while worker after worker is killed; readers look on. At the end
-every row is what the source has. Seeds are printed: TIDESINK_SEED runs one again.
+Money moves between accounts in three tables while worker after worker is killed; readers look on, and another
+program packs the files of a lake. At the end every row is what the source has. Seeds are printed:
+TIDESINK_SEED runs one again.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.bank import Bank, Feed
+from tests.e2e.bank import SCHEMAS, Bank, Feed
 from tests.e2e.bank_places import WAYS, Watch, bank_config, check_end
 from tests.e2e.forked_worker import ForkedWorker, RandomKills
-from tests.e2e.killing import failpoints_hit
+from tests.e2e.killing import failpoints_hit, steps_of
 from tests.e2e.places import Place, place_of
 from tests.e2e.replay import Servers
 from tests.full import FULL, TEST_ALL
-from tidesink.sinks.batch.context import FAILPOINTS
+from tidesink.sinks.batch.context import LAKE_FAILPOINTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +37,10 @@ RANDOM_KILLS = 10 if TEST_ALL else 5
 WORK = 5
 # Each kill leaves persisted frames in the JVM that the workers share: after so many they are let go of.
 KILLS_A_REST = 25
+# So many that every table has some: files to pack, and a batch after that.
+PACKED_BATCHES = 8
+# Of the looks at a lake's tables those after which another program packs one.
+PACKS = 0.1
 # Records of a batch: small while workers are killed, then all that is left.
 SMALL, LARGE = 8, 5_000
 
@@ -47,6 +52,7 @@ class Run:
         self.seed = int(os.environ.get("TIDESINK_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
         sys.stderr.write(f"TIDESINK_SEED={self.seed}\n")
         self.rng = random.Random(self.seed)
+        self.steps = steps_of(kind)
         self._configure = partial(bank_config, folder, servers, place, WAYS[kind])
         self.config = self._configure(batch=SMALL)
         self.watch = Watch(place)
@@ -70,10 +76,22 @@ class Run:
         assert code == -9, (failpoint, code, self._log.read_text(encoding="utf-8"))
         self._after()
 
+    def pack_at(self, failpoint: str) -> None:
+        """A worker that is suspended at a step while another program packs every table, and then ends."""
+        pack = self._place.pack
+        assert pack is not None
+        with self._worker(f"{failpoint}:stop", batches=PACKED_BATCHES) as worker:
+            worker.wait_suspended(self.config.with_name("state.db"))
+            packed = [schema.table for schema in SCHEMAS if pack(schema.table)]
+            code = worker.wake()
+        assert packed == [schema.table for schema in SCHEMAS]
+        assert code == 0, self._log.read_text(encoding="utf-8")
+        self.watch.look()
+
     def kill_at_random(self) -> None:
         """A worker that dies at some moment of its life, and readers that look on; not if it ends before."""
         worker = self._worker(None)
-        self._random.end(worker, self.watch.look)
+        self._random.end(worker, self._look)
         assert worker.code in (0, -signal.SIGKILL), self._log.read_text(encoding="utf-8")
         self._after()
 
@@ -84,10 +102,10 @@ class Run:
         self._spark.sparkContext.cancelAllJobs()
         self._spark.catalog.clearCache()
 
-    def finish(self) -> None:
+    def finish(self, *, batch: int = LARGE, batches: int = 1) -> None:
         """Nobody is killed any more: all is applied, and right."""
-        self._configure(batch=LARGE)
-        worker = self._worker(None)
+        self._configure(batch=batch)
+        worker = self._worker(None, batches=batches)
         assert worker.wait() == 0, self._log.read_text(encoding="utf-8")
         self.watch.look()
         check_end(self._place, self._bank)
@@ -98,8 +116,14 @@ class Run:
         self._bank.changes.clear()
         return ForkedWorker(self._spark, self.config, self._log, failpoint)
 
-    def _after(self) -> None:
+    def _look(self) -> None:
+        """Look on, and pack a lake's table now and then, whatever the worker does to it."""
         self.watch.look()
+        if self._place.pack is not None and self.rng.random() < PACKS:
+            self._place.pack(self.rng.choice(SCHEMAS).table)
+
+    def _after(self) -> None:
+        self._look()
         # What the dead worker asked of Spark goes on beside the next one, or ends as with its JVM. Its frames
         # stay: clearCache and a job that fills one lock each other out for good (Spark 4.0).
         if self.rng.random() < 0.5:
@@ -117,10 +141,23 @@ def bank_run(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
 @pytest.mark.timeout(1200)
 def test_a_kill_at_each_step(bank_run: Run) -> None:
     # One table, whose batches all have something to do at each: tests/e2e/test_kill.py.
-    steps = [f"{step}:1" for step in FAILPOINTS]
+    steps = [f"{step}:1" for step in bank_run.steps]
     bank_run.rng.shuffle(steps)
     for step in steps:
         bank_run.kill_at(step)
+    assert failpoints_hit(bank_run.config) == steps
+    bank_run.finish()
+
+
+@FULL
+@pytest.mark.parametrize("bank_run", ["delta", "iceberg"], indirect=True)
+@pytest.mark.timeout(1200)
+def test_tables_packed_before_the_commit_are_located_again(bank_run: Run) -> None:
+    """A commit with the old positions would hide other rows, or bring packed ones back."""
+    bank_run.finish(batch=SMALL, batches=PACKED_BATCHES)
+    steps = [f"{step}:2" for step in (*LAKE_FAILPOINTS, "staged")]
+    for step in steps:
+        bank_run.pack_at(step)
     assert failpoints_hit(bank_run.config) == steps
     bank_run.finish()
 
@@ -146,7 +183,7 @@ def test_chaos_over_the_bank(bank_run: Run) -> None:
         if bank_run.kills % KILLS_A_REST == 0:
             bank_run.rest()
         if bank_run.rng.random() < 0.5:
-            bank_run.kill_at(f"{bank_run.rng.choice(FAILPOINTS)}:{bank_run.rng.randrange(1, 6)}")
+            bank_run.kill_at(f"{bank_run.rng.choice(bank_run.steps)}:{bank_run.rng.randrange(1, 6)}")
         else:
             bank_run.kill_at_random()
     bank_run.finish()

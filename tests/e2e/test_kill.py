@@ -27,6 +27,7 @@ from tests.e2e.killing import (
     finish,
     kill_group,
     start_worker,
+    steps_of,
     wait_for,
 )
 from tests.e2e.passed_on import sent_again
@@ -45,10 +46,10 @@ CHAOS = int(os.environ.get("TIDESINK_CHAOS", "0"))
 # Ten on each target that leave the JVM alone come with every change: tests/e2e/test_bank.py where rows stay.
 RANDOM_KILLS = 3
 KILLS_WHERE_SENT = 10
-# The first three kills come after a commit and leave a batch applied each; all the others meet the fourth.
-STEPS = FAILPOINTS[FAILPOINTS.index("committed") :] + FAILPOINTS[: FAILPOINTS.index("committed")]
 # Records of a batch, the same number of each partition.
 BATCH = 40
+# The kills after a commit, which leave a batch applied each.
+AFTER = FAILPOINTS[FAILPOINTS.index("committed") :]
 # Fewer records a batch than the topic has for each kill, so that every worker finds one to begin.
 RECORDS = 1744
 
@@ -71,10 +72,16 @@ def _drain(config: Path, log: Path) -> Ending:
 
 
 @pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Place:
+def kind(request: pytest.FixtureRequest) -> str:
     """Every target whose tables outlive the worker."""
     assert PLACES.keys() == TARGETS.keys()
-    return PLACES[request.param](request, tmp_path, servers)
+    return str(request.param)
+
+
+@pytest.fixture
+def place(kind: str, request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Place:
+    """Where it has its tables."""
+    return PLACES[kind](request, tmp_path, servers)
 
 
 @quick_on("delta", "postgres")
@@ -82,13 +89,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> P
     "jvm", [pytest.param(True, id="JVM and all", marks=FULL), pytest.param(False, id="fork")]
 )
 def test_a_kill_at_every_step_of_a_batch(
-    spark: SparkSession, tmp_path: Path, servers: Servers, place: Place, jvm: bool
+    spark: SparkSession, tmp_path: Path, servers: Servers, kind: str, place: Place, jvm: bool
 ) -> None:
     die = _die_with_the_jvm if jvm else partial(_die_forked, spark)
+    # The first kills come after a commit; all the others meet the batch after those.
+    before = tuple(step for step in steps_of(kind) if step not in AFTER)
     table = ChangingTable(servers)
     config = changing_config(tmp_path, servers, place, BATCH)
-    before = STEPS.index(FAILPOINTS[0])
-    for batches, step in enumerate(STEPS[:before], 1):
+    for batches, step in enumerate(AFTER, 1):
         table.write(BATCH // PARTITIONS)
         die(step, config)
         _check(place, table.rows, step, batches=batches)
@@ -97,10 +105,10 @@ def test_a_kill_at_every_step_of_a_batch(
         config.with_name("state.db").unlink()
     left, fourth = dict(table.rows), _fourth_batch(table)
     table.write(BATCH)
-    for step in STEPS[before:]:
+    for number, step in enumerate(before, 1):
         die(step, config)
-        _check_left(place, step, left, fourth)
-    assert failpoints_hit(config) == [f"{step}:1" for step in STEPS]
+        _check_left(place, before[:number], left, fourth)
+    assert failpoints_hit(config) == [f"{step}:1" for step in (*AFTER, *before)]
     if place.sent is not None:
         assert sent_again(place.sent()) == set()
     drain(spark, config, tmp_path / "worker.log")
@@ -128,16 +136,15 @@ def _fourth_batch(table: ChangingTable) -> Rows:
     return dict(table.rows)
 
 
-def _check_left(place: Place, step: str, left: Rows, fourth: Rows) -> None:
+def _check_left(place: Place, done: tuple[str, ...], left: Rows, fourth: Rows) -> None:
     """What a kill in the fourth batch leaves: no row of it, but the columns and dead letters kept before.
 
     Where changes are sent, those that were acknowledged before the commit are there already.
     """
-    done = FAILPOINTS[: FAILPOINTS.index(step) + 1]
     added = DEFAULTS if "evolved" in done else {}
     rows = {key: {**row, **added} for key, row in left.items()}
     arrived = place.sent is not None and "staged" in done
-    _check(place, fourth if arrived else rows, step, batches=4 if "rejected" in done else 3)
+    _check(place, fourth if arrived else rows, done[-1], batches=4 if "rejected" in done else 3)
 
 
 def _check(place: Place, rows: Rows, step: str, *, batches: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.e2e.forked_worker import die_at, drain
+from tests.e2e.killing import steps_of
 from tests.e2e.live_source import LiveTable, live_table
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
@@ -21,7 +22,6 @@ from tests.e2e.writing import shop_config
 from tests.full import quick_on
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.sinks.batch.context import FAILPOINTS
 from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.control import SnapshotControl, change_control
@@ -134,7 +134,7 @@ def test_killed_at_each_step_of_a_part(
     with live_table(mariadb_url, servers) as table:
         table.load(9_000)
         config = _config(tmp_path, servers, table, mariadb_url, target=place.target)
-        for step in FAILPOINTS:
+        for step in steps_of(kind):
             for _ in range(20):
                 table.change()
             # Dead letters are of records alone.

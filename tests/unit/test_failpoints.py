@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tidesink.errors import ConfigError
-from tidesink.sinks.batch.context import FAILPOINTS, Armed, Failpoints, parse_failpoint
+from tidesink.sinks.batch.context import FAILPOINTS, LAKE_FAILPOINTS, Armed, Failpoints, parse_failpoint
 
 _CHILD = """
 import subprocess, sys
@@ -41,8 +41,17 @@ def test_others_are_refused(text: str) -> None:
 
 def test_nothing_armed_does_nothing() -> None:
     points = Failpoints(None)
-    for name in FAILPOINTS:
+    for name in (*FAILPOINTS, *LAKE_FAILPOINTS):
         points.reach(name)
+        assert points.if_armed(name) is None
+
+
+def test_a_step_that_costs_time_is_told_where_it_is_armed_alone() -> None:
+    points = Failpoints(Armed("written", 2))
+    assert points.if_armed("located") is None
+    reached = points.if_armed("written")
+    assert reached is not None
+    reached()  # the first of two
 
 
 def test_the_armed_hit_kills_the_group_and_leaves_its_line(tmp_path: Path) -> None:

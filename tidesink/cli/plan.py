@@ -24,7 +24,7 @@ import yaml
 
 from tidesink.cli import terminal
 from tidesink.cli.sources import definitions_of, protocol_named
-from tidesink.cli.status import read_statuses
+from tidesink.cli.status import left_to_spark, read_statuses
 from tidesink.cli.terminal import (
     DEFAULT_CONFIG,
     ConfigArgument,
@@ -316,10 +316,10 @@ def plan(
 
     settings = chosen_config(config, config_option)
     found = with_snapshots(settings, by_topics(settings, table_plans(settings, sample=sample)))
-    plans = distinct_targets(settings, found)
+    statuses: dict[TableId | None, TableStatus] = {one.table: one for one in read_statuses(settings)}
+    plans = [as_it_goes(one, statuses.get(one.table)) for one in distinct_targets(settings, found)]
     unserved = list(unserved_tables(settings, plans))
     unreported = list(unreported_changes(settings))
-    statuses: dict[TableId | None, TableStatus] = {one.table: one for one in read_statuses(settings)}
     refused = letters_refused(settings)
     if output is OutputFormat.JSON:
         tables = [{**entry.as_json(), **_counted(statuses.get(entry.table))} for entry in plans]
@@ -388,6 +388,21 @@ def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePl
         problem = entry.problem or (refused.message if refused else None)
         found.append(dataclasses.replace(entry, problem=problem))
     return found
+
+
+def as_it_goes(entry: TablePlan, status: TableStatus | None) -> TablePlan:
+    """The plan, with why Spark writes the batches of a lake's table that is there, as its worker found it.
+
+    The plan itself asks no target.
+    """
+    from tidesink.sinks.targets.base import Limit
+    from tidesink.sinks.worker.control import PLACE
+
+    left = left_to_spark(status) if status is not None else ""
+    if status is None or not left or status.details.get(PLACE) != entry.path:
+        return entry
+    limit = Limit("merge", f"batches of the table that is there are {left}")
+    return dataclasses.replace(entry, limits=(*entry.limits, limit))
 
 
 def _counted(status: TableStatus | None) -> dict[str, dict[str, int]]:

@@ -208,6 +208,7 @@ def _remarks(entry: TableStatus) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     remarks += _routed_to(entry)
     remarks += _snapshot(entry)
+    remarks += [f"batches are {left}" for left in (left_to_spark(entry),) if left]
     remarks += [f"warning: {warning}" for warning in entry.warnings]
     return [*remarks, *count_remarks(entry), *filtered_lines(entry)]
 
@@ -253,6 +254,13 @@ def _routed_to(entry: TableStatus) -> list[str]:
     if table is None:
         return []
     return [f"goes to {table}" + (f", as shard {shard}" if shard is not None else "")]
+
+
+def left_to_spark(entry: TableStatus) -> str:
+    """What Spark did with a lake's last batch that was not written as files, and why; empty where it was."""
+    from tidesink.sinks.worker.tally import LEFT
+
+    return str(entry.details.get(LEFT, ""))
 
 
 def _snapshot(entry: TableStatus) -> list[str]:

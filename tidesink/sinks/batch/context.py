@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -296,6 +297,12 @@ FAILPOINTS: Final = (
     "accounted",  # read = applied + superseded + filtered + dead-lettered holds
     "reported",  # status is saved
 )
+# Of a batch that a lake takes as files, between ``committing`` and ``staged``. Rows that depend on stored
+# ones are written last.
+LAKE_FAILPOINTS: Final = (
+    "written",  # files have the rows
+    "located",  # the stored rows that they replace are marked
+)
 # Of a replay of dead letters.
 REPLAY_FAILPOINTS: Final = (
     "replayed",  # the rows are applied, and the letters are still there
@@ -319,7 +326,7 @@ def parse_failpoint(text: str) -> Armed:
     Raises:
         ConfigError: no such failpoint, or N is not a number above zero.
     """
-    known = (*FAILPOINTS, *REPLAY_FAILPOINTS)
+    known = (*FAILPOINTS, *LAKE_FAILPOINTS, *REPLAY_FAILPOINTS)
     found = _ARMED.fullmatch(text)
     if found is None or found["name"] not in known:
         raise ConfigError(
@@ -356,6 +363,11 @@ class Failpoints:
             self._hits += 1
             if self._hits == armed.hit:
                 self._end(armed)
+
+    def if_armed(self, name: str) -> Callable[[], None] | None:
+        """What says that a step is done; None where nothing is armed there, and the step need not be told."""
+        armed = self._armed is not None and self._armed.name == name
+        return partial(self.reach, name) if armed else None
 
     def _end(self, armed: Armed) -> None:
         line = f"{armed.name}:{self._hits} pid={os.getpid()}\n"

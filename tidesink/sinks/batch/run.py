@@ -125,6 +125,8 @@ class BatchOutcome:
 
     ``read`` and ``account`` are None where nothing before the bad record was left to apply, and where
     changes of the columns are ``pending``.
+    ``left``: what Spark did with the batch of a lake that was not written as files, and why, else empty; None
+    where it had no rows.
     """
 
     progress: Progress
@@ -140,6 +142,7 @@ class BatchOutcome:
     seconds: Mapping[str, float] = field(default_factory=dict)
     pending: tuple[Pending, ...] = ()
     filtered: Filtered = field(default_factory=Filtered)
+    left: str | None = None
 
 
 @dataclass(frozen=True)
@@ -399,8 +402,10 @@ class Batch:
             topic_id = reduction.plan.found.topic_id
             last_ddl = keep_ddl(context, reduction.frame, topic_id, progress) if summary.ddl else None
         context.failpoints.reach("committing")
+        left = list[str]()
+        batch = replace(self._reduced_batch(reduction, schema_decision), on_left=left.append)
         with self._step("committed"):
-            result = self._commit(self._reduced_batch(reduction, schema_decision), progress)
+            result = self._commit(batch, progress)
         account = self._checked_account(reduction, result, rejected)
         context.failpoints.reach("accounted")
         return BatchOutcome(
@@ -416,6 +421,7 @@ class Batch:
             warnings=(*evolved.warnings, *schema_decision.warnings),
             seconds=self._seconds,
             filtered=filtered_of(summary, last_ddl),
+            left="".join(left[-1:]) if summary.upserts or summary.deletes else None,
         )
 
     def _next_progress(self, reduction: Reduction) -> Progress:
@@ -479,6 +485,8 @@ class Batch:
             staged=reduction.found.staged,
             checkpointed=self._checkpoints,
             on_staged=lambda: self._context.failpoints.reach("staged"),
+            on_written=self._context.failpoints.if_armed("written"),
+            on_located=lambda: self._context.failpoints.reach("located"),
         )
 
     def _on_delete(self, shape: TableShape) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class ReducedRow(NamedTuple):
     commit_ts: int | None = None
 
 
-def _nothing() -> None:
+def _nothing(*_said: str) -> None:
     """What most batches do when they are staged."""
 
 
@@ -164,6 +164,9 @@ class ReducedBatch:
     each read of it has the same rows, or fails.
     ``on_staged`` is called when all that comes before the commit is done: rows are staged, messages were
     acknowledged, and nothing says so yet. If it raises, there is no commit.
+    ``on_written``, ``on_located``: called where a lake takes the batch as files, when files have its rows and
+    when the rows that it replaces are marked. With ``on_written`` a small batch takes these steps one by one.
+    ``on_left``: called where a lake does not write the batch as files, with what Spark does instead, and why.
     """
 
     shape: TableShape
@@ -185,6 +188,9 @@ class ReducedBatch:
     staged: tuple[StagedPart, ...] | None = None
     checkpointed: bool = False
     on_staged: Callable[[], None] = field(default=_nothing, compare=False)
+    on_written: Callable[[], None] | None = field(default=None, compare=False)
+    on_located: Callable[[], None] = field(default=_nothing, compare=False)
+    on_left: Callable[[str], None] = field(default=_nothing, compare=False)
 
     @property
     def row_format(self) -> RowFormat:

@@ -527,6 +527,7 @@ class TableTask:
                 "lag": self.lag,
                 **passed(progress, self.topic, self._tally.filtered),
                 **shown_goal(self._context.config, self.table),
+                **self._tally.left(),
                 **self._tally.forgotten(self._tombstones),
                 **(self._tally.caught_up.as_detail() if self._compaction else {}),
                 **self._snapshot.details(progress),

@@ -20,6 +20,8 @@ from tidesink.sinks.worker.control import PLACE
 
 _log = structlog.get_logger("tidesink.worker")
 _TOMBSTONES: Final = "tombstones"
+# In a status's details: what Spark did with the last batch of a lake instead of writing it as files, and why.
+LEFT: Final = "left_to_spark"
 _DOUBTED: Final = (
     "rows were applied whose checksum does not match: the log has the first of each batch. Compare the table "
     "with the source; source.checksum: reject keeps such rows out"
@@ -40,6 +42,7 @@ class Tally:
         self.place = ""
         self.life, self.epoch = 0, 0
         self.caught_up = CaughtUp()
+        self._left = ""
         self._tombstones: Mapping[str, Any] = {}
         self._held = self._resumed = False
         self._known: Rank = (0, 0, -1)
@@ -74,6 +77,7 @@ class Tally:
         self.ambiguous_times = Counter(status.ambiguous_times)
         self.batch, self.commit_ts = status.batch, status.commit_ts
         self.place = str(status.details.get(PLACE, ""))
+        self._left = str(status.details.get(LEFT, ""))
         self._tombstones = status.details.get(_TOMBSTONES) or {}
         self.caught_up = CaughtUp.known(status.details)
         self._known = status.rank
@@ -82,6 +86,8 @@ class Tally:
 
     def stands(self, progress: Progress, place: str) -> None:
         """Know what the target holds, and where: the table is open."""
+        if place != self.place:
+            self._left = ""
         if place != self.place or progress.batch < self.caught_up.batch:
             # Of another table, or of batches that a backup took away.
             self.caught_up = CaughtUp()
@@ -94,12 +100,17 @@ class Tally:
         self.batch, self.commit_ts = outcome.progress.batch, outcome.progress.commit_ts
         self._known = self.rank
         self.filtered += outcome.filtered
+        self._left = self._left if outcome.left is None else outcome.left
         for counts in (self.run_zero_dates, self.zero_dates):
             counts.update(outcome.zero_dates)
         for counts in (self.run_ambiguous_times, self.ambiguous_times):
             counts.update(outcome.ambiguous_times)
         doubts = (_DOUBTED,) if outcome.doubted else ()
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
+
+    def left(self) -> dict[str, Any]:
+        """The detail of the last batch with rows, where Spark wrote it; of whichever worker."""
+        return {LEFT: self._left} if self._left else {}
 
     def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
         """The detail of the deletes remembered, as of when some were last forgotten, by whichever worker."""

@@ -101,19 +101,32 @@ def _written(
     groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
     locate = LocateTask(groups, b"", rows.columns, marks)
     with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
-        if batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores:
-            return _run(given.coalesce(1), SmallBatchTask(rows, locate))
+        small = batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores
+        if small and batch.on_written is None:
+            lines = _run(given.coalesce(1), SmallBatchTask(rows, locate))
+            batch.on_located()
+            return lines
+        on_written = batch.on_written or _nothing
         compares, versions = rows.rules.compares(groups), isinstance(rows.rules, VersionRules)
         lines = _run(given.coalesce(cores), KeysTask(rows) if compares else rows)
+        if not compares:
+            on_written()
         if groups:
             # The values of all versions that end would be too much for the driver.
             ends, locate = rows if versions else None, locating(locate, rows.rules, lines)
             locate = replace(locate, batch_keys=stream_of(joined_keys(lines)), ends=ends)
             lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
+        batch.on_located()
         if not compares:
             return lines
         rows, line = rows.given(lines, ended=versions)
-        return [*lines, line, *_run(given.coalesce(cores), rows)]
+        lines = [*lines, line, *_run(given.coalesce(cores), rows)]
+        on_written()
+        return lines
+
+
+def _nothing() -> None:
+    """Nobody asks for the step."""
 
 
 def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
@@ -201,10 +214,14 @@ class FilesOrMerge:
     def write(self, batch: ReducedBatch, plan: Plan | str, write: Callable[[Plan], Done]) -> Done | str:
         """What writing a batch as planned gave; as text, the reason for a MERGE. A plan can be one."""
         done = plan if isinstance(plan, str) else self._tried(plan, write)
-        if isinstance(done, str) and done != self.reason:
-            how = "inserted by Spark" if batch.mode == "append" else "merged by MERGE"
+        if not isinstance(done, str):
+            return done
+        how = "inserted by Spark" if batch.mode == "append" else "merged by MERGE"
+        if done != self.reason:
             self._log.info(f"batches are {how}", table=str(self._table), reason=done)
             self.reason = done
+        if not batch.truncates:
+            batch.on_left(f"{how}: {done}")
         return done
 
     def _tried(self, plan: Plan, write: Callable[[Plan], Done]) -> Done | str:
@@ -279,7 +296,7 @@ def _is_widened(narrow: str, wide: str) -> bool:
 
 _MERGED: Final = (
     "{} are merged by Spark's MERGE, which takes several times as long as files; a table that is there may "
-    "have more reasons, which the log says"
+    "have more reasons, which the log, status and plan say after its first batch"
 )
 
 
