@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.config import Config, TableConfig
 from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
-from tidesink.events import Column, TableId, TableSchema
+from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary
-from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.run import (
     Batch,
     BatchOutcome,
@@ -30,10 +29,10 @@ from tidesink.sinks.batch.schema_changes import ChangesWaitError, settle_names
 from tidesink.sinks.batch.source_rows import (
     OPTION,
     KeyRange,
-    SourceDecoder,
     SourceRows,
     key_ranges,
     open_database,
+    source_decoder,
 )
 from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange
@@ -240,12 +239,11 @@ class SnapshotBatch(Batch):
         if database is None or is_row_keyed(decode_plan.shape):
             raise ConfigError(_KEYLESS, table=str(self._settings.table))
         stored, part = self._part.stored, self._part
-        schema = _read_schema(decode_plan, stored)
-        own = decode_plan.rows.keys
-        decode_plan = replace(decode_plan, decoder=SourceDecoder(decode_plan.decoder, schema, own))
+        decoder, _ = source_decoder(decode_plan, stored)
+        decode_plan = replace(decode_plan, decoder=decoder)
         self._reader = SourceRows(
             database.url.get_secret_value(),
-            schema,
+            decoder.stored,
             stored.key,
             {name: stored.types[name] for name in stored.key},
             part.ranges,
@@ -266,14 +264,3 @@ class SnapshotBatch(Batch):
     def _next_progress(self, reduction: Reduction) -> Progress:
         progress = super()._next_progress(reduction)
         return replace(progress, snapshot=self._part.after(reduction.summary.read))
-
-
-def _read_schema(plan: DecodePlan, stored: StoredTable) -> TableSchema:
-    """The columns that are read: those of the database that the table's changes have by now.
-
-    What DDL ahead in the topic adds later comes with it: by its default, and by the changes behind it.
-    """
-    handle = {name.lower() for name in plan.rows.keys}
-    names = [name for name in stored.types if not plan.rows.new_columns([name])]
-    columns = (Column(name, stored.types[name], handle=name.lower() in handle) for name in names)
-    return TableSchema(plan.decoder.table, tuple(columns))
