@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tests.mysql_values import COLUMNS, make_wide, own_database
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges, source_decoder
+from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.source_database.mysql import StoredTable, begin_session, stored_table
@@ -50,10 +50,10 @@ def _types(source: SourceRows) -> dict[str, ColumnType]:
 def _decoded(source: SourceRows, number: int = 0) -> list[dict[str, Any]]:
     """The rows of a range as the worker's task decodes them."""
     plan = canal_json_plan(source.schema, keys=source.key, time_zone=ZONE)
-    decoder, _ = source_decoder(plan, StoredTable(_types(source), source.key, 0, 0))
+    plan, _ = source_plan(plan, StoredTable(_types(source), source.key, 0, 0))
     rows = []
     for records in source(FetchRange("rows", number, 0, 1)):
-        found = decoder.decode_batch(records)
+        found = plan.decoder.decode_batch(records)
         assert found.faults == ()
         for table in found.tables:
             assert table.rows["op"].to_pylist() == ["upsert"] * len(table.rows)
@@ -177,8 +177,8 @@ def test_a_value_that_its_type_cannot_hold_is_a_fault(
     source = _source(mariadb_url, table, stored, [KeyRange()])
     plan = canal_json_plan(source.schema, keys=source.key)
     (records,) = source(FetchRange("rows", 0, 0, 1))
-    decoder, _ = source_decoder(plan, stored)
-    found = decoder.decode_batch(records)
+    plan, _ = source_plan(plan, stored)
+    found = plan.decoder.decode_batch(records)
     (fault,) = found.faults
     assert fault.record == 0
     assert "0000-00-00" in str(fault.error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from tests.golden.vectors import Json, Record, VectorFolder, columns_of, schema_
 from tests.spark.decoded import Decoded, decode_here
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, source_decoder
+from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.source_database.mysql import StoredTable, stored_table
 from tidesink.typemap.table import render_members, row_of
@@ -132,7 +132,7 @@ class DatabaseRows:
 
     def decoded(self, plan: DecodePlan) -> Iterator[tuple[Decoded, dict[str, Any]]]:
         """Each row as an event of the plan's, and its values, without columns that the database lacks."""
-        decoder, gap = source_decoder(plan, self.stored)
-        for one in decode_here(replace(plan, decoder=decoder), self.records):
+        own, gap = source_plan(plan, self.stored)
+        for one in decode_here(own, self.records):
             after = one.after or {}
             yield one, {name: value for name, value in after.items() if name not in gap.lost}

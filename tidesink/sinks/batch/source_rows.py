@@ -9,7 +9,7 @@ follows (columns of the target, filters, packing, staging) is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone, tzinfo
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -38,6 +38,7 @@ from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.records import TableDecoder
+from tidesink.sinks.batch.target_rows import DroppedNow
 from tidesink.source_database.mysql import (
     KeyTexts,
     StoredTable,
@@ -386,8 +387,10 @@ class ColumnGap(NamedTuple):
     new: tuple[str, ...] = ()
 
 
-def source_decoder(plan: DecodePlan, stored: StoredTable) -> tuple[SourceDecoder, ColumnGap]:
-    """The decoder of a table's rows in the database, of the columns that the table's records have by now.
+def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, ColumnGap]:
+    """The plan of a table's rows in the database, with the columns that the table's records have by now.
+
+    Its decoder is a ``SourceDecoder``.
 
     Raises:
         ConfigError: nothing tells how the records spell a column's values.
@@ -405,12 +408,12 @@ def source_decoder(plan: DecodePlan, stored: StoredTable) -> tuple[SourceDecoder
     for column in columns:
         decoder.recorded_value(column.stored, column.recorded.type)
     known, gone = {*called.values()}, _gone(plan)
-    held = {*plan.rows.keys, *plan.rows.value_sources.values()}
-    lost = (
-        c.name for c in shape.columns if c.name not in known and c.name in held and c.name.lower() not in gone
-    )
+    held = {*plan.rows.keys, *plan.rows.value_sources.values()} - known
+    lost = (c.name for c in shape.columns if c.name in held and c.name.lower() not in gone)
     gap = ColumnGap(tuple(lost), tuple(name for name in stored.types if name not in called))
-    return SourceDecoder(decoder, columns, plan.rows.keys), gap
+    # As rows that were written after a column was dropped: NULL, and not its default.
+    rows = replace(plan.rows, dropped=DroppedNow(gone))
+    return replace(plan, rows=rows, decoder=SourceDecoder(decoder, columns, plan.rows.keys)), gap
 
 
 def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:

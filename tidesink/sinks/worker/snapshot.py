@@ -29,10 +29,11 @@ from tidesink.sinks.batch.schema_changes import ChangesWaitError, settle_names
 from tidesink.sinks.batch.source_rows import (
     OPTION,
     KeyRange,
+    SourceDecoder,
     SourceRows,
     key_ranges,
     open_database,
-    source_decoder,
+    source_plan,
 )
 from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange
@@ -239,11 +240,11 @@ class SnapshotBatch(Batch):
         if database is None or is_row_keyed(decode_plan.shape):
             raise ConfigError(_KEYLESS, table=str(self._settings.table))
         stored, part = self._part.stored, self._part
-        decoder, _ = source_decoder(decode_plan, stored)
-        decode_plan = replace(decode_plan, decoder=decoder)
+        decode_plan, _ = source_plan(decode_plan, stored)
+        assert isinstance(decode_plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
         self._reader = SourceRows(
             database.url.get_secret_value(),
-            decoder.stored,
+            decode_plan.decoder.stored,
             stored.key,
             {name: stored.types[name] for name in stored.key},
             part.ranges,
