@@ -282,6 +282,11 @@ class TableDecoder(ABC):
         return _unchanged if labelled else None  # by its own members, which may be others than the records'
 
     @property
+    def tells_dropped(self) -> bool:
+        """Whether the plan comes to know that the source has a column no more."""
+        return True
+
+    @property
     def has_virtual_columns(self) -> bool:
         """Whether records have the values of virtual columns, where their schemas list them."""
         return False

@@ -179,12 +179,13 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     """Decodes the debezium-json records of one table.
 
     ``shape`` has the columns known, ``known`` the identities of the writers' schemas. ``keyed``: rows with a
-    schema have keys.
+    schema have keys. ``knows_newest``: the newest writer's schema is known.
     """
 
     shape: TableShape = field(kw_only=True)
     known: frozenset[tuple[str, ...]] = frozenset()
     keyed: bool = False
+    knows_newest: bool = False
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events."""
@@ -227,6 +228,11 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         if not (self.known or defined):
             raise ConfigError(_UNTYPED_SNAPSHOT.format(stored.name), table=str(self.table))
         return super().recorded_value(stored, column_type)
+
+    @property
+    def tells_dropped(self) -> bool:
+        """As ``TableDecoder``: a record without a schema may lack a column that the source has."""
+        return self.knows_newest
 
     def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """A column that nothing types in these records, and that is not text at the target."""
@@ -355,6 +361,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         keyed=keyed,
         is_ticdc=is_ticdc or writers.reported_ticdc,
         row_keys=folded_keys(shape),
+        knows_newest=_knows_newest(writers, definition),
     )
     return DecodePlan(
         TargetRows(shape, DroppedByColumns(_dropped(writers.with_schema))),
@@ -410,11 +417,15 @@ def _dropped(writers: Sequence[JsonWriter]) -> dict[frozenset[str], frozenset[st
     return found
 
 
+def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:
+    return bool(writers.with_schema) and not writers.reported and definition is None
+
+
 def _gone(shape: TableShape, writers: Writers, definition: TableSchema | None) -> frozenset[str]:
     """The shape's columns, in lower case, that the newest writer does not have.
 
     Of rows without a schema it is not known before they are read.
     """
-    if writers.reported or definition is not None or not writers.with_schema:
+    if not _knows_newest(writers, definition):
         return frozenset()
     return frozenset(shape.by_name) - _names(reported.column for reported in writers.with_schema[-1].columns)
