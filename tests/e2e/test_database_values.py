@@ -115,7 +115,7 @@ def _compared(
     stored = {one.offset: (one, values) for one, values in rows.decoded(plan)}
     numbers = {event["event"]: number for number, event in enumerate(table.events)}
     found = {one.offset: one for one in decode_here(plan, [record.message for record in records])}
-    compared, differing = 0, []
+    compared, differing = 0, list[str]()
     for record in records:
         event = found[record.line]
         if event.kind != UPSERT or record.event is None:

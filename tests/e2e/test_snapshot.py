@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from deltalake import DeltaTable
 
 from tests.e2e.forked_worker import die_at, drain
-from tests.e2e.live_source import LiveTable, live_table
+from tests.e2e.live_source import COLUMNS, LiveTable, live_table
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tests.full import quick_on
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.batch.context import FAILPOINTS
 from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.state.sql_store import open_state_store
@@ -62,8 +63,10 @@ def _writing(table: LiveTable) -> Iterator[None]:
         writer.join()
 
 
-def _sorted(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    names = ("region", "id", "price", "note", "data")
+NAMES: Final = ("region", "id", "price", "note", "data")
+
+
+def _sorted(rows: list[dict[str, Any]], names: Sequence[str] = NAMES) -> list[tuple[Any, ...]]:
     return sorted((tuple(row[name] for name in names) for row in rows), key=lambda row: (row[0], int(row[1])))
 
 
@@ -93,6 +96,41 @@ def test_rows_from_before_the_topic_and_changes_while_they_are_read(
         assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
         assert counters["read"] >= 500
         _another(config, table, lake)
+
+
+REMARK: Final = Column("remark", ColumnType("text", sql="text"))
+SIZE: Final = Column("size", ColumnType("int", sql="int"), nullable=False, default="7")
+
+
+def test_columns_change_at_the_source_before_the_topic_tells(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    """A renamed column keeps the values of rows that are read before its DDL, which nothing sends again."""
+    columns = tuple(REMARK if one.name == "note" else one for one in COLUMNS)
+    with live_table(mariadb_url, servers) as table:
+        table.load(2_000)
+        more = {"defaults": {"snapshot": "initial", "schema-changes": {"rename": "apply"}}}
+        config = load_config(_config(tmp_path, servers, table, mariadb_url, **more))
+        _check(run(config, batches=2))
+        begun = _shown(config)["rows"]
+        with table.held_back():
+            table.alter("RENAME COLUMN note TO remark", columns, {"note": "remark"})
+            table.change()
+            _check(run(config, until="drained"))
+            shown = _shown(config)
+            assert (shown["state"], shown["rows"]) == ("waiting", begun)
+            assert "note" in shown["reason"]
+        # This one comes while the snapshot is under way, and its default is not what all rows have.
+        added = (*columns, SIZE)
+        table.alter("ADD COLUMN size int NOT NULL DEFAULT 7", added, {}, size=7)
+        for _ in range(50):
+            table.change()
+        _check(run(config, until="drained"))
+        assert _shown(config)["state"] == "done"
+        lake = open_lake_table(tmp_path / "lake" / table.name.schema / table.name.name).read().to_pylist()
+        names = ("region", "id", "price", "remark", "data", "size")
+        assert _sorted(lake, names) == _sorted(table.rows(), names)
+        assert any(row["remark"] for row in lake)
 
 
 def _another(config: Config, table: LiveTable, lake: Path) -> None:

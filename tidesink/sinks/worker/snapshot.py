@@ -151,10 +151,11 @@ def open_source_database(config: Config) -> Iterator[SourceDatabase]:
 
 @dataclass(frozen=True)
 class _Ahead:
-    """The database's columns are not those of the changes that were applied; or a row does not fit (``unfit``).
+    """The database's columns are not those of the changes that were applied; or a row does not fit.
 
-    ``since``: the offsets that were applied when it was found. ``goal``: where the topic ended behind it; None:
-    not looked up yet. ``again``: it was found a second time, with all changes up to an earlier goal applied.
+    ``unfit``: the latter. ``since``: the offsets that were applied when it was found. ``goal``: where the
+    topic ended behind it; None: not looked up yet. ``again``: it was found a second time, with all changes up
+    to an earlier goal applied.
     """
 
     gap: ColumnGap
@@ -214,8 +215,8 @@ class Snapshot:
     def waits(self, applied: Mapping[int, int], ends: Mapping[int, int]) -> bool:
         """Whether changes go first, by the offsets that are applied and those at which the topic ends.
 
-        Until the topic has been read as far as it went when the columns were seen; then the database is asked
-        again. Where it lacks columns still, their DDL is not in the topic yet: whatever comes is applied first.
+        Until the topic has been read as far as it went when the columns were seen; then the database is
+        asked again. Where it lacks columns still, their DDL is not in the topic yet: what comes goes first.
         """
         ahead = self._ahead
         if ahead is None:
@@ -262,7 +263,7 @@ class Snapshot:
         return SnapshotPart(stored, ranges, before, gap, last_try)
 
     def _is_ahead(self, gap: ColumnGap, tells_dropped: bool, applied: Mapping[int, int]) -> bool:
-        """Whether changes go first; a difference that they did not settle is there to stay, or to wait for."""
+        """Whether changes go first; a difference that they did not settle stays, or is waited for."""
         known = self._ahead.gap if self._ahead is not None else self._settled
         again = self._ahead is not None and known == gap
         if not (gap.lost or gap.new) or (gap == known and not (gap.lost and tells_dropped)):
