@@ -109,6 +109,7 @@ def test_columns_change_at_the_source_before_the_topic_tells(
     columns = tuple(REMARK if one.name == "note" else one for one in COLUMNS)
     with live_table(mariadb_url, servers) as table:
         table.load(2_000)
+        table.change()
         more = {"defaults": {"snapshot": "initial", "schema-changes": {"rename": "apply"}}}
         config = load_config(_config(tmp_path, servers, table, mariadb_url, **more))
         _check(run(config, batches=2))
