@@ -25,6 +25,7 @@ from tests.vectors import vectors_dir
 from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.debezium.inference import first_row
 from tidesink.events import ColumnType, Message, TableId, TableSchema
+from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.records import TRUNCATE
 from tidesink.sinks.plans.canal_json import canal_json_plan
@@ -112,6 +113,8 @@ def _compared(
 ) -> tuple[int, list[str]]:
     """How many rows were compared, and in what they differ."""
     plan = _plan(table, records, schemas)
+    lacking = {column.name for column in table.schema.columns} - {column.name for column in table.stored}
+    assert rows.lost(plan) <= {*lacking, *map(sanitize_name, lacking)}
     stored = {one.offset: (one, values) for one, values in rows.decoded(plan)}
     numbers = {event["event"]: number for number, event in enumerate(table.events)}
     found = {one.offset: one for one in decode_here(plan, [record.message for record in records])}

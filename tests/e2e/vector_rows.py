@@ -130,6 +130,10 @@ class DatabaseRows:
         (records,) = source(FetchRange("rows", 0, 0, 1))
         return cls(stored, records)
 
+    def lost(self, plan: DecodePlan) -> set[str]:
+        """Columns that the plan's records have, and the database has not."""
+        return {*source_plan(plan, self.stored)[1].lost}
+
     def decoded(self, plan: DecodePlan) -> Iterator[tuple[Decoded, dict[str, Any]]]:
         """Each row as an event of the plan's, and its values, without columns that the database lacks."""
         own, gap = source_plan(plan, self.stored)
