@@ -11,11 +11,12 @@ import pytest
 
 from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.inference import InferredColumn
 from tidesink.codecs.debezium.stored import recorded_value
 from tidesink.codecs.debezium.values import wire_reader, wire_type
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.plans.debezium_json import InferredColumn, JsonWriter, Writers, debezium_json_plan
+from tidesink.sinks.plans.debezium_json import JsonWriter, Writers, debezium_json_plan
 from tidesink.typemap.mysql_types import parse_sql_type
 
 MODES: Final = DebeziumModes()
