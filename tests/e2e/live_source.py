@@ -38,6 +38,7 @@ class LiveTable:
         self._engine, self._rng, self._partitions = engine, random.Random(seed), partitions
         self._rows: dict[tuple[str, int], Row] = {}
         self._columns: tuple[Column, ...] = COLUMNS
+        self.largest_size = 10**6
         # What the changefeed has not sent yet; None: nothing is held back.
         self._late: list[Callable[[], object]] | None = None
         schema = TableSchema(self.name, COLUMNS)
@@ -126,7 +127,7 @@ class LiveTable:
             "price": sa.Numeric(12, 2),
             "note": sa.Text,
             "remark": sa.Text,
-            "size": sa.Integer,
+            "size": sa.BigInteger,
         }
         columns = [sa.Column(one.name, types.get(one.name, sa.LargeBinary)) for one in self._columns]
         return sa.Table("orders", sa.MetaData(), *columns, schema=self.name.schema)
@@ -139,7 +140,7 @@ class LiveTable:
             "price": rng.choice((None, Decimal(rng.randrange(-(10**9), 10**9)) / 100)),
             "note": rng.choice((None, "", "a\tb\n", f"näher {rng.random()} 😀")),
             "data": rng.choice((None, b"", rng.randbytes(9))),
-            "size": rng.randrange(10**6),
+            "size": rng.randrange(self.largest_size),
         }
         row["remark"] = row["note"]
         return {column.name: row[column.name] for column in self._columns}

@@ -100,6 +100,7 @@ def test_rows_from_before_the_topic_and_changes_while_they_are_read(
 
 REMARK: Final = Column("remark", ColumnType("text", sql="text"))
 SIZE: Final = Column("size", ColumnType("int", sql="int"), nullable=False, default="7")
+WIDE_SIZE: Final = replace(SIZE, type=ColumnType("bigint", sql="bigint"))
 
 
 def test_columns_change_at_the_source_before_the_topic_tells(
@@ -128,25 +129,42 @@ def test_columns_change_at_the_source_before_the_topic_tells(
             table.change()
         _check(run(config, until="drained"))
         assert _shown(config)["state"] == "done"
-        lake = open_lake_table(tmp_path / "lake" / table.name.schema / table.name.name).read().to_pylist()
+        lake = tmp_path / "lake" / table.name.schema / table.name.name
         names = ("region", "id", "price", "remark", "data", "size")
-        assert _sorted(lake, names) == _sorted(table.rows(), names)
-        assert any(row["remark"] for row in lake)
+        assert _sorted(open_lake_table(lake).read().to_pylist(), names) == _sorted(table.rows(), names)
+        _widened(config, table, added)
+        assert _sorted(open_lake_table(lake).read().to_pylist(), names) == _sorted(table.rows(), names)
+
+
+def _widened(config: Config, table: LiveTable, columns: tuple[Column, ...]) -> None:
+    """Another snapshot meets values of a wider type than the changes have yet."""
+    _ask(config, table, lambda asked: asked.start(time.time()))
+    with table.held_back():
+        wide = tuple(WIDE_SIZE if one is SIZE else one for one in columns)
+        table.alter("MODIFY size bigint NOT NULL DEFAULT 7", wide, {})
+        table.largest_size = 2**50
+        for _ in range(50):
+            table.change()
+        (found,) = run(config, until="drained").tables
+        assert found.state == "FAILING"
+        assert "size" in str(found.error)
+    _check(run(config, until="drained"))
+    assert _shown(config)["state"] == "done"
+
+
+def _ask(config: Config, table: LiveTable, change: Callable[[SnapshotControl], SnapshotControl]) -> None:
+    with closing(open_state_store(config.state)) as store:
+        asked = lambda control: replace(control, snapshot=change(control.snapshot))  # noqa: E731
+        change_control(store, config.pipeline, table.name, asked)
 
 
 def _another(config: Config, table: LiveTable, lake: Path) -> None:
     """A snapshot that a person asks for, rests, and goes on: it mends what the target lost."""
     DeltaTable(str(lake)).delete("id % 2 = 0")
-
-    def ask(change: Callable[[SnapshotControl], SnapshotControl]) -> None:
-        with closing(open_state_store(config.state)) as store:
-            asked = lambda control: replace(control, snapshot=change(control.snapshot))  # noqa: E731
-            change_control(store, config.pipeline, table.name, asked)
-
-    ask(lambda asked: replace(asked.start(time.time()), rests=True))
+    _ask(config, table, lambda asked: replace(asked.start(time.time()), rests=True))
     _check(run(config, until="drained"))
     assert len(open_lake_table(lake).read()) < len(table.rows())
-    ask(lambda asked: replace(asked, rests=False))
+    _ask(config, table, lambda asked: replace(asked, rests=False))
     _check(run(config, until="drained"))
     assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
 

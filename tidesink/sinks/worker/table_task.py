@@ -18,6 +18,7 @@ from tidesink.errors import (
     SourceError,
     StaleProgressError,
     TidesinkError,
+    ValueOutOfRangeError,
     error_text,
 )
 from tidesink.events import TableId
@@ -330,7 +331,12 @@ class TableTask:
             return
         self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
         make, ranges = partial(SnapshotBatch, part=part), BatchPlan(tuple(starts), found)
-        outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
+        try:
+            outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
+        except ValueOutOfRangeError as exc:
+            # The DDL that makes room for the row may be late: it is looked at again after a while.
+            self._fail(exc, passes=True)
+            return
         if outcome.account is None and not outcome.pending:
             self._snapshot.row_does_not_fit(part, applied)
         self._take(outcome)
