@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, Final
@@ -37,6 +37,10 @@ class LiveTable:
         self.topic = f"{servers['prefix']}{self.name.schema}"
         self._engine, self._rng, self._partitions = engine, random.Random(seed), partitions
         self._rows: dict[tuple[str, int], Row] = {}
+        self._columns: tuple[Column, ...] = COLUMNS
+        self.largest_size = 10**6
+        # What the changefeed has not sent yet; None: nothing is held back.
+        self._late: list[Callable[[], object]] | None = None
         schema = TableSchema(self.name, COLUMNS)
         from tests.servers import create_topics
 
@@ -77,6 +81,39 @@ class LiveTable:
             self._write(old, None)
             self._write(None, moved)
 
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """The changefeed is late: what is done here comes to the topic at the end."""
+        late: list[Callable[[], object]] = []
+        self._late = late
+        try:
+            yield
+        finally:
+            self._late = None
+            for send in late:
+                send()
+
+    def alter(
+        self, change: str, columns: tuple[Column, ...], renamed: Mapping[str, str], **values: Any
+    ) -> None:
+        """An ALTER TABLE; rows have ``columns`` then, and ``values`` of those that are new."""
+        statement = f"ALTER TABLE `{self.name.schema}`.orders {change}"
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+        self._columns = columns
+        names = [column.name for column in columns]
+        for key, row in self._rows.items():
+            known = {**values, **{renamed.get(name, name): value for name, value in row.items()}}
+            self._rows[key] = {name: known[name] for name in names}
+        self._send(lambda: self._feed.ddl(statement))
+        self._feed.schema = TableSchema(self.name, columns)
+
+    def _send(self, send: Callable[[], object]) -> None:
+        if self._late is None:
+            send()
+        else:
+            self._late.append(send)
+
     def rows(self) -> list[dict[str, Any]]:
         """All rows now, as the database has them."""
         with self._engine.connect() as connection:
@@ -84,19 +121,29 @@ class LiveTable:
 
     @property
     def _table(self) -> sa.Table:
-        types = {"region": sa.String, "id": sa.BigInteger, "price": sa.Numeric(12, 2), "note": sa.Text}
-        columns = [sa.Column(one.name, types.get(one.name, sa.LargeBinary)) for one in COLUMNS]
+        types: dict[str, Any] = {
+            "region": sa.String,
+            "id": sa.BigInteger,
+            "price": sa.Numeric(12, 2),
+            "note": sa.Text,
+            "remark": sa.Text,
+            "size": sa.BigInteger,
+        }
+        columns = [sa.Column(one.name, types.get(one.name, sa.LargeBinary)) for one in self._columns]
         return sa.Table("orders", sa.MetaData(), *columns, schema=self.name.schema)
 
     def _row(self, region: str, number: int) -> dict[str, Any]:
         rng = self._rng
-        return {
+        row = {
             "region": region,
             "id": number,
             "price": rng.choice((None, Decimal(rng.randrange(-(10**9), 10**9)) / 100)),
             "note": rng.choice((None, "", "a\tb\n", f"näher {rng.random()} 😀")),
             "data": rng.choice((None, b"", rng.randbytes(9))),
+            "size": rng.randrange(self.largest_size),
         }
+        row["remark"] = row["note"]
+        return {column.name: row[column.name] for column in self._columns}
 
     def _write(self, old: Row | None, new: Row | None) -> None:
         table, key = self._table, (new or old or {})
@@ -116,7 +163,8 @@ class LiveTable:
         op = Op.DELETE if new is None else Op.INSERT if old is None else Op.UPDATE
         record = self._feed.encoded(op, key, before=old if op is Op.UPDATE else None)
         # A key stays in its partition, as the dispatcher index-value has it.
-        self._feed.send(record.key, record.value, partition=hash(named) % self._partitions)
+        partition = hash(named) % self._partitions
+        self._send(lambda: self._feed.send(record.key, record.value, partition=partition))
 
 
 @contextmanager

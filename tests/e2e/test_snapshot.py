@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from deltalake import DeltaTable
 
 from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import steps_of
-from tests.e2e.live_source import LiveTable, live_table
+from tests.e2e.live_source import COLUMNS, LiveTable, live_table
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tests.full import quick_on
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.control import SnapshotControl, change_control
@@ -62,8 +63,10 @@ def _writing(table: LiveTable) -> Iterator[None]:
         writer.join()
 
 
-def _sorted(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    names = ("region", "id", "price", "note", "data")
+NAMES: Final = ("region", "id", "price", "note", "data")
+
+
+def _sorted(rows: list[dict[str, Any]], names: Sequence[str] = NAMES) -> list[tuple[Any, ...]]:
     return sorted((tuple(row[name] for name in names) for row in rows), key=lambda row: (row[0], int(row[1])))
 
 
@@ -95,19 +98,73 @@ def test_rows_from_before_the_topic_and_changes_while_they_are_read(
         _another(config, table, lake)
 
 
+REMARK: Final = Column("remark", ColumnType("text", sql="text"))
+SIZE: Final = Column("size", ColumnType("int", sql="int"), nullable=False, default="7")
+WIDE_SIZE: Final = replace(SIZE, type=ColumnType("bigint", sql="bigint"))
+
+
+def test_columns_change_at_the_source_before_the_topic_tells(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    """A renamed column keeps the values of rows that are read before its DDL, which nothing sends again."""
+    columns = tuple(REMARK if one.name == "note" else one for one in COLUMNS)
+    with live_table(mariadb_url, servers) as table:
+        table.load(2_000)
+        table.change()
+        more = {"defaults": {"snapshot": "initial", "schema-changes": {"rename": "apply"}}}
+        config = load_config(_config(tmp_path, servers, table, mariadb_url, **more))
+        _check(run(config, batches=2))
+        begun = _shown(config)["rows"]
+        with table.held_back():
+            table.alter("RENAME COLUMN note TO remark", columns, {"note": "remark"})
+            table.change()
+            _check(run(config, until="drained"))
+            shown = _shown(config)
+            assert (shown["state"], shown["rows"]) == ("waiting", begun)
+            assert "note" in shown["reason"]
+        # This one comes while the snapshot is under way, and its default is not what all rows have.
+        added = (*columns, SIZE)
+        table.alter("ADD COLUMN size int NOT NULL DEFAULT 7", added, {}, size=7)
+        for _ in range(50):
+            table.change()
+        _check(run(config, until="drained"))
+        assert _shown(config)["state"] == "done"
+        lake = tmp_path / "lake" / table.name.schema / table.name.name
+        names = ("region", "id", "price", "remark", "data", "size")
+        assert _sorted(open_lake_table(lake).read().to_pylist(), names) == _sorted(table.rows(), names)
+        _widened(config, table, added)
+        assert _sorted(open_lake_table(lake).read().to_pylist(), names) == _sorted(table.rows(), names)
+
+
+def _widened(config: Config, table: LiveTable, columns: tuple[Column, ...]) -> None:
+    """Another snapshot meets values of a wider type than the changes have yet."""
+    _ask(config, table, lambda asked: asked.start(time.time()))
+    with table.held_back():
+        wide = tuple(WIDE_SIZE if one is SIZE else one for one in columns)
+        table.alter("MODIFY size bigint NOT NULL DEFAULT 7", wide, {})
+        table.largest_size = 2**50
+        for _ in range(50):
+            table.change()
+        (found,) = run(config, until="drained").tables
+        assert found.state == "FAILING"
+        assert "size" in str(found.error)
+    _check(run(config, until="drained"))
+    assert _shown(config)["state"] == "done"
+
+
+def _ask(config: Config, table: LiveTable, change: Callable[[SnapshotControl], SnapshotControl]) -> None:
+    with closing(open_state_store(config.state)) as store:
+        asked = lambda control: replace(control, snapshot=change(control.snapshot))  # noqa: E731
+        change_control(store, config.pipeline, table.name, asked)
+
+
 def _another(config: Config, table: LiveTable, lake: Path) -> None:
     """A snapshot that a person asks for, rests, and goes on: it mends what the target lost."""
     DeltaTable(str(lake)).delete("id % 2 = 0")
-
-    def ask(change: Callable[[SnapshotControl], SnapshotControl]) -> None:
-        with closing(open_state_store(config.state)) as store:
-            asked = lambda control: replace(control, snapshot=change(control.snapshot))  # noqa: E731
-            change_control(store, config.pipeline, table.name, asked)
-
-    ask(lambda asked: replace(asked.start(time.time()), rests=True))
+    _ask(config, table, lambda asked: replace(asked.start(time.time()), rests=True))
     _check(run(config, until="drained"))
     assert len(open_lake_table(lake).read()) < len(table.rows())
-    ask(lambda asked: replace(asked, rests=False))
+    _ask(config, table, lambda asked: replace(asked, rests=False))
     _check(run(config, until="drained"))
     assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
 

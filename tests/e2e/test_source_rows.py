@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from tests.mysql_values import COLUMNS, make_wide, own_database
 from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, key_ranges
+from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.source_database.mysql import StoredTable, begin_session, stored_table
@@ -43,13 +43,17 @@ def _source(url: str, table: TableId, stored: StoredTable, ranges: Sequence[KeyR
     return SourceRows(url, TableSchema(table, columns), stored.key, stored.types, tuple(ranges))
 
 
+def _types(source: SourceRows) -> dict[str, ColumnType]:
+    return {column.name: column.type for column in source.schema.columns}
+
+
 def _decoded(source: SourceRows, number: int = 0) -> list[dict[str, Any]]:
     """The rows of a range as the worker's task decodes them."""
     plan = canal_json_plan(source.schema, keys=source.key, time_zone=ZONE)
-    decoder = SourceDecoder(plan.decoder, source.schema, source.key)
+    plan, _ = source_plan(plan, StoredTable(_types(source), source.key, 0, 0))
     rows = []
     for records in source(FetchRange("rows", number, 0, 1)):
-        found = decoder.decode_batch(records)
+        found = plan.decoder.decode_batch(records)
         assert found.faults == ()
         for table in found.tables:
             assert table.rows["op"].to_pylist() == ["upsert"] * len(table.rows)
@@ -173,7 +177,8 @@ def test_a_value_that_its_type_cannot_hold_is_a_fault(
     source = _source(mariadb_url, table, stored, [KeyRange()])
     plan = canal_json_plan(source.schema, keys=source.key)
     (records,) = source(FetchRange("rows", 0, 0, 1))
-    found = SourceDecoder(plan.decoder, source.schema, source.key).decode_batch(records)
+    plan, _ = source_plan(plan, stored)
+    found = plan.decoder.decode_batch(records)
     (fault,) = found.faults
     assert fault.record == 0
     assert "0000-00-00" in str(fault.error)

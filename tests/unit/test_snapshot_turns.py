@@ -9,9 +9,11 @@ import pytest
 from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.config import Config
 from tidesink.events import TableId
+from tidesink.sinks.batch.source_rows import KeyRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
 from tidesink.sinks.worker.control import SnapshotControl
-from tidesink.sinks.worker.snapshot import Snapshot
+from tidesink.sinks.worker.snapshot import Snapshot, SnapshotPart
+from tidesink.source_database.mysql import StoredTable
 
 ORDERS = TableId("shop", "orders")
 
@@ -65,6 +67,18 @@ def test_parts_and_changes_take_turns_while_both_wait() -> None:
     assert turns == [True, False, True, False]
     assert [found.comes_next(_progress(3, HALF), waiting=False) for _ in range(3)] == [True, True, True]
     assert not found.comes_next(_progress(3, DONE), waiting=False)
+
+
+def test_changes_go_first_where_a_row_does_not_fit() -> None:
+    found = _snapshot("initial")
+    assert not found.waits({0: 5}, {0: 9})
+    part = SnapshotPart(StoredTable({}, ("id",), 0, 0), (KeyRange(),), HALF)
+    found.row_does_not_fit(part, {0: 5})
+    assert found.details(_progress(3, HALF))["snapshot"]["state"] == "waiting"
+    # Up to where the topic ended then, and not to where it ends by now: changes that never end hold up none.
+    assert found.waits({0: 5}, {0: 9, 1: 1})
+    assert found.waits({0: 9}, {0: 20, 1: 1})
+    assert not found.waits({0: 9, 1: 1}, {0: 20, 1: 1})
 
 
 @pytest.mark.parametrize(

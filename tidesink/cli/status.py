@@ -268,10 +268,9 @@ def _snapshot(entry: TableStatus) -> list[str]:
     shown = entry.details.get("snapshot")
     if shown is None or shown["state"] == "done":
         return []
-    estimate = shown["estimate"]
-    return [
-        f"snapshot {shown['state']}: {shown['rows']} rows" + (f" of about {estimate}" if estimate else "")
-    ]
+    estimate, reason = shown["estimate"], shown.get("reason")
+    rows = f"{shown['rows']} rows" + (f" of about {estimate}" if estimate else "")
+    return [f"snapshot {shown['state']}: {rows}" + (f"; {reason}" if reason else "")]
 
 
 def commit_time(commit_ts: int | None) -> str:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.events import ColumnType, TableId, Value
+from tidesink.events import Column, ColumnType, TableId, Value
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
 from tidesink.typemap.values import text_reader, text_writer
@@ -35,13 +36,16 @@ class StoredTable(NamedTuple):
     """A table as the database has it: types by column, in order, without virtual columns.
 
     ``key``: the columns of the primary key, or of the first unique key without NULLs; empty: there is none.
-    ``rows``, ``bytes``: the database's own estimate.
+    ``rows``, ``bytes``: the database's own estimate. ``virtual``: virtual columns. ``required``: columns that
+    are never NULL.
     """
 
     types: dict[str, ColumnType]
     key: tuple[str, ...]
     rows: int
     bytes: int
+    virtual: Mapping[str, ColumnType] = MappingProxyType({})
+    required: frozenset[str] = frozenset()
 
 
 def open_engine(url: str, *, option: str, extra: str) -> Engine:
@@ -87,30 +91,42 @@ def begin_session(connection: Connection) -> None:
 
 
 def stored_columns(connection: Connection, table: TableId) -> dict[str, ColumnType]:
-    """The types of a table's columns in order, without virtual ones, which no message carries.
+    """The types of a table's columns in order, without virtual ones, which TiCDC does not carry.
 
     Empty where there is no such table.
     """
+    return {one.name: one.type for one in _columns(connection, table) if not one.virtual}
+
+
+def _columns(connection: Connection, table: TableId) -> list[Column]:
     import sqlalchemy as sa
 
-    names = ("column_name", "column_type", "extra", "table_schema", "table_name", "ordinal_position")
-    columns = sa.table("columns", *map(sa.column, names), schema="information_schema")
-    at = columns.c
-    query = sa.select(at.column_name, at.column_type, at.extra).order_by(at.ordinal_position)
-    found = connection.execute(
-        query.where(at.table_schema == table.schema).where(at.table_name == table.name)
-    ).all()
-    return {
-        _plain(name): _type(_plain(sql))
-        for name, sql, extra in found
-        if "VIRTUAL" not in _plain(extra).upper()
-    }
+    asked = ("column_name", "column_type", "extra", "is_nullable")
+    places = ("table_schema", "table_name", "ordinal_position")
+    at = sa.table("columns", *map(sa.column, (*asked, *places)), schema="information_schema").c
+    query = sa.select(*(at[name] for name in asked)).order_by(at.ordinal_position)
+    query = query.where(at.table_schema == table.schema).where(at.table_name == table.name)
+    return [
+        Column(
+            _plain(name),
+            _type(_plain(sql)),
+            nullable=_plain(nullable).upper() == "YES",
+            virtual="VIRTUAL" in _plain(extra).upper(),
+        )
+        for name, sql, extra, nullable in connection.execute(query)
+    ]
 
 
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     """A table as the database has it; None where it has none of this name."""
-    types = stored_columns(connection, table)
-    return StoredTable(types, _key(connection, table), *_size(connection, table)) if types else None
+    columns = _columns(connection, table)
+    if not columns:
+        return None
+    types, virtual = (
+        {one.name: one.type for one in columns if one.virtual is kind} for kind in (False, True)
+    )
+    required = frozenset(one.name for one in columns if not one.nullable)
+    return StoredTable(types, _key(connection, table), *_size(connection, table), virtual, required)
 
 
 def _key(connection: Connection, table: TableId) -> tuple[str, ...]:

@@ -368,9 +368,14 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     _documented(_TIME + "NanoDuration", _LONG, "nanoseconds"),
     SemanticType(_CONNECT + "Decimal", ("bytes",), "decimal", "unscaled"),
     SemanticType(_CONNECT + "Date", _INT, "local date", "days", note="time.precision.mode: connect"),
-    SemanticType(_CONNECT + "Time", _INT, "local time", "time_ms", note="time.precision.mode: connect"),
+    SemanticType(_CONNECT + "Time", _INT, "local time", "time_ms", 3, note="time.precision.mode: connect"),
     SemanticType(
-        _CONNECT + "Timestamp", _LONG, "local datetime", "timestamp_ms", note="time.precision.mode: connect"
+        _CONNECT + "Timestamp",
+        _LONG,
+        "local datetime",
+        "timestamp_ms",
+        3,
+        note="time.precision.mode: connect",
     ),
     SemanticType(
         _DATA + "VariableScaleDecimal", _STRUCT, "decimal", "variable_scale", note="kept as text in Delta"

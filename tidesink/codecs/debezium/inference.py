@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.codec import DebeziumJsonCodec
+from tidesink.codecs.debezium.envelope import TICDC, connector_of
 from tidesink.codecs.debezium.formats import JsonParser, Parsed
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
@@ -180,10 +181,16 @@ def first_row(
                 tuple(event.key or ()),
                 flattened=SOURCE not in (event.extension or {}),
                 bare=codec.bare,
-                is_ticdc=event.commit_ts is not None,
+                is_ticdc=event.commit_ts is not None or _is_ticdc(event),
                 message=message,
             )
     return None
+
+
+def _is_ticdc(event: ChangeEvent) -> bool:
+    """Without the TiDB extension its rows have no commit_ts."""
+    source = (event.extension or {}).get(SOURCE)
+    return isinstance(source, dict) and connector_of(source) == TICDC
 
 
 def _row_of(codec: LoneCodec, message: Message) -> ChangeEvent | None:

@@ -8,7 +8,7 @@ names no row, or whose values do not fit, is a bad record; one with a column tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -34,10 +34,22 @@ from tidesink.errors import (
     UnsupportedMessageError,
     ValueOutOfRangeError,
 )
-from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, TableId, WatermarkEvent
+from tidesink.events import (
+    ChangeEvent,
+    Column,
+    ColumnType,
+    DdlEvent,
+    Event,
+    Message,
+    Op,
+    TableId,
+    Value,
+    WatermarkEvent,
+)
 from tidesink.sinks.batch.reduce import WARNING, named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
+from tidesink.typemap.table import row_of
 
 Flags = npt.NDArray[np.bool_]
 
@@ -257,6 +269,28 @@ class TableDecoder(ABC):
             "keys to columns that every key record has"
         )
 
+    def recorded_value(self, stored: Column, column_type: ColumnType) -> Callable[[Value], Value] | None:
+        """What makes a value of the source's database the value that a record has; None: it is the same.
+
+        ``stored`` is the database's column, whose values are as canal-json has them, ``column_type`` the
+        column's type in the records. A TIMESTAMP is in UTC on both sides.
+
+        Raises:
+            ConfigError: nothing tells how the records spell it.
+        """
+        labelled = row_of(stored.type).parameter == "allowed" and column_type.members is not None
+        return _unchanged if labelled else None  # by its own members, which may be others than the records'
+
+    @property
+    def tells_dropped(self) -> bool:
+        """Whether the plan comes to know that the source has a column no more."""
+        return True
+
+    @property
+    def has_virtual_columns(self) -> bool:
+        """Whether records have the values of virtual columns, where their schemas list them."""
+        return False
+
     def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """Why no row of this writer's schema can be one of the table; None where they can."""
         return None
@@ -279,6 +313,10 @@ class TableDecoder(ABC):
         if keys and keys.issuperset(column.name for column in changes.schema.columns):
             return pa.nulls(len(before), before.type), None
         return before, None
+
+
+def _unchanged(value: Value) -> Value:
+    return value
 
 
 def _with_old_key(event: Event, keys: Collection[str]) -> Event:

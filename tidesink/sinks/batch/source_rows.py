@@ -1,15 +1,18 @@
 """Rows of the source's table as an input of a batch: a task reads a range of the key, and decodes it.
 
 A range is read like a range of offsets: it has a number in place of a partition, and a row's number in it in
-place of an offset. Its rows come as texts (``source_database.mysql``), and become a ``ChangeTable`` as those
-of canal-json do, so that what follows (columns of the target, filters, packing, staging) is the same.
+place of an offset. Its rows come as texts (``source_database.mysql``), as canal-json has them. They become a
+``ChangeTable`` with the types and the values that the table's records have of the same rows, so that what
+follows (columns of the target, filters, packing, staging) is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone, tzinfo
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -30,9 +33,12 @@ from tidesink.codecs.batch import (
     op_code,
 )
 from tidesink.errors import DecodeError
-from tidesink.events import Column, Op, TableId, TableSchema
+from tidesink.events import Column, Op, TableId, TableSchema, Value
+from tidesink.schema_registry.naming import sanitize_name
+from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.records import TableDecoder
+from tidesink.sinks.batch.target_rows import DroppedNow
 from tidesink.source_database.mysql import (
     KeyTexts,
     StoredTable,
@@ -46,7 +52,7 @@ from tidesink.source_database.mysql import (
     translated,
 )
 from tidesink.typemap.arrow import ColumnResult, from_python, from_text, from_value
-from tidesink.typemap.table import row_of
+from tidesink.typemap.table import TimePolicies, row_of
 from tidesink.typemap.values import text_reader
 
 if TYPE_CHECKING:
@@ -63,6 +69,8 @@ EXTRA: Final = "a driver: pip install 'tidesink[mysql]'"
 _ROWS_A_PART: Final = 20_000
 _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
+
+Convert = Callable[[Value], Value]
 
 
 @dataclass(frozen=True)
@@ -200,12 +208,19 @@ def _plain(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+class ReadColumn(NamedTuple):
+    """A column that is read: as the database has it, and as the table's records have it."""
+
+    stored: Column
+    recorded: Column
+
+
 @dataclass(frozen=True)
 class SourceDecoder(TableDecoder):
     """A table's decoder, for the rows that ``SourceRows`` reads; ``inner`` is the one for its records."""
 
     inner: TableDecoder
-    schema: TableSchema
+    columns: tuple[ReadColumn, ...]
     keys: tuple[str, ...]
 
     @property
@@ -222,11 +237,17 @@ class SourceDecoder(TableDecoder):
         """As the decoder inside."""
         return self.inner.values
 
+    @property
+    def stored(self) -> TableSchema:
+        """The columns as the database has them."""
+        return TableSchema(self.table, tuple(column.stored for column in self.columns))
+
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The rows as a change each, which writes the row whatever there was."""
         count = records.num_rows
-        types = RowTypes(self.schema, self.keys, self.values)
-        found = {one.name: self._column(records, one, types) for one in self.schema.columns}
+        schema = self._schema
+        types = RowTypes(schema, self.keys, self.values)
+        found = {one.column.recorded.name: one.read(records.column(_ROW)) for one in self._readers(types)}
         faults = tuple(self._faults(records, found, types))
         marks = {
             mark: name_lists(
@@ -255,41 +276,162 @@ class SourceDecoder(TableDecoder):
             bad = np.ones(count, np.bool_)
             bad[[fault.record for fault in faults]] = False
             rows = rows.filter(pa.array(bad))
-        tables = (ChangeTable(self.table, self.schema, None, rows),) if len(rows) else ()
+        tables = (ChangeTable(self.table, schema, None, rows),) if len(rows) else ()
         return DecodedBatch(tables, (), faults, count, 0)
 
-    def _column(self, records: pa.RecordBatch, column: Column, types: RowTypes) -> ColumnResult:
-        texts = records.column(_ROW).field(column.name)
-        read = from_text if pa.types.is_string(texts.type) else from_value
-        return read(texts, column.type, **types.policies_of(column), time_zone=_UTC)
+    @cached_property
+    def _schema(self) -> TableSchema:
+        """The columns as the records have them."""
+        return TableSchema(self.table, tuple(column.recorded for column in self.columns))
+
+    def _readers(self, types: RowTypes) -> Iterator[_ColumnReader]:
+        for column in self.columns:
+            convert = self.inner.recorded_value(column.stored, column.recorded.type)
+            policies = types.policies_of(column.recorded)
+            if row_of(column.recorded.type).reader == "timestamp" and policies["zero_date"] == "text":
+                convert = partial(_in_zone, convert, self.values.zone)
+            yield _ColumnReader(column, convert, policies)
 
     def _faults(
         self, records: pa.RecordBatch, found: dict[str, ColumnResult], types: RowTypes
     ) -> Iterator[Fault]:
         """The first value of each row that its column's type does not hold, in the order of the rows."""
         first: dict[int, DecodeError] = {}
-        for name, column in found.items():
-            if column.unproven is None:
+        for reader in self._readers(types):
+            unproven = found[reader.column.recorded.name].unproven
+            if unproven is None:
                 continue
-            schema = self.schema.by_name[name]
-            where = np.flatnonzero(column.unproven)
-            texts = records.column(_ROW).field(name).take(pa.array(where)).to_pylist()
-            for at, text in zip(where.tolist(), texts, strict=True):
-                if (error := self._refusal(text, schema, types)) is not None:
-                    first.setdefault(at, error.with_context(table=str(self.table), column=name))  # type: ignore[arg-type]
+            where = np.flatnonzero(unproven)
+            values = reader.of(records.column(_ROW)).take(pa.array(where)).to_pylist()
+            for at, value in zip(where.tolist(), values, strict=True):
+                if (error := reader.refusal(value)) is not None:
+                    named = error.with_context(table=str(self.table), column=reader.column.recorded.name)
+                    first.setdefault(at, named)  # type: ignore[arg-type]
         yield from (Fault(at, error) for at, error in sorted(first.items()))
 
-    def _refusal(self, value: Any, column: Column, types: RowTypes) -> DecodeError | None:
-        """Why the scalar reader does not take a value."""
+
+class _ColumnReader(NamedTuple):
+    """Reads what was selected of a column; ``convert``: as ``TableDecoder.recorded_value``."""
+
+    column: ReadColumn
+    convert: Convert | None
+    policies: TimePolicies
+
+    def of(self, rows: pa.StructArray) -> pa.Array:
+        """What was selected."""
+        return rows.field(self.column.stored.name)
+
+    def read(self, rows: pa.StructArray) -> ColumnResult:
+        """The values of the column as records have them."""
+        selected_values = self.of(rows)
+        if self.convert is None:
+            read = from_text if pa.types.is_string(selected_values.type) else from_value
+            return read(selected_values, self.column.recorded.type, **self.policies, time_zone=_UTC)
+        encoded = selected_values.dictionary_encode()
+        distinct = encoded.dictionary.to_pylist()
+        refused = np.zeros(len(distinct) + 1, np.bool_)
+        values = list[Value]()
+        for at, value in enumerate(distinct):
+            try:
+                values.append(self._value(value))
+            except DecodeError:
+                values.append(None)
+                refused[at] = True
+        found = from_python(values, self.column.recorded.type, **self.policies, time_zone=_UTC)
+        refused[list(found.errors)] = True
+        codes = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
+        zero = None if found.zero_dates is None else np.append(found.zero_dates, False)[codes]
+        unproven = refused[codes] if refused.any() else None
+        return ColumnResult(found.values.take(encoded.indices), unproven, zero, None)
+
+    def refusal(self, value: Any) -> DecodeError | None:
+        """Why the scalar readers do not take a value."""
+        kind = self.column.recorded.type
         try:
-            read = text_reader(column.type)(value) if isinstance(value, str) else value
+            if self.convert is not None:
+                read = self._value(value)
+            else:
+                read = text_reader(kind)(value) if isinstance(value, str) else value
         except DecodeError as error:
             return error
-        policies = types.policies_of(column)
-        return from_python([read], column.type, **policies, time_zone=_UTC).errors.get(0)
+        return from_python([read], kind, **self.policies, time_zone=_UTC).errors.get(0)
+
+    def _value(self, value: Any) -> Value:
+        assert self.convert is not None  # noqa: S101  (asked before)
+        return self.convert(text_reader(self.column.stored.type)(value) if isinstance(value, str) else value)
+
+
+def _in_zone(convert: Convert | None, zone: tzinfo, value: Value) -> Value:
+    """A TIMESTAMP that is kept as text, which records have in the zone of the changefeed."""
+    found = value if convert is None else convert(value)
+    if not isinstance(found, str) or found.startswith("0000-00-00"):
+        return found
+    whole, point, fraction = found.partition(".")
+    local = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).astimezone(zone).replace(tzinfo=None)
+    return f"{local}{point}{fraction}"
 
 
 def _struct(found: dict[str, ColumnResult], kind: pa.StructType, count: int) -> pa.Array:
     if not kind.num_fields:
         return pa.nulls(count, kind)
     return pa.StructArray.from_arrays([found[one.name].values for one in kind], fields=list(kind))
+
+
+class ColumnGap(NamedTuple):
+    """In what the database's columns are not those of a table's records, by their names.
+
+    ``lost``: the records have them by all that is known, and the database has not. ``new``: the other way.
+    Virtual columns are neither: TiCDC may list them, and has no value of them.
+    """
+
+    lost: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+
+
+def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, ColumnGap]:
+    """The plan of a table's rows in the database, with the columns that the table's records have by now.
+
+    Its decoder is a ``SourceDecoder``.
+
+    Raises:
+        ConfigError: nothing tells how the records spell a column's values.
+    """
+    decoder, shape, handle = plan.decoder, plan.rows.shape, {name.lower() for name in plan.rows.keys}
+    types = {**stored.types, **(stored.virtual if decoder.has_virtual_columns else {})}
+    called = _called(plan, types)
+    columns = tuple(
+        ReadColumn(
+            Column(name, types[name], nullable=name not in stored.required),
+            Column(own, shape.by_name[own.lower()].type, handle=own.lower() in handle),
+        )
+        for name, own in called.items()
+    )
+    for column in columns:
+        decoder.recorded_value(column.stored, column.recorded.type)
+    known, gone = {*called.values(), *_called(plan, stored.virtual).values()}, _gone(plan)
+    held = {*plan.rows.keys, *plan.rows.value_sources.values()} - known
+    lost = (c.name for c in shape.columns if c.name in held and c.name.lower() not in gone)
+    gap = ColumnGap(tuple(lost), tuple(name for name in stored.types if name not in called))
+    # As rows that were written after a column was dropped: NULL, and not its default.
+    rows = replace(plan.rows, dropped=DroppedNow(gone))
+    return replace(plan, rows=rows, decoder=SourceDecoder(decoder, columns, plan.rows.keys)), gap
+
+
+def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
+    """By the database's names of columns those of the table's records, which in Avro may be others."""
+    there = [*names]
+    found = {name: own for own, name in plan.rows.written(there).items()}
+    open_names = {c.name.lower(): c.name for c in plan.rows.shape.columns if c.name not in found.values()}
+    for name in there:
+        own = open_names.pop(sanitize_name(name).lower(), None) if name not in found else None
+        if own is not None:
+            found[name] = own
+    return {name: found[name] for name in there if name in found}
+
+
+def _gone(plan: DecodePlan) -> frozenset[str]:
+    """The table's own columns, in lower case, that the source is known not to have any more."""
+    sources = plan.rows.sources
+    if sources is None:
+        return plan.gone
+    return frozenset(own.lower() for name, own in sources.items() if name.lower() in plan.gone)

@@ -131,7 +131,7 @@ class TargetRows:
     def new_columns(self, names: Iterable[str]) -> list[str]:
         """Names of columns of a row that the shape does not have."""
         there = [*names]
-        read = self._written(there).values()
+        read = self.written(there).values()
         return [name for name in there if name not in read]
 
     def key_values(self, name: str, values: pa.Array) -> pa.Array:
@@ -150,7 +150,7 @@ class TargetRows:
         found: dict[int, SchemaMismatchError] = {}
         for image in ("after", "before") if before else ("after",):
             rows = changes.rows[image].combine_chunks()
-            written = self._written([member.name for member in rows.type])
+            written = self.written([member.name for member in rows.type])
             for column in self.shape.columns:
                 if column.name in written:
                     values = pc.struct_field(rows, [written[column.name]])
@@ -242,7 +242,7 @@ class TargetRows:
 
     def _read(self, changes: ChangeTable, rows: pa.StructArray) -> Callable[[ShapeColumn], pa.Array]:
         """What gives a column of the shape as rows of one writer's schema have it."""
-        written = self._written([member.name for member in rows.type])
+        written = self.written([member.name for member in rows.type])
         dropped = self.dropped(changes)
 
         def values(column: ShapeColumn) -> pa.Array:
@@ -259,11 +259,11 @@ class TargetRows:
     def _listed(self, lists: pa.ListArray, names: Mapping[str, str]) -> pa.ListArray:
         if lists.null_count == len(lists):
             return lists
-        read = (self._written(one or ()) for one in lists.to_pylist())
+        read = (self.written(one or ()) for one in lists.to_pylist())
         found = [[names[own] for own in one if own in names] or None for one in read]
         return pa.array(found, lists.type)
 
-    def _written(self, names: Iterable[str]) -> dict[str, str]:
+    def written(self, names: Iterable[str]) -> dict[str, str]:
         """By the shape's names, in its order, the names of a row's columns. MySQL tells no case apart."""
         there = {name.lower(): name for name in names}
         found = {}

@@ -219,6 +219,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         ),
         control=read.control,
         row_keys=folded_keys(shape),
+        is_ticdc=read.is_ticdc,
     )
     dropped = DroppedById.of({number: [c.name for c in columns] for number, columns in read.rows.items()})
     return DecodePlan(

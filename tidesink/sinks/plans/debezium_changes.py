@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
+from tidesink.codecs.debezium.stored import Convert, recorded_value
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
-from tidesink.events import ChangeEvent, Event, Message, TableId, TableSchema
+from tidesink.events import ChangeEvent, Column, ColumnType, Event, Message, TableId, TableSchema
 from tidesink.sinks.batch.records import TableDecoder
 from tidesink.typemap.table import ZeroDate
 
@@ -27,7 +28,7 @@ class DebeziumDecoder(TableDecoder):
 
     ``definition`` gives types where the config has them. ``tells_old_keys``: an update may come with another
     key in the row before it. Debezium sends a changed key as a delete and an insert. ``row_keys``: as
-    ``ValueOptions.keys``.
+    ``ValueOptions.keys``. ``is_ticdc``: TiCDC wrote some of them.
     """
 
     table: TableId
@@ -36,6 +37,7 @@ class DebeziumDecoder(TableDecoder):
     definition: TableSchema | None = None
     tells_old_keys: bool = True
     row_keys: frozenset[str] | None = None
+    is_ticdc: bool = False
 
     @property
     @abstractmethod
@@ -64,6 +66,15 @@ class DebeziumDecoder(TableDecoder):
     def old_keys(self) -> bool:
         """Whether the row before an update tells its key."""
         return self.tells_old_keys
+
+    def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
+        """As ``TableDecoder``: by the connector's modes."""
+        return recorded_value(stored, column_type, self.options.debezium, is_ticdc=self.is_ticdc)
+
+    @property
+    def has_virtual_columns(self) -> bool:
+        """As ``TableDecoder``: TiCDC lists them and leaves them out."""
+        return not self.is_ticdc
 
     def other_table(self, table: TableId) -> TidesinkError:
         """A bad record, with what to do."""

@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
+from tidesink.codecs.debezium.stored import Convert
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
-from tidesink.events import Column, TableId, TableSchema
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
@@ -33,6 +34,11 @@ _NO_KEY: Final = (
     "{} has no key record in its topic, so nothing says which row a change is about: name its key columns "
     "under tables: keys, set message.key.columns at the connector, or set mode: append to keep its changes; "
     f"{IDENTITIES['debezium-json']}"
+)
+_UNTYPED_SNAPSHOT: Final = (
+    "nothing tells the type of column {!r} in the records, which have no schema, so nothing tells what they "
+    "have of its values: give a definition under tables, and the connector's modes under source.debezium, "
+    "to read its rows from the database"
 )
 _MOST_SCHEMAS: Final = 1024
 
@@ -102,13 +108,14 @@ class Writers:
     without a
     schema by name, ``reported_keys`` those of their keys. ``reported_later``: names of such columns, in
     lower case,
-    that came after the first plan was made.
+    that came after the first plan was made. ``reported_ticdc``: TiCDC wrote some of them.
     """
 
     with_schema: tuple[JsonWriter, ...] = ()
     reported: Mapping[str, InferredColumn] = field(default_factory=dict)
     reported_keys: tuple[str, ...] = ()
     reported_later: frozenset[str] = frozenset()
+    reported_ticdc: bool = False
     flattened: bool = False
 
     def with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
@@ -130,6 +137,7 @@ class Writers:
             reported={**self.reported, **reported},
             reported_keys=self.reported_keys or one.keys,
             reported_later=self.reported_later | new,
+            reported_ticdc=self.reported_ticdc or one.is_ticdc,
         )
 
 
@@ -171,13 +179,13 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     """Decodes the debezium-json records of one table.
 
     ``shape`` has the columns known, ``known`` the identities of the writers' schemas. ``keyed``: rows with a
-    schema have keys; ``is_ticdc``: TiCDC wrote some of them.
+    schema have keys. ``knows_newest``: the newest writer's schema is known.
     """
 
     shape: TableShape = field(kw_only=True)
     known: frozenset[tuple[str, ...]] = frozenset()
     keyed: bool = False
-    is_ticdc: bool = False
+    knows_newest: bool = False
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events."""
@@ -213,6 +221,18 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         )
         place = self._first_place(changes)
         return (JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place).text,)
+
+    def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
+        """As ``TableDecoder``; nothing tells how a value is spelt in a column that nothing types."""
+        defined = self.definition is not None and stored.name in self.definition.by_name
+        if not (self.known or defined):
+            raise ConfigError(_UNTYPED_SNAPSHOT.format(stored.name), table=str(self.table))
+        return super().recorded_value(stored, column_type)
+
+    @property
+    def tells_dropped(self) -> bool:
+        """As ``TableDecoder``: a record without a schema may lack a column that the source has."""
+        return self.knows_newest
 
     def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """A column that nothing types in these records, and that is not text at the target."""
@@ -339,8 +359,9 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         shape=shape,
         known=frozenset(one.identity for one in writers.with_schema),
         keyed=keyed,
-        is_ticdc=is_ticdc,
+        is_ticdc=is_ticdc or writers.reported_ticdc,
         row_keys=folded_keys(shape),
+        knows_newest=_knows_newest(writers, definition),
     )
     return DecodePlan(
         TargetRows(shape, DroppedByColumns(_dropped(writers.with_schema))),
@@ -396,11 +417,15 @@ def _dropped(writers: Sequence[JsonWriter]) -> dict[frozenset[str], frozenset[st
     return found
 
 
+def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:
+    return bool(writers.with_schema) and not writers.reported and definition is None
+
+
 def _gone(shape: TableShape, writers: Writers, definition: TableSchema | None) -> frozenset[str]:
     """The shape's columns, in lower case, that the newest writer does not have.
 
     Of rows without a schema it is not known before they are read.
     """
-    if writers.reported or definition is not None or not writers.with_schema:
+    if not _knows_newest(writers, definition):
         return frozenset()
     return frozenset(shape.by_name) - _names(reported.column for reported in writers.with_schema[-1].columns)

@@ -8,17 +8,16 @@ made of its rows, and each later change is a whole row, or a delete, that is app
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.config import Config, TableConfig
 from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
-from tidesink.events import Column, TableId, TableSchema
+from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary
-from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.run import (
     Batch,
     BatchOutcome,
@@ -29,11 +28,13 @@ from tidesink.sinks.batch.run import (
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, settle_names
 from tidesink.sinks.batch.source_rows import (
     OPTION,
+    ColumnGap,
     KeyRange,
     SourceDecoder,
     SourceRows,
     key_ranges,
     open_database,
+    source_plan,
 )
 from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange
@@ -45,11 +46,18 @@ from tidesink.typemap.target_schema import is_row_keyed
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from tidesink.sinks.batch.decoders import DecodePlan
+
 _KEYLESS: Final = (
     "a snapshot reads a table in ranges of a key, and the source's table has neither a primary key nor a "
     "unique key without NULLs: set snapshot: never for it, and load its rows some other way"
 )
 
+_LOST: Final = (
+    "the database has no column {} any more, and the changes that were applied still have: it goes on when "
+    "they tell"
+)
+_NEW: Final = "the database has a column {} that the changes have not yet: those that wait go first"
 _TOO_LARGE: Final = (
     f"a range of the snapshot has more than {MOST_BYTES >> 20} MiB, which a task does not hold at once: "
     "lower source.database.chunk-rows"
@@ -58,11 +66,16 @@ _TOO_LARGE: Final = (
 
 @dataclass(frozen=True)
 class SnapshotPart:
-    """Some ranges of a table, which one batch reads. ``before``: how far the snapshot was."""
+    """Some ranges of a table, which one batch reads. ``before``: how far the snapshot was.
+
+    ``gap``: in what the database's columns differ. ``is_last_try``: a row that does not fit is an error.
+    """
 
     stored: StoredTable
     ranges: tuple[KeyRange, ...]
     before: SnapshotProgress
+    gap: ColumnGap = ColumnGap()  # noqa: RUF009  (it is frozen)
+    is_last_try: bool = True
 
     def after(self, rows: int) -> SnapshotProgress:
         """How far the snapshot is once so many rows of the ranges are applied."""
@@ -136,6 +149,31 @@ def open_source_database(config: Config) -> Iterator[SourceDatabase]:
         engine.dispose()
 
 
+@dataclass(frozen=True)
+class _Ahead:
+    """The database's columns are not those of the changes that were applied; or a row does not fit.
+
+    ``unfit``: the latter. ``since``: the offsets that were applied when it was found. ``goal``: where the
+    topic ended behind it; None: not looked up yet. ``again``: it was found a second time, with all changes up
+    to an earlier goal applied.
+    """
+
+    gap: ColumnGap
+    unfit: bool
+    since: Mapping[int, int]
+    goal: Mapping[int, int] | None = None
+    again: bool = False
+
+    @property
+    def reason(self) -> str:
+        """What is waited for."""
+        if self.unfit:
+            return "a row does not fit the columns as they are by now: the changes that wait go first"
+        if self.gap.lost:
+            return _LOST.format(", ".join(self.gap.lost))
+        return _NEW.format(", ".join(self.gap.new))
+
+
 class Snapshot:
     """When a table's next batch is a part of its snapshot, and which part. Used by one thread at a time."""
 
@@ -144,6 +182,9 @@ class Snapshot:
         self._settings = settings
         self._read_last = False
         self._estimate: int | None = None
+        self._ahead: _Ahead | None = None
+        # Columns that the database alone has, though all changes of the time when it was found are applied.
+        self._settled = ColumnGap()
         # What is asked of it.
         self.asked = SnapshotControl()
 
@@ -166,7 +207,30 @@ class Snapshot:
             state = "running"
         elif not found.done:
             state = "paused" if self.asked.rests else "cancelled"
-        return {"snapshot": {"state": state, "rows": found.rows, "estimate": self._estimate}}
+        shown = {"state": state, "rows": found.rows, "estimate": self._estimate}
+        if state == "running" and self._ahead is not None:
+            shown |= {"state": "waiting", "reason": self._ahead.reason}
+        return {"snapshot": shown}
+
+    def waits(self, applied: Mapping[int, int], ends: Mapping[int, int]) -> bool:
+        """Whether changes go first, by the offsets that are applied and those at which the topic ends.
+
+        Until the topic has been read as far as it went when the columns were seen; then the database is
+        asked again. Where it lacks columns still, their DDL is not in the topic yet: what comes goes first.
+        """
+        ahead = self._ahead
+        if ahead is None:
+            return False
+        if ahead.goal is None:
+            # A look behind the one at the columns.
+            ahead = self._ahead = replace(ahead, goal=dict(ends))
+        if any(applied.get(number, 0) < end for number, end in (ahead.goal or {}).items()):
+            return True
+        return ahead.again and ahead.since == applied
+
+    def row_does_not_fit(self, part: SnapshotPart, applied: Mapping[int, int]) -> None:
+        """A row of a part may be of columns that the changes have not yet: they go first."""
+        self._ahead = _Ahead(part.gap, True, dict(applied))
 
     def comes_next(self, progress: Progress, *, waiting: bool) -> bool:
         """Whether the next batch is a part: every second one while changes wait."""
@@ -175,8 +239,12 @@ class Snapshot:
         self._read_last = not (self._read_last and waiting)
         return self._read_last
 
-    def next_part(self, progress: Progress) -> SnapshotPart:
-        """The ranges of the next batch; asks the database for a few keys.
+    def next_part(
+        self, progress: Progress, plan: DecodePlan, applied: Mapping[int, int]
+    ) -> SnapshotPart | None:
+        """The ranges of the next batch; asks the database for a few keys. None: it ``waits`` for changes.
+
+        ``plan`` is the table's as it stands, ``applied`` the offsets up to which its changes are applied.
 
         Raises:
             ConfigError: no database is configured, it refuses the user, or the table has no key.
@@ -185,10 +253,24 @@ class Snapshot:
         """
         with open_source_database(self._context.config) as database:
             stored = database.table(self._settings.table)
+            self._estimate = stored.rows
+            _, gap = source_plan(plan, stored)
+            if self._is_ahead(gap, plan.decoder.tells_dropped, applied):
+                return None
             before = self._before(progress.snapshot, stored)
             ranges = database.ranges(self._settings.table, stored, after=before.after)
-        self._estimate = stored.rows
-        return SnapshotPart(stored, ranges, before)
+        last_try, self._ahead = self._ahead is not None and self._ahead.unfit, None
+        return SnapshotPart(stored, ranges, before, gap, last_try)
+
+    def _is_ahead(self, gap: ColumnGap, tells_dropped: bool, applied: Mapping[int, int]) -> bool:
+        """Whether changes go first; a difference that they did not settle stays, or is waited for."""
+        known = self._ahead.gap if self._ahead is not None else self._settled
+        again = self._ahead is not None and known == gap
+        if not (gap.lost or gap.new) or (gap == known and not (gap.lost and tells_dropped)):
+            self._settled = gap
+            return False
+        self._ahead = _Ahead(gap, False, dict(applied), again=again)
+        return True
 
     def _before(self, found: SnapshotProgress | None, stored: StoredTable) -> SnapshotProgress:
         """How far the snapshot is: nowhere, if it is a new one, or the table has another key by now."""
@@ -240,12 +322,11 @@ class SnapshotBatch(Batch):
         if database is None or is_row_keyed(decode_plan.shape):
             raise ConfigError(_KEYLESS, table=str(self._settings.table))
         stored, part = self._part.stored, self._part
-        schema = _read_schema(decode_plan, stored)
-        own = decode_plan.rows.keys
-        decode_plan = replace(decode_plan, decoder=SourceDecoder(decode_plan.decoder, schema, own))
+        decode_plan, _ = source_plan(decode_plan, stored)
+        assert isinstance(decode_plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
         self._reader = SourceRows(
             database.url.get_secret_value(),
-            schema,
+            decode_plan.decoder.stored,
             stored.key,
             {name: stored.types[name] for name in stored.key},
             part.ranges,
@@ -254,8 +335,13 @@ class SnapshotBatch(Batch):
         return RangeTask.of(ranges, "", decode_plan, self._row_sink(plan, decode_plan))
 
     def _refuse_bad(self, summary: BatchSummary) -> None:
-        """Stop at a row that the target cannot hold: there is no record to put aside."""
+        """Stop at a row that the target cannot hold: there is no record to put aside.
+
+        The first time a change of the column's type may be ahead in the topic, and goes first.
+        """
         if summary.bad_records:
+            if not self._part.is_last_try:
+                raise ChangesWaitError(())
             bad = summary.bad_records[0]
             raise ValueOutOfRangeError(
                 f"a row of the snapshot cannot be a row of the target ({bad.error}: {bad.reason}): change "
@@ -266,14 +352,3 @@ class SnapshotBatch(Batch):
     def _next_progress(self, reduction: Reduction) -> Progress:
         progress = super()._next_progress(reduction)
         return replace(progress, snapshot=self._part.after(reduction.summary.read))
-
-
-def _read_schema(plan: DecodePlan, stored: StoredTable) -> TableSchema:
-    """The columns that are read: those of the database that the table's changes have by now.
-
-    What DDL ahead in the topic adds later comes with it: by its default, and by the changes behind it.
-    """
-    handle = {name.lower() for name in plan.rows.keys}
-    names = [name for name in stored.types if not plan.rows.new_columns([name])]
-    columns = (Column(name, stored.types[name], handle=name.lower() in handle) for name in names)
-    return TableSchema(plan.decoder.table, tuple(columns))

@@ -19,6 +19,7 @@ from tidesink.errors import (
     StaleProgressError,
     StateStoreError,
     TidesinkError,
+    ValueOutOfRangeError,
     error_text,
 )
 from tidesink.events import TableId
@@ -131,7 +132,7 @@ class TableTask:
         progress = self._hold.progress.topics.get(self.topic)
         if progress is not None and is_other_topic(progress.topic_id, found.topic_id):
             return True
-        return self.lag > 0 or self.is_short(found) or self._snapshot.is_due(self._hold.progress)
+        return self.lag > 0 or self.is_short(found) or self._reads_part(self._hold.progress, found)
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
         """The next offset of each partition, where watermarks alone that wait there need no batch yet.
@@ -300,7 +301,8 @@ class TableTask:
             caught_up=self._tally.caught_up,
             pauses=self._pauses,
         )
-        if self._snapshot.comes_next(self._hold.progress, waiting=self.lag > 0):
+        reads_part = self._reads_part(self._hold.progress, found)
+        if reads_part and self._snapshot.comes_next(self._hold.progress, waiting=self.lag > 0):
             self._read_part(found)
             return
         plan, reader = self._plan(found)
@@ -317,20 +319,36 @@ class TableTask:
         context.listeners.hear(BatchStarted(self.table, number, plan.records, left))
         self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
+    def _reads_part(self, progress: Progress, found: TopicOffsets) -> bool:
+        """Whether the table's snapshot is to go on before changes that are waited for."""
+        ends = {number: at.latest for number, at in found.partitions.items()}
+        return self._snapshot.is_due(progress) and not self._snapshot.waits(self._next_offsets(), ends)
+
     def _read_part(self, found: TopicOffsets) -> None:
         """Apply the next part of the table's snapshot, behind what was applied of its topic."""
-        assert self._hold is not None  # noqa: S101  (opened before)
+        assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         starts = [part._replace(end=part.start) for part in self._available(found)]
         self._change("RUNNING", None)
         if self.state != "RUNNING":
             return  # the table is another worker's
         progress, retry = self._hold.progress, self._context.retry(self.table)
-        self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
+        plan, applied = self._decoding.columns(), self._next_offsets()
         # The bounds are those of each try: what is recorded of the batch must be what it did.
-        part = retry.call(lambda: self._snapshot.next_part(progress))
-        make = partial(SnapshotBatch, part=part)
-        plan = BatchPlan(tuple(starts), found)
-        self._take(retry.call(lambda: self._batch(plan, self._context.source, make).run()))
+        part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
+        if part is None:
+            self._change("RUNNING", None)
+            return
+        self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
+        make, ranges = partial(SnapshotBatch, part=part), BatchPlan(tuple(starts), found)
+        try:
+            outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
+        except ValueOutOfRangeError as exc:
+            # The DDL that makes room for the row may be late: it is looked at again after a while.
+            self._fail(exc, passes=True)
+            return
+        if outcome.account is None and not outcome.pending:
+            self._snapshot.row_does_not_fit(part, applied)
+        self._take(outcome)
 
     def _open(self, found: TopicOffsets) -> Hold:
         """Know the shape and open the table, which is let go again where it cannot be held."""

@@ -1,0 +1,55 @@
+"""In what the database's columns differ from those of a table's records, and which of them are read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, source_plan
+from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.source_database.mysql import StoredTable
+from tidesink.typemap.mysql_types import parse_sql_type
+
+TABLE: Final = TableId("shop", "orders")
+
+
+def _plan(*columns: str, was: tuple[str, ...] = ()) -> DecodePlan:
+    """A plan of int columns; ``was``: columns that the table had before, too."""
+    base = canal_json_plan(_schema(*columns, *was)).shape if was else None
+    return canal_json_plan(_schema(*columns), base=base)
+
+
+def _schema(*names: str) -> TableSchema:
+    return TableSchema(TABLE, tuple(Column(name, ColumnType("int"), handle=name == "id") for name in names))
+
+
+def _stored(*names: str, virtual: tuple[str, ...] = ()) -> StoredTable:
+    types, others = (dict.fromkeys(some, parse_sql_type("int(11)")) for some in (names, virtual))
+    return StoredTable(types, ("id",), 0, 0, others)
+
+
+@pytest.mark.parametrize(
+    ("plan", "stored", "read", "gap"),
+    [
+        (_plan("id", "a"), _stored("id", "A"), ["id", "a"], ColumnGap()),
+        (_plan("id", "a"), _stored("id", "a", "b"), ["id", "a"], ColumnGap(new=("b",))),
+        (_plan("id", "a"), _stored("id", "b"), ["id"], ColumnGap(("a",), ("b",))),
+        # That it was dropped is known: nothing is waited for.
+        (_plan("id", "b", was=("a",)), _stored("id", "b"), ["id", "b"], ColumnGap()),
+        # TiCDC lists a virtual column, and has no value of it.
+        (_plan("id", "v"), _stored("id", virtual=("v",)), ["id"], ColumnGap()),
+        # Avro's names of columns, unless another column has that name.
+        (_plan("id", "a_b", "_1st"), _stored("id", "a b", "1st"), ["id", "a_b", "_1st"], ColumnGap()),
+        (_plan("id", "a_b"), _stored("id", "a b", "a_b"), ["id", "a_b"], ColumnGap(new=("a b",))),
+    ],
+)
+def test_columns_that_are_read(
+    plan: DecodePlan, stored: StoredTable, read: list[str], gap: ColumnGap
+) -> None:
+    found, differs = source_plan(plan, stored)
+    assert isinstance(found.decoder, SourceDecoder)
+    assert [column.recorded.name for column in found.decoder.columns] == read
+    assert differs == gap

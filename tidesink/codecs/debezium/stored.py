@@ -1,0 +1,266 @@
+"""What Debezium's records have of a value that is read from the database itself.
+
+A snapshot reads rows by SQL, as canal-json has them. A record of the same row differs where the connector's
+modes, or the producer's losses, say so; here is the one place that knows. Sources: events of Debezium 3.5
+from MariaDB 10.11, its documentation for MySQL's JSON, and TiCDC's encoder (b813e76).
+
+- The types are those of the table's records: BIGINT UNSIGNED may be a long that wraps, a decimal or text; a
+  DECIMAL a double; binary values text in base64 or hex; BIT(1) a boolean.
+- Years before 100 are taken for ones of two digits. A date that no calendar has is NULL, and 1970-01-01 in a
+  column that is NOT NULL; TiCDC writes it so for each TIMESTAMP.
+- ``time.precision.mode`` ``connect`` cuts times to milliseconds; there, and under ``isostring``, a TIME that
+  is no time of day is NULL.
+- MySQL's JSON has spaces in SQL and none in a change event.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Mapping
+from datetime import date
+from decimal import Decimal
+from functools import partial
+from typing import Final, NamedTuple
+
+from tidesink.codecs.base import BinaryHandling, DebeziumModes
+from tidesink.codecs.debezium.readers import padded
+from tidesink.codecs.debezium.scalars import time_text
+from tidesink.codecs.debezium.values import ewkb
+from tidesink.errors import ConfigError, ValueOutOfRangeError, shown
+from tidesink.events import Column, ColumnType, Value
+from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.values import shortest_float32
+
+Convert = Callable[[Value], Value]
+
+_INT64_END: Final = 1 << 63
+_UINT64: Final = 1 << 64
+_EPOCH_DAY: Final = "1970-01-01"
+_EPOCH: Final = "1970-01-01 00:00:00"
+_DAY: Final = 86_400_000_000
+_MOMENT: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(.*)", re.ASCII)
+_TIME: Final = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?", re.ASCII)
+# A string of JSON, which stays, or what stands between two of its parts.
+_JSON_SPACE: Final = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
+_NO_FORM: Final = (
+    "the topic has column {!r} as text and the database as binary: set source.debezium: "
+    "binary-handling-mode as the connector has it, so that its rows can be read from the database"
+)
+
+
+class _Case(NamedTuple):
+    """A column of the database, and the type of the values that the table's records have of it."""
+
+    stored: Column
+    type: ColumnType
+    modes: DebeziumModes
+    is_ticdc: bool
+
+    @property
+    def reader(self) -> Reader:
+        return row_of(self.type).reader
+
+    @property
+    def in_milliseconds(self) -> bool:
+        """Whether times are cut to milliseconds: a schema of Kafka Connect's own type says so too."""
+        local = self.type.name in ("local time", "local datetime") and self.type.fsp == 3
+        return not self.is_ticdc and (local or self.modes.time_precision_mode == "connect")
+
+    @property
+    def in_a_day(self) -> bool:
+        """Whether a TIME has to be one of a day."""
+        iso = not self.is_ticdc and self.modes.time_precision_mode == "isostring"
+        return iso or self.in_milliseconds
+
+
+def recorded_value(
+    stored: Column, column_type: ColumnType, modes: DebeziumModes, *, is_ticdc: bool
+) -> Convert | None:
+    """What makes a value of the database, as canal-json has it, the value of a record; None: it is the same.
+
+    ``column_type`` is the column's in the table's records, ``stored`` the database's column. A TIMESTAMP is
+    in UTC on both sides.
+
+    Raises:
+        ConfigError: nothing tells how the records spell it; says which setting does.
+    """
+    case = _Case(stored, column_type, modes, is_ticdc)
+    make = _CASES.get(row_of(stored.type).reader)
+    return None if make is None else make(case)
+
+
+def _unchanged(value: Value) -> Value:
+    return value
+
+
+def _integer(case: _Case) -> Convert | None:
+    if case.reader == "boolean":
+        return bool
+    return _numeric(case)
+
+
+def _numeric(case: _Case) -> Convert | None:
+    if case.reader == "decimal":
+        return lambda value: Decimal(_whole(value))
+    return (lambda value: str(_whole(value))) if case.reader == "text" else None
+
+
+def _whole(value: Value) -> int:
+    if not isinstance(value, int):
+        raise ValueOutOfRangeError(f"{shown(value)} is no whole number")
+    return value
+
+
+def _unsigned(case: _Case) -> Convert | None:
+    if case.reader != "integer":
+        return _numeric(case)
+
+    def wrapped(value: Value) -> Value:
+        number = _whole(value)
+        return number - _UINT64 if number >= _INT64_END else number
+
+    return wrapped
+
+
+def _float32(case: _Case) -> Convert | None:
+    # TiCDC writes the fewest digits, Debezium the double that the 32-bit number is.
+    if case.is_ticdc and case.reader == "float64":
+        return lambda value: shortest_float32(value) if isinstance(value, float) else value
+    return None
+
+
+def _decimal(case: _Case) -> Convert | None:
+    if case.reader in ("float32", "float64"):
+        return lambda value: float(value) if isinstance(value, Decimal) else value
+    if case.reader == "text":
+        return lambda value: format(value, "f") if isinstance(value, Decimal) else value
+    return None
+
+
+def _binary(case: _Case) -> Convert | None:
+    if case.type.name in ("geometry", "geography"):
+        return _geometry
+    if case.reader != "text":
+        return None
+    mode: BinaryHandling = "base64" if case.is_ticdc else case.modes.binary_handling_mode
+    if mode == "bytes":
+        raise ConfigError(_NO_FORM.format(case.stored.name), key="source.debezium.binary-handling-mode")
+    spell = _SPELT[mode]
+    return lambda value: spell(value) if isinstance(value, bytes) else value
+
+
+_SPELT: Final[Mapping[BinaryHandling, Callable[[bytes], str]]] = {
+    "base64": lambda value: base64.b64encode(value).decode("ascii"),
+    "base64-url-safe": lambda value: base64.urlsafe_b64encode(value).decode("ascii"),
+    "hex": bytes.hex,
+}
+
+
+def _geometry(value: Value) -> Value:
+    """EWKB of MySQL's own form: an SRID, the lowest byte first, and WKB."""
+    if not isinstance(value, bytes) or len(value) < 4:
+        return value
+    srid = int.from_bytes(value[:4], "little")
+    return ewkb({"wkb": value[4:], "srid": srid or None}, lambda raw: raw if isinstance(raw, bytes) else b"")
+
+
+def _bit(case: _Case) -> Convert | None:
+    return bool if case.reader == "boolean" else None
+
+
+def _label(_case: _Case) -> Convert:
+    """A label: the database's own members make it, whatever the records list."""
+    return _unchanged
+
+
+def _text(case: _Case) -> Convert | None:
+    if case.is_ticdc or case.stored.type.name != "json":
+        return None
+    return lambda value: _JSON_SPACE.sub(r"\1", value) if isinstance(value, str) else value
+
+
+def _on_calendar(text: str) -> str | None:
+    """A date, or a date and time, with the producer's two-digit years; None for one that no calendar has."""
+    found = _MOMENT.fullmatch(text)
+    if found is None:
+        raise ValueOutOfRangeError(f"{shown(text)} is no date")
+    year, month, day = (int(part) for part in found.groups()[:3])
+    adjusted = year + (2000 if year < 70 else 1900 if year < 100 else 0)
+    try:
+        date(year or adjusted, month, day)
+        return f"{date(adjusted, month, day)}{found[4]}"
+    except ValueError:
+        return None
+
+
+def _calendar(absent: str, case: _Case) -> Convert:
+    """A date, or a date and time without a zone; ``absent``: what a column that is NOT NULL has for none."""
+    empty = None if case.stored.nullable else absent
+
+    def convert(value: Value) -> Value:
+        if not isinstance(value, str):
+            return value
+        found = _on_calendar(value)
+        return empty if found is None else _fraction(found, case)
+
+    return convert
+
+
+def _timestamp(case: _Case) -> Convert:
+    offset = "+00:00" if case.reader == "instant" else ""
+    empty = None if case.stored.nullable and not case.is_ticdc else f"{_EPOCH}{offset}"
+
+    def convert(value: Value) -> Value:
+        if not isinstance(value, str):
+            return value
+        if value.startswith("0000-00-00"):
+            return empty
+        # No mode of Debezium's cuts an instant.
+        return f"{_trimmed(value, case.type)}{offset}"
+
+    return convert
+
+
+def _fraction(text: str, case: _Case) -> str:
+    whole, point, digits = text.partition(".")
+    return _trimmed(f"{whole}.{digits[:3]}" if point and case.in_milliseconds else text, case.type)
+
+
+def _trimmed(text: str, column_type: ColumnType) -> str:
+    """The text with the digits of a second that a record's value has."""
+    trimmed = text.rstrip("0").rstrip(".") if "." in text else text
+    return padded(trimmed, column_type) if column_type.name in ("datetime", "timestamp") else trimmed
+
+
+def _time(case: _Case) -> Convert:
+    def convert(value: Value) -> Value:
+        found = _TIME.fullmatch(value) if isinstance(value, str) else None
+        if found is None:
+            return value
+        hours, minutes, seconds = (int(part) for part in found.groups()[1:4])
+        size = ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + int((found[5] or "").ljust(6, "0"))
+        if case.in_a_day and not (size < _DAY and (size == 0 or not found[1])):
+            return None
+        size -= size % 1_000 if case.in_milliseconds else 0
+        text = time_text(-size if found[1] else size, 1_000_000)
+        return padded(text, case.type) if case.reader == "time" else text
+
+    return convert
+
+
+_CASES: Final[Mapping[Reader, Callable[[_Case], Convert | None]]] = {
+    "integer": _integer,
+    "unsigned64": _unsigned,
+    "float32": _float32,
+    "decimal": _decimal,
+    "binary": _binary,
+    "bit": _bit,
+    "enum": _label,
+    "set": _label,
+    "text": _text,
+    "date": partial(_calendar, _EPOCH_DAY),
+    "datetime": partial(_calendar, _EPOCH),
+    "timestamp": _timestamp,
+    "time": _time,
+}
