@@ -381,6 +381,7 @@ class Batch:
     # 5 to 9
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
+        """Decide on columns, keep what is not applied, commit rows and progress, and account for them."""
         context, summary = self._context, reduction.summary
         schema_decision = self._schema_decision(self._shape())
         if schema_decision.pending:

@@ -15,8 +15,7 @@ header                                     value
 ``__connect.errors.task.id``               number of the Spark task that wrote the letter
 ``__connect.errors.stage``                 ``VALUE_CONVERTER``
 ``__connect.errors.class.name``            the codec
-``__connect.errors.exception.class.name``  such as ``tidesink.errors.FramingError``; then ``.message`` and
-                                           ``.stacktrace``
+``__connect.errors.exception.class.name``  the error's class; then ``.message`` and ``.stacktrace``
 ``__tidesink.errors.kind``                 ``letter``, ``dealt-with`` or ``still-bad``
 ``__tidesink.errors.table``                source table, ``schema.name``
 ``__tidesink.errors.topic.id``             Kafka's id of the record's topic
@@ -26,7 +25,6 @@ header                                     value
 =========================================  ==================================================================
 
 A header without a value is empty. The last header of a name is ours: the record may have had one of the name.
-
 What becomes of a letter later is a *mark*: a record without key and value that names the letter.
 ``dealt-with`` ends it (applied, or dropped by a person), ``still-bad`` gives it today's error. Letters and
 marks go to partition 0, so that their order is Kafka's. A batch that is tried again writes its letters
@@ -553,9 +551,7 @@ class DeadLetters:
         found = live_letters(
             known
             for known in records
-            if known is not None
-            and known[1].pipeline == chosen.pipeline
-            and chosen.table in (None, known[1].table)
+            if known and known[1].pipeline == chosen.pipeline and chosen.table in (None, known[1].table)
         )
         return [letter for letter in found if chosen.fits(letter, kind=letter.error)]
 
@@ -643,8 +639,7 @@ def check_topic(topic: LetterTopic) -> bool:
     Raises: as ``DeadLetters.prepare``.
     """
     admin = _Admin(topic)
-    found = admin.is_there()
-    if found:
+    if found := admin.is_there():
         admin.check_policy()
     else:
         admin.create(validate_only=True)
@@ -656,22 +651,18 @@ class _Admin:
 
     def __init__(self, topic: LetterTopic) -> None:
         self._topic = topic
-        self._client = self._open()
-
-    def _open(self) -> AdminClient:
-        return open_client(AdminClient, self._topic.properties, _QUIET)
+        self._client = self._renew()
 
     def _renew(self) -> AdminClient:
-        self._client = self._open()
+        self._client = open_client(AdminClient, self._topic.properties, _QUIET)
         return self._client
 
     def is_there(self) -> bool:
         """Whether the topic is there; asking does not make it."""
         name = self._topic.name
         with _translated(self._topic):
-            asked = describe_topics(self._client, [name], self._renew)[name]
             try:
-                asked.result()
+                describe_topics(self._client, [name], self._renew)[name].result()
             except KafkaException as exc:
                 if exc.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     return False
@@ -682,18 +673,17 @@ class _Admin:
         """Make the topic, unless it is there."""
         topic = self._topic
         new = NewTopic(topic.name, 1, topic.replication_factor, config=_TOPIC_CONFIG)
+        options = {"operation_timeout": _TIMEOUT, "validate_only": validate_only}
         with _translated(topic):
-            asked = self._client.create_topics([new], operation_timeout=_TIMEOUT, validate_only=validate_only)
             try:
-                asked[topic.name].result()
+                self._client.create_topics([new], **options)[topic.name].result()
             except KafkaException as exc:
                 if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
 
     def check_policy(self) -> None:
         """Refuse compaction: of letters with one key it would leave one. Who may not ask is not refused."""
-        name = self._topic.name
-        resource = ConfigResource(ResourceType.TOPIC, name)
+        resource = ConfigResource(ResourceType.TOPIC, self._topic.name)
         try:
             found = self._client.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
         except KafkaException as exc:
@@ -706,5 +696,5 @@ class _Admin:
             raise SourceError(
                 f"the dead letter topic has cleanup.policy={policy}, which loses letters that have one key: "
                 "set cleanup.policy=delete, or name another topic",
-                topic=name,
+                topic=self._topic.name,
             )
