@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs import open_codec
@@ -39,7 +40,7 @@ from tidesink.sinks.spark.payloads import ROW_KINDS
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Fetch, Work
@@ -134,6 +135,9 @@ def _as_letters(records: pa.RecordBatch, faults: Sequence[Mapping[str, Any]]) ->
 
 # A statement as status shows it.
 _SHOWN: Final = 200
+# The DDL of one page is collected to this process. Besides its bytes an event takes so many in memory.
+_PAGE_BYTES: Final = 64 << 20
+_EVENT_BYTES: Final = 1 << 10
 
 
 def keep_ddl(
@@ -141,7 +145,7 @@ def keep_ddl(
 ) -> dict[str, Any] | None:
     """Store the DDL events of a reduced frame; the newest one's commit_ts, kind and query.
 
-    They are few, each by itself in the frame with its bytes, and are decoded here.
+    Each is by itself in the frame with its bytes, and is decoded here, a page at a time.
 
     Raises:
         StateStoreError: the state store does not answer.
@@ -149,17 +153,37 @@ def keep_ddl(
     """
     source = context.config.source
     codec = open_codec(source.protocol, options=source.codec_options(), registry=context.registry)
-    place = (f"_{name}" for name in _PLACE)
-    found = reduced.where(F.col("_op") == DDL).select(*place, "_detail.key", "_detail.value", "_detail.time")
-    # Of a record with several events each has its bytes.
-    messages = {row[:3]: _message(row) for row in found.collect()}
-    timed = [with_time(message, context.source) for message in messages.values()]
-    rows = [_stored(message, topic_id, _event(codec, message)) for message in timed]
-    store_ddl(context.store, progress, sorted(rows, key=lambda row: (row.partition, row.offset)))
-    last = max(rows, key=lambda row: (row.commit_ts or 0, row.offset), default=None)
+    last: StoredDdl | None = None
+    for page in _pages(reduced.where(F.col("_op") == DDL)):
+        place = (f"_{name}" for name in _PLACE)
+        found = page.select(*place, "_detail.key", "_detail.value", "_detail.time")
+        # Of a record with several events each has its bytes.
+        messages = {row[:3]: _message(row) for row in found.collect()}
+        timed = [with_time(message, context.source) for message in messages.values()]
+        rows = [_stored(message, topic_id, _event(codec, message)) for message in timed]
+        store_ddl(context.store, progress, sorted(rows, key=lambda row: (row.partition, row.offset)))
+        last = max(filter(None, [last, *rows]), key=lambda row: (row.commit_ts or 0, row.offset))
     if last is None:
         return None
     return {"commit_ts": last.commit_ts, "kind": last.kind, "query": last.query[:_SHOWN]}
+
+
+def _pages(ddl: DataFrame) -> Iterator[DataFrame]:
+    """The events in Kafka's order of each partition, as many at a time as fit in a page, or one."""
+    place = F.struct("_partition", "_offset")
+    sizes = (F.coalesce(F.octet_length(f"_detail.{name}"), F.lit(0)) for name in ("key", "value"))
+    weighed = ddl.select(place.alias("place"), (F.lit(_EVENT_BYTES) + sum(sizes)).alias("weight"))
+    weight_up_to = F.sum("weight").over(Window.orderBy("place"))
+    page = F.floor(weight_up_to / _PAGE_BYTES).alias("page")
+    bounds = F.min("place").alias("first"), F.max("place").alias("last")
+    for found in sorted(weighed.select("place", page).groupBy("page").agg(*bounds).collect()):
+        yield ddl.where(place.between(_place(*found["first"]), _place(*found["last"])))
+
+
+def _place(partition: int, offset: int) -> Column:
+    return F.struct(
+        F.lit(partition).cast("int").alias("_partition"), F.lit(offset).cast("bigint").alias("_offset")
+    )
 
 
 def _message(row: Any) -> Message:
