@@ -1,18 +1,24 @@
-"""A delete that Kafka's own cleaner removed before it was read stops its table."""
+"""Topics that Kafka's own cleaner cleaned: no delete is missed unsaid, and Debezium's tombstones count."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.e2e.replay import Servers
+from tests.e2e.writing import lake_rows, shop_config
 from tests.servers import clean_at_once
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
+from tidesink.config import load_config
 from tidesink.errors import SourceError
 from tidesink.events import TableId
 from tidesink.sinks.kafka.compaction import CaughtUp
@@ -22,6 +28,10 @@ from tidesink.sinks.state.progress import PartitionProgress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import Pauses
+from tidesink.sinks.worker.run import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.servers
 _PATIENCE: Final = 120.0
@@ -43,19 +53,27 @@ def _checks(brokers: str, folder: Path) -> Continuity:
     return Continuity(context, "t", config.table_config(_ORDERS))
 
 
-def _wait_until_removed(brokers: str, topic: str, produce: Any) -> TopicOffsets:
-    """Until the delete at offset 1 is gone."""
+def _send(producer: Producer, topic: str, key: bytes, value: bytes | None) -> None:
+    """Write a record, which the broker has then taken."""
+    refused: list[object] = []
+    producer.produce(topic, value, key, partition=0, on_delivery=lambda error, _record: refused.append(error))
+    assert producer.flush(_PATIENCE) == 0
+    assert refused == [None]
+
+
+def _wait_until_removed(brokers: str, topic: str, roll: Callable[[], None], *, offset: int) -> TopicOffsets:
+    """Until a record is gone; ``roll`` writes another, behind which a segment may be cleaned."""
     asked, fetch = KafkaOffsets({"bootstrap.servers": brokers}), KafkaFetch({"bootstrap.servers": brokers})
     deadline = time.monotonic() + _PATIENCE
     while True:
         found = asked.lookup([topic])[topic]
         end = found.partitions[0].latest
         offsets = [one for part in fetch(FetchRange(topic, 0, 0, end)) for one in part["offset"].to_pylist()]
-        if end > 1 and 1 not in offsets:
+        if end > offset and offset not in offsets:
             return found
-        assert time.monotonic() < deadline, "the delete was not removed"
+        assert time.monotonic() < deadline, "the record was not removed"
         time.sleep(0.3)
-        produce(str(time.time()).encode(), b"rolls the segment")
+        roll()
 
 
 def test_a_delete_that_was_removed_unread_stops_its_table(
@@ -67,8 +85,7 @@ def test_a_delete_that_was_removed_unread_stops_its_table(
     producer = Producer({"bootstrap.servers": brokers})
 
     def produce(key: bytes, value: bytes | None) -> None:
-        producer.produce(topic, key, value, partition=0)
-        assert producer.flush(_PATIENCE) == 0
+        _send(producer, topic, key, value)
 
     checks, caught_up, pauses = _checks(brokers, tmp_path), CaughtUp(), Pauses(_ORDERS)
     produce(b"row", b"is in the table")
@@ -78,7 +95,9 @@ def test_a_delete_that_was_removed_unread_stops_its_table(
     progress = TopicProgress(topic, found.topic_id, {0: PartitionProgress(1, 1)})
     checks.check(progress, found, batch=1, caught_up=caught_up, pauses=pauses)
     produce(b"row", None)
-    found = _wait_until_removed(brokers, topic, produce)
+    found = _wait_until_removed(
+        brokers, topic, lambda: produce(str(time.time()).encode(), b"rolls the segment"), offset=1
+    )
     for known in (caught_up, CaughtUp()):
         with pytest.raises(SourceError, match=r"deletes may be missing: .* delete\.retention\.ms=500"):
             checks.check(progress, found, batch=1, caught_up=known, pauses=pauses)
@@ -89,3 +108,85 @@ def test_a_delete_that_was_removed_unread_stops_its_table(
     found = KafkaOffsets({"bootstrap.servers": brokers}).lookup([topic])[topic]
     longer = found.compaction._replace(delete_retention=3_600.0) if found.compaction else None
     checks.check(read, found._replace(compaction=longer), batch=9, caught_up=CaughtUp(), pauses=pauses)
+
+
+_ID: Final = {"type": "int32", "optional": False, "field": "id"}
+_NAME: Final = {"type": "string", "optional": True, "field": "name"}
+_SOURCE: Final = [
+    {"type": "string", "optional": True, "field": name} for name in ("connector", "db", "table", "file")
+]
+_KEY: Final = {"type": "struct", "fields": [_ID], "optional": False, "name": "app.shop.orders.Key"}
+_ENVELOPE: Final = {
+    "type": "struct",
+    "name": "app.shop.orders.Envelope",
+    "fields": [
+        *(
+            {"type": "struct", "fields": [_ID, _NAME], "optional": True, "field": field}
+            for field in ("before", "after")
+        ),
+        {"type": "struct", "fields": _SOURCE, "optional": False, "field": "source"},
+        {"type": "string", "optional": False, "field": "op"},
+    ],
+}
+
+
+class _Connector:
+    """Writes changes of a table as Debezium's connector for MySQL does: behind a ``d`` a tombstone."""
+
+    def __init__(self, brokers: str, topic: str) -> None:
+        self._topic, self._producer = topic, Producer({"bootstrap.servers": brokers})
+
+    def put(self, number: int, name: str, *, op: str = "c") -> None:
+        self._send(number, {"op": op, "after": {"id": number, "name": name}})
+
+    def delete(self, number: int) -> None:
+        self._send(number, {"op": "d", "before": {"id": number, "name": "gone"}})
+        self._send(number, None)
+
+    def _send(self, number: int, change: dict[str, Any] | None) -> None:
+        source = {"connector": "mysql", "db": "shop", "table": "orders", "file": "bin.000001"}
+        payload = None if change is None else {"before": None, "after": None, "source": source, **change}
+        key = json.dumps({"schema": _KEY, "payload": {"id": number}})
+        value = None if payload is None else json.dumps({"schema": _ENVELOPE, "payload": payload})
+        _send(self._producer, self._topic, key.encode(), None if value is None else value.encode())
+
+
+@pytest.mark.spark
+def test_debezium_s_envelopes_are_followed_by_their_tombstones(
+    servers: Servers, spark: SparkSession, tmp_path: Path
+) -> None:
+    """After the cleaner a tombstone is all that is left of a delete: it counts, or the topic is refused."""
+    brokers, topic = servers["brokers"], f"{servers['prefix']}app.shop.orders"
+    settings = {**_QUICK, "delete.retention.ms": "86400000"}
+    admin = AdminClient({"bootstrap.servers": brokers})
+    admin.create_topics([NewTopic(topic, 1, 1, config=settings)])[topic].result(_PATIENCE)
+    clean_at_once(brokers)
+    connector = _Connector(brokers, topic)
+    for number in (1, 2, 3):
+        connector.put(number, "first")
+
+    def work(folder: str, **debezium: bool) -> str | None:
+        source = {"brokers": brokers, "protocol": "debezium-json", "debezium": debezium}
+        source["topics"] = f"{servers['prefix']}app.{{schema}}.{{table}}"
+        (tmp_path / folder).mkdir(exist_ok=True)
+        config = load_config(shop_config(tmp_path / folder, servers, {"source": source}))
+        (table,) = run(config, until="drained").tables
+        return table.error
+
+    assert work("followed", unwrapped=True) is None
+    # Offsets 3 to 8; the cleaner leaves the update, one tombstone and the row that came again.
+    connector.put(2, "second", op="u")
+    connector.delete(1)
+    connector.delete(3)
+    connector.put(3, "again")
+    roll = partial(connector.put, 9, "rolls the segment", op="u")
+    roll()
+    _wait_until_removed(brokers, topic, roll, offset=4)
+    rows = {number: {"id": number, "name": name} for number, name in ((2, "second"), (3, "again"))}
+    rows[9] = {"id": 9, "name": "rolls the segment"}
+    for folder in ("followed", "loaded later"):
+        assert work(folder, unwrapped=True) is None
+        assert lake_rows(tmp_path / folder, "orders") == rows
+    refused = work("refused")
+    assert refused is not None
+    assert "no delete among envelopes: set source.debezium.unwrapped: true" in refused

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, EncodedRecord
+from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
 from tidesink.codecs.debezium.formats import AvroParser
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import EncodeError
@@ -102,6 +102,35 @@ def test_a_float_with_digits_comes_back() -> None:
         (again,) = codec.decode(Message("t", 0, 0, record.key, record.value))
         assert isinstance(again, ChangeEvent)
         assert again.after == event.after
+
+
+@pytest.mark.parametrize("extended", [False, True])
+@pytest.mark.parametrize("value", [1.1, 16777216.0, 3.4028234663852886e38, 1e-7])
+def test_a_float_with_digits_that_nobody_defined_is_sent_on_as_it_came(value: float, extended: bool) -> None:
+    """It is a double, as the record says: its number and its type stay, however often it is written again."""
+    registry, options = MemorySchemaRegistry(), CodecOptions(enable_tidb_extension=extended)
+    for protocol in ("debezium-json", "debezium-avro"):
+        codec = open_codec(protocol, registry=registry, options=options)
+        record = _encoded(codec, _insert(_table("f float(10,3)"), id=1, f=value))
+        (event,) = codec.decode(Message("t", 0, 0, record.key, record.value))
+        assert isinstance(event, ChangeEvent)
+        assert event.schema is not None
+        assert [column.type.name for column in event.schema.columns] == ["int", "double"]
+        again = _encoded(codec, event)
+        if protocol == "debezium-avro":
+            assert _after(registry, again) == _after(registry, record)
+            continue
+        sent, resent = (_after_in_json(one) for one in (record, again))
+        assert resent == sent
+        assert sent[0] == ("f", "double")
+
+
+def _after_in_json(record: EncodedRecord) -> tuple[tuple[str, str], dict[str, Any]]:
+    """The last column's name and type, and the row with its floats as their texts."""
+    message = json.loads(record.value or b"", parse_float=str)
+    image = next(one for one in message["schema"]["fields"] if one["field"] == "after")
+    last = image["fields"][-1]
+    return (last["field"], last["type"]), message["payload"]["after"]
 
 
 @pytest.mark.parametrize("protocol", ["debezium-json", "debezium-avro"])
