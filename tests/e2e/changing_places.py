@@ -28,7 +28,7 @@ class Place(NamedTuple):
     """A target: its section of the config, its rows by their key, and the pipeline's dead letters.
 
     ``sent``: all that a target of messages was ever sent; None where rows are kept. ``told``: the values that
-    a reader gives to rows that were sent without them.
+    a reader gives to rows that were sent without them. ``pack``: as ``tests/e2e/places.py`` has it.
     """
 
     target: dict[str, Any]
@@ -36,6 +36,7 @@ class Place(NamedTuple):
     letters: Callable[[], list[Letter]]
     sent: Callable[[], list[Sent]] | None = None
     reported: Mapping[str, Value] = MappingProxyType({})
+    pack: Callable[[], bool] | None = None
 
     def config(self) -> dict[str, Any]:
         """What the pipeline's config says of it."""
@@ -54,7 +55,8 @@ def _kept(kind: str) -> Callable[[pytest.FixtureRequest, Path, Servers], Place]:
     def place(request: pytest.FixtureRequest, folder: Path, servers: Servers) -> Place:
         kept = place_of(kind, request, folder)
         letters = partial(dead_letters, servers)
-        return Place(kept.target, lambda: by_id(kept.rows(TABLE) or []), letters)
+        pack = None if kept.pack is None else partial(kept.pack, TABLE)
+        return Place(kept.target, lambda: by_id(kept.rows(TABLE) or []), letters, pack=pack)
 
     return place
 

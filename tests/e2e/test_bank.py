@@ -25,7 +25,6 @@ from tests.e2e.killing import failpoints_hit, steps_of
 from tests.e2e.places import Place, place_of
 from tests.e2e.replay import Servers
 from tests.full import FULL, TEST_ALL
-from tidesink.sinks.batch.context import LAKE_FAILPOINTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,8 +36,6 @@ RANDOM_KILLS = 10 if TEST_ALL else 5
 WORK = 5
 # Each kill leaves persisted frames in the JVM that the workers share: after so many they are let go of.
 KILLS_A_REST = 25
-# So many that every table has some: files to pack, and a batch after that.
-PACKED_BATCHES = 8
 # Of the looks at a lake's tables those after which another program packs one.
 PACKS = 0.1
 # Records of a batch: small while workers are killed, then all that is left.
@@ -76,18 +73,6 @@ class Run:
         assert code == -9, (failpoint, code, self._log.read_text(encoding="utf-8"))
         self._after()
 
-    def pack_at(self, failpoint: str) -> None:
-        """A worker that is suspended at a step while another program packs every table, and then ends."""
-        pack = self._place.pack
-        assert pack is not None
-        with self._worker(f"{failpoint}:stop", batches=PACKED_BATCHES) as worker:
-            worker.wait_suspended(self.config.with_name("state.db"))
-            packed = [schema.table for schema in SCHEMAS if pack(schema.table)]
-            code = worker.wake()
-        assert packed == [schema.table for schema in SCHEMAS]
-        assert code == 0, self._log.read_text(encoding="utf-8")
-        self.watch.look()
-
     def kill_at_random(self) -> None:
         """A worker that dies at some moment of its life, and readers that look on; not if it ends before."""
         worker = self._worker(None)
@@ -102,10 +87,10 @@ class Run:
         self._spark.sparkContext.cancelAllJobs()
         self._spark.catalog.clearCache()
 
-    def finish(self, *, batch: int = LARGE, batches: int = 1) -> None:
+    def finish(self) -> None:
         """Nobody is killed any more: all is applied, and right."""
-        self._configure(batch=batch)
-        worker = self._worker(None, batches=batches)
+        self._configure(batch=LARGE)
+        worker = self._worker(None)
         assert worker.wait() == 0, self._log.read_text(encoding="utf-8")
         self.watch.look()
         check_end(self._place, self._bank)
@@ -145,19 +130,6 @@ def test_a_kill_at_each_step(bank_run: Run) -> None:
     bank_run.rng.shuffle(steps)
     for step in steps:
         bank_run.kill_at(step)
-    assert failpoints_hit(bank_run.config) == steps
-    bank_run.finish()
-
-
-@FULL
-@pytest.mark.parametrize("bank_run", ["delta", "iceberg"], indirect=True)
-@pytest.mark.timeout(1200)
-def test_tables_packed_before_the_commit_are_located_again(bank_run: Run) -> None:
-    """A commit with the old positions would hide other rows, or bring packed ones back."""
-    bank_run.finish(batch=SMALL, batches=PACKED_BATCHES)
-    steps = [f"{step}:2" for step in (*LAKE_FAILPOINTS, "staged")]
-    for step in steps:
-        bank_run.pack_at(step)
     assert failpoints_hit(bank_run.config) == steps
     bank_run.finish()
 

@@ -1,4 +1,4 @@
-"""Workers that are suspended in the middle of a batch and wake up when another has done all there is."""
+"""Workers that are suspended in the middle of a batch, and wake up when others have changed the table."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.e2e.forked_worker import ForkedWorker, drain
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.full import FULL
+from tidesink.sinks.batch.context import LAKE_FAILPOINTS
 from tidesink.sinks.batch.observers import UNWELL
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
@@ -65,6 +66,26 @@ def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
         sent = sorted({(one.batch, one.epoch) for one in place.sent()}, key=lambda pair: pair[1])
         assert [batch for batch, _ in sent] == [1, 2, 2, 3]
         assert len({epoch for _, epoch in sent}) == len(sent)
+
+
+@FULL
+@pytest.mark.parametrize("place", ["delta", "iceberg"], indirect=True)
+def test_a_worker_that_wakes_up_behind_a_compaction_locates_its_batch_again(
+    spark: SparkSession, tmp_path: Path, servers: Servers, place: Place
+) -> None:
+    """A commit with the old positions would hide other rows, or bring packed ones back."""
+    config, table = changing_config(tmp_path, servers, place, BATCH), ChangingTable(servers)
+    assert place.pack is not None
+    table.write(2 * BATCH // PARTITIONS)
+    drain(spark, config, tmp_path / "worker.log")
+    steps = [f"{step}:1" for step in (*LAKE_FAILPOINTS, "staged")]
+    for step in steps:
+        table.write(BATCH // PARTITIONS)
+        with _suspended(spark, config, step) as worker:
+            assert place.pack()
+            assert worker.wake() == 0, _log(config, step).read_text(encoding="utf-8")
+        _check(place, table)
+    assert failpoints_hit(config) == steps
 
 
 def _suspended(spark: SparkSession, config: Path, step: str) -> ForkedWorker:
