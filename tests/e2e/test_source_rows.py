@@ -12,8 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.mysql_values import COLUMNS, make_wide, own_database
+from tests.spark.decoded import decode_here
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.records import BAD
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
@@ -184,3 +186,5 @@ def test_a_value_that_its_type_cannot_hold_is_a_fault(
     assert "0000-00-00" in str(fault.error)
     assert fault.error.context["column"] == "d"
     assert [len(one.rows) for one in found.tables] == [1]
+    (bad,) = (one for one in decode_here(plan, records) if one.kind == BAD)
+    assert "column 'd'" in str(bad.reason)
