@@ -168,6 +168,16 @@ def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(mariadb_ur
         assert "source.database" in str(caught.value)
 
 
+def test_a_column_that_went_since_is_told(mariadb_url: str, database: tuple[sa.Connection, str]) -> None:
+    connection, schema = database
+    connection.exec_driver_sql("CREATE TABLE went (id int primary key, gone int)")
+    table = TableId(schema, "went")
+    source = _source(mariadb_url, table, _stored(connection, table), [KeyRange()])
+    connection.exec_driver_sql("ALTER TABLE went DROP COLUMN gone")
+    with pytest.raises(SourceUnavailableError, match="a column went while"):
+        list(source(FetchRange("rows", 0, 0, 1)))
+
+
 def test_a_value_that_its_type_cannot_hold_is_a_fault(
     mariadb_url: str, database: tuple[sa.Connection, str]
 ) -> None:
