@@ -12,8 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.mysql_values import COLUMNS, make_wide, own_database
+from tests.spark.decoded import decode_here
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.records import BAD
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
@@ -166,6 +168,16 @@ def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(mariadb_ur
         assert "source.database" in str(caught.value)
 
 
+def test_a_column_that_went_since_is_told(mariadb_url: str, database: tuple[sa.Connection, str]) -> None:
+    connection, schema = database
+    connection.exec_driver_sql("CREATE TABLE went (id int primary key, gone int)")
+    table = TableId(schema, "went")
+    source = _source(mariadb_url, table, _stored(connection, table), [KeyRange()])
+    connection.exec_driver_sql("ALTER TABLE went DROP COLUMN gone")
+    with pytest.raises(SourceUnavailableError, match="a column went while"):
+        list(source(FetchRange("rows", 0, 0, 1)))
+
+
 def test_a_value_that_its_type_cannot_hold_is_a_fault(
     mariadb_url: str, database: tuple[sa.Connection, str]
 ) -> None:
@@ -184,3 +196,5 @@ def test_a_value_that_its_type_cannot_hold_is_a_fault(
     assert "0000-00-00" in str(fault.error)
     assert fault.error.context["column"] == "d"
     assert [len(one.rows) for one in found.tables] == [1]
+    (bad,) = (one for one in decode_here(plan, records) if one.kind == BAD)
+    assert "column 'd'" in str(bad.reason)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Access denied, in one of its forms, or no such database.
 REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
 NO_TABLE: Final = (1109, 1146)
+NO_COLUMN: Final = (1054,)
 # Seconds; a driver without these names takes its own from the URL.
 _PYMYSQL_LIMITS: Final = {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60}
 # Types that are selected, and carried, as numbers.
@@ -294,6 +295,8 @@ def translated(option: str) -> Iterator[None]:
         code = code_of(error)
         if code in REFUSED:
             raise ConfigError(f"{option}: the database refuses the user (code {code})", key=option) from error
+        if code in NO_COLUMN:
+            raise SourceUnavailableError(f"{option}: a column went while its rows were read") from error
         raise SourceUnavailableError(f"{option}: the database does not answer (code {code})") from error
     except SQLAlchemyError as error:
         raise SourceUnavailableError(

@@ -279,6 +279,10 @@ class SourceDecoder(TableDecoder):
         tables = (ChangeTable(self.table, schema, None, rows),) if len(rows) else ()
         return DecodedBatch(tables, (), faults, count, 0)
 
+    def decode_new_rows(self, records: pa.RecordBatch, _keys: Sequence[str]) -> DecodedBatch:
+        """The same: there is no row before."""
+        return self.decode_batch(records)
+
     @cached_property
     def _schema(self) -> TableSchema:
         """The columns as the records have them."""
