@@ -125,6 +125,8 @@ for name in ("a.Test", "org.apache.spark.scheduler.Told"):
         getattr(log, level)(f"logged as {level}")
         getattr(log, level)("Putting a block failed due to a.b.SomeException: s3cr3t")
         getattr(log, level)("logged\\ns3cr3t", error)
+code = "org.apache.spark.sql.catalyst.expressions.codegen.CodeGenerator"
+jvm.org.apache.logging.log4j.LogManager.getLogger(code).error("Code grows beyond 64 KB")
 for failing in (rows.mapInArrow(fail, "id long"), rows.selectExpr("raise_error(concat('s3cr', '3t ', id))")):
     try:
         failing.collect()
