@@ -169,7 +169,7 @@ def keep_ddl(
 
 
 def _pages(ddl: DataFrame) -> Iterator[DataFrame]:
-    """The events in Kafka's order of each partition, as many at a time as fit in a page, or one."""
+    """The events in Kafka's order of each partition: a page's bytes at a time, or a larger one."""
     place = F.struct("_partition", "_offset")
     sizes = (F.coalesce(F.octet_length(f"_detail.{name}"), F.lit(0)) for name in ("key", "value"))
     weighed = ddl.select(place.alias("place"), (F.lit(_EVENT_BYTES) + sum(sizes)).alias("weight"))
