@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import pyarrow as pa
 import pytest
 
 from tidesink.events import Column, ColumnType, TableId, TableSchema
@@ -53,3 +54,26 @@ def test_columns_that_are_read(
     assert isinstance(found.decoder, SourceDecoder)
     assert [column.recorded.name for column in found.decoder.columns] == read
     assert differs == gap
+
+
+def test_a_timestamp_that_is_kept_as_text_is_in_the_zone_of_its_records() -> None:
+    kind = parse_sql_type("timestamp(3)")
+    columns = (Column("id", ColumnType("int"), handle=True), Column("t", kind))
+    plan = canal_json_plan(TableSchema(TABLE, columns), zero_date="text", time_zone="Asia/Shanghai")
+    stored = StoredTable({"id": parse_sql_type("int(11)"), "t": kind}, ("id",), 0, 0)
+    texts = pa.array(["2024-01-01 00:00:00.120", "0000-00-00 00:00:00.000", None])
+    records = pa.record_batch(
+        {
+            "topic": pa.array(["rows"] * 3),
+            "partition": pa.array([0] * 3, pa.int32()),
+            "offset": pa.array([0, 1, 2]),
+            "row": pa.StructArray.from_arrays([pa.array(["1", "2", "3"]), texts], names=["id", "t"]),
+        }
+    )
+    found, _ = source_plan(plan, stored)
+    (rows,) = found.decoder.decode_batch(records).tables
+    assert [row["t"] for row in rows.rows["after"].to_pylist()] == [
+        "2024-01-01 08:00:00.120",
+        "0000-00-00 00:00:00.000",
+        None,
+    ]
