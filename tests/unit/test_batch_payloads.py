@@ -12,6 +12,7 @@ from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tidesink.errors import TransientTargetError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.context import Failpoints
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
 from tidesink.sinks.batch.schema_changes import SchemaDecision
@@ -35,8 +36,9 @@ class _Unread:
 def test_a_target_of_packed_rows_is_given_no_frame_of_a_table_with_metadata(omitted: tuple[str, ...]) -> None:
     settings = right(changed(FLAT_AVRO, defaults={"metadata": {"op": "_op"}, "deletes": "soft"}))
     plan, payloads = BatchPlan((), TopicOffsets("t", "id", {})), object()
+    target = SimpleNamespace(capabilities=replace(CAPABILITIES, packed=True))
     batch = Batch(
-        cast("Any", SimpleNamespace(target=SimpleNamespace(capabilities=replace(CAPABILITIES, packed=True)))),
+        cast("Any", SimpleNamespace(target=target, failpoints=Failpoints(None))),
         Hold(cast("Any", None), 1, Progress(T, "p", 1, 0)),
         cast("Any", None),
         settings=settings.table_config(T),

@@ -38,7 +38,7 @@ class Moments:
                 connection.exec_driver_sql(f"ATTACH ':memory:' AS {schema}")
             connection.exec_driver_sql(
                 "CREATE TABLE information_schema.columns (table_schema TEXT, table_name TEXT, "
-                "column_name TEXT, column_type TEXT, extra TEXT, ordinal_position INT)"
+                "column_name TEXT, column_type TEXT, extra TEXT, is_nullable TEXT, ordinal_position INT)"
             )
 
     def define(self, columns: Mapping[str, str], table: TableId = TABLE) -> None:
@@ -48,7 +48,7 @@ class Moments:
         with self.engine.begin() as connection:
             for at, (name, sql) in enumerate(columns.items()):
                 column_type, virtual, _ = sql.partition(" VIRTUAL")
-                described = (*table, name, column_type, "VIRTUAL GENERATED" if virtual else "", at)
+                described = (*table, name, column_type, "VIRTUAL GENERATED" if virtual else "", "YES", at)
                 values = dict(zip(_DESCRIBED, described, strict=True))
                 connection.execute(sa.insert(rows).values(values))
             names = ", ".join(quote(name) for name in columns)
@@ -71,6 +71,7 @@ _DESCRIBED: Final = (
     "column_name",
     "column_type",
     "extra",
+    "is_nullable",
     "ordinal_position",
 )
 
