@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaProtocolError
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape, sql
 from tests.contracts.test_targets_delta_partitions import made
 from tests.contracts.test_targets_history import Event, batch_of
+from tests.duckdb_readers import by_duckdb
 from tests.full import FULL
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
@@ -59,7 +60,7 @@ def test_other_engines_read_a_table_with_its_deleted_rows(delta: Bed) -> None:
     table = loaded(delta)
     assert features(delta, table) == {"deletionVectors"}
     assert by_polars(table) == delta.rows() == [row(1), row(2, "b")]
-    assert by_data_fusion(table) == delta.rows()
+    assert by_data_fusion(table) == by_duckdb("delta", f"file://{table.path}") == delta.rows()
 
 
 @FULL
@@ -80,6 +81,7 @@ def test_all_engines_read_the_same_after_200_batches_and_their_packing(delta: Be
     }
     expected = [kept[key] for key in sorted(kept)]
     assert delta.rows() == by_polars(table) == by_data_fusion(table) == expected
+    assert by_duckdb("delta", f"file://{table.path}") == expected
 
 
 @FULL

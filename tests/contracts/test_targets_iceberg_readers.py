@@ -12,6 +12,7 @@ from pyiceberg.table import StaticTable
 from tests.contracts.iceberg_disturbed import state_of
 from tests.contracts.targets_bed import Bed, progress, row, shape, sql
 from tests.contracts.test_targets_iceberg_partitions import made
+from tests.duckdb_readers import by_duckdb
 from tests.full import FULL
 from tidesink.sinks.targets.iceberg.table import IcebergTable
 
@@ -65,3 +66,4 @@ def test_all_engines_read_the_same_after_many_batches(iceberg: Bed, batches: int
     assert ("replace" in operations) == (batches > 50)
     expected = [kept[key] for key in sorted(kept)]
     assert iceberg.rows() == by_pyiceberg(iceberg, table) == by_polars(iceberg, table) == expected
+    assert by_duckdb("iceberg", metadata_of(iceberg, table).metadata_location) == expected
