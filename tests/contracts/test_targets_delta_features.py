@@ -106,7 +106,8 @@ def test_all_engines_read_the_same_history_in_partitions(delta: Bed) -> None:
             ({name: _in_utc(value) for name, value in one.items()} for one in rows),
             key=lambda one: (one["id"], one[FROM_COLUMN]),
         )
-        for rows in (delta.rows(), by_polars(table), by_data_fusion(table))
+        # Polars 2.1 misses deletion vectors of files whose folder's name is encoded, as "a b" is.
+        for rows in (delta.rows(), by_duckdb("delta", f"file://{table.path}"), by_data_fusion(table))
     ]
     assert found[0] == found[1] == found[2]
     assert {one["id"]: one["name"] for one in found[0] if one[names.current] and one["name"]} == kept
