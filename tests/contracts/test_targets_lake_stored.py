@@ -140,7 +140,6 @@ def test_any_stream_leaves_what_merge_leaves(
         ("delta", 2, ""),
         *(pytest.param(one, 3, "", marks=FULL) for one in ("iceberg", "delta")),
         pytest.param("iceberg", 4, "now, bucket(2, id), days(until)", marks=FULL),
-        pytest.param("delta", 5, "now, place", marks=FULL),
     ],
     indirect=["lake"],
 )
