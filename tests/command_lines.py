@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
+Seen = TypeVar("Seen")
 _PAUSE_SECONDS = 0.03  # Spark's launcher lives for some 0.3 s
 
 
 @contextmanager
 def command_lines_below(pid: int) -> Iterator[set[bytes]]:
     """Collect those of all that come below a process until the end; arguments end with a zero byte."""
-    seen, ended, before = set[bytes](), threading.Event(), {*_processes_below(pid)}
+    before = {*_processes_below(pid)}
+    with seen_meanwhile(
+        lambda: (_command_line(one) for one in _processes_below(pid) if one not in before)
+    ) as seen:
+        yield seen
+
+
+@contextmanager
+def seen_meanwhile(look: Callable[[], Iterable[Seen]]) -> Iterator[set[Seen]]:
+    """Collect what looks see, again and again until the end."""
+    seen, ended = set[Seen](), threading.Event()
 
     def watch() -> None:
         while not ended.wait(_PAUSE_SECONDS):
-            seen.update(_command_line(one) for one in _processes_below(pid) if one not in before)
+            seen.update(look())
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

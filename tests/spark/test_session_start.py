@@ -7,13 +7,12 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tests.command_lines import command_lines_below
+from tests.command_lines import command_lines_below, seen_meanwhile
 from tests.sessions import SMALL_SPARK
 
 _PATIENCE_SECONDS = 240
@@ -39,24 +38,11 @@ print(json.dumps({
 """
 
 
-@contextmanager
-def _modes_of_settings(folder: Path) -> Iterator[set[int]]:
-    """The modes of the files that settings are handed over by, which are there while the JVM starts."""
-    seen, ended = set[int](), threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.02):
-            for file in folder.glob("tidesink-*.properties"):
-                with suppress(FileNotFoundError):
-                    seen.add(stat.S_IMODE(file.stat().st_mode))
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield seen
-    finally:
-        ended.set()
-        watcher.join()
+def _modes_of_settings(folder: Path) -> Iterator[int]:
+    """The modes of the files that hand settings over, which are there while the JVM starts."""
+    for file in folder.glob("tidesink-*.properties"):
+        with suppress(FileNotFoundError):
+            yield stat.S_IMODE(file.stat().st_mode)
 
 
 def test_the_values_of_settings_are_on_no_command_line_and_in_no_file(
@@ -76,7 +62,7 @@ def test_the_values_of_settings_are_on_no_command_line_and_in_no_file(
             text=True,
         ) as process,
         command_lines_below(process.pid) as lines,
-        _modes_of_settings(tmp_path) as modes,
+        seen_meanwhile(lambda: _modes_of_settings(tmp_path)) as modes,
     ):
         printed, said = process.communicate(json.dumps(conf), timeout=_PATIENCE_SECONDS)
     assert process.returncode == 0, said
