@@ -15,7 +15,7 @@ from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import BEDS, memory_bed
 from tests.contracts.targets_bed import ID, Bed, shape, sql
 from tests.full import FULL
-from tidesink.cli.plan import as_it_goes
+from tidesink.cli.plan import with_merge_reason
 from tidesink.cli.table_plans import plan_of
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId, TableSchema
@@ -242,7 +242,7 @@ def test_why_a_lake_is_merged_is_known_until_it_is_not(
     def planned(path: str | None = None) -> list[str]:
         found = plan_of(table.around.config, TOPIC, shape(ID, table=TABLE), types_from="ddl")
         found = replace(found, path=path or found.path)
-        return [one.text for one in as_it_goes(found, _status(table)).limits if one.kind == "merge"]
+        return [one.text for one in with_merge_reason(found, _status(table)).limits if one.kind == "merge"]
 
     with table.table_task() as first:
         table.take(first, FIRST)

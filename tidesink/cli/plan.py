@@ -317,7 +317,7 @@ def plan(
     settings = chosen_config(config, config_option)
     found = with_snapshots(settings, by_topics(settings, table_plans(settings, sample=sample)))
     statuses: dict[TableId | None, TableStatus] = {one.table: one for one in read_statuses(settings)}
-    plans = [as_it_goes(one, statuses.get(one.table)) for one in distinct_targets(settings, found)]
+    plans = [with_merge_reason(one, statuses.get(one.table)) for one in distinct_targets(settings, found)]
     unserved = list(unserved_tables(settings, plans))
     unreported = list(unreported_changes(settings))
     refused = letters_refused(settings)
@@ -390,7 +390,7 @@ def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePl
     return found
 
 
-def as_it_goes(entry: TablePlan, status: TableStatus | None) -> TablePlan:
+def with_merge_reason(entry: TablePlan, status: TableStatus | None) -> TablePlan:
     """The plan, with why Spark writes the batches of a lake's table that is there, as its worker found it.
 
     The plan itself asks no target.

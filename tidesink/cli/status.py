@@ -208,7 +208,8 @@ def _remarks(entry: TableStatus) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     remarks += _routed_to(entry)
     remarks += _snapshot(entry)
-    remarks += [f"batches are {left}" for left in (left_to_spark(entry),) if left]
+    left = left_to_spark(entry)
+    remarks += [f"batches are {left}"] if left else []
     remarks += [f"warning: {warning}" for warning in entry.warnings]
     return [*remarks, *count_remarks(entry), *filtered_lines(entry)]
 

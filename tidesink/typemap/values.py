@@ -102,6 +102,7 @@ _NANOSECONDS = re.compile(r"\.[0-9]{6}([0-9]{1,3})", re.ASCII)
 
 
 TargetValue = Value | date | datetime
+Convert = Callable[[Value], Value]
 
 # MySQL's DECIMAL holds at most 65 digits, of these 30 behind the point.
 MYSQL_MAX_PRECISION: Final = 65
@@ -440,7 +441,7 @@ def target_reader(
     if reader == "timestamp":
         to_instant = partial(_to_timestamp, zone=time_zone, ambiguous_time=ambiguous_time)
         return _calendar_reader(to_instant, column_type, zero_date)
-    return _unchanged
+    return unchanged
 
 
 _CALENDAR: dict[Reader, Callable[[str], TargetValue]] = {
@@ -456,7 +457,8 @@ def _checked_text(check: TextReader, value: Value) -> TargetValue:
     return None if value is None else check(str(value))
 
 
-def _unchanged(value: Value) -> TargetValue:
+def unchanged(value: Value) -> Value:
+    """The value itself."""
     return value
 
 

@@ -30,9 +30,7 @@ from tidesink.codecs.debezium.values import ewkb
 from tidesink.errors import ConfigError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
 from tidesink.typemap.table import Reader, row_of
-from tidesink.typemap.values import shortest_float32
-
-Convert = Callable[[Value], Value]
+from tidesink.typemap.values import Convert, shortest_float32, unchanged
 
 _INT64_END: Final = 1 << 63
 _UINT64: Final = 1 << 64
@@ -88,10 +86,6 @@ def recorded_value(
     case = _Case(stored, column_type, modes, is_ticdc)
     make = _CASES.get(row_of(stored.type).reader)
     return None if make is None else make(case)
-
-
-def _unchanged(value: Value) -> Value:
-    return value
 
 
 def _integer(case: _Case) -> Convert | None:
@@ -171,7 +165,7 @@ def _bit(case: _Case) -> Convert | None:
 
 def _label(_case: _Case) -> Convert:
     """A label: the database's own members make it, whatever the records list."""
-    return _unchanged
+    return unchanged
 
 
 def _text(case: _Case) -> Convert | None:

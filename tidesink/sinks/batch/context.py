@@ -365,7 +365,7 @@ class Failpoints:
                 self._end(armed)
 
     def if_armed(self, name: str) -> Callable[[], None] | None:
-        """What says that a step is done; None where nothing is armed there, and the step need not be told."""
+        """What says that a step is done; None where nothing is armed there, and nobody needs to know."""
         armed = self._armed is not None and self._armed.name == name
         return partial(self.reach, name) if armed else None
 

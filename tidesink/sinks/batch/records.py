@@ -8,7 +8,7 @@ names no row, or whose values do not fit, is a bad record; one with a column tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -43,13 +43,13 @@ from tidesink.events import (
     Message,
     Op,
     TableId,
-    Value,
     WatermarkEvent,
 )
 from tidesink.sinks.batch.reduce import WARNING, named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
 from tidesink.typemap.table import row_of
+from tidesink.typemap.values import Convert, unchanged
 
 Flags = npt.NDArray[np.bool_]
 
@@ -269,7 +269,7 @@ class TableDecoder(ABC):
             "keys to columns that every key record has"
         )
 
-    def recorded_value(self, stored: Column, column_type: ColumnType) -> Callable[[Value], Value] | None:
+    def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
         """What makes a value of the source's database the value that a record has; None: it is the same.
 
         ``stored`` is the database's column, whose values are as canal-json has them, ``column_type`` the
@@ -279,7 +279,7 @@ class TableDecoder(ABC):
             ConfigError: nothing tells how the records spell it.
         """
         labelled = row_of(stored.type).parameter == "allowed" and column_type.members is not None
-        return _unchanged if labelled else None  # by its own members, which may be others than the records'
+        return unchanged if labelled else None  # by its own members, which may be others than the records'
 
     @property
     def tells_dropped(self) -> bool:
@@ -313,10 +313,6 @@ class TableDecoder(ABC):
         if keys and keys.issuperset(column.name for column in changes.schema.columns):
             return pa.nulls(len(before), before.type), None
         return before, None
-
-
-def _unchanged(value: Value) -> Value:
-    return value
 
 
 def _with_old_key(event: Event, keys: Collection[str]) -> Event:

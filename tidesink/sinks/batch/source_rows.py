@@ -8,7 +8,7 @@ follows (columns of the target, filters, packing, staging) is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone, tzinfo
 from functools import cached_property, partial
@@ -53,7 +53,7 @@ from tidesink.source_database.mysql import (
 )
 from tidesink.typemap.arrow import ColumnResult, from_python, from_text, from_value
 from tidesink.typemap.table import TimePolicies, row_of
-from tidesink.typemap.values import text_reader
+from tidesink.typemap.values import Convert, text_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,8 +69,6 @@ EXTRA: Final = "a driver: pip install 'tidesink[mysql]'"
 _ROWS_A_PART: Final = 20_000
 _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
-
-Convert = Callable[[Value], Value]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
-from tidesink.codecs.debezium.stored import Convert, recorded_value
+from tidesink.codecs.debezium.stored import recorded_value
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
 from tidesink.events import ChangeEvent, Column, ColumnType, Event, Message, TableId, TableSchema
 from tidesink.sinks.batch.records import TableDecoder
 from tidesink.typemap.table import ZeroDate
+from tidesink.typemap.values import Convert
 
 if TYPE_CHECKING:
     from tidesink.codecs.debezium.codec import DebeziumCodec

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
-from tidesink.codecs.debezium.stored import Convert
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
@@ -28,6 +27,7 @@ from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merge_shape, merged_in_order, shape_of
+from tidesink.typemap.values import Convert
 
 _NO_OPTIONS: Final = CodecOptions()
 _NO_KEY: Final = (
@@ -105,10 +105,9 @@ class Writers:
     """The writers known of a topic.
 
     ``with_schema`` are in the order in which they were met; ``reported`` are the columns of all rows
-    without a
-    schema by name, ``reported_keys`` those of their keys. ``reported_later``: names of such columns, in
-    lower case,
-    that came after the first plan was made. ``reported_ticdc``: TiCDC wrote some of them.
+    without a schema by name, ``reported_keys`` those of their keys. ``reported_later``: names of such
+    columns, in lower case, that came after the first plan was made. ``reported_ticdc``: TiCDC wrote some of
+    them.
     """
 
     with_schema: tuple[JsonWriter, ...] = ()

@@ -92,8 +92,8 @@ class ReducedRow(NamedTuple):
     commit_ts: int | None = None
 
 
-def _nothing(*_said: str) -> None:
-    """What most batches do when they are staged."""
+def nothing(*_said: str) -> None:
+    """What most batches do at their steps."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,10 @@ class ReducedBatch:
     payloads: DataFrame | None = None
     staged: tuple[StagedPart, ...] | None = None
     checkpointed: bool = False
-    on_staged: Callable[[], None] = field(default=_nothing, compare=False)
+    on_staged: Callable[[], None] = field(default=nothing, compare=False)
     on_written: Callable[[], None] | None = field(default=None, compare=False)
-    on_located: Callable[[], None] = field(default=_nothing, compare=False)
-    on_left: Callable[[str], None] = field(default=_nothing, compare=False)
+    on_located: Callable[[], None] = field(default=nothing, compare=False)
+    on_left: Callable[[str], None] = field(default=nothing, compare=False)
 
     @property
     def row_format(self) -> RowFormat:

@@ -1,7 +1,7 @@
 """A table's snapshot: rows of the source's database, in ranges of its key, while its changes are applied.
 
-A batch is either changes or a part of the snapshot. Both are committed alike: rows and progress together, and
-the progress says which key was read last. The law (ADR 32): a part is read after the offsets at which the
+A batch is either changes or a part of the snapshot. Rows and progress of both are committed together, and the
+progress says which key was read last. The law (ADR 32): a part is read after the offsets at which the
 table's changes go on were fixed, and committed with them. So it shows at least what the changes before them
 made of its rows, and each later change is a whole row, or a delete, that is applied after it.
 """

@@ -95,11 +95,8 @@ class DeltaPreflight(LakePreflight):
         """As for each lake; raises as ``PreflightChecks`` says."""
         found = super().foresee(config, shape)
         mapped = tuple(column.name for column in shape.columns if _needs_mapping(column))
-        return (
-            found._replace(limits=(*found.limits, Limit("readers", _NAMED_ODDLY, mapped)))
-            if mapped
-            else found
-        )
+        readers = (Limit("readers", _NAMED_ODDLY, mapped),) if mapped else ()
+        return found._replace(limits=(*found.limits, *readers))
 
 
 def check(shape: TableShape) -> None:

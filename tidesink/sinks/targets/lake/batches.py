@@ -24,6 +24,7 @@ from tidesink.sinks.targets.base import (
     PreflightResult,
     ReducedBatch,
     check_versions,
+    nothing,
 )
 from tidesink.sinks.targets.lake.files import (
     FILE_DDL,
@@ -106,7 +107,7 @@ def _written(
             lines = _run(given.coalesce(1), SmallBatchTask(rows, locate))
             batch.on_located()
             return lines
-        on_written = batch.on_written or _nothing
+        on_written = batch.on_written or nothing
         compares, versions = rows.rules.compares(groups), isinstance(rows.rules, VersionRules)
         lines = _run(given.coalesce(cores), KeysTask(rows) if compares else rows)
         if not compares:
@@ -123,10 +124,6 @@ def _written(
         lines = [*lines, line, *_run(given.coalesce(cores), rows)]
         on_written()
         return lines
-
-
-def _nothing() -> None:
-    """Nobody asks for the step."""
 
 
 def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:

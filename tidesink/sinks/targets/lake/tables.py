@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
+from tidesink.config.targets import scheme_of
 from tidesink.errors import ConfigError, SchemaRefusedError, TargetError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import said
@@ -85,7 +86,7 @@ def try_path(path: str, *, setting: str = "target.path") -> str:
     Raises:
         ConfigError: it cannot be listed or written to, with the system's reason.
     """
-    scheme = urlsplit(path).scheme if "://" in path or path.startswith("file:") else ""
+    scheme = "file" if path.startswith("file:") else scheme_of(path)
     if scheme not in ("", "file"):
         return f"{path} is not tried here: the worker opens {scheme} through Spark when it starts"
     root = Path(unquote(urlsplit(path).path) if scheme else path)
