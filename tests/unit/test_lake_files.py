@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,33 @@ def test_keys_match_as_a_dictionary_says(data: st.DataObject) -> None:
     rows = data.draw(st.lists(nulls, max_size=12))
     number = {key: at for at, key in enumerate(keys)}
     assert matched(table(names, rows), table(names, keys)).tolist() == [number.get(row, -1) for row in rows]
+
+
+@given(
+    st.sampled_from([pa.int8(), pa.int32(), pa.int64(), pa.timestamp("us"), pa.timestamp("us", "UTC")]),
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+def test_a_few_keys_among_many_rows(
+    kind: pa.DataType, drawn: list[int], chunks: int, with_null: bool, seed: int
+) -> None:
+    random, width = np.random.default_rng(seed), kind.bit_width
+    keys = list(dict.fromkeys(key % 2**width - 2 ** (width - 1) for key in drawn))
+    near = [*keys, *(min(2 ** (width - 1) - 1, key + 1) for key in keys)]
+    rows = [int(one) for one in random.choice(np.array(near), 64 * len(keys) + 100)]
+    given_rows = [None, *rows] if with_null else rows
+    cut = sorted(random.integers(0, len(given_rows), chunks - 1).tolist())
+    parts = [given_rows[low:high] for low, high in pairwise([0, *cut, len(given_rows)])]
+    values = pa.chunked_array([typed(part, kind) for part in parts])
+    number = {key: at for at, key in enumerate(keys)}
+    found = matched(pa.table({"id": values}), pa.table({"id": typed(keys, kind)}))
+    assert found.tolist() == [number.get(row, -1) for row in given_rows]
+
+
+def typed(numbers: Sequence[int | None], kind: pa.DataType) -> pa.Array:
+    return pa.array(numbers, pa.int64()).cast(kind)
 
 
 def table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> pa.Table:

@@ -40,6 +40,10 @@ Mask = npt.NDArray[np.bool_]
 NEEDS_STORED: Final = "_tidesink_needs_stored"
 # A task that would write more files of a batch at once leaves it to Spark.
 MOST_PARTITIONS: Final = 1_000
+# Integers are passed over by hashes of 16 bits at least, while these fit the processor's cache: a byte each.
+_FEWEST_BITS: Final = 16
+_MOST_HASHES: Final = 1 << 21
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def field_of(name: str, kind: pa.DataType, number: int | None, *, nullable: bool = True) -> pa.Field:
@@ -359,8 +363,43 @@ def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
 
 def codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
     """For each value its number among distinct ones, -1 for none."""
+    if not _is_sparse(values, distinct):
+        return _looked_up(values, distinct)
+    found = np.full(len(values), -1, np.int64)
+    likely = np.flatnonzero(_may_be_among(values, distinct))
+    found[likely] = _looked_up(values.take(pa.array(likely)), distinct)
+    return found
+
+
+def _looked_up(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
     found: Places = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
     return found.astype(np.int64)
+
+
+def _is_sparse(values: pa.ChunkedArray, distinct: pa.Array) -> bool:
+    """Whether few of many integers can be among distinct ones, so that most are passed over by their hashes.
+
+    To look a value up takes several times as long, and a small batch looks for its keys among those of all
+    rows of the table.
+    """
+    fits = pa.types.is_signed_integer(values.type) or pa.types.is_timestamp(values.type)
+    few = 0 < 64 * len(distinct) <= min(len(values), _MOST_HASHES)
+    return bool(fits and few and not values.null_count and not distinct.null_count)
+
+
+def _may_be_among(values: pa.ChunkedArray, distinct: pa.Array) -> Mask:
+    """False for values that are not among the distinct ones, and for nearly no others."""
+    bits = max(_FEWEST_BITS, int(64 * len(distinct)).bit_length())
+    taken = np.zeros(1 << bits, bool)
+    taken[_hashes(distinct, bits)] = True
+    parts: list[Mask] = [taken[_hashes(chunk, bits)] for chunk in values.chunks]
+    return np.concatenate(parts)
+
+
+def _hashes(values: pa.Array, bits: int) -> npt.NDArray[np.uint64]:
+    """A number of so many bits for each value: the upper ones of its product with 2^64 / phi."""
+    numbers = values.cast(pa.int64()).to_numpy().view(np.uint64)
+    return (numbers * _GOLDEN) >> np.uint64(64 - bits)
 
 
 # Partitions: each new file is of one.
