@@ -272,7 +272,8 @@ class FileWriter:
     def _specs(self, state: TableState) -> Specs:
         parser = self.table.java.PartitionSpecParser
         return {
-            int(spec.specId()): json.loads(parser.toJson(spec))["fields"] for spec in state.metadata.specs()
+            number: json.loads(parser.toJson(state.metadata.spec(number)))["fields"]
+            for number in state.spec_numbers()
         }
 
     def _in_files(self, name: str) -> str:
@@ -384,7 +385,7 @@ class _Deletes:
         longest, known = self._longest.get(partition, (None, []))
         at = int(self._java.indexOfSubList(longest, deletes)) if 0 < count <= len(known) else -1
         if at < 0:
-            at, known = 0, [self.parsed(one, spec) for one in deletes]
+            at, known = 0, [self.parsed(deletes[number], spec) for number in range(count)]
             self._longest.setdefault(partition, (deletes, known))
         return known[at : at + count]
 

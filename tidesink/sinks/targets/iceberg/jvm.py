@@ -23,7 +23,8 @@ class TableState:
     """A table as it was at one moment: Java's ``Table`` and ``TableMetadata``.
 
     A commit on it is refused where the table is no longer what it was. Snapshots are Java's ``Snapshot``.
-    ``mapper`` (Java's) makes JSON: a map is one answer, not several for each of its keys.
+    ``mapper`` (Java's) makes JSON: a map is one answer, not several for each of its keys. To iterate over one
+    of Java's collections from Python takes 10 ms or more, since its end is an exception there.
     """
 
     table: Any
@@ -52,7 +53,11 @@ class TableState:
 
     def branches(self) -> tuple[str, ...]:
         """The names of branches and tags."""
-        return tuple(map(str, self.metadata.refs()))
+        return tuple(self._keys(self.metadata.refs()))
+
+    def spec_numbers(self) -> tuple[int, ...]:
+        """The numbers of the partition specs that the table has and had."""
+        return tuple(self._keys(self.metadata.specsById()))
 
     def property(self, name: str) -> str | None:
         """A table property."""
@@ -66,6 +71,10 @@ class TableState:
     @cached_property
     def _properties(self) -> dict[str, str]:
         return self._texts(self.metadata.properties())
+
+    def _keys(self, given: Any) -> list[Any]:
+        found: list[Any] = json.loads(self.mapper.writeValueAsString(given.keySet()))
+        return found
 
     def _texts(self, given: Any) -> dict[str, str]:
         found: dict[str, str] = json.loads(self.mapper.writeValueAsString(given))
