@@ -26,6 +26,7 @@ from tidesink.errors import (
     ValueNotStoredError,
     error_text,
 )
+from tidesink.sinks.spark.daemon import answer_at_once
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +59,8 @@ class TaskError(Exception):
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Raise a ``TidesinkError``, and what may pass (``passing_failure``), as one that the driver finds."""
+    """Around a task: what it raises that is ours, or may pass, is raised so that the driver finds it."""
+    answer_at_once()
     try:
         yield
     except Exception as exc:
