@@ -21,7 +21,7 @@ from typing import Final, Literal, NamedTuple
 
 from tidesink.codecs.base import Producer
 from tidesink.errors import ConfigError, EncodeError
-from tidesink.events import ChangeEvent, Column, Row, TableId, TableSchema, Value
+from tidesink.events import ChangeEvent, Column, Row, TableId, TableSchema, Value, fold_name
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.values import text_writer
 
@@ -119,7 +119,7 @@ class TableFilter:
                 return None
             named = TableId(schema.literal, table.literal)
             if self.matches(named) and not any(other.matches(named) for other in others):
-                found.setdefault((named.schema.lower(), named.name.lower()), named)
+                found.setdefault((fold_name(named.schema), fold_name(named.name)), named)
         return tuple(found.values())
 
     def _covers(self, other: _Rule) -> bool:
@@ -246,7 +246,7 @@ class Dispatcher:
         named = set(self.columns) if self.partition == "columns" else {self.index} - {""}
         if not named:
             return None
-        if self.partition == "columns" and key and {n.lower() for n in named} <= _folded(key):
+        if self.partition == "columns" and key and {fold_name(n) for n in named} <= _folded(key):
             return None
         if self.partition == "columns":
             what = f"partition 'columns' hashes {', '.join(self.columns)}"
@@ -261,7 +261,7 @@ class Dispatcher:
 
 
 def _folded(names: Collection[str]) -> set[str]:
-    return {name.lower() for name in names}
+    return {fold_name(name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -346,11 +346,11 @@ def _hashed(dispatcher: Dispatcher, schema: TableSchema, index: Sequence[str]) -
 
 
 def _named(schema: TableSchema, names: Sequence[str], what: str) -> list[Column]:
-    known = {column.name.lower(): column for column in schema.columns}
-    missing = [name for name in names if name.lower() not in known]
+    known = {fold_name(column.name): column for column in schema.columns}
+    missing = [name for name in names if fold_name(name) not in known]
     if missing:
         raise ConfigError(
             f"{what} names {', '.join(missing)}, which the table does not have: correct the dispatcher",
             table=str(schema.table),
         )
-    return [known[name.lower()] for name in names]
+    return [known[fold_name(name)] for name in names]
