@@ -160,6 +160,7 @@ class SqlLedger:
         query = f"SELECT table_name, source_table FROM {self.location}"
         cursor.execute(query)
         for name, source in cursor.fetchall():
+            # MySQL and MariaDB lower each character by itself, too.
             if name != self.place.name and fold_name(name) == fold_name(self.place.name):
                 raise self._owner.another(TableId(*json.loads(source)))
 
