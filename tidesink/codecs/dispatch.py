@@ -43,14 +43,18 @@ _WRONG_PIECES: Final = {
 
 
 class _Name(NamedTuple):
-    """One half of a pattern. ``literal`` is the name it stands for, where it stands for one."""
+    """One half of a pattern. ``literal`` is the name it stands for, where it stands for one.
+
+    ``folds``: its pattern is one of names in lower case, as TiCDC has it where case does not matter.
+    """
 
     pattern: re.Pattern[str]
     literal: str | None
     everything: bool
+    folds: bool
 
     def fits(self, name: str) -> bool:
-        return self.everything or self.pattern.search(name) is not None
+        return self.everything or self.pattern.search(fold_name(name) if self.folds else name) is not None
 
     def covers(self, other: _Name) -> bool:
         """Whether every name of ``other`` fits, as far as the texts tell."""
@@ -161,13 +165,16 @@ def _half(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
     if found is None:
         raise _wrong(text, f"the closing {rest[0]} is missing")
     if rest[0] == "/":
-        return _Name(_compiled(found[1], text, flags), None, everything=False), rest[found.end() :]
+        compiled = _compiled(found[1], text, flags)
+        return _Name(compiled, None, everything=False, folds=bool(flags)), rest[found.end() :]
     name = found[1].replace(rest[0] * 2, rest[0])
     return _literal(name, flags), rest[found.end() :]
 
 
 def _literal(name: str, flags: re.RegexFlag) -> _Name:
-    return _Name(re.compile(rf"\A{re.escape(name)}\Z", flags), name, everything=False)
+    # By ``IGNORECASE`` names that are two to TiDB are one: ασ and ας.
+    spelt = fold_name(name) if flags else name
+    return _Name(re.compile(rf"\A{re.escape(spelt)}\Z"), name, everything=False, folds=bool(flags))
 
 
 def _compiled(pattern: str, text: str, flags: re.RegexFlag) -> re.Pattern[str]:
@@ -198,7 +205,7 @@ def _wildcards(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
     if literal:
         return _literal(name, flags), rest[at:]
     compiled = _compiled(rf"(?s)\A{pattern}\Z", text, flags)
-    return _Name(compiled, None, everything=rest[:at] == _ALL), rest[at:]
+    return _Name(compiled, None, everything=rest[:at] == _ALL, folds=bool(flags)), rest[at:]
 
 
 PartitionRule = Literal["table", "index-value", "columns", "ts"]
