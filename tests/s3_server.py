@@ -64,17 +64,19 @@ class S3Bucket:
         found = self.bucket().filesystem().get_file_info(pafs.FileSelector(self.name, recursive=True))
         return sorted(one.path.partition("/")[2] for one in found if one.is_file)
 
-    def known_to(self, session: SparkSession, **settings: str) -> None:
-        """Give Spark's Hadoop the bucket's settings."""
-        known = {
+    def hadoop_settings(self) -> dict[str, str]:
+        """As Hadoop opens it, by their names after ``fs.s3a.``."""
+        return {
             "endpoint": self.endpoint,
             "endpoint.region": REGION,
             "access.key": self.access_key,
             "secret.key": self.secret_key,
             "path.style.access": "true",
-            **settings,
         }
-        for name, value in known.items():
+
+    def known_to(self, session: SparkSession, **settings: str) -> None:
+        """Give Spark's Hadoop the bucket's settings."""
+        for name, value in {**self.hadoop_settings(), **settings}.items():
             hadoop_settings(session).set(f"fs.s3a.bucket.{self.name}.{name}", value)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple
 
 SequenceBy = Literal["kafka", "source"]
@@ -245,3 +245,15 @@ class Message:
 def physical_ms(commit_ts: int) -> int:
     """The wall clock of a TiDB TSO, in ms since 1970 (physical ms << 18 | logical)."""
     return commit_ts >> 18
+
+
+@lru_cache(maxsize=4096)  # asked for each column of a row; half the time
+def fold_name(name: str) -> str:
+    """The name of a schema, table or column in lower case, as TiDB compares it: by Go's ``strings.ToLower``.
+
+    Go takes each character by itself. ``str.lower`` looks at its neighbours, and makes ς of the last Σ of
+    a word; and of İ, which is i to Go, it makes two characters.
+    """
+    if name.isascii():
+        return name.lower()
+    return "".join(character.lower()[0] for character in name)

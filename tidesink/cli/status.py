@@ -30,7 +30,7 @@ from tidesink.cli.terminal import (
 )
 from tidesink.config import Config
 from tidesink.errors import ConfigError, nearest
-from tidesink.events import TableId, physical_ms
+from tidesink.events import TableId, fold_name, physical_ms
 
 if TYPE_CHECKING:
     from tidesink.config.fields import ChangePolicy
@@ -485,10 +485,10 @@ def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
     if name in spelt:
         return spelt[name]
     named = [entry.table for entry in config.tables if entry.table is not None]
-    known = {str(table).lower(): table for table in (*named, *found)}
-    if name.lower() not in known:
+    known = {fold_name(str(table)): table for table in (*named, *found)}
+    if fold_name(name) not in known:
         raise ConfigError(
             f"no table {name} is known to pipeline {config.pipeline}{nearest(name, known)}; tidesink status "
             "lists those that were worked on"
         )
-    return known[name.lower()]
+    return known[fold_name(name)]

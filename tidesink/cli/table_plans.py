@@ -29,7 +29,7 @@ from tidesink.errors import (
     SourceError,
     TidesinkError,
 )
-from tidesink.events import ChangeEvent, Op, TableId, TableSchema
+from tidesink.events import ChangeEvent, Op, TableId, TableSchema, fold_name
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.schema_changes import doubt_of
 from tidesink.sinks.kafka.compaction import refusal
@@ -279,10 +279,10 @@ def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]
     """A warning for each table that the config names and that was found nowhere, and each idle pattern."""
     listed = list(plans)
     yield from idle_patterns(config, (plan.table for plan in listed if plan.table is not None))
-    planned = {str(plan.table).lower() for plan in listed}
+    planned = {fold_name(str(plan.table)) for plan in listed}
     topics = {plan.topic for plan in listed}
     for table in dict.fromkeys(entry.table for entry in config.tables if entry.table is not None):
-        if str(table).lower() in planned:
+        if fold_name(str(table)) in planned:
             continue
         # A topic of canal-json may hold more than was looked at.
         may_be = topics.intersection(rule.topic_for(table) for rule in config.source.rules)
@@ -444,7 +444,7 @@ def plan_of(
     try:
         check_merged(settings)
         check_renames(settings.layout, source, renames)
-        names = (name.lower() for name in (*past, *(name for pair in renames for name in pair)))
+        names = (fold_name(name) for name in (*past, *(name for pair in renames for name in pair)))
         shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS, past=names)
         reported = {name: f"{kind} of the change" for kind, name in settings.layout.metadata.items()}
         shape = kept_shape(routed_shape(shape, config.destination(source.table)), settings)

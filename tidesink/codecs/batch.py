@@ -37,6 +37,7 @@ from tidesink.events import (
     TableId,
     TableSchema,
     WatermarkEvent,
+    fold_name,
 )
 from tidesink.typemap.arrow import PythonResult, arrow_type, from_python
 from tidesink.typemap.table import KEY_POLICIES, AmbiguousTime, TimePolicies, ZeroDate
@@ -488,7 +489,7 @@ class RowTypes:
 
     def __init__(self, schema: TableSchema, keys: tuple[str, ...] | None, options: ValueOptions) -> None:
         named = options.keys
-        self._keys = frozenset(name.lower() for name in keys or ()) if named is None else named
+        self._keys = frozenset(fold_name(name) for name in keys or ()) if named is None else named
         self._options = options
         types = {column.name: self._type(column) for column in schema.columns}
         self.row = pa.struct(list(types.items()))
@@ -497,7 +498,7 @@ class RowTypes:
 
     def policies_of(self, column: Column) -> TimePolicies:
         """The policies for a column."""
-        if column.name.lower() in self._keys:
+        if fold_name(column.name) in self._keys:
             return KEY_POLICIES
         return TimePolicies(zero_date=self._options.zero_date, ambiguous_time=self._options.ambiguous_time)
 

@@ -21,7 +21,7 @@ from typing import Final, Literal, NamedTuple
 
 from tidesink.codecs.base import Producer
 from tidesink.errors import ConfigError, EncodeError
-from tidesink.events import ChangeEvent, Column, Row, TableId, TableSchema, Value
+from tidesink.events import ChangeEvent, Column, Row, TableId, TableSchema, Value, fold_name
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.values import text_writer
 
@@ -43,14 +43,18 @@ _WRONG_PIECES: Final = {
 
 
 class _Name(NamedTuple):
-    """One half of a pattern. ``literal`` is the name it stands for, where it stands for one."""
+    """One half of a pattern. ``literal`` is the name it stands for, where it stands for one.
+
+    ``folds``: its pattern is one of names in lower case, as TiCDC has it where case does not matter.
+    """
 
     pattern: re.Pattern[str]
     literal: str | None
     everything: bool
+    folds: bool
 
     def fits(self, name: str) -> bool:
-        return self.everything or self.pattern.search(name) is not None
+        return self.everything or self.pattern.search(fold_name(name) if self.folds else name) is not None
 
     def covers(self, other: _Name) -> bool:
         """Whether every name of ``other`` fits, as far as the texts tell."""
@@ -119,7 +123,7 @@ class TableFilter:
                 return None
             named = TableId(schema.literal, table.literal)
             if self.matches(named) and not any(other.matches(named) for other in others):
-                found.setdefault((named.schema.lower(), named.name.lower()), named)
+                found.setdefault((fold_name(named.schema), fold_name(named.name)), named)
         return tuple(found.values())
 
     def _covers(self, other: _Rule) -> bool:
@@ -161,13 +165,16 @@ def _half(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
     if found is None:
         raise _wrong(text, f"the closing {rest[0]} is missing")
     if rest[0] == "/":
-        return _Name(_compiled(found[1], text, flags), None, everything=False), rest[found.end() :]
+        compiled = _compiled(found[1], text, flags)
+        return _Name(compiled, None, everything=False, folds=bool(flags)), rest[found.end() :]
     name = found[1].replace(rest[0] * 2, rest[0])
     return _literal(name, flags), rest[found.end() :]
 
 
 def _literal(name: str, flags: re.RegexFlag) -> _Name:
-    return _Name(re.compile(rf"\A{re.escape(name)}\Z", flags), name, everything=False)
+    # By ``IGNORECASE`` names that are two to TiDB are one: ασ and ας.
+    spelt = fold_name(name) if flags else name
+    return _Name(re.compile(rf"\A{re.escape(spelt)}\Z"), name, everything=False, folds=bool(flags))
 
 
 def _compiled(pattern: str, text: str, flags: re.RegexFlag) -> re.Pattern[str]:
@@ -198,7 +205,7 @@ def _wildcards(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
     if literal:
         return _literal(name, flags), rest[at:]
     compiled = _compiled(rf"(?s)\A{pattern}\Z", text, flags)
-    return _Name(compiled, None, everything=rest[:at] == _ALL), rest[at:]
+    return _Name(compiled, None, everything=rest[:at] == _ALL, folds=bool(flags)), rest[at:]
 
 
 PartitionRule = Literal["table", "index-value", "columns", "ts"]
@@ -246,7 +253,7 @@ class Dispatcher:
         named = set(self.columns) if self.partition == "columns" else {self.index} - {""}
         if not named:
             return None
-        if self.partition == "columns" and key and {n.lower() for n in named} <= _folded(key):
+        if self.partition == "columns" and key and {fold_name(n) for n in named} <= _folded(key):
             return None
         if self.partition == "columns":
             what = f"partition 'columns' hashes {', '.join(self.columns)}"
@@ -261,7 +268,7 @@ class Dispatcher:
 
 
 def _folded(names: Collection[str]) -> set[str]:
-    return {name.lower() for name in names}
+    return {fold_name(name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -346,11 +353,11 @@ def _hashed(dispatcher: Dispatcher, schema: TableSchema, index: Sequence[str]) -
 
 
 def _named(schema: TableSchema, names: Sequence[str], what: str) -> list[Column]:
-    known = {column.name.lower(): column for column in schema.columns}
-    missing = [name for name in names if name.lower() not in known]
+    known = {fold_name(column.name): column for column in schema.columns}
+    missing = [name for name in names if fold_name(name) not in known]
     if missing:
         raise ConfigError(
             f"{what} names {', '.join(missing)}, which the table does not have: correct the dispatcher",
             table=str(schema.table),
         )
-    return [known[name.lower()] for name in names]
+    return [known[fold_name(name)] for name in names]

@@ -42,7 +42,7 @@ from tidesink.errors import (
     SourceUnavailableError,
     shown,
 )
-from tidesink.events import ColumnType, TableId
+from tidesink.events import ColumnType, TableId, fold_name
 from tidesink.typemap.table import mysql_type_text, mysql_type_word
 
 Parsed = dict[str, Any]
@@ -454,7 +454,7 @@ def completed(
     """
     kind, data = parsed["type"], _only_row(parsed, "data")
     deletes = kind == "DELETE"
-    if deletes and (upstream is None or {*map(str.lower, key)} <= {*map(str.lower, data)}):
+    if deletes and (upstream is None or {*map(fold_name, key)} <= {*map(fold_name, data)}):
         return parsed
     if upstream is None:
         raise RowUnavailableError(_NO_UPSTREAM)

@@ -27,6 +27,7 @@ from tidesink.config.table_checks import merged_problems, section_problems, sect
 from tidesink.config.targets import DeltaSettings, IcebergSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
+from tidesink.events import fold_name
 
 
 def large_message_problems(config: Config) -> Iterator[Problem]:
@@ -287,9 +288,9 @@ def _tables(config: Config) -> Iterator[Problem]:
                 f"has no effect with {config.source.protocol}: there a table is what the message says",
                 "remove it, and list the topic under source.topics",
             )
-        if entry.name and entry.name.lower() in seen:
+        if entry.name and fold_name(entry.name) in seen:
             yield Problem(f"{field}.name", f"{entry.name} is named twice", "join the two entries")
-        seen.add((entry.name or "").lower())
+        seen.add(fold_name(entry.name or ""))
 
 
 def _definitions(config: Config) -> Iterator[Problem]:

@@ -49,7 +49,7 @@ from tidesink.config.source import SourceSettings
 from tidesink.config.targets import TargetSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaNotFoundError
-from tidesink.events import SequenceBy, TableId
+from tidesink.events import SequenceBy, TableId, fold_name
 from tidesink.schema_registry.base import SchemaReader
 from tidesink.schema_registry.naming import TopicRule, sanitize_name, subject
 from tidesink.typemap.projection import Layout, read_filter
@@ -367,13 +367,13 @@ class TableOverride(Model):
 
     def covers(self, table: TableId) -> bool:
         """Whether these settings are for a table; names match in any case, as TiCDC's rules do."""
-        return self.fits(str(table).lower())
+        return self.fits(fold_name(str(table)))
 
     def fits(self, table: str) -> bool:
         """``covers``, of a name in lower case."""
         if self.name:
-            return self.name.lower() == table
-        return fnmatchcase(table, (self.match or "").lower())
+            return fold_name(self.name) == table
+        return fnmatchcase(table, fold_name(self.match or ""))
 
 
 class DeadLetterSettings(Model):
@@ -507,7 +507,7 @@ class Config(Model):
 
     def table_config(self, table: TableId) -> TableConfig:
         """The settings of one table: its own by name first, then patterns in order, then the defaults."""
-        spelled = str(table).lower()
+        spelled = fold_name(str(table))
         overrides = [entry for entry in self.tables if entry.fits(spelled)]
         overrides.sort(key=lambda entry: entry.name is None)
         definition = _first(overrides, "definition")

@@ -15,7 +15,7 @@ from tidesink.config.fields import ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, TableConfig, TableDefaults, TableOverride
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.events import SequenceBy
+from tidesink.events import SequenceBy, fold_name
 from tidesink.typemap.projection import ALWAYS, laid_out, read_filter
 from tidesink.typemap.target_schema import row_keyed, shape_of
 
@@ -192,13 +192,13 @@ def _columns(at: Section) -> Iterator[Problem]:
     for twice in _twice(renames):
         yield at.problem("rename", f"{twice} is renamed twice", "keep one: names match in any case")
     yield from _new_names(at, "rename", renames.values(), "{source: target}", also=renames)
-    for new in sorted({new for new in renames.values() if new.lower().startswith(OWN_PREFIX)}):
+    for new in sorted({new for new in renames.values() if fold_name(new).startswith(OWN_PREFIX)}):
         reason = f"{new} begins with {OWN_PREFIX}, the prefix of tidesink's own columns"
         yield at.problem("rename", reason, "give it another name")
-    omitted = {name.lower() for name in own.except_column_list or ()}
-    chosen = {name.lower() for name in own.columns or renames}
+    omitted = {fold_name(name) for name in own.except_column_list or ()}
+    chosen = {fold_name(name) for name in own.columns or renames}
     for name in renames:
-        if name.lower() in omitted or name.lower() not in chosen:
+        if fold_name(name) in omitted or fold_name(name) not in chosen:
             yield at.problem("rename", f"has no effect on {name}, which is excluded", "remove it")
     try:
         read_filter(own.filter or ALWAYS)
@@ -244,7 +244,7 @@ def _null_updates(at: Section) -> Iterator[Problem]:
 
 
 def _twice(names: Iterable[str]) -> list[str]:
-    return [name for name, times in Counter(name.lower() for name in names).items() if times > 1]
+    return [name for name, times in Counter(fold_name(name) for name in names).items() if times > 1]
 
 
 def _columns_defined(config: Config) -> Iterator[Problem]:

@@ -34,7 +34,7 @@ from tidesink.ddl.statements import (
     statements,
 )
 from tidesink.errors import ConfigError
-from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema
+from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, fold_name
 from tidesink.typemap.mysql_types import SqlReader, tokens
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ class TableDefinitions:
     def former(self, table: TableId) -> tuple[Column, ...]:
         """Columns that a table of this name had and has no more, with the types they had."""
         definition = self._find(table)
-        now = {column.name.lower() for column in definition.columns} if definition else set()
-        return tuple(c for c in self._history.columns(table) if c.name.lower() not in now)
+        now = {fold_name(column.name) for column in definition.columns} if definition else set()
+        return tuple(c for c in self._history.columns(table) if fold_name(c.name) not in now)
 
     def apply(self, query: str, default_schema: str = "", *, since: int | None = None) -> tuple[TableId, ...]:
         """What DDL text does to the tables; the tables it changed, under their new names.
@@ -168,9 +168,9 @@ class TableDefinitions:
         definition = self._find(table)
         known: dict[str, tuple[str, str]] = {}
         for old, new in definition.renamed if definition else ():
-            known.setdefault(old.lower(), (old, new))
-        now = {column.name.lower() for column in definition.columns} if definition else set()
-        return {old: new for old, new in known.values() if new.lower() in now}
+            known.setdefault(fold_name(old), (old, new))
+        now = {fold_name(column.name) for column in definition.columns} if definition else set()
+        return {old: new for old, new in known.values() if fold_name(new) in now}
 
     def partings(self, table: TableId) -> dict[str, str]:
         """The moments at which columns of a table were last dropped or renamed, by name, folded."""
@@ -287,8 +287,8 @@ class TableDefinitions:
         sql.take()
         if sql.skip_any("DATABASE", "SCHEMA"):
             sql.skip("IF", "EXISTS")
-            name = sql.name().lower()
-            return self._removed(table for table in self if table.schema.lower() == name)
+            name = fold_name(sql.name())
+            return self._removed(table for table in self if fold_name(table.schema) == name)
         if sql.skip("INDEX"):
             sql.skip("IF", "EXISTS")
             name = sql.name()
@@ -628,7 +628,7 @@ def _part(table: TableId, part: SqlReader) -> Iterator[Unapplied]:
 
 
 def _renamed(table: TableId, old: str, new: str) -> Iterator[Unapplied]:
-    if old.lower() != new.lower():
+    if fold_name(old) != fold_name(new):
         yield Unapplied(
             table,
             f"column {old} is {new} now; where the target still has {old}, old rows have their values in it",

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from tidesink.ddl.statements import TableDefinition
-from tidesink.events import Column, ColumnType, EarlierType, TableId
+from tidesink.events import Column, ColumnType, EarlierType, TableId, fold_name
 from tidesink.typemap.table import Reader, row_of, spark_type
 from tidesink.typemap.target_schema import wider_ddl
 
@@ -38,7 +38,7 @@ _LAST_MS: Final = _LAST_TSO >> _LOGICAL_BITS
 
 def table_key(table: TableId) -> Key:
     """A table's name as TiDB compares it: without case."""
-    return table.schema.lower(), table.name.lower()
+    return fold_name(table.schema), fold_name(table.name)
 
 
 def ddl_moment(commit_ts: int | None, es: object) -> int | None:
@@ -135,7 +135,7 @@ class TypeHistory:
                 return False
             self._latest[key] = since
         known = self._parted.setdefault(key, {})
-        for name in sorted({name.lower() for name in parted}):
+        for name in sorted({fold_name(name) for name in parted}):
             times = known[name].times if name in known else 0
             known[name] = Parting(times + 1, since)
         return True
@@ -167,14 +167,14 @@ class TypeHistory:
         if definition.renamed:
             self._renames.setdefault(key, {}).update(dict.fromkeys(definition.renamed))
         known = self._columns.setdefault(key, {})
-        types = {} if before is None else {c.name.lower(): c.type for c in before.columns}
+        types = {} if before is None else {fold_name(c.name): c.type for c in before.columns}
         for column in definition.columns:
-            name = column.name.lower()
+            name = fold_name(column.name)
             if name not in known or types.get(name) != column.type:
                 first = (TypeVersion(0, types[name]),) if name in types else ()
                 versions = known[name][1] if name in known else first
                 known[name] = column.name, _extended(versions, since, column.type)
-        columns = tuple(replace(c, earlier=_earlier(known[c.name.lower()][1])) for c in definition.columns)
+        columns = tuple(replace(c, earlier=_earlier(known[fold_name(c.name)][1])) for c in definition.columns)
         return replace(definition, columns=columns)
 
     def forget(self, table: TableId) -> None:
@@ -217,7 +217,7 @@ class TypeHistory:
             for schema, table, pairs, *_ in found.get("names", ())
         }
         self._columns = {
-            (schema, table): {name.lower(): (name, _versions(versions)) for name, versions in columns}
+            (schema, table): {fold_name(name): (name, _versions(versions)) for name, versions in columns}
             for schema, table, columns in found["tables"]
         }
 

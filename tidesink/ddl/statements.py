@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from tidesink.errors import ConfigError, shown
-from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.typemap.mysql_types import (
     SqlReader,
     Token,
@@ -232,45 +232,45 @@ class TableDefinition:
     @property
     def readded(self) -> tuple[str, ...]:
         """The columns that were added under the name of one dropped before."""
-        return tuple(column.name for column in self.columns if column.name.lower() in self.dropped)
+        return tuple(column.name for column in self.columns if fold_name(column.name) in self.dropped)
 
     @property
     def names(self) -> frozenset[str]:
         """The columns' names, folded."""
-        return frozenset(column.name.lower() for column in self.columns)
+        return frozenset(fold_name(column.name) for column in self.columns)
 
     @property
     def reused(self) -> frozenset[str]:
         """Names, folded, that several columns had: one now, those that were dropped or have another name."""
-        times = Counter((*self.names, *self.dropped, *(old.lower() for old, _ in self.renamed)))
+        times = Counter((*self.names, *self.dropped, *(fold_name(old) for old, _ in self.renamed)))
         return frozenset(name for name, columns in times.items() if columns > 1)
 
     def schema(self) -> TableSchema:
         """The columns with their keys marked."""
-        primary = {name.lower() for name in self.primary_key}
+        primary = {fold_name(name) for name in self.primary_key}
         handle = primary or self._unique_handle()
         return TableSchema(
             self.table,
             tuple(
                 replace(
                     column,
-                    primary_key=column.name.lower() in primary,
-                    handle=column.name.lower() in handle,
-                    nullable=column.nullable and column.name.lower() not in primary,
+                    primary_key=fold_name(column.name) in primary,
+                    handle=fold_name(column.name) in handle,
+                    nullable=column.nullable and fold_name(column.name) not in primary,
                 )
                 for column in self.columns
             ),
         )
 
     def _unique_handle(self) -> set[str]:
-        fit = {c.name.lower() for c in self.columns if not c.nullable and not c.virtual}
-        eligible = [u for u in self.uniques if all(name.lower() in fit for name in u.columns)]
+        fit = {fold_name(c.name) for c in self.columns if not c.nullable and not c.virtual}
+        eligible = [u for u in self.uniques if all(fold_name(name) in fit for name in u.columns)]
         best = min(eligible, key=lambda unique: len(unique.columns), default=None)
-        return set() if best is None else {name.lower() for name in best.columns}
+        return set() if best is None else {fold_name(name) for name in best.columns}
 
     def has(self, name: str) -> bool:
         """Whether there is such a column; names compare as MySQL's do."""
-        return name.lower() in self.names
+        return fold_name(name) in self.names
 
     def place_of(self, name: str) -> int:
         """The column's place; names compare as MySQL's do.
@@ -279,7 +279,7 @@ class TableDefinition:
             ConfigError: no such column.
         """
         for place, column in enumerate(self.columns):
-            if column.name.lower() == name.lower():
+            if fold_name(column.name) == fold_name(name):
                 return place
         raise ConfigError(f"table {self.table} has no column {name!r}")
 
@@ -507,18 +507,18 @@ def _drop(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
 
 def drop_index(definition: TableDefinition, name: str) -> TableDefinition:
     """The definition without the unique index of this name, if it is one."""
-    kept = tuple(unique for unique in definition.uniques if unique.name.lower() != name.lower())
+    kept = tuple(unique for unique in definition.uniques if fold_name(unique.name) != fold_name(name))
     return replace(definition, uniques=kept)
 
 
 def _without(definition: TableDefinition, name: str) -> TableDefinition:
     at = definition.place_of(name)
     columns = definition.columns[:at] + definition.columns[at + 1 :]
-    uniques = tuple(u for u in definition.uniques if name.lower() not in (c.lower() for c in u.columns))
+    uniques = tuple(u for u in definition.uniques if fold_name(name) not in (fold_name(c) for c in u.columns))
     # A column that is gone is gone under the names it had before, too.
-    its = (old.lower() for old, new in definition.renamed if new.lower() == name.lower())
-    dropped = tuple(dict.fromkeys((*definition.dropped, name.lower(), *its)))
-    renamed = tuple(pair for pair in definition.renamed if pair[1].lower() != name.lower())
+    its = (fold_name(old) for old, new in definition.renamed if fold_name(new) == fold_name(name))
+    dropped = tuple(dict.fromkeys((*definition.dropped, fold_name(name), *its)))
+    renamed = tuple(pair for pair in definition.renamed if fold_name(pair[1]) != fold_name(name))
     return replace(definition, columns=columns, uniques=uniques, dropped=dropped, renamed=renamed)
 
 
@@ -571,7 +571,9 @@ def _rename_index(definition: TableDefinition, sql: SqlReader) -> TableDefinitio
     old = sql.name()
     sql.need("TO")
     new = sql.name()
-    uniques = tuple(replace(u, name=new) if u.name.lower() == old.lower() else u for u in definition.uniques)
+    uniques = tuple(
+        replace(u, name=new) if fold_name(u.name) == fold_name(old) else u for u in definition.uniques
+    )
     return replace(definition, uniques=uniques)
 
 
@@ -582,7 +584,7 @@ def _with_column(definition: TableDefinition, at: int, column: Column) -> TableD
 
 def _renamed_in_keys(definition: TableDefinition, old: str, new: str) -> TableDefinition:
     def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(new if name.lower() == old.lower() else name for name in names)
+        return tuple(new if fold_name(name) == fold_name(old) else name for name in names)
 
     return replace(
         definition,
@@ -594,11 +596,11 @@ def _renamed_in_keys(definition: TableDefinition, old: str, new: str) -> TableDe
 
 def _renames(known: tuple[tuple[str, str], ...], old: str, new: str) -> tuple[tuple[str, str], ...]:
     """The names that were, newest first; a column that was renamed twice has had both."""
-    followed = tuple((was, new if now.lower() == old.lower() else now) for was, now in known)
-    if old.lower() == new.lower():
+    followed = tuple((was, new if fold_name(now) == fold_name(old) else now) for was, now in known)
+    if fold_name(old) == fold_name(new):
         return followed
     # One that has its old name again never had another. A name that is taken again keeps its pair.
-    return ((old, new), *((was, now) for was, now in followed if was.lower() != now.lower()))
+    return ((old, new), *((was, now) for was, now in followed if fold_name(was) != fold_name(now)))
 
 
 def _alter_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:

@@ -37,7 +37,7 @@ class Token(NamedTuple):
 
     def says(self, *words: str) -> bool:
         """Whether this is one of these bare words or signs (words upper case)."""
-        return self.kind in ("word", "sign") and self.text.upper() in words
+        return self.kind in ("word", "sign") and self.text.isascii() and self.text.upper() in words
 
 
 _EXECUTABLE = re.compile(r"/\*(?:T!(?:\[[^\]]*\])?|!\d{0,6})(.*?)\*/", re.S)

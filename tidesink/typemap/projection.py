@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.events import fold_name
 from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, metadata_columns, quoted
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class RowFilter:
         """The columns it names, as it spells them first, each once whatever its case."""
         found: dict[str, str] = {}
         for mention in self.mentions:
-            found.setdefault(mention.name.lower(), mention.name)
+            found.setdefault(fold_name(mention.name), mention.name)
         return tuple(found.values())
 
     def bound(self, row: str, columns: Mapping[str, str]) -> str:
@@ -96,7 +97,7 @@ class RowFilter:
         parts, done = [], 0
         for mention in self.mentions:
             parts.append(self.text[done : mention.start])
-            parts.append(f"{quoted(row)}.{quoted(columns[mention.name.lower()])}")
+            parts.append(f"{quoted(row)}.{quoted(columns[fold_name(mention.name)])}")
             done = mention.end
         return "".join([*parts, self.text[done:]])
 
@@ -129,7 +130,7 @@ def check_types(row_filter: RowFilter, shape: TableShape) -> None:
     Raises:
         ConfigError: it, or a part of it, is a value and no condition.
     """
-    known = {name.lower(): shape.by_name[name.lower()].spark for name in row_filter.columns}
+    known = {fold_name(name): shape.by_name[fold_name(name)].spark for name in row_filter.columns}
     try:
         refuse_types(row_filter.text, _parsed(row_filter.text), known)
     except ConfigError as error:
@@ -286,7 +287,7 @@ def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression |
     from sqlglot.optimizer.annotate_types import annotate_types
 
     def known(node: exp.Expression) -> exp.Expression:
-        found = columns.get(node.name.lower()) if isinstance(node, exp.Column) else None
+        found = columns.get(fold_name(node.name)) if isinstance(node, exp.Column) else None
         return node if found is None else exp.cast(exp.Null(), found, dialect="spark")
 
     try:
@@ -469,31 +470,31 @@ class Layout:
 
     def chooses(self, name: str) -> bool:
         """Whether the target holds a column of the source's."""
-        name = name.lower()
-        if name in {omitted.lower() for omitted in self.except_columns}:
+        name = fold_name(name)
+        if name in {fold_name(omitted) for omitted in self.except_columns}:
             return False
-        return self.columns is None or name in {wanted.lower() for wanted in self.columns}
+        return self.columns is None or name in {fold_name(wanted) for wanted in self.columns}
 
     def target_name(self, name: str) -> str:
         """The target's name of a column of the source's."""
-        names = {old.lower(): new for old, new in self.rename.items()}
-        return names.get(name.lower(), name)
+        names = {fold_name(old): new for old, new in self.rename.items()}
+        return names.get(fold_name(name), name)
 
     @property
     def asked(self) -> frozenset[str]:
         """Names, in lower case, of the target's columns that the config itself asks for."""
         listed = (self.target_name(name) for name in self.columns or ())
         names = (*listed, *self.rename.values(), *self.metadata.values())
-        return frozenset(name.lower() for name in names)
+        return frozenset(fold_name(name) for name in names)
 
     def doubts(self, column: ShapeColumn) -> bool:
         """Whether a column of the target's may be one that is left out, under an unknown new name."""
         may_be = not column.key and self.doubted(column.instead_of)
-        return bool(may_be) and column.name.lower() not in self.asked
+        return bool(may_be) and fold_name(column.name) not in self.asked
 
     def doubted(self, names: frozenset[str]) -> tuple[str, ...]:
         """Which of some names, in lower case, are of columns that are left out; as the config has them."""
-        excluded = {name.lower(): name for name in self.except_columns}
+        excluded = {fold_name(name): name for name in self.except_columns}
         return tuple(excluded[name] for name in sorted(names & excluded.keys()))
 
     @property
@@ -535,11 +536,11 @@ def laid_out(
         check_types(layout.row_filter, source)
     chosen = tuple(_chosen(layout, source))
     _check_keys(chosen, source)
-    names = {old.lower(): new for old, new in layout.rename.items()}
-    named = tuple(replace(column, name=names.get(column.name.lower(), column.name)) for column in chosen)
+    names = {fold_name(old): new for old, new in layout.rename.items()}
+    named = tuple(replace(column, name=names.get(fold_name(column.name), column.name)) for column in chosen)
     columns = (*named, *metadata_columns(layout.metadata))
     _check_apart(columns, source, own)
-    omitted = source.by_name.keys() - {column.name.lower() for column in chosen}
+    omitted = source.by_name.keys() - {fold_name(column.name) for column in chosen}
     keys = tuple(column.name for column in columns if column.key)
     shape = replace(source, columns=columns, keys=keys, omitted=frozenset(omitted))
     return LaidOut(shape, {new.name: old.name for new, old in zip(named, chosen, strict=True)})
@@ -562,12 +563,12 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
     Raises:
         SchemaRefusedError: a rename from or to a name that is left out, which the table waits with.
     """
-    excluded = {name.lower() for name in layout.except_columns}
-    keys = {name.lower() for name in source.keys}
+    excluded = {fold_name(name) for name in layout.except_columns}
+    keys = {fold_name(name) for name in source.keys}
     for old, new in renames:
-        names = {old.lower(), new.lower()}
+        names = {fold_name(old), fold_name(new)}
         if len(names & excluded) == 1 and len(names) == 2 and not names & keys:
-            lacking = old if new.lower() in excluded else new
+            lacking = old if fold_name(new) in excluded else new
             raise SchemaRefusedError(
                 f"column {old} was renamed to {new}, and except_column_list names one of the two: add "
                 f"{lacking} to it, so that rows under either name come without the column, or name in "
@@ -589,8 +590,8 @@ def _check_named(
     layout: Layout, source: TableShape, gone: frozenset[str], past: frozenset[str] = frozenset()
 ) -> None:
     for setting, name in named_columns(layout):
-        if name.lower() not in source.by_name:
-            if setting == "except_column_list" and name.lower() in past:
+        if fold_name(name) not in source.by_name:
+            if setting == "except_column_list" and fold_name(name) in past:
                 continue  # it is left out should a row from before bring it
             known = ", ".join(column.name for column in source.columns)
             raise ConfigError(
@@ -598,7 +599,7 @@ def _check_named(
                 table=str(source.table),
                 column=name,
             )
-        if source.by_name[name.lower()].hidden and setting != "filter":
+        if source.by_name[fold_name(name)].hidden and setting != "filter":
             raise ConfigError(
                 f"{setting}: {name} is no column of {source.table}'s but the row key by which its rows are "
                 "identified, always there under this name: take it out, or name columns that tell the rows "
@@ -606,7 +607,7 @@ def _check_named(
                 table=str(source.table),
                 column=name,
             )
-        if name.lower() in gone and setting != "except_column_list":
+        if fold_name(name) in gone and setting != "except_column_list":
             raise SchemaRefusedError(
                 f"{setting} names {name}, a column that the source has dropped or renamed: rows from then on "
                 f"have no value for it. Take it out of {setting}, or name the column that took its place, "
@@ -628,7 +629,7 @@ def _check_keys(chosen: Iterable[ShapeColumn], source: TableShape) -> None:
 
 
 def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterable[str]) -> None:
-    names = Counter(column.name.lower() for column in columns)
+    names = Counter(fold_name(column.name) for column in columns)
     twice = [name for name, times in names.items() if times > 1]
     if twice:
         raise ConfigError(
@@ -636,7 +637,7 @@ def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterab
             "another name",
             table=str(source.table),
         )
-    taken = sorted(names.keys() & {name.lower() for name in own})
+    taken = sorted(names.keys() & {fold_name(name) for name in own})
     if taken:
         raise ConfigError(
             f"a column of {source.table} would be called {', '.join(taken)}, which is a column of tidesink's "

@@ -28,7 +28,7 @@ from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, ValueOutOfRangeError
-from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value
+from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value, fold_name
 from tidesink.typemap.mysql_types import default_as
 from tidesink.typemap.table import (
     KEY_POLICIES,
@@ -123,7 +123,7 @@ class TableShape:
     @cached_property
     def by_name(self) -> Mapping[str, ShapeColumn]:
         """Columns by lower-case name."""
-        return {column.name.lower(): column for column in self.columns}
+        return {fold_name(column.name): column for column in self.columns}
 
     @cached_property
     def key_columns(self) -> tuple[ShapeColumn, ...]:
@@ -168,13 +168,13 @@ def shape_of(
         ConfigError: ``keys`` names a column the table does not have.
     """
     wanted = keys if keys is not None else tuple(column.name for column in schema.handle_columns)
-    folded = {name.lower() for name in wanted}
+    folded = {fold_name(name) for name in wanted}
     columns = tuple(
-        _shape_column(column, key=column.name.lower() in folded, zero_date=zero_date)
+        _shape_column(column, key=fold_name(column.name) in folded, zero_date=zero_date)
         for column in schema.columns
         if not column.virtual
     )
-    missing = folded - {column.name.lower() for column in columns}
+    missing = folded - {fold_name(column.name) for column in columns}
     if missing:
         raise ConfigError(
             f"keys: {schema.table} has no column {', '.join(sorted(missing))}; "
@@ -231,7 +231,7 @@ def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) ->
     if not went:
         return after
     columns = (
-        c if c.name.lower() in before.by_name else replace(c, instead_of=frozenset(went))
+        c if fold_name(c.name) in before.by_name else replace(c, instead_of=frozenset(went))
         for c in after.columns
     )
     return replace(after, columns=tuple(columns))
@@ -246,13 +246,13 @@ def merge_shape(old: TableShape, new: TableShape) -> TableShape:
         SchemaRefusedError: a column's types cannot be one, or the keys differ; the message says which.
     """
     _check_keys(old, new)
-    kept = tuple(_joined(old, column, new.by_name.get(column.name.lower())) for column in old.columns)
-    added = tuple(column for column in new.columns if column.name.lower() not in old.by_name)
+    kept = tuple(_joined(old, column, new.by_name.get(fold_name(column.name))) for column in old.columns)
+    added = tuple(column for column in new.columns if fold_name(column.name) not in old.by_name)
     return replace(old, columns=kept + added)
 
 
 def _check_keys(old: TableShape, new: TableShape) -> None:
-    if {key.lower() for key in old.keys} != {key.lower() for key in new.keys}:
+    if {fold_name(key) for key in old.keys} != {fold_name(key) for key in new.keys}:
         raise SchemaRefusedError(
             f"the key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}): rows already "
             "written cannot be found under the new key. Make the table again under another name, or "
@@ -269,10 +269,10 @@ def key_change(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
 
 def without(shape: TableShape, names: Iterable[str]) -> TableShape:
     """A shape that lacks some columns."""
-    gone = {name.lower() for name in names}
+    gone = {fold_name(name) for name in names}
     if not gone:
         return shape
-    return replace(shape, columns=tuple(c for c in shape.columns if c.name.lower() not in gone))
+    return replace(shape, columns=tuple(c for c in shape.columns if fold_name(c.name) not in gone))
 
 
 def with_gone(shape: TableShape, columns: Iterable[Column]) -> TableShape:
@@ -285,7 +285,7 @@ def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
     """The shape with the defaults that ``reported`` has for its columns, which knows more of their past."""
     columns = []
     for column in shape.columns:
-        found = reported.by_name.get(column.name.lower())
+        found = reported.by_name.get(fold_name(column.name))
         if found is not None:
             column = replace(column, default=default_as(found.default, found.type, column.type))  # noqa: PLW2901
         columns.append(column)
@@ -297,9 +297,9 @@ def with_former(shape: TableShape, former: Iterable[Column]) -> TableShape:
 
     One that came to have a type beside the target's stays as it is: its rows are refused by name.
     """
-    types = {column.name.lower(): column for column in former}
+    types = {fold_name(column.name): column for column in former}
     return replace(
-        shape, columns=tuple(_as_it_was(shape, c, types.get(c.name.lower())) for c in shape.columns)
+        shape, columns=tuple(_as_it_was(shape, c, types.get(fold_name(c.name))) for c in shape.columns)
     )
 
 
@@ -444,7 +444,7 @@ def beside_log(names: Mapping[MetadataKind, str]) -> dict[MetadataKind, str]:
     return {
         kind: name
         for kind, name in names.items()
-        if kind not in _IN_LOGS or name.lower() != default_name(kind)
+        if kind not in _IN_LOGS or fold_name(name) != default_name(kind)
     }
 
 

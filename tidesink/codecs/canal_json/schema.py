@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import NEVER, row_moment, table_key
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
-from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value
+from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value, fold_name
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
 from tidesink.typemap.values import TextReader, integer_bounds, keeps_text, text_reader
@@ -212,9 +212,9 @@ class RowShapes:
     def _build(self, table: TableId, words: _Words, commit_ts: int) -> RowShape:
         """A new shape: each column's type from where the module says."""
         known = self._defined(table)
-        complete = all(name.lower() in known for name in words.names)
+        complete = all(fold_name(name) in known for name in words.names)
         # A column that was dropped since, or whose table was.
-        known = {c.name.lower(): c for c in self._definitions.former(table)} | known
+        known = {fold_name(c.name): c for c in self._definitions.former(table)} | known
         columns = tuple(self._columns(words, known, commit_ts))
         changes = sorted({was.until for c in known.values() for was in c.earlier})
         bounds = [(c, integer_bounds(c.type)) for c in columns if not keeps_text(c.type)]
@@ -236,20 +236,20 @@ class RowShapes:
     def _defined(self, table: TableId) -> dict[str, Column]:
         """The table's columns by definition, by their names, folded."""
         definition = self._definitions.get(table)
-        return {c.name.lower(): c for c in definition.columns} if definition else {}
+        return {fold_name(c.name): c for c in definition.columns} if definition else {}
 
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         """The columns of a row; ``known``: those that are defined, by their names, folded."""
         for name in words.names:
-            word, defined = words.types.get(name), known.get(name.lower())
+            word, defined = words.types.get(name), known.get(fold_name(name))
             yield _column(name, word, defined, primary=name in words.keys, commit_ts=commit_ts)
 
     def _key(self, table: TableId, words: _Words) -> tuple[str, ...]:
         wanted = self._keys.get(table_key(table))
         if wanted is None:
             return tuple(words.keys)
-        spelt = {name.lower(): name for name in words.names}
-        return tuple(spelt.get(name.lower(), name) for name in wanted)
+        spelt = {fold_name(name): name for name in words.names}
+        return tuple(spelt.get(fold_name(name), name) for name in wanted)
 
 
 class DefinedShapes(RowShapes):
@@ -268,11 +268,11 @@ class DefinedShapes(RowShapes):
         names, types, keys = words
         if (twice := _twice(names)) is not None:
             raise SchemaMismatchError("the row has the column twice", column=twice)
-        if not known.keys() >= {name.lower() for name in names}:
+        if not known.keys() >= {fold_name(name) for name in names}:
             yield from (Column(name, ColumnType("text", sql=types.get(name))) for name in names)
             return
         for name in names:
-            word, defined = types.get(name) or "", known[name.lower()]
+            word, defined = types.get(name) or "", known[fold_name(name)]
             column_type = _in_force(defined, word, commit_ts)
             if _contradicts(word, column_type):
                 raise SchemaMismatchError(_OTHER_TYPE, column=name)
@@ -280,11 +280,11 @@ class DefinedShapes(RowShapes):
             yield replace(defined, name=name, type=column_type, primary_key=primary, earlier=())
 
     def _key(self, table: TableId, words: _Words) -> tuple[str, ...]:
-        if not self._defined(table).keys() >= {name.lower() for name in words.names}:
+        if not self._defined(table).keys() >= {fold_name(name) for name in words.names}:
             return ()
         key = super()._key(table, words)
-        named = {name.lower() for name in words.keys}
-        if self._own_keys and named and named != {name.lower() for name in key}:
+        named = {fold_name(name) for name in words.keys}
+        if self._own_keys and named and named != {fold_name(name) for name in key}:
             raise SchemaMismatchError(
                 f"the row's pkNames are not the table's key ({', '.join(key)}): the source's key was "
                 "changed. Name the key to go by under tables: keys"
@@ -361,8 +361,8 @@ def _names(pk_names: object) -> list[str]:
 
 def _twice(names: Sequence[str]) -> str | None:
     """The first name that is there a second time, in any case."""
-    folded = [name.lower() for name in names]
-    return next((name for at, name in enumerate(names) if name.lower() in folded[:at]), None)
+    folded = [fold_name(name) for name in names]
+    return next((name for at, name in enumerate(names) if fold_name(name) in folded[:at]), None)
 
 
 def _column(

@@ -60,6 +60,7 @@ from tidesink.events import (
     TableId,
     TableSchema,
     Value,
+    fold_name,
 )
 
 Source = Mapping[str, Any]
@@ -466,7 +467,7 @@ def with_old_columns(value: Parsed, names: Collection[str]) -> Parsed:
         return value
     found = None if value.schema is None else value.schema.field("before")
     named: dict[str, str] = {one.wire: one.name for one in found.fields} if found is not None else {}
-    row = {wire: one for wire, one in before.items() if named.get(str(wire), str(wire)).lower() in names}
+    row = {wire: one for wire, one in before.items() if fold_name(named.get(str(wire), str(wire))) in names}
     return value._replace(payload={**value.payload, "before": row})
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import HEADER_SIZE
 from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError
+from tidesink.events import fold_name
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.filtering import RowFilterRule
 from tidesink.sinks.batch.records import NO_RULES, EventRules, TableDecoder, Unplanned
@@ -155,7 +156,7 @@ def under_glue(part: str, protocol: str) -> str:
 
 def folded_keys(shape: TableShape) -> frozenset[str] | None:
     """The table's key columns, for ``ValueOptions``; None where it has none."""
-    return frozenset(name.lower() for name in shape.keys) or None
+    return frozenset(fold_name(name) for name in shape.keys) or None
 
 
 def schema_id_of(part: bytes | None) -> int | None:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import ConfigError, FilterError, TidesinkError
-from tidesink.events import Op
+from tidesink.events import Op, fold_name
 from tidesink.sinks.batch.records import BAD, DecodedRecords, OtherRecord
 from tidesink.sinks.batch.reduce import UNMATCHED
 from tidesink.sinks.batch.target_rows import TargetRows, row_type
@@ -128,7 +128,7 @@ def filter_rule(row_filter: RowFilter, shape: TableShape, session: SparkSession)
     Raises: as ``check_condition``.
     """
     check_condition(row_filter, shape, session)
-    named = {shape.by_name[name.lower()].name for name in row_filter.columns}
+    named = {shape.by_name[fold_name(name)].name for name in row_filter.columns}
     columns = tuple(column for column in shape.columns if column.name in named)
     return RowFilterRule(
         row_filter.text,

@@ -44,6 +44,7 @@ from tidesink.events import (
     Op,
     TableId,
     WatermarkEvent,
+    fold_name,
 )
 from tidesink.sinks.batch.reduce import WARNING, named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
@@ -212,7 +213,7 @@ class TableDecoder(ABC):
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """The events by the row codec alone, of an update's old row nothing but the columns of ``keys``."""
-        named = {name.lower() for name in keys}
+        named = {fold_name(name) for name in keys}
 
         def decode(message: Message) -> tuple[Event, ...]:
             return tuple(_with_old_key(event, named) for event in self.decode(message))
@@ -320,7 +321,7 @@ def _with_old_key(event: Event, keys: Collection[str]) -> Event:
     if not isinstance(event, ChangeEvent) or event.op is Op.DELETE or event.before is None:
         return event
     return event._replace(
-        before={name: value for name, value in event.before.items() if name.lower() in keys}
+        before={name: value for name, value in event.before.items() if fold_name(name) in keys}
     )
 
 

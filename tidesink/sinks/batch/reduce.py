@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import MARKS, NAMES_TYPE, OPS, SOURCE_TYPE, ChangeTable
 from tidesink.errors import SchemaMismatchError
-from tidesink.events import Op
+from tidesink.events import Op, fold_name
 
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -342,7 +342,7 @@ def _first_value(
 def _member(image: pa.StructArray, name: str) -> pa.Array | None:
     """A column of an image, null where the image is. Case does not tell columns apart, as in MySQL."""
     names = [member.name for member in image.type]
-    exact = name if name in names else next((one for one in names if one.lower() == name.lower()), None)
+    exact = name if name in names else next((one for one in names if fold_name(one) == fold_name(name)), None)
     return None if exact is None else pc.struct_field(image, [exact])
 
 

@@ -28,6 +28,7 @@ from tidesink.errors import (
     SchemaRefusedError,
     TransientTargetError,
 )
+from tidesink.events import fold_name
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import (
     Account,
@@ -492,7 +493,7 @@ class Batch:
 
     def _on_delete(self, shape: TableShape) -> tuple[str, ...]:
         names = self._settings.metadata_columns.values() if self._settings.deletes == "soft" else ()
-        return tuple(name for name in names if name.lower() in shape.by_name)
+        return tuple(name for name in names if fold_name(name) in shape.by_name)
 
     def _frame(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame:
         """The rows as the target gets them."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import fold_name
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress, StateStore
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
@@ -48,10 +49,10 @@ class SchemaChange(NamedTuple):
         reported = list(self) if self.at else list(self)[:4]
         if self.kind == "add" and self.before:
             # Whose values it may have is what somebody decides, once: not its type, which may get wider.
-            reported = [self.kind, self.column.lower(), self.before.lower()]
+            reported = [self.kind, fold_name(self.column), fold_name(self.before)]
         if self.at and self.kind == "drop":
             # The moment says which column it was; its type is not known any more once it was added again.
-            reported = [self.kind, self.column.lower(), self.after, self.at]
+            reported = [self.kind, fold_name(self.column), self.after, self.at]
         return hashlib.sha256(json.dumps(reported, ensure_ascii=True).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -113,7 +114,7 @@ class Policies:
     @property
     def own(self) -> frozenset[str]:
         """The target's columns that are none of the source's, whose names it may have had; in lower case."""
-        return frozenset(map(str.lower, (*OWN_COLUMNS, *self.layout.metadata.values(), *self.added)))
+        return frozenset(map(fold_name, (*OWN_COLUMNS, *self.layout.metadata.values(), *self.added)))
 
     @property
     def follows(self) -> bool:
@@ -122,7 +123,7 @@ class Policies:
 
     def decide(self, change: SchemaChange) -> ChangePolicy:
         """What becomes of a change; what the target cannot do was refused before."""
-        if change.kind == "add" and change.column.lower() in self.layout.asked:
+        if change.kind == "add" and fold_name(change.column) in self.layout.asked:
             return "apply"
         return self.accepted_as(change) or self.said.policy(change.kind)
 
@@ -171,14 +172,14 @@ def decide_changes(
     """What becomes of the changes between a target's columns, a shape, and what DDL says of the table."""
     dropped = list(_dropped(gap, shape, policies, reported)) if reported else []
     gone = {
-        schema_decision.change.column.lower()
+        fold_name(schema_decision.change.column)
         for schema_decision in dropped
         if schema_decision.policy == "apply"
     }
     grown = [
         _decided_growth(change, gap, shape, policies)
         for change in _grown(gap, shape, policies.layout)
-        if not (change.kind == "add" and change.column.lower() in gone)
+        if not (change.kind == "add" and fold_name(change.column) in gone)
     ]
     narrowed = (
         [DecidedChange(change, policies.decide(change)) for change in _narrowed(gap, shape, reported)]
@@ -186,12 +187,12 @@ def decide_changes(
         else []
     )
     ignored = tuple(one.change.column for one in grown if (one.change.kind, one.policy) == ("add", "ignore"))
-    omitted = (*ignored, *(c.name for c in shape.columns if c.name.lower() in gone))
+    omitted = (*ignored, *(c.name for c in shape.columns if fold_name(c.name) in gone))
     return SchemaDecision(
         without(shape, omitted),
         omitted,
         tuple(_waiting(one, policies) for one in (*dropped, *grown, *narrowed) if one.policy == "pause"),
-        tuple(name for name in gap.columns if name.lower() in gone),
+        tuple(name for name in gap.columns if fold_name(name) in gone),
         tuple(_OMITTED.format(name) for name in ignored),
     )
 
@@ -223,7 +224,7 @@ def _decided_growth(
     policy = policies.decide(change)
     if change.kind != "add" or not change.before or policies.accepted_as(change):
         return DecidedChange(change, policy)
-    column = shape.by_name[change.column.lower()]
+    column = shape.by_name[fold_name(change.column)]
     waits = policy == "apply" or change.column not in gap.added
     return DecidedChange(change, "pause" if waits else policy, doubt=doubt_of(column, policies.layout))
 
@@ -235,11 +236,11 @@ def doubt_of(column: ShapeColumn, layout: Layout) -> str:
 
 def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[SchemaChange]:
     for name in gap.added:
-        if name.lower() in shape.by_name:  # a mode's own columns are nobody's choice
-            yield _added(shape.by_name[name.lower()], layout)
-    there = {name.lower() for name in gap.columns}
+        if fold_name(name) in shape.by_name:  # a mode's own columns are nobody's choice
+            yield _added(shape.by_name[fold_name(name)], layout)
+    there = {fold_name(name) for name in gap.columns}
     for column in shape.columns:
-        if column.name.lower() in there and layout.doubts(column):
+        if fold_name(column.name) in there and layout.doubts(column):
             yield _added(column, layout)
     for name, types in gap.widened.items():
         yield SchemaChange("widen", name, *types)
@@ -255,17 +256,17 @@ def _dropped(
     gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns
 ) -> Iterator[DecidedChange]:
     """Columns that the source has no more, at the target or in rows from before."""
-    there = {name.lower() for name in gap.columns} - policies.own
+    there = {fold_name(name) for name in gap.columns} - policies.own
     for column in reported.former:
-        if column.name.lower() in there | (shape.by_name.keys() - policies.own):
+        if fold_name(column.name) in there | (shape.by_name.keys() - policies.own):
             change = SchemaChange("drop", column.name, before=column.type.sql or column.type.name)
-            change = change._replace(at=reported.partings.get(column.name.lower(), ""))
+            change = change._replace(at=reported.partings.get(fold_name(column.name), ""))
             policy = policies.decide(change)
-            at_target = column.name.lower() in there
+            at_target = fold_name(column.name) in there
             # A column that only rows from before have is no change that anybody waits for.
             yield DecidedChange(change, "ignore" if policy == "pause" and not at_target else policy)
     for name in sorted(reported.readded & there):
-        at = reported.partings.get(name.lower(), "")
+        at = reported.partings.get(fold_name(name), "")
         change = SchemaChange("drop", name, before="dropped", after="added again", at=at)
         # Where a person had the old column dropped, what rows of before it bring is as unwanted.
         drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=at)))
@@ -274,9 +275,9 @@ def _dropped(
 
 
 def _narrowed(gap: SchemaGap, shape: TableShape, reported: SourceColumns) -> Iterator[SchemaChange]:
-    present = {name.lower(): found for name, found in gap.held.items()}
+    present = {fold_name(name): found for name, found in gap.held.items()}
     for column in reported.current.columns:
-        held = present.get(column.name.lower())
+        held = present.get(fold_name(column.name))
         now = spark_type(column.type, zero_date=shape.zero_date).ddl
         if held is not None and held != now and wider_ddl(held, now) == held:
             yield SchemaChange("narrow", column.name, held, now)
@@ -329,8 +330,8 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
         return
     shape = decoding.columns().shape
     gap = table.gap(shape)
-    present = {name.lower(): name for name in gap.columns if name.lower() not in policies.own}
-    keys = frozenset(name.lower() for name in shape.keys)
+    present = {fold_name(name): name for name in gap.columns if fold_name(name) not in policies.own}
+    keys = frozenset(fold_name(name) for name in shape.keys)
     decided = {
         old: _key_waits(old, new, present, keys) or _decided(old, new, present, policies)
         for old, new in _distinct_renames(reported, present)
@@ -341,16 +342,16 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     for old, found in decided.items():
         if found == "apply":
             new = reported.renamed[old]
-            table.rename_column(present[(new.was or old).lower()], new.target or new.name)
+            table.rename_column(present[fold_name(new.was or old)], new.target or new.name)
     read = {old: reported.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
-    held = {name.lower(): found for name, found in gap.held.items() if name.lower() in present}
+    held = {fold_name(name): found for name, found in gap.held.items() if fold_name(name) in present}
     decoding.read_as(read, held)
 
 
 def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:
     """A rename of a key column that the target has, by the plan's keys of before it or after it."""
     was, name = new.was or old, new.target or new.name
-    if was.lower() not in present or keys.isdisjoint((was.lower(), name.lower())):
+    if fold_name(was) not in present or keys.isdisjoint((fold_name(was), fold_name(name))):
         return None
     return Pending(SchemaChange("key", was, was, name, new.at), reason=_KEY)
 
@@ -363,8 +364,8 @@ def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> It
     """
     goals = set()
     for old, new in reported.renamed.items():
-        destination = (new.target or new.name).lower()
-        if (new.was or old).lower() in present:
+        destination = fold_name(new.target or new.name)
+        if fold_name(new.was or old) in present:
             if destination in goals and not new.reused:
                 continue
             goals.add(destination)
@@ -374,7 +375,7 @@ def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> It
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
     """What becomes of one rename: ``apply`` it, ``read`` the old name as the new one, or ``ignore`` it."""
     was, name = new.was or old, new.target or new.name
-    there = (was.lower() in present, name.lower() in present)
+    there = (fold_name(was) in present, fold_name(name) in present)
     if there == (False, True) or (there == (False, False) and not new.reused):
         return "read" if new.readable else "ignore"
     if there == (True, True) and not (new.reused or new.returned):
@@ -400,7 +401,7 @@ class KnownColumns:
     def __init__(self, store: StateStore, progress: Progress, layout: Layout) -> None:
         self._store = store
         self._name = json.dumps([progress.pipeline, *progress.table], ensure_ascii=False)
-        self._source_names = {new.lower(): old.lower() for old, new in layout.rename.items()}
+        self._source_names = {fold_name(new): fold_name(old) for old, new in layout.rename.items()}
         self._kept = store.load_document(_KIND, self._name)
         self._known = _columns_of(self._kept, progress)
         self._unkept: Mapping[str, Any] | None = None
@@ -439,7 +440,7 @@ class KnownColumns:
             self._kept, self._unkept = self._unkept, None
 
     def _source(self, name: str) -> str:
-        return self._source_names.get(name.lower(), name.lower())
+        return self._source_names.get(fold_name(name), fold_name(name))
 
 
 def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:

@@ -10,7 +10,7 @@ from tidesink.config.models import Definition, Destination
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
-from tidesink.events import TableId, TableSchema
+from tidesink.events import TableId, TableSchema, fold_name
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.target_rows import Metadata
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
@@ -156,9 +156,9 @@ class _Holders:
 
     def own(self, name: str) -> bool:
         """Whether the target's column of that name, if any, is this one of the source's."""
-        target = self.layout.target_name(name).lower()
-        others = (c.name for c in self.current if self.layout.target_name(c.name).lower() == target)
-        return next(others, name).lower() == name.lower()
+        target = fold_name(self.layout.target_name(name))
+        others = (c.name for c in self.current if fold_name(self.layout.target_name(c.name)) == target)
+        return fold_name(next(others, name)) == fold_name(name)
 
 
 def projected(
@@ -213,8 +213,8 @@ class ProjectedDecoding:
         if reported is not None:
             check_renames(layout, inner.shape, reported.renames)
             # Another task may have read DDL that this plan does not know of.
-            past += (column.name.lower() for column in reported.former)
-            past += (name.lower() for pair in reported.renames for name in pair)
+            past += (fold_name(column.name) for column in reported.former)
+            past += (fold_name(name) for pair in reported.renames for name in pair)
         laid = laid_out(layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
         if layout.ignore_nulls and inner.keeps_values:
             raise ConfigError(_TWO_MEANINGS, table=str(inner.shape.table))
@@ -224,7 +224,9 @@ class ProjectedDecoding:
             inner,
             rows=replace(inner.rows, target=laid.shape, sources=laid.sources, metadata=metadata),
             keeps_values=inner.keeps_values or layout.ignore_nulls,
-            gone=frozenset(new.lower() for new, old in laid.sources.items() if old.lower() in inner.gone),
+            gone=frozenset(
+                fold_name(new) for new, old in laid.sources.items() if fold_name(old) in inner.gone
+            ),
             row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._session),
             ignores_nulls=layout.ignore_nulls,
         )
@@ -272,9 +274,9 @@ class ProjectedDecoding:
             return
         holders = self._holders(reported)
         for name in (*(column.name for column in reported.former), *reported.renamed):
-            found = held.get(self._layout.target_name(name).lower())
+            found = held.get(fold_name(self._layout.target_name(name)))
             if found is not None and holders.own(name):
-                yield name.lower(), found
+                yield fold_name(name), found
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns that the target holds, by their names there.
@@ -289,20 +291,20 @@ class ProjectedDecoding:
             return reported
         layout, holders = self._layout, self._holders(reported)
         own = holders.own
-        excluded = {name.lower() for name in layout.except_columns}
+        excluded = {fold_name(name) for name in layout.except_columns}
         # A list of columns names a column by what it is called now: the old name need not be in it.
         renamed = {
             old: new._replace(was=layout.target_name(old), target=layout.target_name(new.name))
             for old, new in reported.renamed.items()
-            if layout.chooses(new.name) and old.lower() not in excluded and own(old)
+            if layout.chooses(new.name) and fold_name(old) not in excluded and own(old)
         }
         former = tuple(
             column for column in reported.former if layout.chooses(column.name) and own(column.name)
         )
-        readded = (layout.target_name(name).lower() for name in reported.readded if layout.chooses(name))
+        readded = (fold_name(layout.target_name(name)) for name in reported.readded if layout.chooses(name))
         named = replace(reported.current, columns=tuple(self._named(holders.current)))
         partings = {
-            layout.target_name(name).lower(): at
+            fold_name(layout.target_name(name)): at
             for name, at in reported.partings.items()
             if layout.chooses(name) and own(name)
         }

@@ -33,7 +33,7 @@ from tidesink.codecs.batch import (
     op_code,
 )
 from tidesink.errors import DecodeError
-from tidesink.events import Column, Op, TableId, TableSchema, Value
+from tidesink.events import Column, Op, TableId, TableSchema, Value, fold_name
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.record_frames import over_ranges
@@ -398,13 +398,13 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     Raises:
         ConfigError: nothing tells how the records spell a column's values.
     """
-    decoder, shape, handle = plan.decoder, plan.rows.shape, {name.lower() for name in plan.rows.keys}
+    decoder, shape, handle = plan.decoder, plan.rows.shape, {fold_name(name) for name in plan.rows.keys}
     types = {**stored.types, **(stored.virtual if decoder.has_virtual_columns else {})}
     called = _called(plan, types)
     columns = tuple(
         ReadColumn(
             Column(name, types[name], nullable=name not in stored.required),
-            Column(own, shape.by_name[own.lower()].type, handle=own.lower() in handle),
+            Column(own, shape.by_name[fold_name(own)].type, handle=fold_name(own) in handle),
         )
         for name, own in called.items()
     )
@@ -412,7 +412,7 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
         decoder.recorded_value(column.stored, column.recorded.type)
     known, gone = {*called.values(), *_called(plan, stored.virtual).values()}, _gone(plan)
     held = {*plan.rows.keys, *plan.rows.value_sources.values()} - known
-    lost = (c.name for c in shape.columns if c.name in held and c.name.lower() not in gone)
+    lost = (c.name for c in shape.columns if c.name in held and fold_name(c.name) not in gone)
     gap = ColumnGap(tuple(lost), tuple(name for name in stored.types if name not in called))
     # As rows that were written after a column was dropped: NULL, and not its default.
     rows = replace(plan.rows, dropped=DroppedNow(gone))
@@ -423,9 +423,9 @@ def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
     """By the database's names of columns those of the table's records, which in Avro may be others."""
     there = [*names]
     found = {name: own for own, name in plan.rows.written(there).items()}
-    open_names = {c.name.lower(): c.name for c in plan.rows.shape.columns if c.name not in found.values()}
+    open_names = {fold_name(c.name): c.name for c in plan.rows.shape.columns if c.name not in found.values()}
     for name in there:
-        own = open_names.pop(sanitize_name(name).lower(), None) if name not in found else None
+        own = open_names.pop(fold_name(sanitize_name(name)), None) if name not in found else None
         if own is not None:
             found[name] = own
     return {name: found[name] for name in there if name in found}
@@ -436,4 +436,4 @@ def _gone(plan: DecodePlan) -> frozenset[str]:
     sources = plan.rows.sources
     if sources is None:
         return plan.gone
-    return frozenset(own.lower() for name, own in sources.items() if name.lower() in plan.gone)
+    return frozenset(fold_name(own) for name, own in sources.items() if fold_name(name) in plan.gone)

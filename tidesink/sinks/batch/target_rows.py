@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
-from tidesink.events import SOURCE_SEPARATOR, Op, TableId
+from tidesink.events import SOURCE_SEPARATOR, Op, TableId, fold_name
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, default_value
 from tidesink.typemap.values import TargetValue
@@ -42,7 +42,7 @@ class DroppedById:
         """By each schema's own columns: those that an earlier one had were dropped, and ids grow."""
         dropped, had = {}, frozenset[str]()
         for schema_id, names in sorted(columns.items()):
-            there = frozenset(name.lower() for name in names)
+            there = frozenset(fold_name(name) for name in names)
             dropped[schema_id] = had - there
             had |= there
         return cls(dropped)
@@ -140,7 +140,7 @@ class TargetRows:
         Raises:
             SchemaMismatchError: they do not fit.
         """
-        return _as_type(values, self.shape.by_name[name.lower()])
+        return _as_type(values, self.shape.by_name[fold_name(name)])
 
     def unfit(self, changes: ChangeTable, *, before: bool = False) -> dict[int, SchemaMismatchError]:
         """By row, why a value does not fit into the shape; empty where all do.
@@ -222,7 +222,7 @@ class TargetRows:
         """The table's own name of a column of the target's; None for a column that the table has not."""
         if self.sources is not None:
             return self.sources.get(name)
-        return name if name.lower() in self.shape.by_name else None
+        return name if fold_name(name) in self.shape.by_name else None
 
     def _target_values(
         self,
@@ -234,7 +234,7 @@ class TargetRows:
         """A column of the target's; ``read`` gives one of the table's own."""
         own, shard = self._own_name(column.name), self.target_shape.shard
         if own is not None:
-            return read(self.shape.by_name[own.lower()])
+            return read(self.shape.by_name[fold_name(own)])
         if shard is not None and column.name == shard.column:
             return pa.repeat(pa.scalar(shard.value), count)
         found = metadata.get(column.name)
@@ -249,7 +249,7 @@ class TargetRows:
             if column.name in written:
                 return _as_type(pc.struct_field(rows, [written[column.name]]), column)
             kind = arrow_of_spark(column.spark)
-            value = None if column.name.lower() in dropped else self._defaults[column.name]
+            value = None if fold_name(column.name) in dropped else self._defaults[column.name]
             if value is None:
                 return pa.nulls(len(rows), kind)
             return pc.if_else(rows.is_valid(), pa.scalar(value, kind), pa.scalar(None, kind))
@@ -265,11 +265,11 @@ class TargetRows:
 
     def written(self, names: Iterable[str]) -> dict[str, str]:
         """By the shape's names, in its order, the names of a row's columns. MySQL tells no case apart."""
-        there = {name.lower(): name for name in names}
+        there = {fold_name(name): name for name in names}
         found = {}
         for column in self.shape.columns:
             called = [column.name, *(old for old, new in self.renamed.items() if new == column.name)]
-            name = next((there[one.lower()] for one in called if one.lower() in there), None)
+            name = next((there[fold_name(one)] for one in called if fold_name(one) in there), None)
             if name is not None:
                 found[column.name] = name
         return found

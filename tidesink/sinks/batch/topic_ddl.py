@@ -20,7 +20,7 @@ from tidesink.codecs.canal_json.scan import census, marked_ddl
 from tidesink.ddl.catalog import TableDefinitions, altered_tables, moved_tables, unapplied
 from tidesink.ddl.history import ddl_moment
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
-from tidesink.events import Column, TableId, TableSchema
+from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, is_other_topic
 from tidesink.sinks.state.progress import StateStore
@@ -73,8 +73,8 @@ class DdlWarning(NamedTuple):
         """Whether it concerns this table."""
         if self.table is None:
             return True
-        schema, name = (part.lower() for part in self.table)
-        return schema == table.schema.lower() and name in ("", table.name.lower())
+        schema, name = (fold_name(part) for part in self.table)
+        return schema == fold_name(table.schema) and name in ("", fold_name(table.name))
 
 
 class TopicTable(NamedTuple):
@@ -94,7 +94,7 @@ def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | N
     current = definitions.get(table)
     if current is None:
         return None
-    readded = frozenset(name.lower() for known, name in definitions.readded() if known == table)
+    readded = frozenset(fold_name(name) for known, name in definitions.readded() if known == table)
     return TopicTable(
         current,
         definitions.former(table),

@@ -24,7 +24,7 @@ from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import FramingError
-from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, TableSchema
+from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.records import Flags, TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
@@ -102,7 +102,7 @@ class CanalJsonDecoder(TableDecoder):
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """The same by the row codec alone, of an update's old row nothing but the columns of ``keys``."""
-        named = {name.lower() for name in keys}
+        named = {fold_name(name) for name in keys}
 
         def decode(message: Message) -> tuple[Event, ...]:
             return self.decode(replace(message, value=_with_old_keys(message.value, named)))
@@ -188,7 +188,7 @@ def _with_old_keys(value: bytes | None, keys: Collection[str]) -> bytes | None:
     """A message whose old rows have nothing but their keys; what is no plain JSON object stays as it is."""
     try:
         parsed: Any = orjson.loads(value or b"")
-        old = [{name: one[name] for name in one if name.lower() in keys} for one in parsed["old"]]
+        old = [{name: one[name] for name in one if fold_name(name) in keys} for one in parsed["old"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         return value
     return orjson.dumps({**parsed, "old": old})
@@ -221,7 +221,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     shape = shape_of(
         schema, keys=keys, zero_date=zero_date, time_zone=time_zone, ambiguous_time=ambiguous_time
     )
-    current = frozenset(column.name.lower() for column in shape.columns)
+    current = frozenset(fold_name(column.name) for column in shape.columns)
     if by_row_key and not shape.keys:
         shape = row_keyed(shape)
     whole = shape if base is None else merge_shape(base, shape)
@@ -246,8 +246,8 @@ def _columns(shape: TableShape, renamed: Mapping[str, str]) -> Iterator[Column]:
     for column in shape.columns:
         yield _column(column)
     for old, new in renamed.items():
-        found = shape.by_name.get(new.lower())
-        if found is not None and old.lower() not in shape.by_name:
+        found = shape.by_name.get(fold_name(new))
+        if found is not None and fold_name(old) not in shape.by_name:
             yield replace(_column(found), name=old)
 
 

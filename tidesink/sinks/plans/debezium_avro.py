@@ -24,7 +24,7 @@ from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, FramingError, SchemaMismatchError
-from tidesink.events import Column, TableId, TableSchema
+from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.decoders import (
     DecodePlan,
     KnownSchemas,
@@ -305,4 +305,4 @@ def _gone(shape: TableShape, rows: Mapping[int, Sequence[Column]]) -> frozenset[
     """The shape's columns, in lower case, that the newest of the schemas of rows does not have."""
     if not rows:
         return frozenset()
-    return frozenset(shape.by_name) - {column.name.lower() for column in rows[max(rows)]}
+    return frozenset(shape.by_name) - {fold_name(column.name) for column in rows[max(rows)]}

@@ -14,7 +14,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.debezium.stored import recorded_value
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
-from tidesink.events import ChangeEvent, Column, ColumnType, Event, Message, TableId, TableSchema
+from tidesink.events import ChangeEvent, Column, ColumnType, Event, Message, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.records import TableDecoder
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.values import Convert
@@ -51,7 +51,7 @@ class DebeziumDecoder(TableDecoder):
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """As ``TableDecoder``."""
-        named = frozenset(name.lower() for name in keys)
+        named = frozenset(fold_name(name) for name in keys)
 
         def decode(message: Message) -> tuple[Event, ...]:
             return tuple(_with_own_key(one) for one in self._codec.decode_new_row(message, named))

@@ -21,7 +21,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
-from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
@@ -130,7 +130,7 @@ class Writers:
 
     def _with_bare(self, one: JsonWriter, *, later: bool) -> Writers:
         reported = {column.column.name: column for column in one.columns}
-        new = {name.lower() for name in reported.keys() - self.reported.keys()} if later else set()
+        new = {fold_name(name) for name in reported.keys() - self.reported.keys()} if later else set()
         return replace(
             self,
             reported={**self.reported, **reported},
@@ -170,7 +170,7 @@ class DroppedByColumns:
 
 
 def _names(columns: Iterable[Column]) -> frozenset[str]:
-    return frozenset(column.name.lower() for column in columns)
+    return frozenset(fold_name(column.name) for column in columns)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         """A column that nothing types in these records, and that is not text at the target."""
         facts = self._codec.facts_of(changes.schema)
         for name in sorted(facts.guessed):
-            column = self.shape.by_name.get(name.lower())
+            column = self.shape.by_name.get(fold_name(name))
             if column is not None and column.spark != "string":
                 return SchemaMismatchError(
                     f"column {name!r} is {column.spark}, and a record without a schema holds another "
@@ -262,7 +262,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     def _holds(self, schema: TableSchema) -> bool:
         """Whether the plan's shape holds all columns as they are."""
         shape, names = self.shape, _names(schema.columns)
-        keys = tuple(name for name in shape.keys if name.lower() in names)
+        keys = tuple(name for name in shape.keys if fold_name(name) in names)
         new = shape_of(schema, keys=keys, zero_date=shape.zero_date, time_zone=shape.time_zone)
         try:
             merged = merge_shape(shape, replace(new, keys=shape.keys))
@@ -399,7 +399,9 @@ def _column_lists(
 def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
     """The shape; a column that came later, in a row without a schema, may have come instead of any other."""
     columns = (
-        replace(c, instead_of=frozenset(shape.by_name) - {c.name.lower()}) if c.name.lower() in later else c
+        replace(c, instead_of=frozenset(shape.by_name) - {fold_name(c.name)})
+        if fold_name(c.name) in later
+        else c
         for c in shape.columns
     )
     return replace(shape, columns=tuple(columns))

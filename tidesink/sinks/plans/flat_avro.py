@@ -19,7 +19,7 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM, checksum_fault
 from tidesink.errors import ChecksumError, ConfigError, FramingError, SchemaMismatchError
-from tidesink.events import ChangeEvent, Event, Message, TableId, WatermarkEvent
+from tidesink.events import ChangeEvent, Event, Message, TableId, WatermarkEvent, fold_name
 from tidesink.sinks.batch.decoders import (
     DecodePlan,
     KnownSchemas,
@@ -177,7 +177,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     )
     dropped = DroppedById.of({number: one.column_names for number, one in value_read.items()})
     newest = max(value_read, default=None)
-    there = {name.lower() for name in value_read[newest].column_names} if newest is not None else None
+    there = {fold_name(name) for name in value_read[newest].column_names} if newest is not None else None
     return DecodePlan(
         TargetRows(shape, dropped),
         FlatAvroDecoder(
@@ -235,11 +235,11 @@ def _of_other_keys(
     schemas: dict[int, WriterRecord], named: tuple[str, ...]
 ) -> tuple[dict[int, WriterRecord], dict[int, str]]:
     """Key schemas of the key ``named``, and of the others why not: rows of one key are none of another."""
-    folded = {name.lower() for name in named}
+    folded = {fold_name(name) for name in named}
     same, others = {}, {}
     for schema_id, record in schemas.items():
         columns = record.column_names
-        if {name.lower() for name in columns} == folded:
+        if {fold_name(name) for name in columns} == folded:
             same[schema_id] = record
         else:
             others[schema_id] = (
@@ -260,13 +260,13 @@ def _shape(
     ambiguous_time: AmbiguousTime,
     time_zone: str,
 ) -> TableShape:
-    folded = frozenset(name.lower() for name in named)
+    folded = frozenset(fold_name(name) for name in named)
     key_read, value_read = schemas
     # A topic that holds deletes alone tells of the key columns and nothing else.
     known = value_read or key_read
     shapes = []
     for _, record in sorted(known.items()):
-        own = (name for name in record.column_names if name.lower() in folded)
+        own = (name for name in record.column_names if fold_name(name) in folded)
         schema = record.table_schema(table, own)
         shapes.append(
             shape_of(

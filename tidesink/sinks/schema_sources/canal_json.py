@@ -17,7 +17,7 @@ from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.errors import ConfigError
-from tidesink.events import Column, TableId, TableSchema
+from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.schema_source import Missed, Renamed, SourceColumns, declared_table
@@ -134,14 +134,14 @@ class CanalJsonDecoding(PlannedDecoding):
         known = self._ddl.reported(self._table)
         if self._declared is not None or known is None:
             return None
-        former = {column.name.lower(): column for column in known.former}
-        columns = {column.name.lower(): column for column in known.current.columns}
+        former = {fold_name(column.name): column for column in known.former}
+        columns = {fold_name(column.name): column for column in known.current.columns}
         renamed = {}
         for old, new in known.renamed.items():
-            was = former.pop(old.lower(), None)
-            reads_on = old.lower() not in known.reused and _reads_on(columns[new.lower()], was)
-            reused = not known.reused.isdisjoint((old.lower(), new.lower()))
-            at = known.partings.get(old.lower(), "")
+            was = former.pop(fold_name(old), None)
+            reads_on = fold_name(old) not in known.reused and _reads_on(columns[fold_name(new)], was)
+            reused = not known.reused.isdisjoint((fold_name(old), fold_name(new)))
+            at = known.partings.get(fold_name(old), "")
             renamed[old] = Renamed(new, reads_on, reused=reused, at=at)
         former_columns = tuple(former.values())
         return SourceColumns(
@@ -150,7 +150,7 @@ class CanalJsonDecoding(PlannedDecoding):
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """Plan again where other columns are read by their old names than before, or are held besides."""
-        there = {*map(str.lower, self._known_columns()), *map(str.lower, renamed)}
+        there = {*map(fold_name, self._known_columns()), *map(fold_name, renamed)}
         lacking = {name: found for name, found in held.items() if name not in there}
         zero_date = self._settings.zero_date
         kept = tuple(column for column in self._former() if _stays(column, lacking, zero_date))
@@ -217,7 +217,7 @@ class CanalJsonDecoding(PlannedDecoding):
     def _schema(self) -> TableSchema | None:
         """The table by its definition, and columns that only rows tell of behind them."""
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
-        columns: dict[str, Column] = {c.name.lower(): c for c in defined.columns} if defined else {}
+        columns: dict[str, Column] = {fold_name(c.name): c for c in defined.columns} if defined else {}
         # What rows from before a DROP or RENAME have: the DDL says so too.
         former = self._former()
         reported = TableSchema(self._table, (*columns.values(), *former))
@@ -228,9 +228,9 @@ class CanalJsonDecoding(PlannedDecoding):
                 *self._table, dict.fromkeys(words.names), mysql_type=words.types, pk_names=words.keys
             )
             for column in shape.schema.columns:
-                columns.setdefault(column.name.lower(), _with_earlier(column, former))
+                columns.setdefault(fold_name(column.name), _with_earlier(column, former))
         for old in self._renamed:
-            columns.pop(old.lower(), None)
+            columns.pop(fold_name(old), None)
         self._text_columns = tuple(
             c.name for c in columns.values() if c.type.name == "text" and c.type.sql is None and not defined
         )
@@ -267,7 +267,7 @@ class CanalJsonDecoding(PlannedDecoding):
             renamed=self._renamed,
         )
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
-        reported = {column.name.lower() for column in defined.columns} if defined else set()
+        reported = {fold_name(column.name) for column in defined.columns} if defined else set()
         self._plan = plan.with_rows_in(_with_replaced(plan.shape, self._words, reported))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
@@ -283,16 +283,16 @@ class CanalJsonDecoding(PlannedDecoding):
         shape = with_defaults(known, shape_of(schema, keys=self._settings.keys))
         # One DDL read ahead may change a column's type and the next drop it: rows lie between the two.
         former = self._former()
-        names = {column.name.lower() for column in schema.columns}
-        return with_former(shape, (column for column in former if column.name.lower() not in names))
+        names = {fold_name(column.name) for column in schema.columns}
+        return with_former(shape, (column for column in former if fold_name(column.name) not in names))
 
 
 def _with_replaced(shape: TableShape, words: Iterable[RowWords], reported: Container[str]) -> TableShape:
     """The shape; a column that only rows have may replace those that no row has together with it."""
-    forms = [{name.lower() for name in one.names} for one in words]
+    forms = [{fold_name(name) for name in one.names} for one in words]
     columns = []
     for column in shape.columns:
-        name = column.name.lower()
+        name = fold_name(column.name)
         beside = [form for form in forms if name in form]
         alone = frozenset(shape.by_name) - frozenset().union(*beside) if beside else frozenset[str]()
         columns.append(replace(column, instead_of=frozenset() if name in reported else alone))
@@ -308,7 +308,7 @@ def _reads_on(column: Column, was: Column | None) -> bool:
 
 def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool:
     """Whether the target has a column of before, with a type that fits; a key's is not what it was."""
-    found = held.get(column.name.lower())
+    found = held.get(fold_name(column.name))
     if found is None or column.handle or column.virtual:
         return False
     return wider_ddl(found, spark_type(column.type, zero_date=zero_date).ddl) is not None
@@ -317,7 +317,7 @@ def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool
 def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
     """A column of rows with the types it had before, where it is one that was dropped."""
     for known in former:
-        if known.name.lower() == column.name.lower() and known.type == column.type:
+        if fold_name(known.name) == fold_name(column.name) and known.type == column.type:
             return replace(column, earlier=known.earlier)
     return column
 

@@ -36,7 +36,7 @@ from tidesink.codecs.open import CODECS, open_codec, protocol_named
 from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError, SourceError
-from tidesink.events import Column, TableId, TableSchema
+from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.kafka_client import client_settings, librdkafka_settings
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import subject
@@ -157,8 +157,8 @@ def columns_of_records(batches: Iterable[DecodedBatch], table: TableId | None) -
 
 def is_table(found: TableId, wanted: TableId) -> bool:
     """Whether two names are one table's; case does not matter, as in TiDB."""
-    return found.name.lower() == wanted.name.lower() and (
-        not wanted.schema or found.schema.lower() == wanted.schema.lower()
+    return fold_name(found.name) == fold_name(wanted.name) and (
+        not wanted.schema or fold_name(found.schema) == fold_name(wanted.schema)
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from tidesink.errors import SchemaRefusedError, TargetError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.state.progress import Progress
 from tidesink.typemap.target_schema import TableShape
 
@@ -211,7 +211,7 @@ class ReducedBatch:
         if not (self.sequenced and self.deletes and self.delete_mode == "hard"):
             return ()
         kept = {*self.shape.by_name, SOFT_DELETE_COLUMN, SEQUENCE_COLUMN}
-        return tuple(name for name in nullable() if name.lower() not in kept)
+        return tuple(name for name in nullable() if fold_name(name) not in kept)
 
 
 @dataclass(frozen=True)
@@ -541,7 +541,7 @@ def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
         SchemaRefusedError: it has no key, or a column with a reserved name or one of ours.
     """
     check_key(shape)
-    kept = [column.name for column in shape.columns if reserved and column.name.lower() in reserved.names]
+    kept = [column.name for column in shape.columns if reserved and fold_name(column.name) in reserved.names]
     if reserved and kept:
         raise SchemaRefusedError(
             f"{reserved.keeper} keeps the name {', '.join(kept)} for itself and cannot merge into a table "

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidesink.config.models import LONGEST_SHARD, Destination
 from tidesink.errors import SchemaRefusedError
-from tidesink.events import ColumnType, Op
+from tidesink.events import ColumnType, Op, fold_name
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, default_name, without
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
             "name one",
             table=str(shape.table),
         )
-    clashing = [name for name in names.own if name.lower() in shape.by_name]
+    clashing = [name for name in names.own if fold_name(name) in shape.by_name]
     if clashing:
         raise SchemaRefusedError(
             f"the source has a column {', '.join(clashing)}, a name that the history gives a column of its "
@@ -189,7 +189,7 @@ def routed_shape(shape: TableShape, destination: Destination) -> TableShape:
     named = replace(shape, table=destination.table, origin=shape.source)
     if destination.shard is None:
         return named
-    if destination.shard.column.lower() in shape.by_name:
+    if fold_name(destination.shard.column) in shape.by_name:
         raise SchemaRefusedError(
             f"the source has a column {destination.shard.column}, the name that its route gives the shard "
             "column: give shard-column another",

@@ -18,7 +18,7 @@ from typing import Final, Literal
 from weakref import WeakValueDictionary
 
 from tidesink.errors import SchemaRefusedError, StaleProgressError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.column_changes import plan_evolution
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, key_change
 
@@ -72,7 +72,7 @@ def new_columns(shape: TableShape, known: Collection[str] | None) -> tuple[Shape
     """The columns that a shard's rows from before have no value for; ``known`` None: it has no rows yet."""
     if known is None:
         return ()
-    return tuple(column for column in shape.columns if column.name.lower() not in known)
+    return tuple(column for column in shape.columns if fold_name(column.name) not in known)
 
 
 def known_after(known: Collection[str] | None, shape: TableShape) -> tuple[str, ...] | None:
@@ -167,7 +167,7 @@ class Owner:
             SchemaRefusedError: ``written``, under which rows are there, is not ``keys``.
         """
         written = tuple(written)
-        if {key.lower() for key in written} != {key.lower() for key in self.keys}:
+        if {fold_name(key) for key in written} != {fold_name(key) for key in self.keys}:
             raise SchemaRefusedError(
                 f"the rows of {self.place} were written under the key ({', '.join(written)}), and the key is "
                 f"now ({', '.join(self.keys)}): set keys in the config to the old key again, or {self.apart} "

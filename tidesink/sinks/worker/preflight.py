@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from tidesink.codecs.open import CODECS
 from tidesink.config import Config, TableConfig
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Capabilities, Limit, PreflightResult
 from tidesink.typemap.table import row_of
@@ -79,7 +79,7 @@ def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> Pr
     except SchemaRefusedError as refused:
         if add == "apply":
             raise
-        new = {c.name.lower() for c in shape.columns if c.name in theirs and not c.key} - asked
+        new = {fold_name(c.name) for c in shape.columns if c.name in theirs and not c.key} - asked
         found = foresee(config, without(shape, new))
         return found._replace(warnings=(*found.warnings, _NOT_MADE.format(add, refused.message)))
 

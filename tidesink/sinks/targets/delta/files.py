@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 from tidesink.errors import AccountingError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ReducedBatch
@@ -401,7 +401,7 @@ def _columns(
     """The table's columns, in its order, as its files have them."""
     found = []
     for name, field in fields.items():
-        column, (physical, number) = batch.shape.by_name.get(name.lower()), _in_files(field)
+        column, (physical, number) = batch.shape.by_name.get(fold_name(name)), _in_files(field)
         if name == SEQUENCE_COLUMN:
             kind = sequence_type([_in_files(member) for member in field["type"]["fields"]])
         else:

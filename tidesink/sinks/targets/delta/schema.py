@@ -12,7 +12,7 @@ import structlog
 from pyspark.errors import PySparkException
 
 from tidesink.errors import ConfigError, StaleProgressError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -99,9 +99,14 @@ class DeltaPreflight(LakePreflight):
         return found._replace(limits=(*found.limits, *readers))
 
 
-def check(shape: TableShape) -> None:
-    """Refuse a shape of which Delta can make no table; raises SchemaRefusedError."""
+def check(shape: TableShape, present: Iterable[str] = ()) -> None:
+    """Refuse a shape of which Delta can make no table, or none with the columns ``present``.
+
+    Raises:
+        SchemaRefusedError: names the column.
+    """
     check_shape(shape, RESERVED)
+    lake_tables.check_names(shape, present)
 
 
 def create_statement(
@@ -173,7 +178,11 @@ def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
     from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
     for column in batch.shape.columns:
-        if column.name.lower() in parts and column.spark in ("string", "binary") and batch.frame is not None:
+        if (
+            fold_name(column.name) in parts
+            and column.spark in ("string", "binary")
+            and batch.frame is not None
+        ):
             value = F.col("key" if column.key else "after").getField(column.name).cast("string")
             found = batch.frame.where(value.isin("", NULL_FOLDER)).select(value).first()
             if found is not None:

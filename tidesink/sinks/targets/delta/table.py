@@ -20,7 +20,7 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.errors import SPARK_ERRORS, summary
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.state.progress import Progress, check_follows
@@ -96,7 +96,7 @@ class DeltaColumns(ABC):
     @cached_property
     def _partitioned_by(self) -> frozenset[str]:
         """In lower case; a table is partitioned by others only when it is made again."""
-        return frozenset(name.lower() for name in self._log.partition_columns())
+        return frozenset(fold_name(name) for name in self._log.partition_columns())
 
     def gap(self, shape: TableShape) -> SchemaGap:
         """What the columns lack, as they were when they were last looked at."""
@@ -277,7 +277,7 @@ class DeltaTable(DeltaColumns):
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
-        schema.check(shape)
+        schema.check(shape, self._present)
         if self._evolving:  # the last one was cut off: what it did is only in the table
             with self._translating(reading_error):
                 self._present = schema.present_columns(self._log)

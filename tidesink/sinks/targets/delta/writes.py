@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidesink.errors import AccountingError, ProgressError, SchemaRefusedError
+from tidesink.events import fold_name
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.column_changes import Evolution, default_texts, plan_evolution
@@ -134,7 +135,7 @@ class DeltaShard:
 
     def claimed(self, entry: Entry, present: Iterable[str]) -> None:
         """Know which columns the rows have; of a commit that was cleaned away: those the table has."""
-        known = tuple(map(str.lower, present)) if entry.known is None else entry.known
+        known = tuple(map(fold_name, present)) if entry.known is None else entry.known
         self._known = known if entry.progress else None
 
     def written(self, shape: TableShape) -> tuple[str, ...]:
@@ -173,10 +174,10 @@ class DeltaShard:
         return tuple(defaults), warnings
 
     def _fill_statement(self, location: str, defaults: Mapping[str, str]) -> str:
-        given = {name.lower(): text for name, text in defaults.items()}
+        given = {fold_name(name): text for name, text in defaults.items()}
         sets = ", ".join(
-            f"{quote_identifier(name)} = {literal(given[name.lower()], ddl)}"
+            f"{quote_identifier(name)} = {literal(given[fold_name(name)], ddl)}"
             for name, ddl in schema.present_columns(self._log).items()
-            if name.lower() in given
+            if fold_name(name) in given
         )
         return f"UPDATE {location} SET {sets} WHERE {rows_of(self._shard)}"  # noqa: S608  (all is quoted)

@@ -18,7 +18,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from tidesink.errors import AccountingError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.errors import SPARK_ERRORS, class_names
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyResult, ReducedBatch
@@ -262,7 +262,7 @@ class FileWriter:
         found = []
         for field in fields:
             name = field["name"]
-            column = batch.shape.by_name.get(name.lower())
+            column = batch.shape.by_name.get(fold_name(name))
             kind = _sequence_type(field["type"]) if name == SEQUENCE_COLUMN else arrow_of_spark(present[name])
             source, key = (column.name, column.key) if column else (name, False)
             here = self._in_files(name)

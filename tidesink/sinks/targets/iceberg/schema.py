@@ -8,11 +8,11 @@ import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Reserved, check_shape
 from tidesink.sinks.targets.column_changes import Evolution, default_texts
@@ -76,9 +76,14 @@ class IcebergPreflight(LakePreflight):
         return iceberg_type(column.spark)
 
 
-def check(shape: TableShape) -> None:
-    """Refuse a shape of which Iceberg can make no table; raises SchemaRefusedError."""
+def check(shape: TableShape, present: Iterable[str] = ()) -> None:
+    """Refuse a shape of which Iceberg can make no table, or none with the columns ``present``.
+
+    Raises:
+        SchemaRefusedError: names the column.
+    """
     check_shape(shape, RESERVED)
+    lake_tables.check_names(shape, present)
 
 
 def create_statement(
@@ -157,11 +162,11 @@ def fill_statement(
     location: str, pending: Mapping[str, str], present: Mapping[str, str], shard: Shard | None = None
 ) -> str | None:
     """The UPDATE that gives old rows, or those of a shard, defaults; None where no such column is there."""
-    given = {name.lower(): text for name, text in pending.items()}
+    given = {fold_name(name): text for name, text in pending.items()}
     sets = [
-        f"{quote_identifier(name)} = {literal(given[name.lower()], ddl)}"
+        f"{quote_identifier(name)} = {literal(given[fold_name(name)], ddl)}"
         for name, ddl in present.items()
-        if name.lower() in given
+        if fold_name(name) in given
     ]
     where = f" WHERE {rows_of(shard)}" if shard else ""
     return f"UPDATE {location} SET {', '.join(sets)}{where}" if sets else None

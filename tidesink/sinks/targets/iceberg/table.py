@@ -221,7 +221,7 @@ class IcebergTable(IcebergColumns):
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
-        iceberg_schema.check(shape)
+        iceberg_schema.check(shape, self._present)
         with self._turns.mine(), self._translating(reading_error):
             created, self._created = self._created, False
             grows = self._shard is not None and bool(self._shard.new_columns(shape))

@@ -12,7 +12,7 @@ import structlog
 
 from tidesink.codecs.open import CODECS
 from tidesink.errors import AccountingError, TidesinkError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -259,7 +259,7 @@ def batch_reason(batch: ReducedBatch) -> str | None:
 
 def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
     """Why the table's columns, by name with their types, make it so."""
-    wanted = {column.name.lower(): column for column in batch.shape.columns}
+    wanted = {fold_name(column.name): column for column in batch.shape.columns}
     own = {SEQUENCE_COLUMN: SEQUENCE_DDL} if batch.sequenced else {}
     if batch.history is not None:
         own |= {column.name: column.spark for column in own_columns(batch.history)}
@@ -269,10 +269,10 @@ def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | Non
     unlike = next((name for name, ddl in own.items() if present.get(name) != ddl), None)
     if unlike is not None:
         return f"the table has no column {unlike} {own[unlike]}"
-    beside = [name for name in present if name.lower() not in wanted and name not in own]
+    beside = [name for name in present if fold_name(name) not in wanted and name not in own]
     if beside or len(present) != len(wanted) + len(own):
         return f"the table has other columns than the batch: {', '.join(beside) or 'some are missing'}"
-    for name, column in ((name, wanted[name.lower()]) for name in present if name not in own):
+    for name, column in ((name, wanted[fold_name(name)]) for name in present if name not in own):
         ddl = present[name]
         if not _is_widened(column.spark, ddl):
             return f"the column {name} is {ddl}, and the batch has {column.spark}"

@@ -29,6 +29,7 @@ from pyspark.sql import Column, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
+from tidesink.events import fold_name
 from tidesink.sinks.spark.payloads import UPSERT
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
@@ -258,9 +259,9 @@ def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
 
 def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
     """The columns that a soft delete writes besides its mark."""
-    known = {name.lower(): ddl for name, ddl in present.items()}
+    known = {fold_name(name): ddl for name, ddl in present.items()}
     return {
-        quote_identifier(name): _value(batch.shape.by_name[name.lower()], known[name.lower()])
+        quote_identifier(name): _value(batch.shape.by_name[fold_name(name)], known[fold_name(name)])
         for name in batch.on_delete
     }
 
@@ -273,10 +274,10 @@ def _emptied(batch: ReducedBatch, beside: Iterable[str]) -> dict[str, str]:
 
 def _with_keys(batch: ReducedBatch, present: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
     """The values of a row to insert, whose key comes from the key itself: a delete has no other column."""
-    known = {name.lower(): ddl for name, ddl in present.items()}
+    known = {fold_name(name): ddl for name, ddl in present.items()}
     keys = {
         quote_identifier(column.name): _as_target(
-            quote_path(SOURCE, "key", column.name), column, known[column.name.lower()]
+            quote_path(SOURCE, "key", column.name), column, known[fold_name(column.name)]
         )
         for column in batch.shape.key_columns
     }
@@ -361,15 +362,15 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
 
 def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = False) -> dict[str, str]:
     """What each column is written as; ``stored``: there is a row, whose values may be kept."""
-    known = {name.lower(): ddl for name, ddl in present.items()}
-    missing = [column.name for column in batch.shape.columns if column.name.lower() not in known]
+    known = {fold_name(name): ddl for name, ddl in present.items()}
+    missing = [column.name for column in batch.shape.columns if fold_name(column.name) not in known]
     if missing:
         raise SchemaRefusedError(
             f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
             table=str(batch.shape.table),
         )
     values = {
-        quote_identifier(column.name): _value(column, known[column.name.lower()])
+        quote_identifier(column.name): _value(column, known[fold_name(column.name)])
         for column in batch.shape.columns
     }
     for column in batch.shape.columns if batch.keeps else ():
@@ -404,18 +405,18 @@ def _as_target(source: str, column: ShapeColumn, ddl: str) -> str:
 
 def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
     """Equality of the keys, which are never null, and their range for Delta to pass over other files."""
-    known = {name.lower(): ddl for name, ddl in present.items()}
+    known = {fold_name(name): ddl for name, ddl in present.items()}
     # Left to itself, Spark compares text with a decimal as doubles, to which long numbers are equal.
     terms = [
         f"{quote_path(TARGET, column.name)} = "
-        + _as_target(quote_path(SOURCE, "key", column.name), column, known[column.name.lower()])
+        + _as_target(quote_path(SOURCE, "key", column.name), column, known[fold_name(column.name)])
         for column in batch.shape.key_columns
     ]
     shard = batch.shape.shard
     if shard is not None:  # as a literal it tells Delta which files, and which others' commits, matter
         terms.append(f"{quote_path(TARGET, shard.column)} = {quote_text(shard.value)}")
     for name, (least, greatest) in batch.key_range.items():
-        low, high = (range_literal(value, known[name.lower()]) for value in (least, greatest))
+        low, high = (range_literal(value, known[fold_name(name)]) for value in (least, greatest))
         if low and high:
             column = quote_path(TARGET, name)
             terms.append(f"{column} >= {low} AND {column} <= {high}")
@@ -461,7 +462,7 @@ def compared(
     if batch.frame is None:
         raise TargetError("a lake takes a frame, and the batch has rows", table=str(batch.shape.table))
     known = _known(batch, present)
-    types = {column.name: known[column.name.lower()] for column in batch.shape.key_columns}
+    types = {column.name: known[fold_name(column.name)] for column in batch.shape.key_columns}
     stored = None if empty else session.sql(relevant_statement(location, batch, known))
     frame = in_session(batch.frame, session)
     found = difference_frame(frame, batch.shape, stored=stored, types=types).persist()
@@ -532,7 +533,7 @@ def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:
     until = quote_path(TARGET, TO_COLUMN)
     terms = [] if batch.since is None else [f"({until} IS NULL OR {until} >= {batch.since}L)"]
     for name, (least, greatest) in batch.key_range.items():
-        low, high = (range_literal(value, known[name.lower()]) for value in (least, greatest))
+        low, high = (range_literal(value, known[fold_name(name)]) for value in (least, greatest))
         if low and high:
             column = quote_path(TARGET, name)
             terms.append(f"{column} >= {low} AND {column} <= {high}")
@@ -541,9 +542,9 @@ def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:
 
 def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
     """The target's types by lower-case name."""
-    known = {name.lower(): ddl for name, ddl in present.items()}
+    known = {fold_name(name): ddl for name, ddl in present.items()}
     wanted = history_shape(batch.shape, _names(batch)).columns
-    missing = [column.name for column in wanted if column.name.lower() not in known]
+    missing = [column.name for column in wanted if fold_name(column.name) not in known]
     if missing:
         raise SchemaRefusedError(
             f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
@@ -557,7 +558,7 @@ def _version_values(batch: ReducedBatch, known: Mapping[str, str]) -> dict[str, 
     values = {}
     for column in batch.shape.columns:
         source = quote_path(SOURCE, "key" if column.key else "after", column.name)
-        ddl = known[column.name.lower()]
+        ddl = known[fold_name(column.name)]
         cast = not column.key and ddl != column.spark
         values[quote_identifier(column.name)] = f"CAST({source} AS {ddl})" if cast else source
     return {**values, **_times(_names(batch))}

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.errors import AccountingError, TargetError, ValueNotStoredError
+from tidesink.events import fold_name
 from tidesink.sinks.spark.errors import NOT_STORED
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
 from tidesink.sinks.targets.base import (
@@ -126,7 +127,7 @@ class RowRules:
             batch.delete_mode == "soft" and batch.deletes > 0,
             batch.keeps,
             batch.lenient,
-            frozenset(name.lower() for name in batch.on_delete),
+            frozenset(fold_name(name) for name in batch.on_delete),
             batch.mode == "append",
         )
 
@@ -149,7 +150,7 @@ class RowRules:
             and (
                 (column.source == SOFT_DELETE_COLUMN and self.keeps)
                 or column.source in kept
-                or (self.soft and column.source.lower() not in {*OWN_COLUMNS, *self.on_delete})
+                or (self.soft and fold_name(column.source) not in {*OWN_COLUMNS, *self.on_delete})
             )
         )
 
@@ -246,7 +247,7 @@ class _Found(NamedTuple):
         if absent.any() and not self.rules.lenient:
             raise self._not_stored(int(np.argmax(absent)))
         stays = omitted & self.kept
-        if self.rules.soft and column.source.lower() not in self.rules.on_delete:
+        if self.rules.soft and fold_name(column.source) not in self.rules.on_delete:
             stays |= self.deletes & (self.at >= 0)
         if self.stored is not None and stays.any():
             sent = pc.if_else(pa.array(stays), _taken(self.stored[column.name], self.at), sent)

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from tidesink.config.targets import scheme_of
 from tidesink.errors import ConfigError, SchemaRefusedError, TargetError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.errors import said
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.sharing import path_segment, quote_identifier, quote_text
@@ -126,6 +126,40 @@ def create_statement(
         f"CREATE TABLE IF NOT EXISTS {location} ({', '.join(columns)}) USING {provider} "
         f"COMMENT {comment} TBLPROPERTIES ({listed})"
     )
+
+
+def check_names(shape: TableShape, present: Iterable[str] = ()) -> None:
+    """Refuse columns that a source tells apart and Spark does not; ``present`` are those at the target.
+
+    Raises:
+        SchemaRefusedError: Spark would read one of them for the other, or for neither.
+    """
+    names = {fold_name(name): name for name in present}
+    for column in shape.columns:
+        names.setdefault(fold_name(column.name), column.name)
+    found: dict[str, str] = {}
+    for name in names.values():
+        other = found.setdefault(_spark_name(name), name)
+        if other != name:
+            raise SchemaRefusedError(
+                f"Spark takes the columns {other} and {name} for one, since their characters have the same "
+                "upper case: leave one out (except_column_list), or give it another name at the target "
+                "(rename)",
+                table=str(shape.table),
+                column=name,
+            )
+
+
+def _spark_name(name: str) -> str:
+    """A name as Spark compares it: by Java's ``equalsIgnoreCase``, each character in upper, then lower case.
+
+    TiDB's lower case alone keeps apart what has one upper case: ς and σ, ı and i, ſ and s, µ and μ.
+    """
+    if name.isascii():
+        return name.lower()
+    # Java leaves a character alone whose upper case is more than one.
+    upper = (raised if len(raised := character.upper()) == 1 else character for character in name)
+    return fold_name("".join(upper))
 
 
 def soft_delete_statement(location: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import fold_name
 from tidesink.sinks.targets.base import Limit, check_shape
 from tidesink.sinks.targets.column_changes import default_texts, literal_text, plan_evolution
 from tidesink.sinks.targets.sql.load import STAGED_BESIDES
@@ -83,26 +84,27 @@ def plan_columns(present: Mapping[str, str], shape: TableShape, database: Databa
     Raises:
         SchemaRefusedError: a column's present type cannot hold the shape's values.
     """
-    there = {name.lower(): found for name, found in present.items()}
+    there = {fold_name(name): found for name, found in present.items()}
     wanted = {
-        c.name.lower(): wanted_type(c, shape, database, there.get(c.name.lower())) for c in shape.columns
+        fold_name(c.name): wanted_type(c, shape, database, there.get(fold_name(c.name)))
+        for c in shape.columns
     }
     as_spark = {
-        name: shape.by_name[name.lower()].spark
-        if wanted.get(name.lower()) == found
+        name: shape.by_name[fold_name(name)].spark
+        if wanted.get(fold_name(name)) == found
         else spark_of(found, database)
         for name, found in present.items()
     }
     plan = plan_evolution(as_spark, shape)
     widened = {name: of_spark(ddl, database) for name, ddl in plan.widened.items()}
     for name, found in present.items():
-        column = shape.by_name.get(name.lower())
-        if column is None or name in widened or wanted[name.lower()] == found:
+        column = shape.by_name.get(fold_name(name))
+        if column is None or name in widened or wanted[fold_name(name)] == found:
             continue
-        wider = _wider(found, wanted[name.lower()], column, database)
+        wider = _wider(found, wanted[fold_name(name)], column, database)
         if wider != found:
             widened[name] = wider
-    added = tuple((column, wanted[column.name.lower()]) for column in plan.added)
+    added = tuple((column, wanted[fold_name(column.name)]) for column in plan.added)
     return SqlEvolution(added, widened)
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from tidesink.errors import StaleProgressError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.state.progress import Progress, from_json, to_json
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ApplyResult, Collected
 from tidesink.sinks.targets.sharing import Owner, is_shared, not_shared
@@ -160,7 +160,8 @@ class SqlLedger:
         query = f"SELECT table_name, source_table FROM {self.location}"
         cursor.execute(query)
         for name, source in cursor.fetchall():
-            if name != self.place.name and name.lower() == self.place.name.lower():
+            # MySQL and MariaDB lower each character by itself, too.
+            if name != self.place.name and fold_name(name) == fold_name(self.place.name):
                 raise self._owner.another(TableId(*json.loads(source)))
 
     def is_there(self, cursor: Any) -> bool:

@@ -23,6 +23,7 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
+from tidesink.events import fold_name
 from tidesink.sinks.spark.errors import NOT_STORED
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, RowFormat
 from tidesink.sinks.targets.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames
@@ -62,9 +63,9 @@ def merge_of(
     beside: Iterable[str] = (),
 ) -> Merge:
     """The merge of a staged batch into a table whose columns are ``present``; ``beside``: see ``Merge``."""
-    spelt = {name.lower(): place.quote(name) for name in present}
+    spelt = {fold_name(name): place.quote(name) for name in present}
     columns = tuple(
-        MergeColumn(spelt[column.name.lower()], f"c{at}", column.key)
+        MergeColumn(spelt[fold_name(column.name)], f"c{at}", column.key)
         for at, column in enumerate(batch.shape.columns)
     )
     kept = tuple((at, column) for at, column in enumerate(columns) if not column.key)
@@ -180,8 +181,10 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
     Raises:
         SchemaRefusedError: a column takes no NULL; says how to change it.
     """
-    values = {column.name.lower() for column in shape.columns if not column.key}
-    named = {name: found for name, found in dialect.required(cursor, place).items() if name.lower() in values}
+    values = {fold_name(column.name) for column in shape.columns if not column.key}
+    named = {
+        name: found for name, found in dialect.required(cursor, place).items() if fold_name(name) in values
+    }
     if named:
         raise SchemaRefusedError(
             f"the columns {', '.join(named)} of {place.shown} take no NULL, and under sequence_by: source a "

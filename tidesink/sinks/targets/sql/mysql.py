@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from tidesink.config.fields import ChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.sharing import quote_mysql, text_mysql
 from tidesink.sinks.targets.sql.columns import KEY_COLLATIONS, MYSQL_LIMITS
 from tidesink.sinks.targets.sql.dialect import Counts, ForView, Merge, no_table
@@ -289,7 +289,7 @@ class MysqlDialect:
     ) -> list[str]:
         """One ALTER with the defaults for old rows, and one that takes the defaults away again."""
         changes = [
-            f"MODIFY COLUMN {self._column(name, found, key=name.lower() in keys)}"
+            f"MODIFY COLUMN {self._column(name, found, key=fold_name(name) in keys)}"
             for name, found in widened.items()
         ]
         changes += [
@@ -353,7 +353,7 @@ class MysqlDialect:
         # This look keeps the table's schema as it is until the commit.
         cursor.execute(f"SELECT 1 FROM {merge.target} LIMIT 1")  # noqa: S608
         cursor.fetchall()
-        keys = {column.target.lower() for column in merge.keys}
+        keys = {fold_name(column.target) for column in merge.keys}
         self.check_keys(cursor, merge.place, keys)
         return only_unique(cursor, merge.place, keys)
 

@@ -24,6 +24,7 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
+from tidesink.events import fold_name
 from tidesink.sinks.targets.sharing import quote_mysql
 from tidesink.sinks.targets.sql.columns import MYSQL_LIMITS
 from tidesink.sinks.targets.sql.dialect import Counts, Merge, MergeColumn
@@ -216,7 +217,7 @@ def check_keys(cursor: Any, place: Place, keys: Collection[str], collation: str)
     """
     cursor.execute(f"SHOW FULL COLUMNS FROM {place.location}")
     for name, found, compared, *_ in cursor.fetchall():
-        if quote_mysql(name).lower() not in keys:
+        if fold_name(quote_mysql(name)) not in keys:
             continue
         fixed = _FIXED.fullmatch(found)
         if fixed:
@@ -257,7 +258,7 @@ def only_unique(cursor: Any, place: Place, keys: Collection[str]) -> bool:
 
 def _indexed(column: str | None, length: int | None) -> str:
     """A part of an index, quoted and in lower case; that of an expression, or of a prefix, is no column's."""
-    return quote_mysql(column).lower() if column and length is None else ""
+    return fold_name(quote_mysql(column)) if column and length is None else ""
 
 
 def check_kept(cursor: Any, place: Place, columns: Collection[str]) -> None:
@@ -274,7 +275,7 @@ def check_kept(cursor: Any, place: Place, columns: Collection[str]) -> None:
     cursor.execute(f"SHOW FULL COLUMNS FROM {place.location}")
     for name, found, _, null, key, _, extra, *_ in cursor.fetchall():
         fills = not explicit and found.startswith("timestamp") and null != "YES" and key != "PRI"
-        if name.lower() in columns and (fills or "on update" in extra.lower()):
+        if fold_name(name) in columns and (fills or "on update" in extra.lower()):
             right = f"{found} NULL" if key != "PRI" else f"{found} NOT NULL{default_of_key(found)}"
             raise SchemaRefusedError(
                 f"the server puts the time into the column {name} of {place.shown} by itself, in place of "

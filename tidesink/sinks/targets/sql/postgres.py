@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from tidesink.config.fields import ChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError, TransientTargetError
-from tidesink.events import TableId
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.sharing import quote_postgres, text_postgres
 from tidesink.sinks.targets.sql.columns import POSTGRES_LIMITS
 from tidesink.sinks.targets.sql.dialect import ForView, no_table
@@ -169,7 +169,7 @@ def check_keys(cursor: Any, place: Place, keys: Collection[str]) -> None:
     cursor.execute(_LOOSE, (place.location,))
     for name, compared, index in cursor.fetchall():
         column = quote_postgres(name)
-        if column.lower() not in keys:
+        if fold_name(column) not in keys:
             continue
         where = f"in the index {index}" if index else "in the table"
         way = f'ALTER TABLE {place.location} ALTER {column} TYPE text COLLATE "C"'

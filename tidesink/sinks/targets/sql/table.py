@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TransientTargetError, ValueNotStoredError
+from tidesink.events import fold_name
 from tidesink.sinks.state.progress import Progress, check_held, done_before
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -101,9 +102,9 @@ class SqlTable:
         self._unused: _Staging | None = None
         self._ordered: TableShape | None = None
         self._present = self._open(shape, soft=delete_mode == "soft")
-        self._keys = frozenset(self._dialect.quote(key).lower() for key in shape.keys)
+        self._keys = frozenset(fold_name(self._dialect.quote(key)) for key in shape.keys)
         # Not quoted: one that the database takes in no table is no matter until it is added.
-        self._columns = frozenset(column.name.lower() for column in shape.columns)
+        self._columns = frozenset(fold_name(column.name) for column in shape.columns)
 
     def claim(self) -> Claim:
         """Take the next epoch by a commit; older holders are refused from here on."""
@@ -224,8 +225,8 @@ class SqlTable:
             transaction=self._transaction,
             held=lambda cursor: self._held(cursor, epoch),
         )
-        there = {name.lower(): name for name in self._present}
-        return tombstones.collect(horizon, [there.get(key.lower(), key) for key in self._ledger.keys])
+        there = {fold_name(name): name for name in self._present}
+        return tombstones.collect(horizon, [there.get(fold_name(key), key) for key in self._ledger.keys])
 
     def close(self) -> None:
         """Close the target's connections that nobody uses; another table opens what it needs."""
@@ -284,7 +285,7 @@ class SqlTable:
             column.name: (found, self._literal(defaults.get(column.name), found))
             for column, found in plan.added
         }
-        keys = frozenset(key.lower() for key in shape.keys)
+        keys = frozenset(fold_name(key) for key in shape.keys)
         return self._dialect.alter(self.place.location, added, plan.widened, keys)
 
     def _planned(self, shape: TableShape) -> SqlEvolution:
@@ -393,14 +394,14 @@ class SqlTable:
         Raises:
             SchemaRefusedError: the target lacks one.
         """
-        known = {name.lower(): found for name, found in self._present.items()}
-        missing = [column.name for column in shape.columns if column.name.lower() not in known]
+        known = {fold_name(name): found for name, found in self._present.items()}
+        missing = [column.name for column in shape.columns if fold_name(column.name) not in known]
         if missing:
             raise SchemaRefusedError(
                 f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
                 table=self._table,
             )
-        return [known[column.name.lower()] for column in shape.columns]
+        return [known[fold_name(column.name)] for column in shape.columns]
 
     def _commit(
         self, batch: ReducedBatch, progress: Progress, attempts: tuple[int, ...] | None
@@ -545,7 +546,7 @@ class SqlShard:
         """The condition for the shard's rows; ``present`` are the table's columns with their types."""
         assert self._place.shard is not None  # noqa: S101  (a shard's place has it)
         column, value = self._place.shard
-        name, found = next(both for both in present.items() if both[0].lower() == column.lower())
+        name, found = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))
         return f"{self._dialect.quote(name)} = {self._dialect.literal(value, found)}"
 
     def new(self, shape: TableShape) -> tuple[tuple[ShapeColumn, str], ...]:
@@ -564,11 +565,11 @@ class SqlShard:
         present: Mapping[str, str],
     ) -> None:
         """Give the shard's rows the literal texts ``defaults``, and write down that they have the columns."""
-        given = {name.lower(): text for name, text in defaults.items()}
+        given = {fold_name(name): text for name, text in defaults.items()}
         sets = [
-            f"{self._dialect.quote(name)} = {self._dialect.literal(given[name.lower()], found)}"
+            f"{self._dialect.quote(name)} = {self._dialect.literal(given[fold_name(name)], found)}"
             for name, found in present.items()
-            if name.lower() in given
+            if fold_name(name) in given
         ]
         if sets:
             cursor.execute(f"UPDATE {self._place.location} SET {', '.join(sets)} WHERE {self.rows(present)}")
