@@ -400,7 +400,8 @@ def _may_be_among(values: pa.ChunkedArray, distinct: pa.Array) -> Mask:
 def _hashes(values: pa.Array, bits: int) -> npt.NDArray[np.uint64]:
     """A number of so many bits for each value: the upper ones of its product with 2^64 / phi."""
     numbers = values.cast(pa.int64()).to_numpy().view(np.uint64)
-    return (numbers * _GOLDEN) >> np.uint64(64 - bits)
+    found: npt.NDArray[np.uint64] = (numbers * _GOLDEN) >> np.uint64(64 - bits)
+    return found
 
 
 # Partitions: each new file is of one.
