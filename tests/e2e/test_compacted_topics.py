@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import lake_rows, shop_config
-from tests.servers import clean_at_once
+from tests.lagging_registry import Clock
+from tests.servers import clean_at_once, create_topics, delete_topic
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.config import load_config
@@ -108,6 +109,45 @@ def test_a_delete_that_was_removed_unread_stops_its_table(
     found = KafkaOffsets({"bootstrap.servers": brokers}).lookup([topic])[topic]
     longer = found.compaction._replace(delete_retention=3_600.0) if found.compaction else None
     checks.check(read, found._replace(compaction=longer), batch=9, caught_up=CaughtUp(), pauses=pauses)
+
+
+def test_a_policy_is_asked_for_once_a_topic_and_again_after_ten_minutes(
+    brokers: str, topic_prefix: str
+) -> None:
+    """What the brokers know is changed: whether the change is seen says whether they were asked."""
+    topic, admin, clock = topic_prefix, AdminClient({"bootstrap.servers": brokers}), Clock()
+    asked = KafkaOffsets({"bootstrap.servers": brokers}, clock=clock)
+
+    def compacted() -> bool:
+        return asked.lookup([topic])[topic].compaction is not None
+
+    create_topics(brokers, {topic: 1})
+    assert not compacted()
+    _set_policy(admin, topic, "compact")
+    for clock.now in (1.0, 600.0):
+        assert not compacted()
+    clock.now = 600.1
+    assert compacted()
+    # The answer is of that moment.
+    _set_policy(admin, topic, "delete")
+    clock.now = 1200.0
+    assert compacted()
+    # A topic that was made again is another one, of which nothing is known yet.
+    delete_topic(brokers, topic)
+    create_topics(brokers, {topic: 1})
+    assert not compacted()
+
+
+def _set_policy(admin: AdminClient, topic: str, policy: str) -> None:
+    """Change a topic's policy, and wait until the broker goes by it."""
+    name = "cleanup.policy"
+    entry = ConfigEntry(name, policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(_PATIENCE)
+    found, deadline = ConfigResource(ConfigResource.Type.TOPIC, topic), time.monotonic() + _PATIENCE
+    while admin.describe_configs([found])[found].result(_PATIENCE)[name].value != policy:
+        assert time.monotonic() < deadline, f"{topic} has another {name}"
+        time.sleep(0.05)
 
 
 _ID: Final = {"type": "int32", "optional": False, "field": "id"}
