@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,14 +25,19 @@ import yaml
 from confluent_kafka import Producer
 from typer.main import get_command
 
+from tests.certificates import self_signed
 from tests.cli.samples import CANAL, KEY, VALUE, capture, run
 from tests.command_lines import command_lines_below
 from tests.full import FULL
+from tests.letters import letter_settings, written_letters
 from tests.local_server import LocalServer
-from tests.servers import create_topics
+from tests.servers import create_topics, local_stack
 from tests.sessions import SMALL_SPARK
+from tests.tls_front import tls_front
 from tidesink.cli.main import app
 from tidesink.dev.stack import free_ports
+from tidesink.errors import TargetError
+from tidesink.sinks.targets.lake.storage import Bucket, Storage
 
 # Each secret has this word, so that a part of one is found as well: it, and what base64 makes of it wherever
 # it begins.
@@ -48,13 +55,34 @@ _SASL: Final = {
 
 
 class Servers(NamedTuple):
-    """Where configs say that servers are, as host and port; ``topic``: of canal-json."""
+    """Where configs say that servers are, as host and port, and how to log in; ``topic``: of canal-json."""
 
     kafka: str
     http: str
     database: str
     topic: str = "app"
     sasl: bool = True
+    # Where the MySQL server is, if it is not where Postgres is.
+    mysql: str = ""
+    # With TLS everywhere.
+    tls: bool = False
+
+    @property
+    def web(self) -> str:
+        """The URL of all that speak HTTP."""
+        return f"{'https' if self.tls else 'http'}://{self.http}"
+
+    @property
+    def kafka_settings(self) -> dict[str, str]:
+        """How to log in to Kafka."""
+        if not self.sasl:
+            return {}
+        return {**_SASL, "security.protocol": "SASL_SSL"} if self.tls else _SASL
+
+    @property
+    def mysql_server(self) -> str:
+        """Where the MySQL server is."""
+        return self.mysql or self.database
 
 
 def _source(kind: str, at: Servers) -> dict[str, Any]:
@@ -63,13 +91,13 @@ def _source(kind: str, at: Servers) -> dict[str, Any]:
         "token": {"token": "sesame-token"},
         "oauth": {
             "oauth": {
-                "token-url": f"http://{at.http}/token",
+                "token-url": f"{at.web}/token",
                 "client-id": "tide",
                 "client-secret": "sesame-client",
             }
         },
     }
-    common = {"brokers": at.kafka, "kafka": _SASL if at.sasl else {}}
+    common = {"brokers": at.kafka, "kafka": at.kafka_settings}
     if kind == "canal":
         return {
             **common,
@@ -77,35 +105,37 @@ def _source(kind: str, at: Servers) -> dict[str, Any]:
             "topics": [at.topic],
             "enable-tidb-extension": True,
             "large-message-handle-option": "claim-check",
-            "claim-check-storage-uri": "s3://b/p?access-key=k&secret-access-key=sesame-claims",
-            "upstream-url": f"mysql+pymysql://reader:sesame-upstream@{at.database}/",
+            "claim-check-storage-uri": "s3://b/p?access-key=k&secret-access-key=sesame-claims"
+            f"&endpoint={at.web}",
+            "upstream-url": f"mysql+pymysql://reader:sesame-upstream@{at.mysql_server}/",
         }
-    registry = {"urls": f"http://{at.http}", "auth": signing[kind]}
+    registry = {"urls": at.web, "auth": signing[kind]}
     topics = "{schema}_{table}"
-    database = f"mysql+pymysql://reader:sesame-source@{at.database}/"
+    database = f"mysql+pymysql://reader:sesame-source@{at.mysql_server}/"
     found = {**common, "protocol": "flat-avro", "topics": topics, "schema-registry": registry}
     return {**found, "database": database}
 
 
 def _target(kind: str, at: Servers) -> dict[str, Any]:
     password = {"user": "tide", "password": "sesame-database"}
+    tls = {"tls": {"mode": "verify-full"}} if at.tls else {}
     settings: dict[str, dict[str, Any]] = {
         "delta": {"path": "./lake"},
-        "postgres": {"url": f"postgresql://{at.database}/shop", **password},
-        "mysql": {"url": f"mysql://{at.database}", **password},
+        "postgres": {"url": f"postgresql://{at.database}/shop", **password, **tls},
+        "mysql": {"url": f"mysql://{at.mysql_server}", **password, **tls},
         "iceberg": {
             "catalog": "lake",
-            "catalog-properties": {"type": "rest", "uri": f"http://{at.http}", "token": "sesame-catalog"},
+            "catalog-properties": {"type": "rest", "uri": at.web, "token": "sesame-catalog"},
         },
         "kafka": {
             "brokers": at.kafka,
             "protocol": "flat-avro",
             "topic": "to_{schema}_{table}",
-            "kafka": {**_SASL, "sasl.password": "sesame-other"},
-            "schema-registry": {"urls": f"http://{at.http}", "auth": {"token": "sesame-writer"}},
+            "kafka": {**_SASL, **at.kafka_settings, "sasl.password": "sesame-other"},
+            "schema-registry": {"urls": at.web, "auth": {"token": "sesame-writer"}},
         },
         "http": {
-            "url": f"http://{at.http}/rows?key=sesame-query",
+            "url": f"{at.web}/rows?key=sesame-query",
             "headers": {"X-Key": "sesame-header"},
             "auth": {"username": "tide", "password": "sesame-http"},
         },
@@ -124,6 +154,7 @@ def _write_config(folder: Path, name: str, at: Servers) -> Path:
         "retry": {"for": "1s"},
         # Where the state store does not answer, status and its like have nothing else to say.
         "state": f"postgresql+psycopg://tide:sesame-state@{at.database}/s"
+        f"{'?sslmode=verify-full' if at.tls else ''}"
         if source == "oauth"
         else "./state",
         "spark": {
@@ -325,6 +356,56 @@ def test_no_command_shows_a_secret(kept_classes: bool, tmp_path: Path, pipeline:
     _check_files(tmp_path)
 
 
+# Those that speak to each kind of server and start no Spark.
+_OF_SERVERS: Final = (
+    "--debug validate {config} --connect",
+    "--debug status {config}",
+    "--debug decode --topic app --config {config}",
+    "--debug registry list --config {config}",
+)
+
+
+@pytest.mark.parametrize("kind", ["untrusted", pytest.param("plain", marks=FULL)])
+@pytest.mark.parametrize("pipeline", ["oauth-postgres", pytest.param("basic-mysql", marks=FULL)])
+def test_no_failure_of_tls_shows_a_secret(tmp_path: Path, pipeline: str, kind: str) -> None:
+    """The servers' certificate is not trusted, or they have no TLS where the config wants it."""
+    pem = self_signed(tmp_path) if kind == "untrusted" else None
+    with (
+        tls_front(pem) as kafka,
+        tls_front(pem) as http,
+        tls_front(pem) as database,
+        tls_front(pem, mysql=True) as mysql,
+        ThreadPoolExecutor(_AT_ONCE) as pool,
+    ):
+        at = Servers(kafka.address, http.address, database.address, mysql=mysql.address, tls=True)
+        config = _write_config(tmp_path, pipeline, at)
+        words = [command.format(config=config).split() for command in _OF_SERVERS]
+        printed = list(pool.map(lambda given: _run(given, tmp_path), words))
+    for command, text in zip(_OF_SERVERS, printed, strict=True):
+        assert not _FORMS.search(text.encode()), f"{command}: {text}"
+    # They were met, and refused.
+    met = (kafka, http, *((database,) if pipeline == "oauth-postgres" else (mysql,)))
+    assert all(front.asked for front in met)
+    assert printed[0].count("Error: ") >= len(met), printed[0]
+    _check_files(tmp_path)
+
+
+def test_no_refusal_of_a_storage_shows_a_secret(tmp_path: Path) -> None:
+    """S3 refuses the credentials, in words that are none of S3's, and repeats what it was sent."""
+    file, bucket = tmp_path / "capture", Bucket("b", "eu-west-1", "k", "sesame-lake", path_style=True)
+    file.write_text(_captured("canal"), encoding="utf-8")
+    with _echo() as address:
+        config = _write_config(tmp_path, "canal-mysql", Servers(address, address, address))
+        said = _run(["--debug", "decode", "--input", str(file), "--config", str(config)], tmp_path)
+        storage = Storage(replace(bucket, endpoint=f"http://{address}"))
+        with pytest.raises(TargetError) as caught, storage.reading("s3a://b/lake/part.parquet"):
+            pass
+    assert "claim-check" in said
+    said += "".join(traceback.format_exception(caught.value)) + repr(storage) + repr(caught.value.context)
+    assert not _FORMS.search(said.encode()), said
+    _check_files(tmp_path)
+
+
 def _check_files(folder: Path) -> None:
     """The config alone has secrets: the state store has none, nor whatever else was written."""
     for path in folder.rglob("*"):
@@ -339,9 +420,7 @@ def test_a_worker_whose_target_refuses_its_rows_shows_no_secret(
 ) -> None:
     topic = f"{topic_prefix}-secrets"
     create_topics(brokers, {topic: 1})
-    producer = Producer({"bootstrap.servers": brokers})
-    producer.produce(topic, json.dumps({**CANAL, "_tidb": {"commitTs": 1}}).encode())
-    assert producer.flush(_PATIENCE_SECONDS) == 0
+    _produce(brokers, topic, CANAL)
     with _servers("echoing") as at, command_lines_below(os.getpid()) as seen:
         config = _write_config(
             tmp_path, f"canal-{target}", at._replace(kafka=brokers, topic=topic, sasl=False)
@@ -354,47 +433,120 @@ def test_a_worker_whose_target_refuses_its_rows_shows_no_secret(
     _check_files(tmp_path)
 
 
-@pytest.fixture
-def running_worker(
-    kept_classes: bool, tmp_path: Path, brokers: str, topic_prefix: str
-) -> Iterator[Callable[[Mapping[str, str]], None]]:
-    """Starts a worker on an Iceberg table with a row, and waits until the row is applied."""
-    topic, started = f"{topic_prefix}-page", list[subprocess.Popen[bytes]]()
+def _local_config(folder: Path, brokers: str, prefix: str) -> Path:
+    """A config whose every part is to be had here: an Iceberg catalog in a folder, and a topic with a row."""
+    topic, closed = f"{prefix}-page", f"127.0.0.1:{free_ports(1)[0]}"
     create_topics(brokers, {topic: 1})
-    producer = Producer({"bootstrap.servers": brokers})
-    producer.produce(topic, json.dumps({**CANAL, "_tidb": {"commitTs": 1}}).encode())
-    assert producer.flush(_PATIENCE_SECONDS) == 0
-    closed = f"127.0.0.1:{free_ports(1)[0]}"
-    config = _write_config(
-        tmp_path, "canal-iceberg", Servers(brokers, closed, closed, topic=topic, sasl=False)
-    )
+    _produce(brokers, topic, CANAL)
+    config = _write_config(folder, "canal-iceberg", Servers(brokers, closed, closed, topic=topic, sasl=False))
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     settings["source"] = {
         name: settings["source"][name] for name in ("brokers", "protocol", "topics", "enable-tidb-extension")
     }
     settings["target"]["catalog-properties"] = {
         "type": "hadoop",
-        "warehouse": str(tmp_path / "warehouse"),
+        "warehouse": str(folder / "warehouse"),
         "credential": "sesame-credential",
     }
+    settings["dead-letters"] = letter_settings(prefix)
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return config
 
-    def start(conf: Mapping[str, str]) -> None:
-        settings["spark"]["conf"] |= conf
-        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        words = ["-c", "from tidesink.cli.main import run; run()", "run", str(config), "--log", "json"]
-        log = (tmp_path / "log").open("wb")
-        started.append(subprocess.Popen([sys.executable, *words], cwd=tmp_path, stdout=log, stderr=log))
-        log.close()
+
+def _produce(brokers: str, topic: str, *rows: Mapping[str, Any]) -> None:
+    producer = Producer({"bootstrap.servers": brokers})
+    for row in rows:
+        producer.produce(topic, json.dumps({**row, "_tidb": {"commitTs": 1}}).encode())
+    assert producer.flush(_PATIENCE_SECONDS) == 0
+
+
+@contextmanager
+def _working(config: Path) -> Iterator[Callable[[str], str]]:
+    """A worker; gives what waits until it has said something, and returns all that it said."""
+    log = config.with_name("log")
+
+    def wait_for(text: str) -> str:
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while "batch applied" not in (said := (tmp_path / "log").read_text(encoding="utf-8")):
-            assert started[-1].poll() is None, said
+        while text not in (said := log.read_text(encoding="utf-8")):
+            assert process.poll() is None, said
             assert time.monotonic() < deadline, said
             time.sleep(0.2)
+        return said
 
-    yield start
-    for process in started:
+    words = ["-c", "from tidesink.cli.main import run; run()", "--debug", "run", str(config), "--log", "json"]
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, *words], cwd=config.parent, stdout=out, stderr=out)
+    try:
+        wait_for("batch applied")
+        yield wait_for
+    finally:
         process.terminate()
         process.wait(_PATIENCE_SECONDS)
+
+
+@FULL
+def test_no_dead_letter_shows_a_secret(
+    kept_classes: bool, tmp_path: Path, brokers: str, topic_prefix: str
+) -> None:
+    """A record is put aside, shown, and bad again when it is tried again."""
+    config = _local_config(tmp_path, brokers, topic_prefix)
+    (topic,) = yaml.safe_load(config.read_text(encoding="utf-8"))["source"]["topics"]
+    _produce(brokers, topic, {**CANAL, "data": [{"id": "x", "e": "2"}]})
+    commands = (
+        "--debug run {config} --until drained --log json",
+        "dlq list --config {config} -o json",
+        f"--debug dlq show {_TABLE} 0@1 --config {{config}}",
+        f"--debug dlq replay {_TABLE} --config {{config}}",
+        f"dlq drop {_TABLE} --yes --config {{config}}",
+    )
+    with command_lines_below(os.getpid()) as seen:
+        printed = [_run(command.format(config=config).split(), tmp_path) for command in commands]
+    for command, text in zip(commands, printed, strict=True):
+        assert not _FORMS.search(text.encode()), f"{command}: {text}"
+    # What the commands say of it: its error, and where it is.
+    assert "ValueOutOfRangeError" in printed[1]
+    assert "ValueOutOfRangeError" in printed[2]
+    assert not [line for line in seen if _FORMS.search(line)]
+    letters = written_letters(brokers, topic_prefix)
+    assert letters
+    assert not _FORMS.search(repr(letters).encode())
+    _check_files(tmp_path)
+
+
+@FULL
+@pytest.mark.servers
+def test_a_worker_that_loses_its_broker_shows_no_secret(
+    kept_classes: bool, tmp_path: Path, topic_prefix: str
+) -> None:
+    with local_stack(tmp_path / "stack") as stack:
+        folder = tmp_path / "worker"
+        folder.mkdir()
+        config = _local_config(folder, stack.addresses.brokers, topic_prefix)
+        with _working(config) as wait_for:
+            stack.down()
+            wait_for("FAILING")
+            status = _run(["status", str(config), "-o", "json"], folder)
+    said = (folder / "log").read_text(encoding="utf-8")
+    assert not _FORMS.search((said + status).encode()), said + status
+    assert "FAILING" in status
+    _check_files(folder)
+
+
+@pytest.fixture
+def running_worker(
+    kept_classes: bool, tmp_path: Path, brokers: str, topic_prefix: str
+) -> Iterator[Callable[[Mapping[str, str]], None]]:
+    """Starts a worker on an Iceberg table with a row, and waits until the row is applied."""
+    config = _local_config(tmp_path, brokers, topic_prefix)
+    with ExitStack() as closing:
+
+        def start(conf: Mapping[str, str]) -> None:
+            settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+            settings["spark"]["conf"] |= conf
+            config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+            closing.enter_context(_working(config))
+
+        yield start
 
 
 def _pages(port: int) -> dict[str, str]:

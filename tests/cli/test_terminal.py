@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 import structlog
+from pydantic import BaseModel
 
 from tidesink.cli import dev as demo
 from tidesink.cli import terminal as failures
@@ -22,6 +26,7 @@ from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.dev.demo import DemoResult, WorkloadReport
 from tidesink.dev.lake_check import TableCheck
+from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.compatibility import verdict
@@ -163,3 +168,67 @@ def test_the_log_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     _speak()
     levels = [json.loads(line)["level"] for line in capsys.readouterr().err.splitlines()]
     assert levels == ["debug", "warning", "error"]
+
+
+_SECRET: Final = "sesame"
+
+
+class _Settings(BaseModel):
+    port: int
+
+
+def _driver_fails() -> None:
+    raise OSError(f"password={_SECRET}: row ({_SECRET}, 7)")
+
+
+def _model_fails() -> None:
+    _Settings(port=_SECRET)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fails", [_driver_fails, _model_fails])
+def test_a_traceback_has_no_text_of_others_errors(fails: Callable[[], None]) -> None:
+    """Nor of those that led to one, raised from or while it was handled, nor the values of variables."""
+    try:
+        try:
+            try:
+                fails()
+            except Exception as first:
+                raise RuntimeError(_SECRET) from first
+        except RuntimeError:
+            raise ConfigError("the server refuses", key="target.url")  # noqa: B904
+    except ConfigError as error:
+        shown = failures.trace_of(error)
+    assert _SECRET not in shown
+    assert shown.count("Traceback (most recent call last)") == 3
+    for part in (fails.__name__, "RuntimeError: (what it says is left out)", "the server refuses"):
+        assert part in shown
+    assert shown.index(fails.__name__) < shown.index("RuntimeError") < shown.index("the server refuses")
+
+
+def test_debug_and_faults_show_such_tracebacks() -> None:
+    """The commands themselves, in a process."""
+    script = """
+import sys
+from tidesink.cli import terminal
+from tidesink.cli.main import app, run
+from tidesink.errors import ConfigError
+
+@app.command("fails")
+@terminal.guarded
+def fails(foreseen: bool):
+    try:
+        raise OSError("ses" + "ame")
+    except OSError as error:
+        if foreseen:
+            raise ConfigError("no") from error
+        raise
+run()
+"""
+    for words in (["--debug", "fails", "1"], ["fails", "0"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode != 0
+        assert "Traceback (most recent call last)" in done.stderr
+        assert "OSError: (what it says is left out)" in done.stderr
+        assert _SECRET not in done.stderr

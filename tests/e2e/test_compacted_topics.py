@@ -6,26 +6,32 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from tests.e2e.replay import Servers
+from tests.e2e.test_replay_letters import NEVER, Shop, counted
 from tests.e2e.writing import lake_rows, shop_config
-from tests.servers import clean_at_once
+from tests.full import FULL
+from tests.lagging_registry import Clock
+from tests.servers import clean_at_once, create_topics, delete_topic
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
+from tidesink.codecs.flat_avro.codec import encode_delete_marker
 from tidesink.config import load_config
 from tidesink.errors import SourceError
-from tidesink.events import TableId
+from tidesink.events import Op, TableId
 from tidesink.sinks.kafka.compaction import CaughtUp
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import Pauses
 from tidesink.sinks.worker.run import run
@@ -110,6 +116,48 @@ def test_a_delete_that_was_removed_unread_stops_its_table(
     checks.check(read, found._replace(compaction=longer), batch=9, caught_up=CaughtUp(), pauses=pauses)
 
 
+def test_a_policy_is_asked_for_once_a_topic_and_again_after_ten_minutes(
+    brokers: str, topic_prefix: str
+) -> None:
+    """What the brokers know is changed: whether the change is seen says whether they were asked."""
+    topic, admin, clock = topic_prefix, AdminClient({"bootstrap.servers": brokers}), Clock()
+    asked = KafkaOffsets({"bootstrap.servers": brokers}, clock=clock)
+
+    def compacted() -> bool:
+        return asked.lookup([topic])[topic].compaction is not None
+
+    create_topics(brokers, {topic: 1})
+    assert not compacted()
+    _set_policy(admin, topic, "compact")
+    for clock.now in (1.0, 600.0):
+        assert not compacted()
+    clock.now = 600.1
+    assert compacted()
+    # The answer is of that moment.
+    _set_policy(admin, topic, "delete")
+    clock.now = 1200.0
+    assert compacted()
+    # A topic that was made again is another one, of which nothing is known yet.
+    delete_topic(brokers, topic)
+    create_topics(brokers, {topic: 1})
+    assert not compacted()
+
+
+def _set_policy(admin: AdminClient, topic: str, policy: str, **more: str) -> None:
+    """Change a topic's policy, and more of its config, and wait until the broker goes by it."""
+    name = "cleanup.policy"
+    entries = [
+        ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in {**more, name: policy}.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result(_PATIENCE)
+    found, deadline = ConfigResource(ConfigResource.Type.TOPIC, topic), time.monotonic() + _PATIENCE
+    while admin.describe_configs([found])[found].result(_PATIENCE)[name].value != policy:
+        assert time.monotonic() < deadline, f"{topic} has another {name}"
+        time.sleep(0.05)
+
+
 _ID: Final = {"type": "int32", "optional": False, "field": "id"}
 _NAME: Final = {"type": "string", "optional": True, "field": "name"}
 _SOURCE: Final = [
@@ -190,3 +238,47 @@ def test_debezium_s_envelopes_are_followed_by_their_tombstones(
     refused = work("refused")
     assert refused is not None
     assert "no delete among envelopes: set source.debezium.unwrapped: true" in refused
+
+
+@FULL
+@pytest.mark.spark
+def test_a_replay_by_the_source_s_order_needs_nothing_that_compaction_removed(
+    servers: Servers, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The target has the position of each row, and of each delete: a letter that is older changes nothing."""
+    source = {
+        "protocol": "flat-avro",
+        "enable-tidb-extension": True,
+        "schema-registry": servers["registry_url"],
+        "topics": f"{servers['prefix']}{{schema}}_{{table}}",
+    }
+    shop = Shop(servers, tmp_path, "cleaned", source=source, defaults={"sequence_by": "source"})
+    shop.put(1, "late", NEVER, ts=5 << 18)
+    shop.put(1, "newest", ts=9 << 18)
+    shop.put(2, "lost", NEVER, ts=7 << 18)
+    shop.put(3, "deleted since", NEVER, ts=6 << 18)
+    deleted = shop.writer.encoded(Op.INSERT, {"id": 3, "name": "", "day": "2026-01-01"})
+    shop.writer.send(deleted.key, encode_delete_marker(8 << 18))
+    shop.drain()
+    assert (_present(tmp_path), shop.letters()) == ({1: "newest"}, [0, 2, 3])
+
+    topic, numbers = shop.writer.topic, count(100)
+    quick = {name: value for name, value in _QUICK.items() if not name.endswith(("policy", "retention.ms"))}
+    _set_policy(AdminClient({"bootstrap.servers": servers["brokers"]}), topic, "compact", **quick)
+    clean_at_once(servers["brokers"])
+    rolled = partial(shop.put, name="rolls the segment", ts=20 << 18)
+    found = _wait_until_removed(servers["brokers"], topic, lambda: rolled(next(numbers)), offset=3)
+    assert found.compaction is not None
+    shop.with_zero_date("null")
+    assert counted(shop.replay()) == (3, 1, 2, 0, 0, 0, 0)
+    expected = {1: "newest", 2: "lost"}
+    assert (_present(tmp_path), shop.letters()) == (expected, [])
+    # The worker goes on, and nothing comes back.
+    shop.drain()
+    assert {number: name for number, name in _present(tmp_path).items() if number < 100} == expected
+
+
+def _present(folder: Path) -> dict[int, str]:
+    """The rows that are not marked as deleted."""
+    rows = lake_rows(folder, "cleaned").items()
+    return {number: row["name"] for number, row in rows if not row[SOFT_DELETE_COLUMN]}

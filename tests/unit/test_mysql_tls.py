@@ -12,6 +12,7 @@ import pymysql
 import pytest
 from pymysql.constants import CLIENT
 
+from tests.tls_front import mysql_greeting
 from tidesink.errors import ConfigError
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.sinks.targets.sql.mysql import connect
@@ -19,15 +20,6 @@ from tidesink.sinks.targets.sql.mysql import connect
 USER = "tideuser"
 _MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 _SAID_BEFORE_TLS = 32  # bytes of a request for TLS: flags, packet size, charset, and no user
-
-
-def _greeting(*, tls: bool) -> bytes:
-    """The first packet of a server (protocol 10)."""
-    flags = CLIENT.PROTOCOL_41 | CLIENT.SECURE_CONNECTION | CLIENT.PLUGIN_AUTH | (CLIENT.SSL if tls else 0)
-    low, high = struct.pack("<I", flags)[:2], struct.pack("<I", flags)[2:]
-    rest = b"\x2d\x02\x00" + high + bytes([21]) + bytes(10) + b"b" * 12 + b"\0mysql_native_password\0"
-    payload = b"\x0a8.0.36\0" + bytes(4) + b"a" * 8 + b"\0" + low + rest
-    return struct.pack("<I", len(payload))[:3] + b"\0" + payload
 
 
 @contextmanager
@@ -38,7 +30,7 @@ def _server(*, tls: bool) -> Iterator[tuple[int, list[bytes]]]:
     def serve() -> None:
         connection, _ = listener.accept()
         with connection, connection.makefile("rb") as lines:
-            connection.sendall(_greeting(tls=tls))
+            connection.sendall(mysql_greeting(tls=tls))
             header = lines.read(4)
             heard.append(lines.read(int.from_bytes(header[:3], "little")) if header else b"")
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from pathlib import Path
@@ -20,7 +23,7 @@ from tests.scripted_registry import (
     scripted_registries,
 )
 from tidesink.dev.stack import free_ports
-from tidesink.errors import RegistryError, RegistryUnavailableError
+from tidesink.errors import RegistryError, RegistryUnavailableError, SchemaNotFoundError
 from tidesink.schema_registry import (
     RetryPolicy,
     Timeouts,
@@ -179,3 +182,51 @@ def test_a_client_certificate_is_shown(serve: Serve, client: Client, pem: Path) 
     assert client(url, tls=TlsOptions(ca=pem, client_cert=pem)).subjects() == ["s"]
     with pytest.raises(RegistryUnavailableError):
         client(url, retry=ONCE, tls=TlsOptions(ca=pem)).subjects()
+
+
+def _until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_stop_leaves_a_request_behind_that_hangs(serve: Serve, client: Client) -> None:
+    """The time-outs of before the stop are far longer than the test waits."""
+    server, stop = serve(Reply(delay=600)), threading.Event()
+    asking = client(server.url, timeouts=Timeouts(600, 600), retry=RetryPolicy(), stop=stop)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(asking.subjects)
+        _until(lambda: server.seen)
+        stop.set()
+        with pytest.raises(RegistryUnavailableError, match=r"1 attempt .* 2 s after a stop was asked for"):
+            asked.result(60)
+        # Nor does what is asked for later wait.
+        with pytest.raises(RegistryUnavailableError, match="1 attempt "):
+            pool.submit(asking.subjects).result(60)
+
+
+def test_a_stop_ends_the_wait_for_the_next_attempt(serve: Serve, client: Client) -> None:
+    server, stop = serve(Reply(503, headers={"Retry-After": "600"})), threading.Event()
+    policy = RetryPolicy(total_seconds=6000)
+    asking = client(server.url, retry=policy, stop=stop)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(asking.subjects)
+        _until(lambda: server.seen)
+        stop.set()
+        with pytest.raises(RegistryUnavailableError, match=r"1 attempt .*HTTP 503"):
+            asked.result(60)
+
+
+def test_who_may_be_stopped_gets_answers_and_tries_again_like_anyone(serve: Serve, client: Client) -> None:
+    server, stop = (
+        serve(Reply(503), Reply(body={"schema": OLD}), Reply(404, {"error_code": 40403})),
+        threading.Event(),
+    )
+    asking = client(server.url, stop=stop)
+    assert asking.schema_by_id(1) == OLD
+    assert len(server.seen) == 2
+    # An answer that comes in time counts after a stop too.
+    stop.set()
+    with pytest.raises(SchemaNotFoundError):
+        asking.schema_by_id(2)

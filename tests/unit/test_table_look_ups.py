@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -461,3 +463,18 @@ def test_a_registry_that_gives_no_answer_fails_the_topics_it_was_asked_for(store
     assert "silence" in errors["shop_order_items"]
     assert "is not for you" in errors["shop_ready"]
     assert registry.asked == ["shop_order_items-value"]
+
+
+def test_a_stop_does_not_wait_for_a_registry_that_hangs(store: SqlStateStore) -> None:
+    """It accepts connections and never answers; its time-out is far longer than the test waits."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as pool:
+        port = silent.getsockname()[1]
+        settings = {"urls": f"http://127.0.0.1:{port}", "timeout": "10m"}
+        config = right(changed(FLAT_AVRO, target=HTTP, source__schema_registry=settings))
+        around = surroundings(config, store=store)
+        around = replace(around, registry=config.source.open_registry(around.stop))
+        run = pool.submit(Worker(around, offsets=_Looks(AMBIGUOUS)).run)
+        connection, _ = silent.accept()
+        with connection:
+            around.stop.set()
+            assert run.result(60).interrupted

@@ -195,4 +195,8 @@ def options(
 def run() -> None:
     """The entry point of the ``tidesink`` script."""
     terminal.interrupt_on_sigterm()
-    app()
+    try:
+        app()
+    except Exception as error:  # noqa: BLE001  (Python's own traceback would have its text)
+        terminal.show_fault(error)
+        sys.exit(terminal.FAILED)

@@ -203,8 +203,34 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 def _show(error: TidesinkError) -> None:
     if debug():
-        sys.stderr.write(traceback.format_exc())
+        sys.stderr.write(trace_of(error))
     sys.stderr.write(error_block(error))
+
+
+def trace_of(error: BaseException) -> str:
+    """A traceback, the first cause first: of each error its class, and the lines of code that led to it.
+
+    What an error says is there if it is tidesink's. The words of any other, of a driver, Spark or pydantic,
+    may hold a secret or a value of a row.
+    """
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\n".join(_traced(one) for one in reversed(chain))
+
+
+def _traced(error: BaseException) -> str:
+    kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    said = str(error) if isinstance(error, TidesinkError) else "(what it says is left out)"
+    lines = traceback.format_tb(error.__traceback__)
+    return "".join(("Traceback (most recent call last):\n", *lines, f"{kind}: {said}\n"))
+
+
+def show_fault(error: Exception) -> None:
+    """Show an error that nobody foresaw, as ``--debug`` shows others."""
+    sys.stderr.write(f"{trace_of(error)}report this with the version of tidesink\n")
 
 
 def interrupt_on_sigterm() -> None:

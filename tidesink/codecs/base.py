@@ -236,6 +236,11 @@ class Codec(ABC):
         )
 
 
+# What reading a record's bytes raises where these are damaged: they end early, or are no value of their
+# type. A MemoryError, and pyarrow's, says nothing of the record: fastavro asks for no more memory than there
+# are bytes, whatever length these announce. It must leave every decoder, so that the task is tried again
+# (``sinks.spark.errors.passing_failure``): none catches ``Exception`` or ``pa.ArrowException``.
+DAMAGED: Final = (EOFError, LookupError, ValueError, OverflowError, TypeError, RecursionError)
 MAGIC: Final = 0
 HEADER_SIZE: Final = 5
 _HEADER: Final = struct.Struct(">BI")

@@ -61,6 +61,7 @@ from tidesink.kafka_client import (
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.client import open_registry
 from tidesink.schema_registry.naming import TopicRule
+from tidesink.schema_registry.stopping import Stop
 from tidesink.schema_registry.transport import Auth, BasicAuth, BearerAuth, OAuthClient, Timeouts, TlsOptions
 from tidesink.typemap.table import DecimalMode, UnsignedMode
 
@@ -395,15 +396,16 @@ class RegistrySettings(Model):
     timeout: PositiveDuration = 10.0
     """How long to wait for an answer."""
 
-    def open(self) -> SchemaRegistry:
-        """A client of this registry.
+    def open(self, stop: Stop | None = None) -> SchemaRegistry:
+        """A client of this registry; ``stop`` as of ``schema_registry.open_registry``.
 
         Raises:
             ConfigError: a TLS file is not there.
         """
         auth = self.auth.signing(self.timeout) if self.auth else None
         tls = self.tls or RegistryTls()
-        return open_registry(self.urls, auth=auth, tls=tls.options(), timeouts=Timeouts(read=self.timeout))
+        timeouts = Timeouts(read=self.timeout)
+        return open_registry(self.urls, auth=auth, tls=tls.options(), timeouts=timeouts, stop=stop)
 
 
 class DebeziumSettings(Model):
@@ -545,15 +547,15 @@ class SourceSettings(Model):
         """The brokers as Kafka clients take them."""
         return ",".join(self.brokers)
 
-    def open_registry(self) -> SchemaRegistry:
-        """A client of the schema registry; close it when done.
+    def open_registry(self, stop: Stop | None = None) -> SchemaRegistry:
+        """A client of the schema registry; close it when done. ``stop`` as of ``open_registry``.
 
         Raises:
             ConfigError: no registry is configured, or a TLS file is not there.
         """
         if self.schema_registry is None:
             raise ConfigError(f"source.schema-registry is not set, and {self.protocol} needs it")
-        return self.schema_registry.open()
+        return self.schema_registry.open(stop)
 
     def codec_options(self) -> CodecOptions:
         """The producer's options for ``open_codec``."""

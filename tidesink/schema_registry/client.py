@@ -31,6 +31,7 @@ from tidesink.schema_registry.base import (
     require_level,
 )
 from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities, parse_avro
+from tidesink.schema_registry.stopping import Stop
 from tidesink.schema_registry.transport import (
     Answer,
     Auth,
@@ -256,6 +257,7 @@ class SchemaRegistryClient:
         tls: TlsOptions | None = None,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
+        stop: Stop | None = None,
         latest_ttl_seconds: float = LATEST_TTL_SECONDS,
     ) -> None:
         endpoints = [Endpoint.parse(url, auth) for url in ([urls] if isinstance(urls, str) else urls)]
@@ -263,7 +265,7 @@ class SchemaRegistryClient:
             raise ConfigError("no URL of a schema registry is given", key="url")
         self.urls = tuple(endpoint.url for endpoint in endpoints)
         self._transport = Transport(
-            endpoints, tls or TlsOptions(), timeouts or Timeouts(), retry or RetryPolicy()
+            endpoints, tls or TlsOptions(), timeouts or Timeouts(), retry or RetryPolicy(), stop=stop
         )
         self._texts: TtlCache[int, str] = TtlCache(None)
         self._unknown: TtlCache[int, str] = TtlCache(_UNKNOWN_ID_TTL_SECONDS)
@@ -473,14 +475,16 @@ def open_registry(
     tls: TlsOptions | None = None,
     timeouts: Timeouts | None = None,
     retry: RetryPolicy | None = None,
+    stop: Stop | None = None,
 ) -> SchemaRegistry:
     """The registry at a URL, or at the first that answers of several (a sequence, or joined by commas).
 
+    Once a ``stop`` is asked for, a request has two seconds and is not tried again.
     ``memory://name`` is one registry for the whole process, the same each time it is opened.
     """
     urls = _BETWEEN_URLS.split(url.strip()) if isinstance(url, str) else list(url)
     if not any(one.startswith(_MEMORY) for one in urls):
-        return SchemaRegistryClient(urls, auth=auth, tls=tls, timeouts=timeouts, retry=retry)
+        return SchemaRegistryClient(urls, auth=auth, tls=tls, timeouts=timeouts, retry=retry, stop=stop)
     if len(urls) > 1:
         raise ConfigError("a memory:// registry stands alone: it has no second address", key="url")
     with _lock:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
+from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -38,6 +39,7 @@ from tidesink.errors import (
     RegistryUnavailableError,
     SchemaNotFoundError,
 )
+from tidesink.schema_registry.stopping import LAST_SECONDS, LeftBehindError, Stop, waited_for
 
 _CREDENTIALS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://|//)?.*@", re.DOTALL)
 _URL_FORM = "write http://host:port/path or https://host:port/path"
@@ -495,13 +497,17 @@ class Signature(AuthBase):
 
 @dataclass
 class Transport:
-    """Sends requests to the first address that answers, beginning with the one that did last time."""
+    """Sends requests to the first address that answers, beginning with the one that did last time.
+
+    From a ``stop`` on a request has two seconds and is not tried again.
+    """
 
     endpoints: Sequence[Endpoint]
     tls: TlsOptions = field(default_factory=TlsOptions)
     timeouts: Timeouts = field(default_factory=Timeouts)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     sleep: Callable[[float], None] = time.sleep
+    stop: Stop | None = None
     _session: requests.Session = field(init=False, repr=False)
     _preferred: int = field(default=0, init=False, repr=False)
 
@@ -519,8 +525,8 @@ class Transport:
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
         """The registry's answer, whatever its status below 500 (not 408, 429).
 
-        Raises :class:`RegistryUnavailableError` when every address failed until the policy gave up, and
-        :class:`RegistryError` for a certificate that is not trusted.
+        Raises :class:`RegistryUnavailableError` when every address failed until the policy gave up or a
+        stop was asked for, and :class:`RegistryError` for a certificate that is not trusted.
         """
         started, attempt = time.monotonic(), 0
         while True:
@@ -529,9 +535,20 @@ class Transport:
                 return self._try_each(method, path, body)
             except _PassingFault as fault:
                 seconds, asked = time.monotonic() - started, fault.retry_after()
-                if attempt >= self.retry.attempts or seconds + (asked or 0.0) > self.retry.total_seconds:
+                pause = self._pause(attempt) if asked is None else asked
+                if (
+                    attempt >= self.retry.attempts
+                    or seconds + (asked or 0.0) > self.retry.total_seconds
+                    or self._stops_within(pause)
+                ):
                     raise self._unavailable(fault, attempt, seconds) from fault.__cause__
-            self.sleep(self._pause(attempt) if asked is None else asked)
+
+    def _stops_within(self, pause: float) -> bool:
+        """Wait before the next attempt: whether there is to be none."""
+        if self.stop is not None:
+            return self.stop.wait(pause)
+        self.sleep(pause)
+        return False
 
     def _try_each(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
         failures: list[_Failure] = []
@@ -539,7 +556,7 @@ class Transport:
         for index in self._turn():
             endpoint = self.endpoints[index]
             try:
-                answer = self._ask(endpoint, method, path, body)
+                answer = waited_for(partial(self._ask, endpoint, method, path, body), self.stop)
             except OSError as exc:  # every error of requests is one
                 failures.append(_Failure(endpoint.url, self._reason(endpoint, exc)))
                 cause = exc
@@ -584,6 +601,8 @@ class Transport:
     def _reason(self, endpoint: Endpoint, error: OSError) -> str:
         if isinstance(error, TokenUnavailableError):
             return str(error)
+        if isinstance(error, LeftBehindError):
+            return f"no answer {LAST_SECONDS:g} s after a stop was asked for"
         chain = list(causes_of(error))
         if any(isinstance(link, ssl.SSLCertVerificationError) for link in chain):
             raise RegistryError(

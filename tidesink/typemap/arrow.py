@@ -253,8 +253,15 @@ def _scalar_by_scalar(values: Sequence[Any], plan: _Plan, read: Read) -> PythonR
 
 _HELD: Final = {kind: frozenset({held}) for kind, held in _PLAIN_TYPES.values()}
 _HELD_AS_DECIMAL: Final = frozenset({Decimal, int})
-# What pyarrow raises for a value that a type does not hold; ValueError is the base of ArrowInvalid too.
-_NOT_HELD: Final = (ValueError, TypeError, OverflowError, pa.ArrowException)
+# What pyarrow raises for a value that a type does not hold. ArrowInvalid is a ValueError, and ArrowTypeError
+# a TypeError. Lack of memory is none of them: it says nothing of the value.
+NOT_HELD: Final = (
+    ValueError,
+    TypeError,
+    OverflowError,
+    pa.ArrowNotImplementedError,
+    pa.ArrowCapacityError,
+)
 
 
 def _packed(values: list[TargetValue], plan: _Plan, errors: dict[int, ValueOutOfRangeError]) -> pa.Array:
@@ -263,7 +270,7 @@ def _packed(values: list[TargetValue], plan: _Plan, errors: dict[int, ValueOutOf
     if kinds.issuperset({type(value) for value in values if value is not None}):
         try:
             packed = pa.array(values, plan.target)
-        except _NOT_HELD:
+        except NOT_HELD:
             pass
         else:
             if plan.target != pa.float32() or not _overflowed(values, packed):
@@ -280,7 +287,7 @@ def _packed(values: list[TargetValue], plan: _Plan, errors: dict[int, ValueOutOf
 def _holds(target: pa.DataType, kinds: frozenset[type], value: Any) -> bool:
     try:
         packed = pa.array([value], target)
-    except _NOT_HELD:
+    except NOT_HELD:
         return False
     return type(value) in kinds and (target != pa.float32() or not _overflowed([value], packed))
 

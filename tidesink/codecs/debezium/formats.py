@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 import fastavro
 from fastavro.schema import SchemaParseException
 
-from tidesink.codecs.base import HEADER_SIZE, schema_id_of
+from tidesink.codecs.base import DAMAGED, HEADER_SIZE, schema_id_of
 from tidesink.codecs.compression import LARGEST, decompressed
 from tidesink.codecs.debezium.connect_schema import (
     MOST_LEVELS,
@@ -209,17 +209,6 @@ def _no_text(data: bytes) -> str:
     return what + ": is the topic's protocol debezium-json?"
 
 
-# What fastavro raises for bytes that end early or are no value of their type.
-_PAYLOAD_ERRORS: Final = (
-    EOFError,
-    IndexError,
-    KeyError,
-    ValueError,
-    OverflowError,
-    TypeError,
-    MemoryError,
-    RecursionError,
-)
 _SCHEMA_ERRORS: Final = (SchemaParseException, ValueError, TypeError, KeyError, RecursionError)
 _KEPT: Final = ("type", "name", "namespace", "size", "symbols", "items", "values")
 
@@ -329,7 +318,7 @@ def _record(data: bytes, bare: Any, part: str) -> Any:
     stream.seek(HEADER_SIZE)
     try:
         found: Any = fastavro.schemaless_reader(stream, bare, None)
-    except _PAYLOAD_ERRORS as error:
+    except DAMAGED as error:
         raise SchemaMismatchError(
             f"the {part} of {len(data)} bytes is no record of its schema ({type(error).__name__}): it is cut "
             "short, or was written with another schema than its id says"

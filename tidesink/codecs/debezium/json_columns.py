@@ -29,6 +29,7 @@ from tidesink.codecs.debezium.envelope import position_members, table_members
 from tidesink.codecs.debezium.formats import JSON_START, Wrapping, json_number, wrapping_of
 from tidesink.codecs.debezium.scalars import INTEGER_BITS
 from tidesink.errors import ConfigError, DecodeError
+from tidesink.typemap.arrow import NOT_HELD
 
 T = TypeVar("T")
 
@@ -162,7 +163,7 @@ class _Struct:
             return values
         try:
             return pa.array(values, array)
-        except pa.ArrowException:
+        except NOT_HELD:
             return values  # floats among which is text: NaN and the infinities
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import fastavro
 from fastavro import schemaless_reader, schemaless_writer
 
-from tidesink.codecs.base import HEADER_SIZE, header
+from tidesink.codecs.base import DAMAGED, HEADER_SIZE, header
 from tidesink.codecs.flat_avro.schema import (
     BEFORE,
     COMMIT_TS,
@@ -233,8 +233,6 @@ _PLAIN_WRITERS: Final[dict[str, ToWire]] = {"int": _int, "long": _long}
 
 # The values of ``_tidb_op``; an empty one says nothing.
 OPS: Final[Mapping[object, Op]] = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}
-# What fastavro raises for bytes that end early or are no value of their type.
-PAYLOAD_ERRORS: Final = (EOFError, IndexError, ValueError, OverflowError, TypeError, MemoryError)
 _NEW: Final = tuple.__new__
 # How an event says that its BIT columns were full width (ticdc b813e76): no schema says it, and it must be
 # known to write the same bytes again.
@@ -273,7 +271,7 @@ class RecordReader:
         stream.seek(HEADER_SIZE)
         try:
             row: Any = schemaless_reader(stream, self._bare, None)
-        except PAYLOAD_ERRORS as error:
+        except DAMAGED as error:
             raise self._unreadable(error, len(data)) from error
         if stream.tell() != len(data):
             raise SchemaMismatchError(

@@ -119,13 +119,15 @@ _Offsets = dict[tuple[str, int], int]
 class KafkaOffsets:
     """Asks the brokers. ``properties``: ``client_properties``.
 
-    ``look`` is for one thread, the rest for several.
+    ``look`` is for one thread, the rest for several. ``clock`` gives seconds and never runs backwards: it
+    says how old is what a topic was known by.
 
     Raises:
         ConfigError: the properties are refused.
     """
 
-    def __init__(self, properties: Mapping[str, str]) -> None:
+    def __init__(self, properties: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._open_admin = partial(open_client, AdminClient, properties, _QUIET)
         self._admin = self._open_admin()
         # An admin client makes a future for each partition, which takes five times the CPU.
@@ -215,7 +217,7 @@ class KafkaOffsets:
                 for name in choose(listed)
                 if (numbers := _numbers(name, listed[name], unanswered)) is not None
             }
-            now = time.monotonic()
+            now = self._clock()
             if now - self._described >= _REMEMBERED_SECONDS:
                 self._known, self._described = {}, now
             known = {name: one for name, one in self._known.items() if name in present and not unread(name)}
@@ -255,7 +257,7 @@ class KafkaOffsets:
         self, topics: Mapping[str, str], unanswered: dict[str, SourceError]
     ) -> dict[str, Compaction | None]:
         """How topics, given with their ids, are compacted, but for those without an answer."""
-        now = time.monotonic()
+        now = self._clock()
         known = {name: self._policies[name] for name in topics if name in self._policies}
         known = {name: one for name, one in known.items() if one[0] == topics[name]}
         due = [

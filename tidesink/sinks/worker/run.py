@@ -393,7 +393,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
     """
     failpoints = Failpoints.from_environment()
     with ExitStack() as closing:
-        registry = _registry(config, closing)
+        registry = _registry(config, closing, stop)
         store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
         spark = closing.enter_context(_spark_of(config, Listeners(listeners)))
         fetch = KafkaFetch(config.source.confluent_properties())
@@ -413,10 +413,10 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
         )
 
 
-def _registry(config: Config, closing: ExitStack) -> SchemaRegistry | None:
+def _registry(config: Config, closing: ExitStack, stop: StopFlag) -> SchemaRegistry | None:
     if config.source.schema_registry is None:
         return None
-    registry = config.source.open_registry()
+    registry = config.source.open_registry(stop)
     closing.callback(registry.close)
     return registry
 
