@@ -32,7 +32,6 @@ REFUSED_NAMES: Final = {
 # An old name of a module; what executors load alone.
 SMALL: Final = {
     "tidesink/sinks/session.py",
-    "tidesink/sinks/spark/daemon.py",
     "tidesink/sinks/spark/payloads.py",
 }
 ROOMS: Final = ("tidesink", "tests", "benchmarks", "scripts")
