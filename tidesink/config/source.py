@@ -58,10 +58,9 @@ from tidesink.kafka_client import (
     librdkafka_settings,
     property_problems,
 )
-from tidesink.schema_registry.base import SchemaRegistry
+from tidesink.schema_registry.base import SchemaRegistry, Stop
 from tidesink.schema_registry.client import open_registry
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.schema_registry.stopping import Stop
 from tidesink.schema_registry.transport import Auth, BasicAuth, BearerAuth, OAuthClient, Timeouts, TlsOptions
 from tidesink.typemap.table import DecimalMode, UnsignedMode
 

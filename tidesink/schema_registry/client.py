@@ -28,10 +28,10 @@ from tidesink.schema_registry.base import (
     CompatibilityResult,
     RegisteredSchema,
     SchemaRegistry,
+    Stop,
     require_level,
 )
 from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities, parse_avro
-from tidesink.schema_registry.stopping import Stop
 from tidesink.schema_registry.transport import (
     Answer,
     Auth,

@@ -39,7 +39,7 @@ from tidesink.errors import (
     RegistryUnavailableError,
     SchemaNotFoundError,
 )
-from tidesink.schema_registry.stopping import LAST_SECONDS, LeftBehindError, Stop, waited_for
+from tidesink.schema_registry.base import LAST_SECONDS, LeftBehindError, Stop, waited_for
 
 _CREDENTIALS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://|//)?.*@", re.DOTALL)
 _URL_FORM = "write http://host:port/path or https://host:port/path"
