@@ -6,8 +6,8 @@ reducing alone; ``start``, the first commit of a new process; the whole job into
 Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``protocols``, the first load of the others into
 Delta beside flat-avro's; ``memory``, the driver's for many events beside few; ``sizes``, small batches into
 tables of 200,000 and of ten million rows; ``age``, the thousandth small batch into a table; ``idle``, what
-500 idle tables cost. Everything is a ratio to a floor or a baseline of the same run, since machines differ
-and are noisy.
+500 idle tables cost; ``snapshots``, the rows of a database. Everything is a ratio to a floor or a baseline of
+the same run, since machines differ and are noisy.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from benchmarks.rows import (
     show,
     write,
 )
+from benchmarks.snapshots import snapshot_rows
 from benchmarks.sql_targets import sql_rows
 from benchmarks.table_sizes import age_rows, size_rows
 from tidesink.dev.stack import DevStack, free_ports
@@ -46,7 +47,7 @@ from tidesink.schema_registry import open_registry
 EVENTS = 1_000_000
 PARTS: Final = (
     *("codecs", "fetch", "reduce", "start"),
-    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "age", "idle"),
+    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "age", "idle", "snapshots"),
 )
 Settings = Mapping[str, Any]
 
@@ -161,6 +162,10 @@ def _age(settings: Settings, _events: int) -> Rows:
     return age_rows({**settings, "topic": "bench_age"})
 
 
+def _snapshots(settings: Settings, events: int) -> Rows:
+    return snapshot_rows({**settings, "topic": "bench_snapshots"}, events)
+
+
 def _written(settings: Settings, protocol: str, events: int, *, name: str | None = None) -> str:
     """A topic of one protocol; its name."""
     topic = name or f"bench_{protocol.replace('-', '_')}"
@@ -238,6 +243,7 @@ _ON_STACK: Final[Mapping[str, Callable[[Settings, int], Rows]]] = {
     "sizes": _sizes,
     "age": _age,
     "idle": _idle,
+    "snapshots": _snapshots,
 }
 
 if __name__ == "__main__":
