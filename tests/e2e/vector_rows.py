@@ -16,7 +16,8 @@ from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.source_database.mysql import StoredTable, stored_table
+from tidesink.source_database.base import StoredTable
+from tidesink.source_database.database import stored_table
 from tidesink.typemap.table import render_members, row_of
 
 # The column by which rows are told apart in the database; no vector has one of this name.
