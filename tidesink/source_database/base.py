@@ -37,6 +37,10 @@ class StoredTable(NamedTuple):
 class SourceDialect(Protocol):
     """What one kind of database does in its own way; a module of this package is one."""
 
+    @property
+    def RANGE_OPTIONS(self) -> Mapping[str, Any]:  # noqa: N802  (a constant of the module)
+        """SQLAlchemy's execution options of a connection that reads one range."""
+
     def begin_session(self, connection: Connection) -> None:
         """Make the texts of a session those that the others here read."""
 

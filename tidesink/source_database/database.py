@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import ColumnType, TableId
-from tidesink.source_database import mysql
+from tidesink.source_database import mysql, postgres
 from tidesink.source_database.base import KeyTexts, SourceDialect, StoredTable, code_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Select
 
-_DIALECTS: Final[Mapping[str, SourceDialect]] = {"mysql": mysql, "mariadb": mysql}
-# Seconds; a driver without these names takes its own from the URL.
-_PYMYSQL_LIMITS: Final = {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60}
+_DIALECTS: Final[Mapping[str, SourceDialect]] = {"mysql": mysql, "mariadb": mysql, "postgresql": postgres}
+# A driver's names of its limits; one without these names takes its own from the URL.
+_LIMITS: Final[Mapping[str, Mapping[str, int]]] = {
+    "pymysql": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60},
+    "psycopg": {"connect_timeout": 10, "tcp_user_timeout": 60_000, "keepalives_idle": 15},
+}
+# Texts, and no dictionaries.
+_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"postgresql+psycopg": {"use_native_hstore": False}}
 
 
 def open_engine(url: str, *, option: str, extra: str) -> Engine:
@@ -35,24 +40,34 @@ def open_engine(url: str, *, option: str, extra: str) -> Engine:
         raise ConfigError(f"{option} needs {extra}", key=option) from error
     try:
         parsed = make_url(url)
-        return sa.create_engine(
+        engine = sa.create_engine(
             parsed,
             isolation_level="AUTOCOMMIT",  # a snapshot is set between transactions
-            connect_args=_PYMYSQL_LIMITS if parsed.drivername.endswith("+pymysql") else {},
+            connect_args=dict(_LIMITS.get(parsed.drivername.partition("+")[2], {})),
+            **_OPTIONS.get(parsed.drivername, {}),
             hide_parameters=True,
             pool_pre_ping=True,
             pool_size=1,
         )
     except (NoSuchModuleError, ImportError) as error:
         raise ConfigError(
-            f"{option}: there is no driver for {url.partition('://')[0]}: install one, such as pymysql, "
-            "and give mysql+pymysql://…",
+            f"{option}: there is no driver for {url.partition('://')[0]}: install one, such as pymysql or "
+            "psycopg, and give mysql+pymysql://… or postgresql+psycopg://…",
             key=option,
         ) from error
     except (ArgumentError, ValueError):
         raise ConfigError(
-            f"{option} is no SQLAlchemy URL: give mysql+pymysql://user:password@host:4000", key=option
+            f"{option} is no SQLAlchemy URL: give mysql+pymysql://user:password@host:4000 or "
+            "postgresql+psycopg://user:password@host:5432/database",
+            key=option,
         ) from None
+    if engine.dialect.name == "postgresql":
+        if engine.dialect.driver != "psycopg":
+            raise ConfigError(
+                f"{option}: Postgres is read by psycopg: give postgresql+psycopg://…", key=option
+            )
+        sa.event.listen(engine, "connect", lambda connection, _record: postgres.keep_texts(connection))
+    return engine
 
 
 def dialect_of(connection: Connection) -> SourceDialect:
@@ -97,10 +112,14 @@ def translated(option: str) -> Iterator[None]:
         yield
     except DBAPIError as error:
         code = code_of(error)
-        if code in mysql.REFUSED:
+        if code in (*mysql.REFUSED, *postgres.REFUSED):
             raise ConfigError(f"{option}: the database refuses the user (code {code})", key=option) from error
-        if code in mysql.NO_COLUMN:
+        if code in (*mysql.NO_COLUMN, *postgres.NO_COLUMN):
             raise SourceUnavailableError(f"{option}: a column went while its rows were read") from error
+        if code is None and (words := postgres.words_of(error)):
+            raise SourceUnavailableError(
+                f"{option}: the database does not answer, or refuses the user: {words}"
+            ) from error
         raise SourceUnavailableError(f"{option}: the database does not answer (code {code})") from error
     except SQLAlchemyError as error:
         raise SourceUnavailableError(

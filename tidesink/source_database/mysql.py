@@ -21,6 +21,7 @@ from tidesink.typemap.values import text_reader, text_writer
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection
 
+RANGE_OPTIONS: Final[Mapping[str, Any]] = {}
 # Access denied, in one of its forms, or no such database.
 REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
 NO_TABLE: Final = (1109, 1146)

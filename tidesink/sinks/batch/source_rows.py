@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.kafka.fetch import FetchRange
 
 OPTION: Final = "source.database"
-EXTRA: Final = "a driver: pip install 'tidesink[mysql]'"
+EXTRA: Final = "a driver: pip install 'tidesink[mysql]' or 'tidesink[postgres]'"
 # Rows are decoded by so many: their texts are many times the rows.
 _ROWS_A_PART: Final = 20_000
 _UTC: Final = ZoneInfo("UTC")
@@ -153,6 +153,7 @@ class SourceRows:
         try:
             with translated(OPTION), engine.connect() as connection:
                 dialect = dialect_of(connection)
+                connection.execution_options(**dialect.RANGE_OPTIONS)
                 begin_session(connection)
                 found = connection.execution_options(
                     stream_results=True, max_row_buffer=_ROWS_A_PART
