@@ -16,9 +16,9 @@ from tidesink.source_database.database import begin_session
 
 
 @contextmanager
-def own_postgres(endpoint: Endpoint) -> Iterator[str]:
+def own_postgres(endpoint: Endpoint, form: str = 's"{}%') -> Iterator[str]:
     """The SQLAlchemy URL of a new database, whose name needs quotes; dropped at the end."""
-    name = f's"{uuid.uuid4().hex[:8]}%'
+    name = form.format(uuid.uuid4().hex[:8])
     with psycopg.connect(admin_dsn(endpoint), autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         try:

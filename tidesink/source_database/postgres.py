@@ -90,13 +90,14 @@ WITH RECURSIVE found AS (
 SELECT f.attname, f.attnotnull, f.attgenerated <> '', pg_catalog.format_type(f.type, f.mod), t.typname,
     t.typtype, t.typcategory
 FROM found f JOIN pg_catalog.pg_type t ON t.oid = f.type WHERE t.typtype <> 'd' ORDER BY f.attnum"""
-# Whole columns that are never NULL, compared as ORDER BY compares them.
+# Whole columns that are never NULL, by the operators that ORDER BY and a comparison both find.
 _KEYS: Final = """
 SELECT pg_catalog.array_to_json(k.names) FROM pg_catalog.pg_index i
 JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
 CROSS JOIN LATERAL (
     SELECT pg_catalog.array_agg(a.attname ORDER BY p.at) AS names,
-        pg_catalog.bool_and(a.attnotnull AND o.opcdefault AND i.indcollation[p.at] = a.attcollation) AS usable
+        pg_catalog.bool_and(a.attnotnull AND i.indcollation[p.at] = a.attcollation
+            AND o.opcdefault AND pg_catalog.pg_opclass_is_visible(o.oid)) AS usable
     FROM pg_catalog.generate_series(0, i.indnkeyatts - 1) AS p(at)
     JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[p.at]
     JOIN pg_catalog.pg_opclass o ON o.oid = i.indclass[p.at]
