@@ -116,7 +116,7 @@ def connect_server(brokers: str, directory: Path, name: str) -> Iterator[Connect
     properties.write_text(
         _PROPERTIES.format(brokers=brokers, port=port, plugins=plugins, name=name), encoding="utf-8"
     )
-    files = DaemonFiles(directory, "connect")
+    files = DaemonFiles("connect", directory)
     command = [
         str(find_java().path), "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Duser.timezone=UTC",

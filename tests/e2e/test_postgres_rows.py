@@ -174,7 +174,7 @@ def test_generated_and_dropped_columns(database: Database) -> None:
         own int GENERATED ALWAYS AS IDENTITY, d date NOT NULL); ALTER TABLE g DROP COLUMN gone""")
     stored = database.stored("g")
     assert [*stored.types] == ["id", "own", "d"]
-    assert [*stored.virtual] == ["twice"]
+    assert [*stored.generated] == ["twice"]
     assert stored.required == {"id", "own", "d"}
 
 

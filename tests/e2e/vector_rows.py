@@ -125,7 +125,7 @@ class DatabaseRows:
         """Read a table."""
         stored = stored_table(connection, table)
         assert stored is not None
-        types = {**stored.types, **stored.virtual}
+        types = {**stored.types, **stored.virtual, **stored.generated}
         schema = TableSchema(table, tuple(Column(name, kind) for name, kind in types.items()))
         source = SourceRows(url, schema, (), {}, (KeyRange(),))
         (records,) = source(FetchRange("rows", 0, 0, 1))

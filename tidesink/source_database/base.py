@@ -23,7 +23,7 @@ class StoredTable(NamedTuple):
 
     ``key``: the columns of the primary key, or of the first unique key without NULLs; empty: there is none.
     ``rows``, ``bytes``: the database's own estimate. ``virtual``: virtual columns. ``required``: columns that
-    are never NULL.
+    are never NULL. ``generated``: columns that logical decoding leaves out, unless a publication has them.
     """
 
     types: dict[str, ColumnType]
@@ -32,6 +32,7 @@ class StoredTable(NamedTuple):
     bytes: int
     virtual: Mapping[str, ColumnType] = MappingProxyType({})
     required: frozenset[str] = frozenset()
+    generated: Mapping[str, ColumnType] = MappingProxyType({})
 
 
 class SourceDialect(Protocol):

@@ -119,9 +119,6 @@ FROM (SELECT relid FROM pg_catalog.pg_partition_tree(CAST(:oid AS oid))
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     """A table as the database has it; None where it has none of this name.
 
-    Generated columns stand with the virtual ones: logical decoding leaves them out unless a publication has
-    them.
-
     Raises:
         ConfigError: other tables inherit from it.
     """
@@ -131,13 +128,13 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     found = connection.execute(sa.text(_TABLE), named).first()
     if found is None:
         return None
-    oid, kind, has_children = found
-    if _plain(kind) == "r" and _is_true(has_children):
+    oid, sort, has_children = found
+    if _plain(sort) == "r" and _is_true(has_children):
         raise ConfigError(_CHILDREN, table=str(table))
     place = {"oid": _plain(oid)}
     columns = [_column(row) for row in connection.execute(sa.text(_COLUMNS), place)]
-    types, virtual = (
-        {one.name: one.type for one in columns if one.generated is generated} for generated in (False, True)
+    types, generated = (
+        {one.name: one.type for one in columns if one.generated is kind} for kind in (False, True)
     )
     required = frozenset(one.name for one in columns if one.required)
     return StoredTable(
@@ -145,8 +142,8 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
         _key(connection, place),
         _rows(connection, table),
         int(_plain(connection.execute(sa.text(_BYTES), place).scalar_one())),
-        virtual,
-        required,
+        required=required,
+        generated=generated,
     )
 
 

@@ -56,8 +56,11 @@ def numeric(case: Case) -> Convert | None:
         return _on_texts(float)
     if case.reader == "text":
         return None
-    exact = case.type.precision is not None and case.type.scale is not None
-    return None if exact else _on_texts(lambda text: _decimal(text, case.stored))
+    if case.type.precision is not None and case.type.scale is not None:
+        return None
+    if case.bare and case.modes.decimal_handling_mode == "string":
+        return _on_texts(Decimal)
+    return _on_texts(lambda text: _decimal(text, case.stored))
 
 
 def _decimal(text: str, column: Column) -> Decimal:
@@ -97,11 +100,11 @@ def moment(case: Case) -> Convert | None:
 
 
 def time_of_day(case: Case) -> Convert | None:
-    """A time; no text of ISO 8601 has 24:00:00."""
+    """A time; in no text of ISO 8601 is it 24:00:00."""
 
-    def convert(text: str) -> str | None:
+    def convert(text: str) -> str:
         if case.in_iso and text.startswith("24"):
-            return None
+            text = f"00{text[2:]}"
         whole = _cut(text) if case.in_milliseconds else text
         return padded(whole, case.type) if case.reader == "time" else whole
 
@@ -383,8 +386,22 @@ def _bare_item(element: Column, modes: DebeziumModes) -> Item:
     if kind == "zoned time":
         return _zulu_time(element)
     if kind in ("float", "double"):
-        return lambda text: text if text in _NON_FINITE else Decimal(repr(float(text)))
+        return _java_number
     return _READ.get(kind, str)
+
+
+def _java_number(text: str) -> object:
+    """A floating-point number with the digits that ``Double.toString`` writes."""
+    if text in _NON_FINITE:
+        return text
+    value = _stripped(Decimal(text))
+    sign, digits, exponent = value.as_tuple()
+    if value and not Decimal("0.001") <= abs(value) < 10_000_000:
+        # One digit before the point, and one or more behind it.
+        significant = "".join(map(str, digits)).rstrip("0").ljust(2, "0")
+        scale = value.adjusted() - len(significant) + 1
+        return Decimal((sign, tuple(map(int, significant)), scale))
+    return value if isinstance(exponent, int) and exponent < 0 else Decimal(f"{value:f}.0")
 
 
 def _bare_numeric(element: Column, modes: DebeziumModes) -> Item:
@@ -392,7 +409,7 @@ def _bare_numeric(element: Column, modes: DebeziumModes) -> Item:
     if modes.decimal_handling_mode == "string":
         return str
     if modes.decimal_handling_mode == "double":
-        return lambda text: text if text in _NON_FINITE else Decimal(repr(float(text)))
+        return lambda text: _java_number(text if text in _NON_FINITE else repr(float(text)))
 
     def item(text: str) -> object:
         value = _decimal(text, element)

@@ -378,7 +378,7 @@ class ColumnGap(NamedTuple):
     """In what the database's columns are not those of a table's records, by their names.
 
     ``lost``: the records have them by all that is known, and the database has not. ``new``: the other way.
-    Virtual columns are neither: TiCDC may list them, and has no value of them.
+    Virtual and generated columns are neither: TiCDC may list them, and has no value of them.
     """
 
     lost: tuple[str, ...] = ()
@@ -394,7 +394,9 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
         ConfigError: nothing tells how the records spell a column's values.
     """
     decoder, shape, handle = plan.decoder, plan.rows.shape, {name.lower() for name in plan.rows.keys}
-    types = {**stored.types, **(stored.virtual if decoder.has_virtual_columns else {})}
+    virtual = stored.virtual if decoder.has_virtual_columns else {}
+    generated = stored.generated if decoder.has_generated_columns else {}
+    types = {**stored.types, **virtual, **generated}
     called = _called(plan, types)
     columns = tuple(
         ReadColumn(
@@ -405,7 +407,10 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     )
     for column in columns:
         decoder.recorded_value(column.stored, column.recorded.type)
-    known, gone = {*called.values(), *_called(plan, stored.virtual).values()}, _gone(plan)
+    known, gone = (
+        {*called.values(), *_called(plan, {**stored.virtual, **stored.generated}).values()},
+        _gone(plan),
+    )
     held = {*plan.rows.keys, *plan.rows.value_sources.values()} - known
     lost = (c.name for c in shape.columns if c.name in held and c.name.lower() not in gone)
     gap = ColumnGap(tuple(lost), tuple(name for name in stored.types if name not in called))

@@ -79,6 +79,11 @@ class DebeziumDecoder(TableDecoder):
         return False
 
     @property
+    def has_generated_columns(self) -> bool:
+        """As ``TableDecoder``: a definition may list what is not sent."""
+        return not self.is_bare
+
+    @property
     def has_virtual_columns(self) -> bool:
         """As ``TableDecoder``: TiCDC lists them and leaves them out."""
         return not self.is_ticdc
