@@ -59,7 +59,8 @@ def container_postgres() -> Iterator[Endpoint]:
     """A Postgres server, gone afterwards."""
     environment = {"POSTGRES_HOST_AUTH_METHOD": "trust"}
     # The server that the image sets up with says so too.
-    with _database(_POSTGRES, 5432, environment, "ready to accept connections", times=2) as (host, port):
+    ready, options = "ready to accept connections", ["-c", "wal_level=logical"]
+    with _database(_POSTGRES, 5432, environment, ready, times=2, options=options) as (host, port):
         yield Endpoint(host, port, "postgres", "postgres", "")
 
 

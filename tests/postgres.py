@@ -31,6 +31,7 @@ unix_socket_directories = '{folder}'
 fsync = off
 shared_buffers = 32MB
 max_connections = 50
+wal_level = logical
 """
 _OWNER: Final = "postgres"
 _SECONDS: Final = 240

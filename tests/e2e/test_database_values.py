@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from typing import Any, Final
 
 import pymysql
@@ -14,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from pymysql.constants import CLIENT
 
+from tests.e2e.capture_rows import as_declared, different, json_plan, messages_of, table_differences
 from tests.e2e.vector_rows import DatabaseRows, VectorTable, run, vector_tables
 from tests.golden.debezium_captures import Capture
 from tests.golden.each_capture import each_capture
@@ -22,17 +21,14 @@ from tests.golden.vectors import Record, find_folders, schema_of
 from tests.mysql_values import own_database
 from tests.spark.decoded import Decoded, decode_here
 from tests.vectors import vectors_dir
-from tidesink.codecs.base import CodecOptions, DebeziumModes
-from tidesink.codecs.debezium.inference import first_row
-from tidesink.events import ColumnType, Message, TableId, TableSchema
+from tidesink.codecs.base import CodecOptions
+from tidesink.events import TableId
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
-from tidesink.sinks.batch.records import TRUNCATE
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
-from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.sinks.spark.payloads import DELETE, UPSERT
+from tidesink.sinks.spark.payloads import UPSERT
 
 pytestmark = pytest.mark.servers
 
@@ -49,7 +45,7 @@ def _plan(table: VectorTable, records: list[Record], schemas: Mapping[int, str])
     if codec == "debezium":
         messages = [record.message for record in records]
         without = bool(records[0].config["debezium-disable-schema"])
-        definition = _declared(table.schema) if without else None
+        definition = as_declared(table.schema) if without else None
         return json_plan(named, messages, CodecOptions(time_zone=zone), definition, time_zone=zone)
     keys, values = (
         {number: schemas[number] for record in records if (number := record.raw.get(f"{part}_schema_id"))}
@@ -57,30 +53,6 @@ def _plan(table: VectorTable, records: list[Record], schemas: Mapping[int, str])
     )
     make = flat_avro_plan if codec == "avro" else debezium_avro_plan
     return make(named, key_schemas=keys, value_schemas=values, time_zone=zone, logs=True)
-
-
-def json_plan(
-    table: TableId,
-    messages: Iterable[Message],
-    options: CodecOptions,
-    definition: TableSchema | None,
-    **named: Any,
-) -> DecodePlan:
-    """A plan over what each record of a row tells."""
-    rows = (first_row([message], options, definition) for message in messages)
-    writers = Writers().with_new(first_writer(row) for row in rows if row is not None)
-    return debezium_json_plan(
-        table, writers=writers, definition=definition, options=options, logs=True, **named
-    )
-
-
-def _declared(schema: TableSchema) -> TableSchema:
-    """The table as a person declares it: a DECIMAL as DOUBLE, for TiCDC writes no more of it."""
-    columns = (
-        replace(one, type=ColumnType("double")) if one.type.name == "decimal" else one
-        for one in schema.columns
-    )
-    return replace(schema, columns=tuple(columns))
 
 
 def test_rows_of_the_vectors(pytestconfig: pytest.Config, mariadb_url: str) -> None:
@@ -142,13 +114,7 @@ def _differences(
     }
     for name, value in values.items():
         if value is not None or name not in as_default:
-            yield from _different(record.name, name, value, (event.after or {})[name], plan)
-
-
-def _different(place: str, name: str, value: Any, expected: Any, plan: DecodePlan) -> Iterator[str]:
-    if type(value) is not type(expected) or value != expected:
-        kind = plan.rows.shape.by_name[name.lower()].type
-        yield f"{place} {name} {kind.name}: {value!r} is not {expected!r}"
+            yield from different(record.name, name, value, (event.after or {})[name], plan)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -167,12 +133,12 @@ def test_rows_of_a_capture(capture: Capture, mariadb_url: str) -> None:
     """A connector's events and the database that it read, as its statements leave it."""
     with own_database(mariadb_url) as (connection, schema):
         _replay(connection, schema, capture)
-        tables = [name for name in _messages(capture) if name not in _LEFT_OUT]
+        tables = [name for name in messages_of(capture, "labdb") if name not in _LEFT_OUT]
         assert len(tables) >= 3
         differing = list[str]()
         for name in tables:
             rows = DatabaseRows.of(connection, mariadb_url, TableId(schema, name))
-            differing += _table_differences(capture, name, rows)
+            differing += table_differences(capture, TableId("labdb", name), rows, _OTHERWISE)
     assert differing == []
 
 
@@ -199,61 +165,3 @@ def _replay(connection: sa.Connection, schema: str, capture: Capture) -> None:
                 while cursor.nextset():
                     pass
             session.commit()
-
-
-def _messages(capture: Capture) -> dict[str, list[Message]]:
-    """The records of each table, by its name."""
-    found: dict[str, list[Message]] = {}
-    for message in capture.messages:
-        prefix, _, name = message.topic.partition(".labdb.")
-        if name and prefix == capture.name:
-            found.setdefault(name, []).append(message)
-    return found
-
-
-def _table_differences(capture: Capture, name: str, rows: DatabaseRows) -> Iterator[str]:
-    messages = _messages(capture)[name]
-    plan = _capture_plan(capture, TableId("labdb", name), messages)
-    if plan is None:
-        return
-    last: dict[str, Decoded] = {}
-    for event in decode_here(plan, messages):
-        if event.kind == TRUNCATE:
-            last.clear()
-        elif event.kind in (UPSERT, DELETE):
-            last[repr(event.key)] = event
-    expected = {key: event for key, event in last.items() if event.kind == UPSERT}
-    found = {repr(one.key): (one, values) for one, values in rows.decoded(plan)}
-    assert found.keys() == expected.keys(), name
-    for key, (one, values) in found.items():
-        assert one.kind == UPSERT, (name, one.reason)
-        assert len(values) >= len(rows.stored.types)
-        for column, value in values.items():
-            if (name, column) not in _OTHERWISE:
-                place = f"{name} {key}"
-                yield from _different(place, column, value, (expected[key].after or {})[column], plan)
-
-
-def _capture_plan(capture: Capture, table: TableId, messages: list[Message]) -> DecodePlan | None:
-    """None for a table that nothing defines: the capture's DDL drops it in the end."""
-    options = CodecOptions(debezium=capture.modes, debezium_unwrapped=capture.is_unwrapped)
-    if capture.is_avro:
-        answers = json.loads((capture.path.parent / "avro_schemas.json").read_text(encoding="utf-8"))
-        ids = {"key": set[int](), "value": set[int]()}
-        for message in messages:
-            for part, data in (("key", message.key), ("value", message.value)):
-                if data is not None:
-                    ids[part].add(int.from_bytes(data[1:5], "big"))
-        keys, values = ({one: answers[str(one)]["schema"] for one in ids[part]} for part in ("key", "value"))
-        return debezium_avro_plan(table, key_schemas=keys, value_schemas=values, modes=capture.modes)
-    with_schema = capture.connector.get("value.converter.schemas.enable") == "true"
-    declared = None if with_schema else capture.ddl_definitions().get(table)
-    definition = None if declared is None else _as_sent(declared, capture.modes)
-    if not (with_schema or definition):
-        return None
-    return json_plan(table, messages, options, definition)
-
-
-def _as_sent(schema: TableSchema, modes: DebeziumModes) -> TableSchema:
-    """A definition whose values the records can hold: a decimal that is sent as a double is one."""
-    return _declared(schema) if modes.decimal_handling_mode == "double" else schema

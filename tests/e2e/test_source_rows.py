@@ -19,7 +19,8 @@ from tidesink.sinks.batch.records import BAD
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.source_database.mysql import StoredTable, begin_session, stored_table
+from tidesink.source_database.base import StoredTable
+from tidesink.source_database.database import begin_session, stored_table
 from tidesink.typemap.values import target_reader, text_reader
 
 pytestmark = pytest.mark.servers

@@ -16,7 +16,8 @@ from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.source_database.mysql import StoredTable, stored_table
+from tidesink.source_database.base import StoredTable
+from tidesink.source_database.database import stored_table
 from tidesink.typemap.table import render_members, row_of
 
 # The column by which rows are told apart in the database; no vector has one of this name.
@@ -124,7 +125,7 @@ class DatabaseRows:
         """Read a table."""
         stored = stored_table(connection, table)
         assert stored is not None
-        types = {**stored.types, **stored.virtual}
+        types = {**stored.types, **stored.virtual, **stored.generated}
         schema = TableSchema(table, tuple(Column(name, kind) for name, kind in types.items()))
         source = SourceRows(url, schema, (), {}, (KeyRange(),))
         (records,) = source(FetchRange("rows", 0, 0, 1))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tidesink.sinks.batch.source_rows import KeyRange
 from tidesink.sinks.state.progress import SnapshotProgress
 from tidesink.sinks.worker.snapshot import SnapshotPart
-from tidesink.source_database.mysql import StoredTable
+from tidesink.source_database.base import StoredTable
 
 KEYS: Final = range(6)
 PARTITIONS: Final = 2

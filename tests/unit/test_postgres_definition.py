@@ -29,6 +29,8 @@ def test_the_captured_tables_have_the_types_a_person_would_declare(table: str) -
     [
         ("int", ColumnType("int")),
         ("bigserial", ColumnType("bigint")),
+        ("oid", ColumnType("bigint")),
+        ("regclass", ColumnType("text")),
         ("numeric", ColumnType("decimal")),
         ("numeric(5)", ColumnType("decimal", precision=5, scale=0)),
         ("real", ColumnType("float")),

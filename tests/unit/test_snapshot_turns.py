@@ -13,7 +13,7 @@ from tidesink.sinks.batch.source_rows import KeyRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
 from tidesink.sinks.worker.control import SnapshotControl
 from tidesink.sinks.worker.snapshot import Snapshot, SnapshotPart
-from tidesink.source_database.mysql import StoredTable
+from tidesink.source_database.base import StoredTable
 
 ORDERS = TableId("shop", "orders")
 

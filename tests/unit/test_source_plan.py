@@ -11,7 +11,7 @@ from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, source_plan
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.source_database.mysql import StoredTable
+from tidesink.source_database.base import StoredTable
 from tidesink.typemap.mysql_types import parse_sql_type
 
 TABLE: Final = TableId("shop", "orders")

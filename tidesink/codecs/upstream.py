@@ -16,17 +16,16 @@ from zoneinfo import ZoneInfo
 
 from tidesink.errors import ConfigError, RowUnavailableError, SourceUnavailableError
 from tidesink.events import ColumnType, TableId, Value
+from tidesink.source_database.base import ErrorCode, code_of, table_of
+from tidesink.source_database.database import open_engine
 from tidesink.source_database.mysql import (
     NO_TABLE,
     REFUSED,
     begin_session,
-    code_of,
     compared,
-    open_engine,
     parameter_of,
     selected,
     stored_columns,
-    table_of,
     text_of,
 )
 
@@ -158,7 +157,9 @@ def _translated(table: TableId, commit_ts: int) -> Iterator[None]:
         ) from error
 
 
-def _error(code: int | None, commit_ts: int) -> RowUnavailableError | ConfigError | SourceUnavailableError:
+def _error(
+    code: ErrorCode | None, commit_ts: int
+) -> RowUnavailableError | ConfigError | SourceUnavailableError:
     if code in _TOO_OLD:
         return RowUnavailableError(
             f"the upstream has collected what was there at commit_ts {commit_ts}: raise tidb_gc_life_time, "

@@ -383,7 +383,7 @@ def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
 _TYPES: Final[Mapping[str, ColumnType]] = {
     **dict.fromkeys(("SMALLINT", "SMALLSERIAL"), ColumnType("smallint")),
     **dict.fromkeys(("INT", "SERIAL"), ColumnType("int")),
-    **dict.fromkeys(("BIGINT", "BIGSERIAL"), ColumnType("bigint")),
+    **dict.fromkeys(("BIGINT", "BIGSERIAL", "OID"), ColumnType("bigint")),
     "MONEY": ColumnType("decimal", precision=19, scale=2),
     "FLOAT": ColumnType("float"),
     "DOUBLE": ColumnType("double"),
@@ -472,7 +472,8 @@ def _literal(value: exp.Expression) -> str | None:
 def _type_of(kind: exp.DataType | None) -> ColumnType:
     if kind is None:
         return ColumnType("text")
-    name = kind.this.name
+    # Types that stand for objects of the catalog have their names as texts.
+    name = kind.this if isinstance(kind.this, str) else kind.this.name
     numbers = [int(one.name) for one in kind.expressions if one.name.isdigit()]
     if name == "DECIMAL":
         precision, scale = (*numbers, None, None)[:2]

@@ -7,82 +7,28 @@ zero dates compare and CHAR is not padded. Identifiers are quoted by SQLAlchemy;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, Value
+from tidesink.source_database.base import KeyTexts, Selected, StoredTable, column_of
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
 from tidesink.typemap.values import text_reader, text_writer
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection, Engine, Select, TableClause
+    from sqlalchemy import ColumnElement, Connection
 
+RANGE_OPTIONS: Final[Mapping[str, Any]] = {}
 # Access denied, in one of its forms, or no such database.
 REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
 NO_TABLE: Final = (1109, 1146)
 NO_COLUMN: Final = (1054,)
-# Seconds; a driver without these names takes its own from the URL.
-_PYMYSQL_LIMITS: Final = {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60}
 # Types that are selected, and carried, as numbers.
 _NUMBERED: Final = ("integer", "unsigned64", "bit", "enum", "set")
 _TYPED: Final[Mapping[str, Callable[[str], Value]]] = {"decimal": Decimal, "float32": float, "float64": float}
-
-
-class StoredTable(NamedTuple):
-    """A table as the database has it: types by column, in order, without virtual columns.
-
-    ``key``: the columns of the primary key, or of the first unique key without NULLs; empty: there is none.
-    ``rows``, ``bytes``: the database's own estimate. ``virtual``: virtual columns. ``required``: columns that
-    are never NULL.
-    """
-
-    types: dict[str, ColumnType]
-    key: tuple[str, ...]
-    rows: int
-    bytes: int
-    virtual: Mapping[str, ColumnType] = MappingProxyType({})
-    required: frozenset[str] = frozenset()
-
-
-def open_engine(url: str, *, option: str, extra: str) -> Engine:
-    """An engine of a SQLAlchemy URL, such as ``mysql+pymysql://reader:…@tidb:4000``; not connected yet.
-
-    ``option`` is the setting that has the URL, ``extra`` the one of tidesink's that brings a driver.
-
-    Raises:
-        ConfigError: no URL, or no driver for it; the URL itself is never shown.
-    """
-    try:
-        import sqlalchemy as sa
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-    except ImportError as error:
-        raise ConfigError(f"{option} needs {extra}", key=option) from error
-    try:
-        parsed = make_url(url)
-        return sa.create_engine(
-            parsed,
-            isolation_level="AUTOCOMMIT",  # a snapshot is set between transactions
-            connect_args=_PYMYSQL_LIMITS if parsed.drivername.endswith("+pymysql") else {},
-            hide_parameters=True,
-            pool_pre_ping=True,
-            pool_size=1,
-        )
-    except (NoSuchModuleError, ImportError) as error:
-        raise ConfigError(
-            f"{option}: there is no driver for {url.partition('://')[0]}: install one, such as pymysql, "
-            "and give mysql+pymysql://…",
-            key=option,
-        ) from error
-    except (ArgumentError, ValueError):
-        raise ConfigError(
-            f"{option} is no SQLAlchemy URL: give mysql+pymysql://user:password@host:4000", key=option
-        ) from None
 
 
 def begin_session(connection: Connection) -> None:
@@ -163,27 +109,6 @@ def _size(connection: Connection, table: TableId) -> tuple[int, int]:
     return int(rows or 0), int(size or 0)
 
 
-def table_of(table: TableId) -> TableClause:
-    """A table to select from."""
-    import sqlalchemy as sa
-
-    return sa.table(_quoted(table.name), schema=_quoted(table.schema))
-
-
-def column_of(name: str) -> ColumnElement[Any]:
-    """A column by its name."""
-    import sqlalchemy as sa
-
-    return sa.column(_quoted(name))
-
-
-def _quoted(name: str) -> Any:
-    """An identifier that the dialect quotes, whatever it holds. Every one passes here."""
-    from sqlalchemy.sql.elements import quoted_name
-
-    return quoted_name(name, quote=True)
-
-
 def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
     """What is selected of a column: a text that no driver makes something else of.
 
@@ -234,6 +159,17 @@ def text_of(value: Any, column_type: ColumnType) -> str:
     return text if read is None else text_writer(column_type)(read(text))
 
 
+def value_of(value: Any, column_type: ColumnType) -> Selected:
+    """What the driver gives for a column that was ``selected``: a text, bytes, or a double."""
+    reader = row_of(column_type).reader
+    if reader in ("float32", "float64"):
+        return float(value)
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    if reader == "binary":
+        return bytes.fromhex(text)
+    return text_of(text, column_type) if "zerofill" in (column_type.sql or "") else text
+
+
 def _plain(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value or "")
 
@@ -245,27 +181,7 @@ def _type(sql: str) -> ColumnType:
         return ColumnType("text", sql=sql)  # a type this version does not know is kept as text
 
 
-KeyTexts = tuple[str, ...]
-
-
-def rows_between(
-    query: Select[Any],
-    key: Sequence[str],
-    types: Mapping[str, ColumnType],
-    *,
-    after: KeyTexts | None = None,
-    up_to: KeyTexts | None = None,
-) -> Select[Any]:
-    """The rows of a query whose keys are above ``after`` and not above ``up_to``; None: no bound.
-
-    The bounds are canal-json's texts of the key's columns; keys compare as the database compares them.
-    """
-    if after is not None:
-        query = query.where(_bounded(key, types, after, above=True))
-    return query if up_to is None else query.where(_bounded(key, types, up_to, above=False))
-
-
-def _bounded(
+def bounded(
     key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
 ) -> ColumnElement[bool]:
     """Whether a key is above a bound, or not above it, spelt so that an index of the key serves it.
@@ -278,34 +194,7 @@ def _bounded(
     column, value = compared(name, types[name]), parameter_of(bound[0], types[name])
     if not others:
         return column > value if above else column <= value
-    rest = _bounded(others, types, bound[1:], above=above)
+    rest = bounded(others, types, bound[1:], above=above)
     if above:
         return sa.and_(column >= value, sa.or_(column > value, rest))
     return sa.and_(column <= value, sa.or_(column < value, rest))
-
-
-@contextmanager
-def translated(option: str) -> Iterator[None]:
-    """The database's errors as ours, by their codes. Their own texts may hold values, and are left out."""
-    from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-
-    try:
-        yield
-    except DBAPIError as error:
-        code = code_of(error)
-        if code in REFUSED:
-            raise ConfigError(f"{option}: the database refuses the user (code {code})", key=option) from error
-        if code in NO_COLUMN:
-            raise SourceUnavailableError(f"{option}: a column went while its rows were read") from error
-        raise SourceUnavailableError(f"{option}: the database does not answer (code {code})") from error
-    except SQLAlchemyError as error:
-        raise SourceUnavailableError(
-            f"{option}: the database cannot be asked: {type(error).__name__}"
-        ) from error
-
-
-def code_of(error: BaseException) -> int | None:
-    """The server's or the driver's number of an error; None where it has none."""
-    cause = getattr(error, "orig", None)
-    code = cause.args[0] if cause is not None and cause.args else None
-    return code if isinstance(code, int) else None

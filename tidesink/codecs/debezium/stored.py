@@ -1,6 +1,7 @@
 """What Debezium's records have of a value that is read from the database itself.
 
-A snapshot reads rows by SQL, as canal-json has them. A record of the same row differs where the connector's
+A snapshot reads rows by SQL: of MySQL and its kind as canal-json has them, of Postgres in its own texts
+(``stored_postgres``). A record of the same row differs where the connector's
 modes, or the producer's losses, say so; here is the one place that knows. Sources: events of Debezium 3.5
 from MariaDB 10.11, its documentation for MySQL's JSON, and TiCDC's encoder (b813e76).
 
@@ -21,11 +22,13 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from decimal import Decimal
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from tidesink.codecs.base import BinaryHandling, DebeziumModes
+from tidesink.codecs.debezium import stored_postgres
 from tidesink.codecs.debezium.readers import padded
 from tidesink.codecs.debezium.scalars import time_text
+from tidesink.codecs.debezium.stored_case import Case
 from tidesink.codecs.debezium.values import ewkb
 from tidesink.errors import ConfigError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
@@ -47,54 +50,29 @@ _NO_FORM: Final = (
 )
 
 
-class _Case(NamedTuple):
-    """A column of the database, and the type of the values that the table's records have of it."""
-
-    stored: Column
-    type: ColumnType
-    modes: DebeziumModes
-    is_ticdc: bool
-
-    @property
-    def reader(self) -> Reader:
-        return row_of(self.type).reader
-
-    @property
-    def in_milliseconds(self) -> bool:
-        """Whether times are cut to milliseconds: a schema of Kafka Connect's own type says so too."""
-        local = self.type.name in ("local time", "local datetime") and self.type.fsp == 3
-        return not self.is_ticdc and (local or self.modes.time_precision_mode == "connect")
-
-    @property
-    def in_a_day(self) -> bool:
-        """Whether a TIME has to be one of a day."""
-        iso = not self.is_ticdc and self.modes.time_precision_mode == "isostring"
-        return iso or self.in_milliseconds
-
-
 def recorded_value(
-    stored: Column, column_type: ColumnType, modes: DebeziumModes, *, is_ticdc: bool
+    stored: Column, column_type: ColumnType, modes: DebeziumModes, *, is_ticdc: bool, bare: bool = False
 ) -> Convert | None:
-    """What makes a value of the database, as canal-json has it, the value of a record; None: it is the same.
+    """What makes a value of the database, as it is selected, the value of a record; None: it is the same.
 
     ``column_type`` is the column's in the table's records, ``stored`` the database's column. A TIMESTAMP is
-    in UTC on both sides.
+    in UTC on both sides. ``bare``: records have no schemas.
 
     Raises:
         ConfigError: nothing tells how the records spell it; says which setting does.
     """
-    case = _Case(stored, column_type, modes, is_ticdc)
+    case = Case(stored, column_type, modes, is_ticdc, bare)
     make = _CASES.get(row_of(stored.type).reader)
     return None if make is None else make(case)
 
 
-def _integer(case: _Case) -> Convert | None:
+def _integer(case: Case) -> Convert | None:
     if case.reader == "boolean":
         return bool
     return _numeric(case)
 
 
-def _numeric(case: _Case) -> Convert | None:
+def _numeric(case: Case) -> Convert | None:
     if case.reader == "decimal":
         return lambda value: Decimal(_whole(value))
     return (lambda value: str(_whole(value))) if case.reader == "text" else None
@@ -106,7 +84,7 @@ def _whole(value: Value) -> int:
     return value
 
 
-def _unsigned(case: _Case) -> Convert | None:
+def _unsigned(case: Case) -> Convert | None:
     if case.reader != "integer":
         return _numeric(case)
 
@@ -117,14 +95,14 @@ def _unsigned(case: _Case) -> Convert | None:
     return wrapped
 
 
-def _float32(case: _Case) -> Convert | None:
+def _float32(case: Case) -> Convert | None:
     # TiCDC writes the fewest digits, Debezium the double that the 32-bit number is.
     if case.is_ticdc and case.reader == "float64":
         return lambda value: shortest_float32(value) if isinstance(value, float) else value
     return None
 
 
-def _decimal(case: _Case) -> Convert | None:
+def _decimal(case: Case) -> Convert | None:
     if case.reader in ("float32", "float64"):
         return lambda value: float(value) if isinstance(value, Decimal) else value
     if case.reader == "text":
@@ -132,9 +110,10 @@ def _decimal(case: _Case) -> Convert | None:
     return None
 
 
-def _binary(case: _Case) -> Convert | None:
+def _binary(case: Case) -> Convert | None:
     if case.type.name in ("geometry", "geography"):
-        return _geometry
+        # Postgres' own bytes have their SRID already.
+        return None if case.stored.type.name == "other binary" else _geometry
     if case.reader != "text":
         return None
     mode: BinaryHandling = "base64" if case.is_ticdc else case.modes.binary_handling_mode
@@ -159,18 +138,20 @@ def _geometry(value: Value) -> Value:
     return ewkb({"wkb": value[4:], "srid": srid or None}, lambda raw: raw if isinstance(raw, bytes) else b"")
 
 
-def _bit(case: _Case) -> Convert | None:
+def _bit(case: Case) -> Convert | None:
     return bool if case.reader == "boolean" else None
 
 
-def _label(_case: _Case) -> Convert:
+def _label(_case: Case) -> Convert:
     """A label: the database's own members make it, whatever the records list."""
     return unchanged
 
 
-def _text(case: _Case) -> Convert | None:
-    if case.is_ticdc or case.stored.type.name != "json":
+def _text(case: Case) -> Convert | None:
+    if case.is_ticdc:
         return None
+    if case.stored.type.name != "json":
+        return stored_postgres.of_text(case)
     return lambda value: _JSON_SPACE.sub(r"\1", value) if isinstance(value, str) else value
 
 
@@ -188,7 +169,7 @@ def _on_calendar(text: str) -> str | None:
         return None
 
 
-def _calendar(absent: str, case: _Case) -> Convert:
+def _calendar(absent: str, case: Case) -> Convert:
     """A date, or a date and time without a zone; ``absent``: what a column that is NOT NULL has for none."""
     empty = None if case.stored.nullable else absent
 
@@ -201,7 +182,7 @@ def _calendar(absent: str, case: _Case) -> Convert:
     return convert
 
 
-def _timestamp(case: _Case) -> Convert:
+def _timestamp(case: Case) -> Convert:
     offset = "+00:00" if case.reader == "instant" else ""
     empty = None if case.stored.nullable and not case.is_ticdc else f"{_EPOCH}{offset}"
 
@@ -216,7 +197,7 @@ def _timestamp(case: _Case) -> Convert:
     return convert
 
 
-def _fraction(text: str, case: _Case) -> str:
+def _fraction(text: str, case: Case) -> str:
     whole, point, digits = text.partition(".")
     return _trimmed(f"{whole}.{digits[:3]}" if point and case.in_milliseconds else text, case.type)
 
@@ -227,7 +208,7 @@ def _trimmed(text: str, column_type: ColumnType) -> str:
     return padded(trimmed, column_type) if column_type.name in ("datetime", "timestamp") else trimmed
 
 
-def _time(case: _Case) -> Convert:
+def _time(case: Case) -> Convert:
     def convert(value: Value) -> Value:
         found = _TIME.fullmatch(value) if isinstance(value, str) else None
         if found is None:
@@ -243,7 +224,7 @@ def _time(case: _Case) -> Convert:
     return convert
 
 
-_CASES: Final[Mapping[Reader, Callable[[_Case], Convert | None]]] = {
+_CASES: Final[Mapping[Reader, Callable[[Case], Convert | None]]] = {
     "integer": _integer,
     "unsigned64": _unsigned,
     "float32": _float32,
@@ -257,4 +238,5 @@ _CASES: Final[Mapping[Reader, Callable[[_Case], Convert | None]]] = {
     "datetime": partial(_calendar, _EPOCH),
     "timestamp": _timestamp,
     "time": _time,
+    "local_datetime": stored_postgres.moment,
 }

@@ -288,6 +288,11 @@ class TableDecoder(ABC):
         return True
 
     @property
+    def has_generated_columns(self) -> bool:
+        """Whether records have the values of generated columns of Postgres, where their schemas list them."""
+        return False
+
+    @property
     def has_virtual_columns(self) -> bool:
         """Whether records have the values of virtual columns, where their schemas list them."""
         return False

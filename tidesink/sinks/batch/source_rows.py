@@ -39,16 +39,12 @@ from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.records import TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedNow
-from tidesink.source_database.mysql import (
-    KeyTexts,
-    StoredTable,
+from tidesink.source_database.base import KeyTexts, SourceDialect, StoredTable, column_of, table_of
+from tidesink.source_database.database import (
     begin_session,
-    column_of,
+    dialect_of,
     open_engine,
     rows_between,
-    selected,
-    table_of,
-    text_of,
     translated,
 )
 from tidesink.typemap.arrow import ColumnResult, from_python, from_text, from_value
@@ -64,11 +60,13 @@ if TYPE_CHECKING:
     from tidesink.sinks.kafka.fetch import FetchRange
 
 OPTION: Final = "source.database"
-EXTRA: Final = "a driver: pip install 'tidesink[mysql]'"
+EXTRA: Final = "a driver: pip install 'tidesink[mysql]' or 'tidesink[postgres]'"
 # Rows are decoded by so many: their texts are many times the rows.
 _ROWS_A_PART: Final = 20_000
 _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
+# By what reads a column's values: as what they are selected, if it is no text.
+_ARROW: Final = {"float32": pa.float64(), "float64": pa.float64(), "binary": pa.binary()}
 
 
 @dataclass(frozen=True)
@@ -116,15 +114,18 @@ def _key_after(
     """The key so many rows behind another; None where there are fewer."""
     import sqlalchemy as sa
 
+    dialect = dialect_of(connection)
     # Under names of their own: ORDER BY would take a text for the column whose name it has.
-    texts = (selected(name, stored.types[name]).label(f"k{at}") for at, name in enumerate(stored.key))
+    texts = (dialect.selected(name, stored.types[name]).label(f"k{at}") for at, name in enumerate(stored.key))
     query = sa.select(*texts).select_from(table_of(table))
-    query = rows_between(query, stored.key, stored.types, after=after)
+    query = rows_between(query, stored.key, stored.types, dialect, after=after)
     query = query.order_by(*map(column_of, stored.key)).offset(rows - 1).limit(1)
     found = connection.execute(query).first()
     if found is None:
         return None
-    return tuple(text_of(value, stored.types[name]) for name, value in zip(stored.key, found, strict=True))
+    return tuple(
+        dialect.text_of(value, stored.types[name]) for name, value in zip(stored.key, found, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,14 @@ class SourceRows:
         engine = open_database(self.url)
         try:
             with translated(OPTION), engine.connect() as connection:
+                dialect = dialect_of(connection)
+                connection.execution_options(**dialect.RANGE_OPTIONS)
                 begin_session(connection)
                 found = connection.execution_options(
                     stream_results=True, max_row_buffer=_ROWS_A_PART
-                ).execute(self._query(part))
+                ).execute(self._query(part, dialect))
                 for rows in found.partitions(_ROWS_A_PART):
-                    yield self._records(wanted, rows, start)
+                    yield self._records(wanted, rows, start, dialect)
                     start += len(rows)
         finally:
             engine.dispose()
@@ -165,17 +168,19 @@ class SourceRows:
         """As ``RecordReader``: what ``work`` makes of each range and its rows."""
         return over_ranges(session, ranges, self, work, ddl)
 
-    def _query(self, part: KeyRange) -> Any:
+    def _query(self, part: KeyRange, dialect: SourceDialect) -> Any:
         import sqlalchemy as sa
 
-        columns = (selected(column.name, column.type) for column in self.schema.columns)
+        columns = (dialect.selected(column.name, column.type) for column in self.schema.columns)
         query = sa.select(*columns).select_from(table_of(self.schema.table))
-        return rows_between(query, self.key, self.key_types, after=part.after, up_to=part.up_to)
+        return rows_between(query, self.key, self.key_types, dialect, after=part.after, up_to=part.up_to)
 
-    def _records(self, wanted: FetchRange, rows: Sequence[Any], start: int) -> pa.RecordBatch:
+    def _records(
+        self, wanted: FetchRange, rows: Sequence[Any], start: int, dialect: SourceDialect
+    ) -> pa.RecordBatch:
         count, values = len(rows), zip(*rows, strict=True)
         members = {
-            column.name: _array(found, column.type)
+            column.name: _array(found, column.type, dialect)
             for column, found in zip(self.schema.columns, values, strict=True)
         }
         return pa.record_batch(
@@ -190,20 +195,10 @@ class SourceRows:
         )
 
 
-def _array(values: Sequence[Any], column_type: ColumnType) -> pa.Array:
+def _array(values: Sequence[Any], column_type: ColumnType, dialect: SourceDialect) -> pa.Array:
     """The values of a column as they were selected: texts, bytes, or doubles."""
-    reader = row_of(column_type).reader
-    if reader in ("float32", "float64"):
-        return pa.array(values, pa.float64())
-    if reader == "binary":
-        return pa.array([None if one is None else bytes.fromhex(_plain(one)) for one in values], pa.binary())
-    if "zerofill" in (column_type.sql or ""):
-        return pa.array([None if one is None else text_of(one, column_type) for one in values], pa.string())
-    return pa.array([one if one is None else _plain(one) for one in values], pa.string())
-
-
-def _plain(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    kind = _ARROW.get(row_of(column_type).reader, pa.string())
+    return pa.array([None if one is None else dialect.value_of(one, column_type) for one in values], kind)
 
 
 class ReadColumn(NamedTuple):
@@ -383,7 +378,7 @@ class ColumnGap(NamedTuple):
     """In what the database's columns are not those of a table's records, by their names.
 
     ``lost``: the records have them by all that is known, and the database has not. ``new``: the other way.
-    Virtual columns are neither: TiCDC may list them, and has no value of them.
+    Virtual and generated columns are neither: TiCDC may list them, and has no value of them.
     """
 
     lost: tuple[str, ...] = ()
@@ -399,7 +394,9 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
         ConfigError: nothing tells how the records spell a column's values.
     """
     decoder, shape, handle = plan.decoder, plan.rows.shape, {fold_name(name) for name in plan.rows.keys}
-    types = {**stored.types, **(stored.virtual if decoder.has_virtual_columns else {})}
+    virtual = stored.virtual if decoder.has_virtual_columns else {}
+    generated = stored.generated if decoder.has_generated_columns else {}
+    types = {**stored.types, **virtual, **generated}
     called = _called(plan, types)
     columns = tuple(
         ReadColumn(
@@ -410,7 +407,10 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     )
     for column in columns:
         decoder.recorded_value(column.stored, column.recorded.type)
-    known, gone = {*called.values(), *_called(plan, stored.virtual).values()}, _gone(plan)
+    known, gone = (
+        {*called.values(), *_called(plan, {**stored.virtual, **stored.generated}).values()},
+        _gone(plan),
+    )
     held = {*plan.rows.keys, *plan.rows.value_sources.values()} - known
     lost = (c.name for c in shape.columns if c.name in held and fold_name(c.name) not in gone)
     gap = ColumnGap(tuple(lost), tuple(name for name in stored.types if name not in called))

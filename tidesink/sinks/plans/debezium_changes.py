@@ -70,7 +70,18 @@ class DebeziumDecoder(TableDecoder):
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
         """As ``TableDecoder``: by the connector's modes."""
-        return recorded_value(stored, column_type, self.options.debezium, is_ticdc=self.is_ticdc)
+        modes, bare = self.options.debezium, self.is_bare
+        return recorded_value(stored, column_type, modes, is_ticdc=self.is_ticdc, bare=bare)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the records have no schemas."""
+        return False
+
+    @property
+    def has_generated_columns(self) -> bool:
+        """As ``TableDecoder``: a definition may list what is not sent."""
+        return not self.is_bare
 
     @property
     def has_virtual_columns(self) -> bool:

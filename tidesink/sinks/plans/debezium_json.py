@@ -229,6 +229,11 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return super().recorded_value(stored, column_type)
 
     @property
+    def is_bare(self) -> bool:
+        """As ``DebeziumDecoder``."""
+        return not self.known
+
+    @property
     def tells_dropped(self) -> bool:
         """As ``TableDecoder``: a record without a schema may lack a column that the source has."""
         return self.knows_newest

@@ -40,7 +40,8 @@ from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress
 from tidesink.sinks.worker.control import SnapshotControl
-from tidesink.source_database.mysql import KeyTexts, StoredTable, begin_session, stored_table, translated
+from tidesink.source_database.base import KeyTexts, StoredTable
+from tidesink.source_database.database import begin_session, stored_table, translated
 from tidesink.typemap.target_schema import is_row_keyed
 
 if TYPE_CHECKING:

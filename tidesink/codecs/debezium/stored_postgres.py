@@ -1,0 +1,521 @@
+"""What records of Debezium's PostgreSQL connector have of a value that is read from Postgres itself.
+
+The database gives the texts of its types' output functions (``source_database.postgres``), of which most are
+what a record has. Here are the others. Sources: events of Debezium 3.5 from PostgreSQL 15, and its converter
+(``PostgresValueConverter``, ``HStoreConverter`` and ``PGInterval`` of the driver) for what no capture shows.
+
+- A numeric without a scale has no zeros at its end in mode ``precise``. NaN has no value there.
+- A ``timetz`` is moved to UTC; 24:00:00 there is 00:00:00.
+- An interval is a count of microseconds, of a month with 30.4375 days, or ISO 8601 with all its parts.
+- An hstore is a map, or JSON in the order of a Java ``HashMap``.
+- Of an array in an array the connector sends null.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidesink.codecs.debezium.readers import padded
+from tidesink.codecs.debezium.values import json_text
+from tidesink.errors import ConfigError, ValueOutOfRangeError, shown
+from tidesink.events import Column, ColumnType, Value
+from tidesink.typemap.values import Convert, unchanged
+
+if TYPE_CHECKING:
+    from tidesink.codecs.base import DebeziumModes
+    from tidesink.codecs.debezium.stored_case import Case
+
+_NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
+_SIZES: Final = re.compile(r"\((-?\d+)(?:,(-?\d+))?\)")
+_NO_FORM: Final = (
+    "column {!r} is an array of {} in records without schemas, which is not read from the database under the "
+    "connector's modes: leave it out (except_column_list), or set value.converter.schemas.enable: true"
+)
+
+
+def _refused(text: str, column: Column) -> ValueOutOfRangeError:
+    return ValueOutOfRangeError(f"{shown(text)} is no {column.type.sql or column.type.name}")
+
+
+def _on_texts(convert: Callable[[str], Value]) -> Convert:
+    return lambda value: convert(value) if isinstance(value, str) else value
+
+
+# Numbers
+
+
+def numeric(case: Case) -> Convert | None:
+    """A numeric or money."""
+    if case.reader in ("float32", "float64"):
+        return _on_texts(float)
+    if case.reader == "text":
+        return None
+    if case.type.precision is not None and case.type.scale is not None:
+        return None
+    if case.bare and case.modes.decimal_handling_mode == "string":
+        return _on_texts(Decimal)
+    return _on_texts(lambda text: _decimal(text, case.stored))
+
+
+def _decimal(text: str, column: Column) -> Decimal:
+    if text in _NON_FINITE:
+        raise _refused(text, column)
+    found = Decimal(text)
+    return found if scale_of(column.type) is not None else _stripped(found)
+
+
+def _stripped(value: Decimal) -> Decimal:
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        return value
+    while exponent < 0 and digits[-1] == 0 and len(digits) > 1:
+        digits, exponent = digits[:-1], exponent + 1
+    return Decimal((sign, digits, exponent)) if any(digits) else Decimal(0)
+
+
+def scale_of(column_type: ColumnType) -> int | None:
+    """The digits after the point of a numeric's type; None: each value has its own."""
+    found = _SIZES.search(column_type.sql or "")
+    return 2 if column_type.sql == "money" else None if found is None else int(found[2] or 0)
+
+
+# Times
+
+_CLOCK: Final = re.compile(r"(.*:\d\d)(?:\.(\d{1,6}))?(.*)", re.ASCII)
+_ZONED: Final = re.compile(
+    r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?", re.ASCII
+)
+_DAY: Final = timedelta(days=1)
+
+
+def moment(case: Case) -> Convert | None:
+    """A timestamp, or a time, without a zone."""
+    return _on_texts(_cut) if case.in_milliseconds else None
+
+
+def time_of_day(case: Case) -> Convert | None:
+    """A time; in no text of ISO 8601 is it 24:00:00."""
+
+    def convert(text: str) -> str:
+        if case.in_iso and text.startswith("24"):
+            text = f"00{text[2:]}"
+        whole = _cut(text) if case.in_milliseconds else text
+        return padded(whole, case.type) if case.reader == "time" else whole
+
+    return _on_texts(convert)
+
+
+def _cut(text: str) -> str:
+    """A time with no more than milliseconds."""
+    found = _CLOCK.fullmatch(text)
+    if found is None:
+        return text
+    digits = (found[2] or "")[:3].rstrip("0")
+    return f"{found[1]}{'.' + digits if digits else ''}{found[3]}"
+
+
+def zoned_time(case: Case) -> Convert:
+    """A timetz as Java writes it in UTC."""
+    return _on_texts(_zulu_time(case.stored))
+
+
+def _zulu_time(column: Column) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        found = _ZONED.fullmatch(text)
+        if found is None:
+            raise _refused(text, column)
+        hours, minutes, seconds = (int(part) for part in found.groups()[:3])
+        offset = timedelta(hours=int(found[6]), minutes=int(found[7] or 0), seconds=int(found[8] or 0))
+        clock = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+        in_utc = (clock - offset if found[5] == "+" else clock + offset) % _DAY
+        fraction = (found[4] or "").rstrip("0")
+        minute, second = divmod(in_utc.seconds, 60)
+        text = f"{minute // 60:02d}:{minute % 60:02d}:{second:02d}"
+        return f"{text}{'.' + fraction if fraction else ''}Z"
+
+    return convert
+
+
+class _Interval(NamedTuple):
+    years: int
+    months: int
+    days: int
+    microseconds: int
+
+
+_UNITS: Final = re.compile(r"([+-]?\d+) (year|mon|day)s?", re.ASCII)
+_SPAN: Final = re.compile(r"([+-]?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?\Z", re.ASCII)
+_MONTH_SECONDS: Final = Decimal("30.4375") * 86_400
+
+
+def interval(case: Case) -> Convert:
+    """An interval: a count, or ISO 8601."""
+
+    def convert(text: str) -> Value:
+        found = _interval(text)
+        if case.reader == "integer":
+            return _count(found)
+        if case.type.name == "interval" and case.bare and case.modes.interval_handling_mode == "numeric":
+            return _seconds_text(_count(found))
+        return _iso(found)
+
+    return _on_texts(convert)
+
+
+def _interval(text: str) -> _Interval:
+    units = {unit: int(count) for count, unit in _UNITS.findall(text)}
+    clock, span = 0, _SPAN.search(text)
+    if span is not None:
+        hours, minutes, seconds = (int(part) for part in span.groups()[1:4])
+        clock = ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + int((span[5] or "").ljust(6, "0"))
+    months = units.get("mon", 0)
+    return _Interval(
+        units.get("year", 0), months, units.get("day", 0), -clock if span and span[1] == "-" else clock
+    )
+
+
+def _count(found: _Interval) -> int:
+    months = Decimal(found.years * 12 + found.months) * _MONTH_SECONDS
+    return int((months + found.days * 86_400) * 1_000_000) + found.microseconds
+
+
+def _seconds_text(count: int) -> str:
+    seconds = f"{abs(count) // 1_000_000}.{abs(count) % 1_000_000:06d}".rstrip("0").rstrip(".")
+    return f"PT{'-' if count < 0 else ''}{seconds}S"
+
+
+def _iso(found: _Interval) -> str:
+    sign = -1 if found.microseconds < 0 else 1
+    minutes, rest = divmod(abs(found.microseconds), 60_000_000)
+    seconds = f"{rest // 1_000_000}.{rest % 1_000_000:06d}".rstrip("0").rstrip(".")
+    minus = "-" if sign < 0 and rest else ""
+    day = f"P{found.years}Y{found.months}M{found.days}D"
+    return f"{day}T{sign * (minutes // 60)}H{sign * (minutes % 60)}M{minus}{seconds}S"
+
+
+# Points, and bytes
+
+
+def point(_case: Case) -> Convert:
+    """A point as WKB."""
+
+    def convert(text: str) -> bytes:
+        x, y = text.strip("()").split(",")
+        return struct.pack("<BIdd", 1, 1, float(x), float(y))
+
+    return _on_texts(convert)
+
+
+# Maps
+
+_PAIR: Final = re.compile(r'"((?:[^"\\]|\\.)*)"=>(?:NULL|"((?:[^"\\]|\\.)*)")', re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+
+
+def hstore(case: Case) -> Convert:
+    """An hstore."""
+    if case.type.name == "map" and not (case.bare and case.modes.hstore_handling_mode == "json"):
+        return _on_texts(lambda text: json_text(dict(_pairs(text))))
+    return _on_texts(lambda text: _members(_java_order(dict(_pairs(text)))))
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str | None]]:
+    for key, value in (found.groups() for found in _PAIR.finditer(text)):
+        yield _ESCAPED.sub(r"\1", key), None if value is None else _ESCAPED.sub(r"\1", value)
+
+
+def _members(pairs: Mapping[str, str | None]) -> str:
+    """JSON text with its members in their order."""
+    return "{" + ",".join(f"{json_text(key)}:{json_text(value)}" for key, value in pairs.items()) + "}"
+
+
+def _java_order(pairs: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The pairs as a ``java.util.HashMap`` gives them, into which they were put one by one."""
+    size = 16
+    while len(pairs) * 4 > size * 3:
+        size *= 2
+    return dict(sorted(pairs.items(), key=lambda pair: _java_hash(pair[0]) & (size - 1)))
+
+
+def _java_hash(text: str) -> int:
+    """``HashMap.hash`` of a ``String``."""
+    data, found = text.encode("utf-16-be"), 0
+    for at in range(0, len(data), 2):
+        found = (found * 31 + int.from_bytes(data[at : at + 2], "big")) & 0xFFFF_FFFF
+    return found ^ found >> 16
+
+
+# Arrays
+
+
+def array(case: Case) -> Convert:
+    """An array as JSON text, each item as a record has it."""
+    element = Column(case.stored.name, _element(case.stored.type))
+    item = _bare_item(element, case.modes) if case.bare else _item(element, case)
+    return _on_texts(lambda text: json_text([None if one is None else item(one) for one in _items(text)]))
+
+
+# Types whose items are more than texts, by the words of their names.
+_ELEMENTS: Final = {
+    "smallint": "smallint",
+    "integer": "int",
+    "bigint": "bigint",
+    "oid": "bigint",
+    "real": "float",
+    "double precision": "double",
+    "boolean": "boolean",
+    "date": "local date",
+    "timestamp without time zone": "local datetime",
+    "timestamp with time zone": "instant",
+    "time without time zone": "local time",
+    "time with time zone": "zoned time",
+    "bytea": "other binary",
+}
+
+
+def _element(column_type: ColumnType) -> ColumnType:
+    sql = (column_type.sql or "").removesuffix("[]")
+    words = " ".join(_SIZES.sub(" ", sql).split())
+    return ColumnType(_ELEMENTS.get(words, "other text"), sql=sql)
+
+
+def _items(text: str) -> Iterator[str | None]:
+    """The items of the text of an array, those that are arrays as null."""
+    inside = text[text.index("{") + 1 : -1]
+    at = 0
+    while at < len(inside):
+        if inside[at] == "{":
+            at = _behind(inside, at)
+            yield None
+        elif inside[at] == '"':
+            end = _closing(inside, at)
+            yield _ESCAPED.sub(r"\1", inside[at + 1 : end])
+            at = end + 1
+        else:
+            end = inside.find(",", at)
+            end = len(inside) if end < 0 else end
+            yield None if inside[at:end] == "NULL" else inside[at:end]
+            at = end
+        at += 1
+
+
+def _closing(text: str, at: int) -> int:
+    """Where the quoted text that begins here ends."""
+    at += 1
+    while text[at] != '"':
+        at += 2 if text[at] == "\\" else 1
+    return at
+
+
+def _behind(text: str, at: int) -> int:
+    """Where the array that begins here has ended."""
+    level = 0
+    while True:
+        if text[at] == '"':
+            at = _closing(text, at)
+        level += (text[at] == "{") - (text[at] == "}")
+        at += 1
+        if not level:
+            return at
+
+
+Item = Callable[[str], object]
+
+
+def _item(element: Column, case: Case) -> Item:
+    """An item of an array in records with schemas, read as a column of its type."""
+    kind, modes, reader = element.type.name, case.modes, _READ.get(element.type.name)
+    if (element.type.sql or "").startswith("numeric"):
+        if modes.decimal_handling_mode == "double":
+            return float
+        return str if modes.decimal_handling_mode == "string" else lambda text: _decimal(text, element)
+    if kind == "other binary":
+        return _binary(modes)
+    if reader is not None:
+        return reader
+    inner = case._replace(stored=element, type=ColumnType(kind))
+    convert = moment(inner) if kind == "local datetime" else of_text(inner)
+    return str if convert is None else convert
+
+
+def _float32(text: str) -> object:
+    return struct.unpack("<f", struct.pack("<f", float(text)))[0]
+
+
+_READ: Final[Mapping[str, Item]] = {
+    **dict.fromkeys(("smallint", "int", "bigint"), int),
+    "float": _float32,
+    "double": float,
+    "boolean": lambda text: text == "t",
+    "instant": lambda text: text.replace("+00", "+00:00"),
+}
+
+
+def _binary(modes: DebeziumModes) -> Item:
+    mode = modes.binary_handling_mode
+
+    def item(text: str) -> object:
+        data = bytes.fromhex(text.removeprefix("\\x"))
+        if mode == "hex":
+            return data.hex()
+        return data if mode == "bytes" else base64.b64encode(data).decode("ascii")
+
+    return item
+
+
+def _bare_item(element: Column, modes: DebeziumModes) -> Item:
+    """An item of an array in records without schemas, which is what JSON has of it."""
+    kind = element.type.name
+    if (element.type.sql or "").startswith("numeric"):
+        return _bare_numeric(element, modes)
+    if kind in ("local date", "local datetime", "local time"):
+        if modes.time_precision_mode == "isostring":
+            raise ConfigError(_NO_FORM.format(element.name, element.type.sql))
+        return _BARE_TIMES[kind](element, modes)
+    if kind == "instant":
+        digits = _digits(element)
+        return lambda text: _zulu(text, digits)
+    if kind == "other binary":
+        return _binary(modes)
+    if kind == "zoned time":
+        return _zulu_time(element)
+    if kind in ("float", "double"):
+        return _java_number
+    return _READ.get(kind, str)
+
+
+def _java_number(text: str) -> object:
+    """A floating-point number with the digits that ``Double.toString`` writes."""
+    if text in _NON_FINITE:
+        return text
+    value = _stripped(Decimal(text))
+    sign, digits, exponent = value.as_tuple()
+    if value and not Decimal("0.001") <= abs(value) < 10_000_000:
+        # One digit before the point, and one or more behind it.
+        significant = "".join(map(str, digits)).rstrip("0").ljust(2, "0")
+        scale = value.adjusted() - len(significant) + 1
+        return Decimal((sign, tuple(map(int, significant)), scale))
+    return value if isinstance(exponent, int) and exponent < 0 else Decimal(f"{value:f}.0")
+
+
+def _bare_numeric(element: Column, modes: DebeziumModes) -> Item:
+    scale = scale_of(element.type)
+    if modes.decimal_handling_mode == "string":
+        return str
+    if modes.decimal_handling_mode == "double":
+        return lambda text: _java_number(text if text in _NON_FINITE else repr(float(text)))
+
+    def item(text: str) -> object:
+        value = _decimal(text, element)
+        if scale is not None and modes.decimal_format == "numeric":
+            return value
+        sign, digits, exponent = value.as_tuple()
+        number = int("".join(map(str, digits))) * (-1 if sign else 1)
+        data = number.to_bytes((number.bit_length() + 8) // 8, "big", signed=True)
+        unscaled = base64.b64encode(data).decode("ascii")
+        return unscaled if scale is not None else {"scale": -int(exponent), "value": unscaled}
+
+    return item
+
+
+_EPOCH: Final = datetime(1970, 1, 1)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_PER_MICROSECOND: Final = {3: Decimal("0.001"), 6: Decimal(1), 9: Decimal(1000)}
+
+
+def _digits(element: Column) -> int:
+    found = _SIZES.search(element.type.sql or "")
+    return int(found[1]) if found else 6
+
+
+def _unit(element: Column, modes: DebeziumModes) -> int:
+    fixed = {"connect": 3, "microseconds": 6, "nanoseconds": 9}.get(modes.time_precision_mode)
+    if fixed is None and modes.time_precision_mode == "adaptive_time_microseconds":
+        fixed = 6 if element.type.name == "local time" else None
+    return fixed if fixed is not None else 3 if _digits(element) <= 3 else 6
+
+
+def _in_units(microseconds: int, unit: int) -> int:
+    return int((microseconds * _PER_MICROSECOND[unit]).to_integral_value(rounding="ROUND_FLOOR"))
+
+
+def _bare_date(element: Column, _modes: DebeziumModes) -> Item:
+    def item(text: str) -> object:
+        try:
+            return (date.fromisoformat(text) - _EPOCH.date()).days
+        except ValueError:
+            raise _refused(text, element) from None
+
+    return item
+
+
+def _bare_moment(element: Column, modes: DebeziumModes) -> Item:
+    unit = _unit(element, modes)
+
+    def item(text: str) -> object:
+        try:
+            return _in_units((datetime.fromisoformat(_six(text)) - _EPOCH) // _MICROSECOND, unit)
+        except ValueError:
+            raise _refused(text, element) from None
+
+    return item
+
+
+def _bare_time(element: Column, modes: DebeziumModes) -> Item:
+    unit = _unit(element, modes)
+
+    def item(text: str) -> object:
+        found = _interval(text)
+        return _in_units(found.microseconds, unit)
+
+    return item
+
+
+def _six(text: str) -> str:
+    """A moment with six digits of a second, which Python 3.10 needs."""
+    whole, point, digits = text.partition(".")
+    return f"{whole}.{digits.ljust(6, '0')}" if point else whole
+
+
+def _zulu(text: str, digits: int) -> str:
+    if text.endswith("infinity"):
+        return text
+    moment_text = text.removesuffix("+00")
+    found = datetime.fromisoformat(_six(moment_text)).replace(tzinfo=timezone.utc)
+    fraction = f".{found.microsecond:06d}"[: digits + 1] if digits else ""
+    return f"{found:%Y-%m-%dT%H:%M:%S}{fraction}Z"
+
+
+_BARE_TIMES: Final[Mapping[str, Callable[[Column, Any], Item]]] = {
+    "local date": _bare_date,
+    "local datetime": _bare_moment,
+    "local time": _bare_time,
+}
+
+
+def of_text(case: Case) -> Convert | None:
+    """What a record has of a type whose texts are read as they are."""
+    if case.reader == "enum":
+        return unchanged  # a label, whatever the records list
+    sql = case.stored.type.sql or ""
+    make = _BY_NAME.get(case.stored.type.name)
+    if make is None and (sql.startswith("numeric") or sql == "money"):
+        make = numeric
+    if make is None and sql == "point":
+        make = point
+    return None if make is None else make(case)
+
+
+_BY_NAME: Final[Mapping[str, Callable[[Any], Convert | None]]] = {
+    "local time": time_of_day,
+    "zoned time": zoned_time,
+    "interval": interval,
+    "map": hstore,
+    "array": array,
+}

@@ -1,0 +1,97 @@
+"""What the kinds of databases have in common: a table and its columns; what each does in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from tidesink.events import ColumnType, TableId
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement, Connection, TableClause
+
+KeyTexts = tuple[str, ...]
+# A code of MySQL's, or an SQLSTATE.
+ErrorCode = int | str
+# What was selected of a column: a text, bytes, or the double that a floating-point number is.
+Selected = str | bytes | float
+
+
+class StoredTable(NamedTuple):
+    """A table as the database has it: types by column, in order, without virtual columns.
+
+    ``key``: the columns of the primary key, or of the first unique key without NULLs; empty: there is none.
+    ``rows``, ``bytes``: the database's own estimate. ``virtual``: virtual columns. ``required``: columns that
+    are never NULL. ``generated``: columns that logical decoding leaves out, unless a publication has them.
+    """
+
+    types: dict[str, ColumnType]
+    key: tuple[str, ...]
+    rows: int
+    bytes: int
+    virtual: Mapping[str, ColumnType] = MappingProxyType({})
+    required: frozenset[str] = frozenset()
+    generated: Mapping[str, ColumnType] = MappingProxyType({})
+
+
+class SourceDialect(Protocol):
+    """What one kind of database does in its own way; a module of this package is one."""
+
+    @property
+    def RANGE_OPTIONS(self) -> Mapping[str, Any]:  # noqa: N802  (a constant of the module)
+        """SQLAlchemy's execution options of a connection that reads one range."""
+
+    def begin_session(self, connection: Connection) -> None:
+        """Make the texts of a session those that the others here read."""
+
+    def stored_table(self, connection: Connection, table: TableId) -> StoredTable | None:
+        """A table as the database has it; None where it has none of this name."""
+
+    def selected(self, name: str, column_type: ColumnType) -> ColumnElement[Any]:
+        """What is selected of a column."""
+
+    def value_of(self, value: Any, column_type: ColumnType) -> Selected:
+        """What the driver gives for a column that was ``selected``, NULL excepted, as a task reads it."""
+
+    def text_of(self, value: Any, column_type: ColumnType) -> str:
+        """The same as a text, which is the column's in a key."""
+
+    def compared(self, name: str, column_type: ColumnType) -> ColumnElement[Any]:
+        """A column as it is compared with a parameter."""
+
+    def parameter_of(self, text: str | None, column_type: ColumnType) -> Any:
+        """A text of ``text_of`` as what a column that is ``compared`` is compared with."""
+
+    def bounded(
+        self, key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
+    ) -> ColumnElement[bool]:
+        """Whether a key is above a bound, or not above it, spelt so that an index of the key serves it."""
+
+
+def table_of(table: TableId) -> TableClause:
+    """A table to select from."""
+    import sqlalchemy as sa
+
+    return sa.table(_quoted(table.name), schema=_quoted(table.schema))
+
+
+def column_of(name: str) -> ColumnElement[Any]:
+    """A column by its name."""
+    import sqlalchemy as sa
+
+    return sa.column(_quoted(name))
+
+
+def _quoted(name: str) -> Any:
+    """An identifier that the dialect quotes, whatever it holds. Every one passes here."""
+    from sqlalchemy.sql.elements import quoted_name
+
+    return quoted_name(name, quote=True)
+
+
+def code_of(error: BaseException) -> ErrorCode | None:
+    """The server's or the driver's code of an error; None where it has none."""
+    cause = getattr(error, "orig", None)
+    code = cause.args[0] if cause is not None and cause.args else None
+    return code if isinstance(code, int) else getattr(cause, "sqlstate", None)

@@ -1,0 +1,127 @@
+"""The source's database by its URL, of whichever kind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.events import ColumnType, TableId
+from tidesink.source_database import mysql, postgres
+from tidesink.source_database.base import KeyTexts, SourceDialect, StoredTable, code_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine, Select
+
+_DIALECTS: Final[Mapping[str, SourceDialect]] = {"mysql": mysql, "mariadb": mysql, "postgresql": postgres}
+# A driver's names of its limits; one without these names takes its own from the URL.
+_LIMITS: Final[Mapping[str, Mapping[str, int]]] = {
+    "pymysql": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60},
+    "psycopg": {"connect_timeout": 10, "tcp_user_timeout": 60_000, "keepalives_idle": 15},
+}
+# Texts, and no dictionaries.
+_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"postgresql+psycopg": {"use_native_hstore": False}}
+
+
+def open_engine(url: str, *, option: str, extra: str) -> Engine:
+    """An engine of a SQLAlchemy URL, such as ``mysql+pymysql://reader:…@tidb:4000``; not connected yet.
+
+    ``option`` is the setting that has the URL, ``extra`` the one of tidesink's that brings a driver.
+
+    Raises:
+        ConfigError: no URL, or no driver for it; the URL itself is never shown.
+    """
+    try:
+        import sqlalchemy as sa
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+    except ImportError as error:
+        raise ConfigError(f"{option} needs {extra}", key=option) from error
+    try:
+        parsed = make_url(url)
+        engine = sa.create_engine(
+            parsed,
+            isolation_level="AUTOCOMMIT",  # a snapshot is set between transactions
+            connect_args=dict(_LIMITS.get(parsed.drivername.partition("+")[2], {})),
+            **_OPTIONS.get(parsed.drivername, {}),
+            hide_parameters=True,
+            pool_pre_ping=True,
+            pool_size=1,
+        )
+    except (NoSuchModuleError, ImportError) as error:
+        raise ConfigError(
+            f"{option}: there is no driver for {url.partition('://')[0]}: install one, such as pymysql or "
+            "psycopg, and give mysql+pymysql://… or postgresql+psycopg://…",
+            key=option,
+        ) from error
+    except (ArgumentError, ValueError):
+        raise ConfigError(
+            f"{option} is no SQLAlchemy URL: give mysql+pymysql://user:password@host:4000 or "
+            "postgresql+psycopg://user:password@host:5432/database",
+            key=option,
+        ) from None
+    if engine.dialect.name == "postgresql":
+        if engine.dialect.driver != "psycopg":
+            raise ConfigError(
+                f"{option}: Postgres is read by psycopg: give postgresql+psycopg://…", key=option
+            )
+        sa.event.listen(engine, "connect", lambda connection, _record: postgres.keep_texts(connection))
+    return engine
+
+
+def dialect_of(connection: Connection) -> SourceDialect:
+    """What the kind of a connection's database does in its own way."""
+    return _DIALECTS.get(connection.dialect.name, mysql)
+
+
+def begin_session(connection: Connection) -> None:
+    """Make the texts of a session those that the others here read."""
+    dialect_of(connection).begin_session(connection)
+
+
+def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
+    """A table as the database has it; None where it has none of this name."""
+    return dialect_of(connection).stored_table(connection, table)
+
+
+def rows_between(
+    query: Select[Any],
+    key: Sequence[str],
+    types: Mapping[str, ColumnType],
+    dialect: SourceDialect,
+    *,
+    after: KeyTexts | None = None,
+    up_to: KeyTexts | None = None,
+) -> Select[Any]:
+    """The rows of a query whose keys are above ``after`` and not above ``up_to``; None: no bound.
+
+    The bounds are texts of the key's columns; keys compare as the database compares them.
+    """
+    if after is not None:
+        query = query.where(dialect.bounded(key, types, after, above=True))
+    return query if up_to is None else query.where(dialect.bounded(key, types, up_to, above=False))
+
+
+@contextmanager
+def translated(option: str) -> Iterator[None]:
+    """The database's errors as ours, by their codes. Their own texts may hold values, and are left out."""
+    from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+    try:
+        yield
+    except DBAPIError as error:
+        code = code_of(error)
+        if code in (*mysql.REFUSED, *postgres.REFUSED):
+            raise ConfigError(f"{option}: the database refuses the user (code {code})", key=option) from error
+        if code in (*mysql.NO_COLUMN, *postgres.NO_COLUMN):
+            raise SourceUnavailableError(f"{option}: a column went while its rows were read") from error
+        if code is None and (words := postgres.words_of(error)):
+            raise SourceUnavailableError(
+                f"{option}: the database does not answer, or refuses the user: {words}"
+            ) from error
+        raise SourceUnavailableError(f"{option}: the database does not answer (code {code})") from error
+    except SQLAlchemyError as error:
+        raise SourceUnavailableError(
+            f"{option}: the database cannot be asked: {type(error).__name__}"
+        ) from error

@@ -1,0 +1,324 @@
+"""Tables of Postgres: their columns and keys, and what is selected of a column.
+
+What is selected are the texts of the types' own output functions, which logical decoding sends too. A session
+has the settings under which they are exact. Keys compare in the database alone: a bound goes there as its
+text, and is cast to the column's type. Identifiers are quoted by SQLAlchemy; values are parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidesink.errors import ConfigError
+from tidesink.events import ColumnType, TableId
+from tidesink.source_database.base import KeyTexts, Selected, StoredTable, column_of, table_of
+from tidesink.typemap.table import row_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement, Connection, Select
+
+# A range is read in one transaction, since a cursor lives in one.
+RANGE_OPTIONS: Final = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+# A role that may not log in or not read, or no such database.
+REFUSED: Final = ("28000", "28P01", "3D000", "42501")
+NO_COLUMN: Final = ("42703",)
+# No role may filter rows by itself, and no lock may be waited for without an end.
+_SETTINGS: Final = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "3",
+    "row_security": "off",
+    "lock_timeout": "60s",
+}
+# Operators by which extensions' types are compared are found in the schemas of these alone. No one but a
+# superuser makes an operator class.
+_OPERATORS: Final = """coalesce((
+    SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(n.nspname), ', ')
+    FROM pg_catalog.pg_opclass o
+    JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod AND m.amname = 'btree'
+    JOIN pg_catalog.pg_namespace n ON n.oid = o.opcnamespace
+    WHERE o.opcdefault AND n.nspname <> 'pg_catalog'), '')"""
+_STANDBY: Final = (
+    "the database is a standby, which may be behind what was sent to Kafka: a row that is older than a "
+    "change which was applied would stay. Give the primary's address, or several hosts and "
+    "target_session_attrs=read-write"
+)
+_CHILDREN: Final = (
+    "other tables inherit from the table, so that its key is not one of all rows: set snapshot: never for "
+    "it, and load its rows some other way"
+)
+
+
+def begin_session(connection: Connection) -> None:
+    """Make the session's texts exact.
+
+    Raises:
+        ConfigError: the database is a standby.
+    """
+    import sqlalchemy as sa
+
+    settings = ", ".join(f"pg_catalog.set_config('{name}', :{name}, false)" for name in _SETTINGS)
+    query = (
+        f"SELECT pg_catalog.pg_is_in_recovery(), {settings}, "
+        f"pg_catalog.set_config('search_path', {_OPERATORS}, false)"
+    )
+    if _is_true(connection.execute(sa.text(query), _SETTINGS).one()[0]):
+        raise ConfigError(_STANDBY, key="source.database")
+
+
+class _Column(NamedTuple):
+    name: str
+    type: ColumnType
+    required: bool
+    generated: bool
+
+
+# Of a domain what it is made of.
+_COLUMNS: Final = """
+WITH RECURSIVE found AS (
+    SELECT a.attnum, a.attname, a.attnotnull, a.attgenerated, a.atttypid AS type, a.atttypmod AS mod
+    FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = CAST(:oid AS oid) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT f.attnum, f.attname, f.attnotnull OR t.typnotnull, f.attgenerated, t.typbasetype, t.typtypmod
+    FROM found f JOIN pg_catalog.pg_type t ON t.oid = f.type WHERE t.typtype = 'd'
+)
+SELECT f.attname, f.attnotnull, f.attgenerated <> '', pg_catalog.format_type(f.type, f.mod), t.typname,
+    t.typtype, t.typcategory
+FROM found f JOIN pg_catalog.pg_type t ON t.oid = f.type WHERE t.typtype <> 'd' ORDER BY f.attnum"""
+# Whole columns that are never NULL, by the operators that ORDER BY and a comparison both find.
+_KEYS: Final = """
+SELECT pg_catalog.array_to_json(k.names) FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+CROSS JOIN LATERAL (
+    SELECT pg_catalog.array_agg(a.attname ORDER BY p.at) AS names,
+        pg_catalog.bool_and(a.attnotnull AND i.indcollation[p.at] = a.attcollation
+            AND o.opcdefault AND pg_catalog.pg_opclass_is_visible(o.oid)) AS usable
+    FROM pg_catalog.generate_series(0, i.indnkeyatts - 1) AS p(at)
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[p.at]
+    JOIN pg_catalog.pg_opclass o ON o.oid = i.indclass[p.at]
+) k
+WHERE i.indrelid = CAST(:oid AS oid) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
+    AND i.indexprs IS NULL AND k.usable
+ORDER BY i.indisprimary DESC, i.indisreplident DESC, c.relname LIMIT 1"""
+_TABLE: Final = """
+SELECT c.oid, c.relkind, EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = :schema AND c.relname = :name AND c.relkind IN ('r', 'p')"""
+# A partitioned table has no rows of its own.
+_BYTES: Final = """
+SELECT coalesce(sum(pg_catalog.pg_table_size(t.relid)), 0)
+FROM (SELECT relid FROM pg_catalog.pg_partition_tree(CAST(:oid AS oid))
+    UNION SELECT CAST(:oid AS oid)) t"""
+
+
+def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
+    """A table as the database has it; None where it has none of this name.
+
+    Raises:
+        ConfigError: other tables inherit from it.
+    """
+    import sqlalchemy as sa
+
+    named = {"schema": table.schema, "name": table.name}
+    found = connection.execute(sa.text(_TABLE), named).first()
+    if found is None:
+        return None
+    oid, sort, has_children = found
+    if _plain(sort) == "r" and _is_true(has_children):
+        raise ConfigError(_CHILDREN, table=str(table))
+    place = {"oid": _plain(oid)}
+    columns = [_column(row) for row in connection.execute(sa.text(_COLUMNS), place)]
+    types, generated = (
+        {one.name: one.type for one in columns if one.generated is kind} for kind in (False, True)
+    )
+    required = frozenset(one.name for one in columns if one.required)
+    return StoredTable(
+        types,
+        _key(connection, place),
+        _rows(connection, table),
+        int(_plain(connection.execute(sa.text(_BYTES), place).scalar_one())),
+        required=required,
+        generated=generated,
+    )
+
+
+def _column(row: Sequence[Any]) -> _Column:
+    name, required, generated, sql, word, kind, category = row
+    column_type = _type(
+        _plain(sql), _plain(word), is_enum=_plain(kind) == "e", is_array=_plain(category) == "A"
+    )
+    return _Column(_plain(name), column_type, _is_true(required), _is_true(generated))
+
+
+def _key(connection: Connection, place: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns of the primary key; else of the first unique index of columns that are never NULL."""
+    import json
+
+    import sqlalchemy as sa
+
+    found = connection.execute(sa.text(_KEYS), place).scalar()
+    return tuple(json.loads(_plain(found))) if found is not None else ()
+
+
+def _rows(connection: Connection, table: TableId) -> int:
+    """About how many rows there are, as the planner has it: of a table without statistics too."""
+    import json
+
+    import sqlalchemy as sa
+
+    query: Select[Any] = sa.select(sa.literal_column("1")).select_from(table_of(table))
+    text = str(query.compile(dialect=connection.dialect))
+    (plan,) = json.loads(_plain(connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {text}").scalar_one()))
+    return int(plan["Plan"]["Plan Rows"])
+
+
+# By the catalog's name of a type how its texts are read. Other types are text.
+_TYPES: Final[Mapping[str, str]] = {
+    "bool": "boolean",
+    "int2": "smallint",
+    "int4": "int",
+    "int8": "bigint",
+    "oid": "bigint",
+    "float4": "float",
+    "float8": "double",
+    "date": "local date",
+    "timestamp": "local datetime",
+    "timestamptz": "instant",
+    "time": "local time",
+    "timetz": "zoned time",
+    "interval": "interval",
+    "hstore": "map",
+    "bytea": "other binary",
+}
+# Types that Debezium's connector writes as text, or from their text.
+_TEXTS: Final = frozenset(
+    (
+        *("bpchar", "varchar", "text", "name", "char", "citext", "isbn", "json", "jsonb", "uuid", "xml"),
+        *("ltree", "tsvector", "inet", "cidr", "macaddr", "macaddr8", "numeric", "money", "point"),
+        *("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"),
+    )
+)
+_MOST_BITS: Final = 64
+# PostGIS' types, whose text is EWKB in hex.
+_SHAPES: Final = re.compile(r"(?:.*\.)?geo(?:metry|graphy)\b", re.ASCII)
+_SIZE: Final = re.compile(r"\((\d+)\)")
+
+
+def _type(sql: str, word: str, *, is_enum: bool, is_array: bool) -> ColumnType:
+    """The type of a column by Postgres' words for it; ``sql`` of the result are those.
+
+    A type that the connector does not know is binary: it sends the bytes of its text, if anything.
+    """
+    if is_array:
+        return ColumnType("array", sql=sql)
+    if word in ("bit", "varbit"):
+        size = _SIZE.search(sql)
+        length = int(size[1]) if size else 1 if word == "bit" else None
+        if length is None or length > _MOST_BITS:
+            return ColumnType("other binary", length=length, sql=sql)
+        return ColumnType("bit", length=length, sql=sql)
+    if is_enum or word in _TEXTS:
+        return ColumnType("other text", sql=sql)
+    return ColumnType(_TYPES.get(word, "other binary"), sql=sql)
+
+
+def _is_money(column_type: ColumnType) -> bool:
+    return column_type.sql == "money"
+
+
+def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
+    """What is selected of a column; of money a number, for its text is that of a country."""
+    import sqlalchemy as sa
+
+    column = column_of(name)
+    return sa.cast(column, sa.Numeric) if _is_money(column_type) else column
+
+
+def value_of(value: Any, column_type: ColumnType) -> Selected:
+    """The text that was selected, bytes of a binary type, or a double. Bits are a number."""
+    text, sql = text_of(value, column_type), column_type.sql or ""
+    reader = row_of(column_type).reader
+    if reader in ("float32", "float64"):
+        return float(text)
+    if reader == "bit":
+        return str(int(text or "0", 2))
+    if reader == "instant":
+        return text.replace("+00", "+00:00")  # the session is in UTC
+    if reader != "binary":
+        return text
+    if sql.startswith("bit"):
+        number = int(text or "0", 2)
+        return number.to_bytes((number.bit_length() + 7) // 8, "little")
+    if sql == "bytea":
+        return bytes.fromhex(text.removeprefix("\\x"))
+    return bytes.fromhex(text) if _SHAPES.match(sql) else text.encode()
+
+
+def text_of(value: Any, _column_type: ColumnType) -> str:
+    """The text that was selected."""
+    return _plain(value)
+
+
+def compared(name: str, _column_type: ColumnType) -> ColumnElement[Any]:
+    """A column as it is."""
+    return column_of(name)
+
+
+def parameter_of(text: str | None, column_type: ColumnType) -> Any:
+    """A text as a value of the column's type, which the database makes of it."""
+    import sqlalchemy as sa
+    from sqlalchemy.types import UserDefinedType
+
+    class Named(UserDefinedType[Any]):
+        cache_ok = False
+
+        def get_col_spec(self, **_: Any) -> str:
+            return column_type.sql or "text"
+
+    value: ColumnElement[Any] = sa.literal(text, sa.Text)
+    return sa.cast(sa.cast(value, sa.Numeric) if _is_money(column_type) else value, Named())
+
+
+def bounded(
+    key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
+) -> ColumnElement[bool]:
+    """Whether a key is above a bound, or not above it: an index serves a comparison of rows."""
+    import sqlalchemy as sa
+
+    columns = [column_of(name) for name in key]
+    values = [parameter_of(text, types[name]) for name, text in zip(key, bound, strict=True)]
+    left, right = (columns[0], values[0]) if len(key) == 1 else (sa.tuple_(*columns), sa.tuple_(*values))
+    found: ColumnElement[bool] = left > right if above else left <= right
+    return found
+
+
+def _plain(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _is_true(value: Any) -> bool:
+    return _plain(value).lower() in ("t", "true")
+
+
+def keep_texts(connection: Any) -> None:
+    """Let a psycopg connection give each value as the text that the server sends."""
+    import psycopg
+    from psycopg.types.string import TextLoader
+
+    for info in psycopg.adapters.types:
+        for oid in (info.oid, info.array_oid):
+            if oid:
+                connection.adapters.register_loader(oid, TextLoader)
+
+
+def words_of(error: Exception) -> str:
+    """Why no connection was made, in libpq's own words, for which it has no code; empty for other errors."""
+    cause = getattr(error, "orig", None)
+    if type(cause).__module__.partition(".")[0] != "psycopg":
+        return ""
+    return str(cause).strip().splitlines()[-1] if str(cause).strip() else type(cause).__name__
