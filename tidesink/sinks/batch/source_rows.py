@@ -57,7 +57,7 @@ from tidesink.typemap.values import Convert, text_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import ColumnElement, Connection, Engine
 
     from tidesink.events import ColumnType
     from tidesink.sinks.batch.tasks import Work
@@ -147,14 +147,20 @@ class SourceRows:
             SourceUnavailableError: the database does not answer.
             ConfigError: it refuses the user.
         """
-        part, start = self.ranges[wanted.partition], 0
-        engine = open_database(self.url)
+        yield from self._rows(wanted, self._query(self.ranges[wanted.partition]))
+
+    def where(self, wanted: FetchRange, condition: ColumnElement[bool]) -> Iterator[pa.RecordBatch]:
+        """The rows for which a condition holds, as those of a range; raises as the others do."""
+        yield from self._rows(wanted, self._query(KeyRange()).where(condition))
+
+    def _rows(self, wanted: FetchRange, query: Any) -> Iterator[pa.RecordBatch]:
+        start, engine = 0, open_database(self.url)
         try:
             with translated(OPTION), engine.connect() as connection:
                 begin_session(connection)
                 found = connection.execution_options(
                     stream_results=True, max_row_buffer=_ROWS_A_PART
-                ).execute(self._query(part))
+                ).execute(query)
                 for rows in found.partitions(_ROWS_A_PART):
                     yield self._records(wanted, rows, start)
                     start += len(rows)
