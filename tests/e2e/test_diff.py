@@ -193,7 +193,7 @@ def _tamper(url: str, table: LiveTable) -> None:
     engine.dispose()
 
 
-def test_columns_names_filters_and_marks_of_deleted_rows(
+def test_columns_names_filters_shards_and_marks_of_deleted_rows(
     spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
 ) -> None:
     """What the config leaves out is not missed, and a row that is marked as deleted is not there."""
@@ -207,7 +207,9 @@ def test_columns_names_filters_and_marks_of_deleted_rows(
             "metadata": {"batch": "of_batch"},
             "deletes": "soft",
         }
-        config = _config(tmp_path, servers, table.topic, mariadb_url, tables=[settings])
+        routes = [{"match": ".*", "to": "all.orders", "shard-column": "origin"}]
+        more = {"tables": [settings], "routes": routes}
+        config = _config(tmp_path, servers, table.topic, mariadb_url, **more)
         for _ in range(60):
             table.change()
         _drain(config)

@@ -145,12 +145,12 @@ class KeyedRows:
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:  # noqa: ARG002
         """What ``work`` makes of the rows."""
-        task = _KeyedTask(self.rows, self.columns, self.seconds, ranges[0], work)
+        task = KeyedTask(self.rows, self.columns, self.seconds, ranges[0], work)
         return self.wanted.select("key").repartition(self.connections).mapInArrow(Reporting(task), ddl)
 
 
 @dataclass(frozen=True)
-class _KeyedTask:
+class KeyedTask:
     """What a task runs: a query for each some keys."""
 
     rows: SourceRows
