@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from tidesink import __version__
-from tidesink.cli import codec, dead_letters, dev, plan, registry, snapshot, status, terminal
+from tidesink.cli import codec, dead_letters, dev, diff, plan, registry, snapshot, status, terminal
 from tidesink.cli.sources import CodecCommand
 from tidesink.cli.status import COUNTS, commit_time, count_remarks, counts_row
 from tidesink.cli.terminal import (
@@ -163,6 +163,7 @@ _COMMANDS = (
     ("pause", status.pause),
     ("resume", status.resume),
     ("accept-restored", status.accept_restored),
+    ("diff", diff.diff),
 )
 for _name, _command in _COMMANDS:
     app.command(_name)(terminal.guarded(_command))

@@ -16,6 +16,9 @@ from tidesink.typemap.target_schema import ShapeColumn
 from tidesink.typemap.values import MYSQL_MAX_PRECISION, MYSQL_MAX_SCALE
 
 Database = Literal["postgres", "mysql"]
+# How a database changes the spelling of texts. ``digits``: zeros at the end of a fraction. ``json``: spaces,
+# the order of members, and equal numbers.
+Spelling = Literal["digits", "json"]
 
 # Spark type -> the type that holds the same values: Postgres's, and MySQL's and MariaDB's.
 OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = {
@@ -157,6 +160,15 @@ def spark_of(found: str, database: Database) -> str:
     if found.partition("(")[0] in ("varbinary", "blob", "mediumblob", "longblob"):
         return "binary"
     return _SPARK_OF[database].get(found, found)
+
+
+def spelling_of(found: str, database: Database) -> Spelling | None:
+    """How a database changes texts that it keeps in a type of its own; None: it keeps them as they are."""
+    word = found.partition("(")[0]
+    if word == "json" and database == "mysql":
+        return "json"
+    formed = word in ("time", DECIMAL_WORD[database]) and spark_of(found, database) == "string"
+    return "digits" if formed else None
 
 
 _TEXTS: Final[Mapping[Database, frozenset[str]]] = {

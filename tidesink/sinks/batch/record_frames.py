@@ -56,15 +56,22 @@ class FetchedRanges:
 
 
 def over_ranges(
-    session: SparkSession, ranges: Sequence[FetchRange], fetch: Fetch, work: Work, ddl: str
+    session: SparkSession,
+    ranges: Sequence[FetchRange],
+    fetch: Fetch,
+    work: Work,
+    ddl: str,
+    *,
+    most_tasks: int | None = None,
 ) -> DataFrame:
     """What ``work`` makes of each range and its records, in the columns of ``ddl``: a task a range, lazy.
 
-    Ranges that have few records together are read by one task. A ``TidesinkError`` of a task comes back by
-    ``spark.errors.task_error``.
+    Ranges that have few records together are read by one task, and by ``most_tasks`` at the most. A
+    ``TidesinkError`` of a task comes back by ``spark.errors.task_error``.
     """
     count = len(ranges)
     tasks = count if sum(part.end - part.start for part in ranges) > _SMALL_BATCH else 1
+    tasks = min(tasks, most_tasks or tasks)
     numbers = session.range(0, count, 1, max(1, tasks))
     return numbers.mapInArrow(Reporting(FetchedRanges(tuple(ranges), fetch, work)), ddl)
 

@@ -211,6 +211,14 @@ def reduced_ranges(
     return reduced_ranges(session, replace(task, sink=None), reader, checkpoint=checkpoint)
 
 
+def unpacked_ranges(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
+    """What a task makes of its ranges, in the columns of ``reduced_schema``: lazy, and nothing is stored.
+
+    An error of a task is raised where the frame is asked for (``spark.errors.raised_task_errors``).
+    """
+    return _unpacked(_packed(session, task, reader), task)
+
+
 def _counted(heads: Sequence[Any], name: str) -> int:
     return sum(head[name] or 0 for head in heads)
 

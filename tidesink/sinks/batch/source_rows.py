@@ -8,7 +8,7 @@ follows (columns of the target, filters, packing, staging) is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone, tzinfo
 from functools import cached_property, partial
@@ -53,7 +53,7 @@ from tidesink.typemap.values import Convert, text_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import ColumnElement, Connection, Engine
 
     from tidesink.events import ColumnType
     from tidesink.sinks.batch.tasks import Work
@@ -65,6 +65,8 @@ EXTRA: Final = "a driver: pip install 'tidesink[mysql]' or 'tidesink[postgres]'"
 _ROWS_A_PART: Final = 20_000
 _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
+# Which rows are asked for, as a kind of database compares them.
+Condition = Callable[[SourceDialect], "ColumnElement[bool]"]
 # By what reads a column's values: as what they are selected, if it is no text.
 _ARROW: Final = {"float32": pa.float64(), "float64": pa.float64(), "binary": pa.binary()}
 
@@ -148,16 +150,25 @@ class SourceRows:
             SourceUnavailableError: the database does not answer.
             ConfigError: it refuses the user.
         """
-        part, start = self.ranges[wanted.partition], 0
-        engine = open_database(self.url)
+        yield from self._rows(wanted, self.ranges[wanted.partition])
+
+    def where(self, wanted: FetchRange, condition: Condition) -> Iterator[pa.RecordBatch]:
+        """The rows for which a condition holds, as those of a range; raises as the others do."""
+        yield from self._rows(wanted, KeyRange(), condition)
+
+    def _rows(
+        self, wanted: FetchRange, part: KeyRange, condition: Condition | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        start, engine = 0, open_database(self.url)
         try:
             with translated(OPTION), engine.connect() as connection:
                 dialect = dialect_of(connection)
                 connection.execution_options(**dialect.RANGE_OPTIONS)
                 begin_session(connection)
+                query = self._query(part, dialect)
                 found = connection.execution_options(
                     stream_results=True, max_row_buffer=_ROWS_A_PART
-                ).execute(self._query(part, dialect))
+                ).execute(query if condition is None else query.where(condition(dialect)))
                 for rows in found.partitions(_ROWS_A_PART):
                     yield self._records(wanted, rows, start, dialect)
                     start += len(rows)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, run
 from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.state.progress import Progress
+from tidesink.typemap.render_sql import Spelling
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
@@ -439,6 +440,51 @@ class Target(Protocol):
 
         Raises:
             SchemaRefusedError: a table is there and cannot take the shape.
+            TransientTargetError: the target does not answer.
+        """
+
+
+class TableReader(Protocol):
+    """Reads one table that is there, and changes nothing of it. Used by one thread at a time.
+
+    ``session`` is the one that its frames belong to. A reader that derives from it holds nothing open, unless
+    it says so.
+    """
+
+    session: SparkSession
+
+    def columns(self) -> Mapping[str, str]:
+        """The columns now, as Spark's types by name."""
+
+    def committed(self) -> Progress | None:
+        """The progress that the target holds now; None where nothing was ever applied.
+
+        Raises: as ``TargetTable.committed``.
+        """
+
+    def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+        """The rows of the source's table that live now, with the values of these columns, in their order.
+
+        A deleted row that is kept does not live. The frame is lazy.
+        """
+
+    def spelling(self, name: str) -> Spelling | None:
+        """How the target changes the spelling of a column's texts; None: it keeps them as they are."""
+
+    def close(self) -> None:
+        """Give back what the reader holds open. Never fails."""
+        return
+
+
+@runtime_checkable
+class ReadableTarget(Target, Protocol):
+    """A target whose rows can be read back."""
+
+    def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> TableReader | None:
+        """What reads the table of ``shape``; None where there is no such table.
+
+        Raises:
+            SchemaRefusedError: the target has no such name.
             TransientTargetError: the target does not answer.
         """
 

@@ -34,6 +34,7 @@ from tidesink.sinks.targets.base import (
     EvolveResult,
     ReducedBatch,
     SchemaGap,
+    TableReader,
     check_order,
     check_shape,
 )
@@ -45,7 +46,7 @@ from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
 from tidesink.sinks.targets.lake.batches import FilesOrMerge
-from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of
+from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of, rows_that_live
 from tidesink.sinks.targets.lake.tables import (
     long_names_refused,
     open_session,
@@ -56,10 +57,11 @@ from tidesink.sinks.targets.lake.tables import (
     try_path,
 )
 from tidesink.sinks.targets.sharing import Turns, holds, quote_identifier
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.render_sql import Spelling
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config
     from tidesink.sinks.state.progress import StateStore
@@ -215,6 +217,58 @@ class DeltaTarget:
         if self.catalog_table is not None:
             schema.register(session, path, self.catalog_table, shape.table)
         return table
+
+    def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> DeltaReader | None:
+        """What reads the Delta table of ``shape``."""
+        path = self.path_of(shape.table)
+        own = open_session(session, self.settings)
+        found = DeltaReader(own, path, shape, pipeline=pipeline, history=self.history)
+        return found if found.exists else None
+
+
+class DeltaReader(TableReader):
+    """Reads one Delta table."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        path: str,
+        shape: TableShape,
+        *,
+        pipeline: str,
+        history: ProgressHistory | None,
+    ) -> None:
+        self.session = session
+        self._path = path
+        self._shape = shape
+        self._log = DeltaLog(session, path)
+        self._ledger = Ledger(self._log, shape.source, pipeline, path, history, shape.keys, shape.shard)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        with _translating(reading_error, self._shape.source):
+            return self._log.exists
+
+    def columns(self) -> Mapping[str, str]:
+        """The latest version's columns."""
+        with _translating(reading_error, self._shape.source):
+            return schema.present_columns(self._log)
+
+    def committed(self) -> Progress | None:
+        """The progress that the table's commits hold now."""
+        with _translating(reading_error, self._shape.source):
+            return self._ledger.committed()
+
+    def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+        """Those of the latest version."""
+        with _translating(reading_error, self._shape.source):
+            frame = self.session.read.format("delta").load(self._path)
+            return rows_that_live(frame, columns, self._shape.shard)
+
+    def spelling(self, _name: str) -> Spelling | None:
+        """Texts are kept as they are."""
+        return None
 
 
 class DeltaTable(DeltaColumns):
@@ -531,9 +585,13 @@ class DeltaTable(DeltaColumns):
             raise StaleProgressError("claim the table before writing to it", table=str(self._table))
         return self._held
 
-    @contextmanager
-    def _translating(self, translate: Callable[..., TidesinkError]) -> Iterator[None]:
-        try:
-            yield
-        except SPARK_ERRORS as exc:
-            raise translate(exc, table=str(self._table)) from exc
+    def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
+        return _translating(translate, self._table)
+
+
+@contextmanager
+def _translating(translate: Callable[..., TidesinkError], table: TableId) -> Iterator[None]:
+    try:
+        yield
+    except SPARK_ERRORS as exc:
+        raise translate(exc, table=str(table)) from exc

@@ -26,6 +26,7 @@ from tidesink.sinks.targets.base import (
     EvolveResult,
     ReducedBatch,
     SchemaGap,
+    TableReader,
     check_order,
     check_shape,
 )
@@ -38,12 +39,14 @@ from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedge
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
 from tidesink.sinks.targets.lake.batches import FilesOrMerge
+from tidesink.sinks.targets.lake.merge import rows_that_live
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
+from tidesink.typemap.render_sql import Spelling
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config
     from tidesink.sinks.state.progress import StateStore
@@ -169,6 +172,48 @@ class IcebergTarget:
                 delete_mode=delete_mode,
                 properties=self.table_properties,
             )
+
+    def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> IcebergReader | None:
+        """What reads the Iceberg table of ``shape``."""
+        own = open_session(session, self.catalog, self.properties)
+        found = IcebergReader(own, self.location_of(shape.table), shape, pipeline=pipeline)
+        return found if found.exists else None
+
+
+class IcebergReader(TableReader):
+    """Reads one Iceberg table, as its readers see it."""
+
+    def __init__(self, session: SparkSession, location: str, shape: TableShape, *, pipeline: str) -> None:
+        self.session = session
+        self._shape = shape
+        self._table = JvmTable(session, location)
+        self._ledger = IcebergLedger(shape.source, pipeline, location, shape.keys, shape.shard)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        with _translating(reading_error, self._shape.source):
+            return self._table.exists
+
+    def columns(self) -> Mapping[str, str]:
+        """The columns by the latest metadata."""
+        with _translating(reading_error, self._shape.source):
+            return self._table.columns(self._table.state())
+
+    def committed(self) -> Progress | None:
+        """The progress that the table's properties hold now."""
+        with _translating(reading_error, self._shape.source):
+            entry = self._ledger.entry(self._table.state())
+        return entry.progress if entry else None
+
+    def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+        """Those of the snapshot that readers see."""
+        with _translating(reading_error, self._shape.source):
+            return rows_that_live(self.session.table(self._table.location), columns, self._shape.shard)
+
+    def spelling(self, _name: str) -> Spelling | None:
+        """Texts are kept as they are."""
+        return None
 
 
 class IcebergTable(IcebergColumns):
@@ -378,12 +423,16 @@ class IcebergTable(IcebergColumns):
                 return tuple(name for name in pending if name in self._present)
         raise TransientTargetError("others keep committing to the table", table=str(self._name))
 
-    @contextmanager
-    def _translating(self, translate: Callable[..., TidesinkError]) -> Iterator[None]:
-        try:
-            yield
-        except SPARK_ERRORS as exc:
-            raise translate(exc, table=str(self._name)) from exc
+    def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
+        return _translating(translate, self._name)
+
+
+@contextmanager
+def _translating(translate: Callable[..., TidesinkError], table: TableId) -> Iterator[None]:
+    try:
+        yield
+    except SPARK_ERRORS as exc:
+        raise translate(exc, table=str(table)) from exc
 
 
 # Runs a statement on the shard's branch, whose head is given; gives its snapshot and the summary's numbers.

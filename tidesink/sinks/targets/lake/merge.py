@@ -319,6 +319,15 @@ def living_rows(batch: ReducedBatch) -> str:
     return lives if shard is None else f"{lives} AND {rows_of(shard)}"
 
 
+def rows_that_live(frame: DataFrame, columns: Sequence[ShapeColumn], shard: Shard | None) -> DataFrame:
+    """The rows of a lake's table, or of a shard of it, that live, with these columns in their order."""
+    if SOFT_DELETE_COLUMN in frame.columns:
+        frame = frame.where(f"{quote_identifier(SOFT_DELETE_COLUMN)} IS NOT TRUE")
+    if shard is not None:
+        frame = frame.where(rows_of(shard))
+    return frame.selectExpr(*(quote_identifier(column.name) for column in columns))
+
+
 def rows_of(shard: Shard) -> str:
     """The condition for the rows of a shard."""
     return f"{quote_identifier(shard.column)} = {quote_text(shard.value)}"

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from tidesink.config.fields import ChangeKind
 from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.sql.columns import SqlLimits
-from tidesink.sinks.targets.sql.load import Load
+from tidesink.sinks.targets.sql.load import Load, Read
 from tidesink.sinks.targets.sql.location import Endpoint, Place
 from tidesink.typemap.render_sql import Database
 
@@ -157,6 +157,10 @@ class Dialect(Protocol):
         """Fills a staging table from CSV lines; runs on the executors."""
 
     @property
+    def read(self) -> Read:
+        """Reads rows of texts, in the order in which the server gives them; runs on the executors."""
+
+    @property
     def code_of(self) -> Callable[[BaseException], str | None]:
         """The database's code of an error; empty for a connection that was cut, None for other errors."""
 
@@ -174,6 +178,12 @@ class Dialect(Protocol):
 
     def literal(self, text: str, found: str) -> str:
         """A value of type ``found`` from its literal text (bytes as hex)."""
+
+    def text_of(self, column: str, found: str) -> str:
+        """What is selected of a quoted column of type ``found``: a text, of bytes their hex digits.
+
+        Instants are in UTC, without a zone.
+        """
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """Make the table's schema and its ledger where they are missing."""

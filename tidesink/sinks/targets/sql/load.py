@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import binascii
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # Rows that one task may bring on its own: each connects, and takes some milliseconds for it.
 SMALL_BATCH: Final = 20_000
+# Rows are read by so many.
+ROWS_AT_ONCE: Final = 10_000
 ATTEMPT: Final = "t_attempt"
 IS_DELETE: Final = "t_delete"
 KEPT: Final = "t_kept"
@@ -54,6 +56,8 @@ STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
 )
 
 Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
+# Gives the rows of a query, some at a time.
+Read = Callable[[Endpoint, str], Iterator[Sequence[Sequence[Any]]]]
 _KEPT: Final[dict[Endpoint, Any]] = {}
 
 

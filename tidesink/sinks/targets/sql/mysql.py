@@ -16,7 +16,7 @@ from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.sharing import quote_mysql, text_mysql
 from tidesink.sinks.targets.sql.columns import KEY_COLLATIONS, MYSQL_LIMITS
 from tidesink.sinks.targets.sql.dialect import Counts, ForView, Merge, no_table
-from tidesink.sinks.targets.sql.load import ROW, kept_connection
+from tidesink.sinks.targets.sql.load import ROW, ROWS_AT_ONCE, kept_connection
 from tidesink.sinks.targets.sql.location import CONNECT_SECONDS, LOCK_SECONDS, Endpoint, Place, endpoint_of
 from tidesink.sinks.targets.sql.mysql_merge import (
     LEDGER_COLUMNS,
@@ -56,6 +56,7 @@ _STAGING_ENGINES: Final = MappingProxyType({"ARIA": "Aria TRANSACTIONAL=0", "INN
 # A server may refuse tables without a primary key (sql_require_primary_key, innodb_force_primary_key).
 _KEY_OF: Final = {"InnoDB": f"{ROW} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY, "}
 _WIDTH: Final = re.compile(r"((?:small|medium|big)?int)\([0-9]+\)")
+_BYTES: Final = frozenset({"longblob", "varbinary", "mediumblob", "blob"})
 # What SHOW COLUMNS knows as well.
 _NO_TABLES: Final = frozenset({"VIEW", "SYSTEM VIEW", "SEQUENCE"})
 _NO_TABLE: Final = frozenset({"1146", "1049"})
@@ -168,6 +169,17 @@ def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> in
     return rows
 
 
+def read(endpoint: Endpoint, query: str) -> Iterator[Sequence[tuple[Any, ...]]]:
+    """The rows of a query, as the server sends them: they are never all here."""
+    from pymysql.cursors import SSCursor
+
+    with kept_connection(endpoint, connect, alive) as connection, connection.cursor(SSCursor) as cursor:
+        cursor.execute(query)
+        while some := cursor.fetchmany(ROWS_AT_ONCE):
+            yield some
+        connection.rollback()
+
+
 def alive(connection: Any) -> bool:
     """Whether a connection answers."""
     try:
@@ -201,6 +213,7 @@ class MysqlDialect:
     nul_refused = False
 
     load = staticmethod(load)
+    read = staticmethod(read)
     code_of = staticmethod(code_of)
     quote = staticmethod(quote_mysql)
     connect = staticmethod(connect)
@@ -221,8 +234,17 @@ class MysqlDialect:
 
     def literal(self, text: str, found: str) -> str:
         """A value as a literal, which the column's type reads."""
-        binary = found.partition("(")[0] in ("longblob", "varbinary", "mediumblob", "blob")
+        binary = found.partition("(")[0] in _BYTES
         return f"x'{text}'" if binary else text_mysql(text)
+
+    def text_of(self, column: str, found: str) -> str:
+        """Of a floating-point number the double that it is: as a text a FLOAT has six digits."""
+        kind = found.partition("(")[0]
+        if kind in _BYTES:
+            return f"HEX({column})"
+        if kind in ("float", "double"):
+            return f"{column} + 0e0"
+        return column if kind in ("longtext", "mediumtext", "text", "varchar") else f"CAST({column} AS CHAR)"
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """The database and its ledger; what is there is not touched, and needs no right to make it."""

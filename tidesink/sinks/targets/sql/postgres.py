@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -17,7 +18,7 @@ from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.sharing import quote_postgres, text_postgres
 from tidesink.sinks.targets.sql.columns import POSTGRES_LIMITS
 from tidesink.sinks.targets.sql.dialect import ForView, no_table
-from tidesink.sinks.targets.sql.load import kept_connection
+from tidesink.sinks.targets.sql.load import ROWS_AT_ONCE, kept_connection
 from tidesink.sinks.targets.sql.location import (
     CONNECT_SECONDS,
     LEDGER,
@@ -139,6 +140,16 @@ def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> in
     return rows
 
 
+def read(endpoint: Endpoint, query: str) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows of a query, as COPY gives them: nothing is kept at the server, nor all of them here."""
+    with kept_connection(endpoint, connect, alive) as connection, connection.cursor() as cursor:
+        with cursor.copy(f"COPY ({query}) TO STDOUT") as copy:
+            rows = copy.rows()
+            while some := [*islice(rows, ROWS_AT_ONCE)]:
+                yield some
+        connection.rollback()
+
+
 def alive(connection: Any) -> bool:
     """Whether a connection answers."""
     try:
@@ -230,6 +241,7 @@ class PostgresDialect:
     nul_refused = True
 
     load = staticmethod(load)
+    read = staticmethod(read)
     code_of = staticmethod(code_of)
     quote = staticmethod(quote_postgres)
     connect = staticmethod(connect)
@@ -249,6 +261,14 @@ class PostgresDialect:
         """A value as a literal with its type."""
         shown = f"\\x{text}" if found == "bytea" else text
         return f"{text_postgres(shown)}::{found}"
+
+    def text_of(self, column: str, found: str) -> str:
+        """Of an instant the time of day in UTC."""
+        if found == "bytea":
+            return f"encode({column}, 'hex')"
+        if found == "timestamp with time zone":
+            return f"({column} AT TIME ZONE 'UTC')::text"
+        return f"{column}::text"
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """The schema and its ledger; what is there is not touched, and needs no right to make it."""

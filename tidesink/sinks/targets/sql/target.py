@@ -13,11 +13,14 @@ from tidesink.sinks.targets.base import Capabilities, DeleteMode, PreflightCheck
 from tidesink.sinks.targets.sql.columns import check_sql_shape, room_limits, wanted_type
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint, Place, endpoint_of, place_in
+from tidesink.sinks.targets.sql.reader import SqlReader
 from tidesink.sinks.targets.sql.table import SqlTable
 from tidesink.typemap.render_sql import shown_type
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tidesink.config import Config
     from tidesink.sinks.targets.sql.dialect import Dialect
 
@@ -74,6 +77,15 @@ class SqlTarget:
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         view = view_name(self.view, place)
         return SqlTable(self.connections, place, shape, pipeline=pipeline, delete_mode=delete_mode, view=view)
+
+    def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> SqlReader | None:
+        """What reads the table of ``shape``."""
+        place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
+        found = SqlReader(self.connections, place, shape, pipeline=pipeline, session=session)
+        if found.exists:
+            return found
+        found.close()
+        return None
 
 
 def view_name(template: str | None, place: Place) -> str | None:

@@ -1,0 +1,79 @@
+"""``tidesink diff``: what is refused before Spark starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.unit.config_samples import FLAT_AVRO, changed
+from tidesink.cli.main import app
+from tidesink.events import TableId
+from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.sql_store import SqlStateStore
+
+ORDERS = TableId("shop", "orders")
+DATABASE = "mysql+pymysql://reader:SECRET@127.0.0.1:1"
+
+
+def _config(folder: Path, database: str | None = DATABASE, **more: Any) -> Path:
+    path = folder / "shop.yaml"
+    settings = changed(FLAT_AVRO, state=str(folder / "state.db"), **more)
+    if database is not None:
+        settings["source"] = {**settings["source"], "database": database}
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def _run(path: Path, *words: str) -> tuple[int, str]:
+    found = CliRunner().invoke(app, ["diff", "-c", str(path), *words])
+    assert "SECRET" not in found.output
+    return found.exit_code, found.output
+
+
+def test_rows_are_compared_with_the_database(tmp_path: Path) -> None:
+    code, output = _run(_config(tmp_path, None))
+    assert code == 2
+    assert "source.database, which is not set" in output
+
+
+def test_a_pipeline_that_never_ran_has_nothing_to_compare(tmp_path: Path) -> None:
+    code, output = _run(_config(tmp_path))
+    assert code == 2
+    assert "no worker has run yet" in output
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"defaults": {"mode": "append"}}, "mode: append"),
+        ({"tables": [{"name": "shop.orders", "ignore_null_updates": True}]}, "ignore_null_updates"),
+        ({"target": {"type": "http", "url": "http://127.0.0.1:1"}}, "http"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    path = _config(tmp_path, **more)
+    SqlStateStore(str(tmp_path / "state.db")).save_status(TableStatus("shop", ORDERS, "IDLE"))
+    code, output = _run(path, "shop.orders")
+    assert code == 2
+    assert said in output
+    # Among all tables it is one that is passed over.
+    code, output = _run(path)
+    assert code == 0
+    assert "shop.orders: not compared: " in output
+    assert said in output
+    code, output = _run(path, "-o", "json")
+    (table,) = json.loads(output.splitlines()[-1])["tables"]
+    assert said in table["refused"]
+
+
+def test_a_table_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    path = _config(tmp_path)
+    SqlStateStore(str(tmp_path / "state.db")).save_status(TableStatus("shop", ORDERS, "IDLE"))
+    code, output = _run(path, "shop.order")
+    assert code == 2
+    assert "no table shop.order is known" in output

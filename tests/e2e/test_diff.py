@@ -1,0 +1,277 @@
+"""``tidesink diff`` says equal of what is equal, also while it changes, and finds each fault."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from tests.e2e.live_source import LiveTable, live_table
+from tests.e2e.places import KINDS, place_of
+from tests.e2e.replay import Servers
+from tests.e2e.writing import TableWriter, shop_config
+from tests.full import FULL, quick_on
+from tests.mysql_values import COLUMNS, own_database
+from tests.servers import create_topics
+from tidesink.cli.main import app
+from tidesink.config import load_config
+from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.worker.run import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+
+# A type beside those of ``COLUMNS``, whose text MySQL changes.
+_JSON: Final = {"js": ("json", '\'{"b": 1, "a": [1.5, null]}\'', "")}
+# Of each column another value, as near to its own as may be.
+OTHERS: Final = {
+    "ti": "-127", "bo": "false", "tu": "254", "me": "0", "zf": "43", "bi": "-9223372036854775807",
+    "bu": "18446744073709551614", "f1": "0.2", "f2": "3.4028232e38", "f3": "16777214", "f4": "1.1754945e-38",
+    "f5": "1.101", "d1": "0.10000000000000002", "d2": "1.0000000000000002e22", "d3": "-1.797693134862316e-10",
+    "d4": "123456789.1234568", "de": "-1.51",
+    "dw": "12345678901234567890123456789012345.000000000000000000000000000002", "dz": "1.51", "ch": "'b'",
+    "vc": "'É😀\\\\\\'\"%s:x'", "vs": "'a '", "la": "'e'", "tx": "'line\\n\\nline'", "em": "null",
+    "bn": "x'ff01'", "vb": "x'00ff81'", "bl": "x'0a2262'", "eb": "x'00'", "b1": "b'0'", "b9": "b'100000000'",
+    "b64": "x'fffffffffffffffe'", "en": "'red'", "se": "'a'", "s0": "'a'", "da": "'2020-02-28'",
+    "d0": "'2020-02-28'", "dt": "'2020-01-01 01:02:03.500001'", "dn": "'2020-01-01 00:00:00'",
+    "ts": "'2020-06-01 00:00:00.251'", "t0": "'2020-06-01 00:00:00'", "tm": "'-838:59:58.51'",
+    "t1": "'01:02:04'", "ye": "2000", "y0": "1901", "nu": "0", "js": '\'{"a": [1.5, 0], "b": 1}\'',
+}  # fmt: skip
+_ID: Final = Column("id", ColumnType("int", sql="int"), nullable=False, handle=True, primary_key=True)
+_KEPT: Final = ("id", "st")  # the key, and what is computed of it
+
+
+def _config(folder: Path, servers: Servers, topic: str, url: str, **more: Any) -> Path:
+    source = {
+        "brokers": servers["brokers"],
+        "protocol": "canal-json",
+        "topics": [topic],
+        "database": {"url": url, "chunk-rows": 250, "connections": 2},
+    }
+    return shop_config(folder, servers, {"source": source, "defaults": {"snapshot": "initial"}, **more})
+
+
+def _diff(config: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    """The exit code, and what is said of the one table."""
+    found = CliRunner().invoke(app, ["diff", "-c", str(config), "-o", "json", "--lag", "0", *words])
+    assert found.exit_code in (0, 3), found.output
+    (table,) = json.loads(found.stdout)["tables"]
+    return found.exit_code, table
+
+
+def _drain(config: Path) -> None:
+    report = run(load_config(config), until="drained")
+    assert report.exit_code == 0, [one.error for one in report.tables]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on("postgres")
+def test_a_value_of_every_type_that_differs_is_found(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """A row for each column: what is changed at the source without an event differs at the target."""
+    place, columns = place_of(kind, request, tmp_path), {**COLUMNS, **_JSON}
+    names = [name for name in columns if name not in _KEPT]
+    assert {*names} == {*OTHERS}
+    with own_database(mariadb_url) as (connection, schema):
+        create = f"CREATE TABLE wide ({', '.join(f'{name} {sql}' for name, (sql, _, _) in columns.items())}"
+        _run(connection, f"{create}, PRIMARY KEY (id))")
+        for number in range(len(names) + 2):
+            given = {name: value for name, (_, value, _) in columns.items() if value}
+            given["id"] = str(number)
+            values = ", ".join(given.values())
+            _run(connection, f"INSERT INTO wide ({', '.join(given)}) VALUES ({values})")  # noqa: S608
+        topic = f"{servers['prefix']}wide"
+        create_topics(servers["brokers"], {topic: 1})
+        named = TableSchema(TableId(schema, "wide"), (_ID,))
+        feed = TableWriter(servers, named, protocol="canal-json", topic=topic)
+        quoted = schema.replace("`", "``")
+        feed.ddl(f"{create.replace(' wide ', f' `{quoted}`.wide ', 1)}, PRIMARY KEY (id))")
+        feed.delete({"id": 10**6})
+        # MariaDB is the source, too: the copy needs a name of its own.
+        apart = {"table": "copy_{schema}.{table}"} if kind == "mysql" else {}
+        config = _config(tmp_path, servers, topic, mariadb_url, target={**place.target, **apart})
+        _drain(config)
+        code, found = _diff(config)
+        assert (code, found["equal"], found["differences"]) == (0, len(names) + 2, [])
+        assert found["not_compared"] == []
+        for number, name in enumerate(names):
+            _run(connection, f"UPDATE wide SET {name} = {OTHERS[name]} WHERE id = {number}")  # noqa: S608
+        _run(connection, f"DELETE FROM wide WHERE id = {len(names)}")  # noqa: S608
+        _run(connection, "INSERT INTO wide (id) VALUES (-1)")
+        report = tmp_path / "differing.jsonl"
+        code, found = _diff(config, "--report", str(report))
+    assert code == 3
+    counts = [found[name] for name in ("equal", "different", "only_at_source", "only_at_target", "unsettled")]
+    assert counts == [1, len(names), 1, 1, 0]
+    assert len(found["differences"]) == 20
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    differing = {int(one["key"]["id"]): one.get("columns", one["kind"]) for one in lines}
+    expected: dict[int, Any] = {number: [name] for number, name in enumerate(names)}
+    assert differing == {**expected, len(names): "only_at_target", -1: "only_at_source"}
+
+
+def _run(connection: sa.Connection, statement: str) -> None:
+    connection.exec_driver_sql(statement.replace("%", "%%"))
+
+
+@contextmanager
+def _working(config: Path, table: LiveTable) -> Iterator[None]:
+    """A worker runs, and the table changes all the time."""
+    stop, flag, failures = threading.Event(), StopFlag(), list[BaseException]()
+
+    def write() -> None:
+        while not stop.wait(0.005):
+            table.change()
+
+    def work() -> None:
+        try:
+            run(load_config(config), stop=flag)
+        except BaseException as exc:  # noqa: BLE001  (it is raised below)
+            failures.append(exc)
+
+    threads = [threading.Thread(target=one) for one in (write, work)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        flag.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+@FULL
+def test_no_false_alarm_while_a_table_changes(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    with live_table(mariadb_url, servers) as table:
+        table.load(3_000)
+        table.change()
+        config = _config(tmp_path, servers, table.topic, mariadb_url)
+        _drain(config)
+        with _working(config, table):
+            for _ in range(3):
+                _, found = _diff(config, "--lag", "1")
+                assert _differing(found) == (0, 0, 0)
+                assert found["equal"] > 2_000
+            _tamper(mariadb_url, table)
+            _, found = _diff(config, "--lag", "1")
+        assert _differing(found) == (0, 1, 0)
+        assert found["differences"] == [{"kind": "only_at_source", "key": {"region": "q", "id": "7"}}]
+        assert found["unsettled"] < 20
+
+
+def _differing(found: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(found[name] for name in ("different", "only_at_source", "only_at_target"))
+
+
+def _tamper(url: str, table: LiveTable) -> None:
+    """A row whose event is lost, and which nobody changes."""
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        orders = f"`{table.name.schema}`.orders"
+        connection.exec_driver_sql(f"INSERT INTO {orders} (region, id) VALUES ('q', 7)")  # noqa: S608
+    engine.dispose()
+
+
+def test_columns_names_filters_shards_and_marks_of_deleted_rows(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    """What the config leaves out is not missed, and a row that is marked as deleted is not there."""
+    with live_table(mariadb_url, servers) as table:
+        table.load(300)
+        settings = {
+            "name": str(table.name),
+            "except_column_list": ["data"],
+            "rename": {"note": "remark"},
+            "filter": "price IS NULL OR price > 0",
+            "metadata": {"batch": "of_batch"},
+            "deletes": "soft",
+        }
+        routes = [{"match": ".*", "to": "all.orders", "shard-column": "origin"}]
+        more = {"tables": [settings], "routes": routes}
+        config = _config(tmp_path, servers, table.topic, mariadb_url, **more)
+        for _ in range(60):
+            table.change()
+        _drain(config)
+        kept = sum(row["price"] is None or row["price"] > 0 for row in table.rows())
+        code, found = _diff(config)
+        assert (code, found["at_source"], found["at_target"], found["equal"]) == (0, kept, kept, kept)
+        _tamper(mariadb_url, table)
+        _, found = _diff(config, "--values")
+        assert _differing(found) == (0, 1, 0)
+        row = next(row for row in table.rows() if row["price"] is not None and row["price"] > 1)
+        engine = sa.create_engine(f"{mariadb_url}?charset=utf8mb4")
+        with closing(engine.connect()) as connection, connection.begin():
+            place = sa.text(
+                f"UPDATE `{table.name.schema}`.orders SET note = 'SECRET', price = price + 1 "  # noqa: S608
+                "WHERE region = :region AND id = :id"
+            )
+            connection.execute(place, {"region": row["region"], "id": row["id"]})
+        engine.dispose()
+        _, found = _diff(config)
+        assert "SECRET" not in json.dumps(found)
+        _, found = _diff(config, "--values")
+        (one,) = (one for one in found["differences"] if one["kind"] == "different")
+        assert one["columns"] == ["price", "remark"]
+        assert one["values"]["remark"]["source"] == "SECRET"
+        assert one["values"]["price"]["target"] == str(row["price"])
+
+
+def test_what_waits_needs_a_worker(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    with live_table(mariadb_url, servers) as table:
+        table.load(50)
+        table.change()
+        config = _config(tmp_path, servers, table.topic, mariadb_url)
+        _drain(config)
+        for _ in range(10):
+            table.change()
+        found = CliRunner().invoke(app, ["diff", "-c", str(config)])
+        assert found.exit_code == 2
+        assert "no worker runs" in found.output
+        code, shown = _diff(config, "--no-wait")
+        assert (code, _differing(shown)) == (3, (0, 0, 0))
+        assert shown["unsettled"] > 0
+        text = CliRunner().invoke(app, ["diff", "-c", str(config), "--no-wait", str(table.name)])
+        assert text.exit_code == 3
+        assert "keys are not settled" in text.output
+        _drain(config)
+        assert _diff(config)[0] == 0
+
+
+@FULL
+def test_a_snapshot_that_is_not_over_is_told(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    with live_table(mariadb_url, servers) as table:
+        table.load(2_000)
+        table.change()
+        config = _config(tmp_path, servers, table.topic, mariadb_url)
+        run(load_config(config), batches=1)
+        with closing(open_state_store(load_config(config).state)) as store:
+            (status,) = store.statuses("shop")
+        assert status.details["snapshot"]["state"] == "running"
+        found = CliRunner().invoke(app, ["diff", "-c", str(config)])
+        assert found.exit_code == 2
+        assert "snapshot is not over" in found.output

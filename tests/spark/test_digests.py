@@ -1,0 +1,146 @@
+"""Digests of rows on two sides: which keys differ, in which columns, and after which looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.diff_law import Candidate, Version, next_look
+from tidesink.sinks.spark.digests import (
+    ComparedColumn,
+    Verdict,
+    candidates_of,
+    canonical_json,
+    compared,
+    counts_of,
+    differing,
+    digests,
+    looked_at_source,
+    looked_at_target,
+    verdict_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+COLUMNS: Final = (
+    ComparedColumn("a.b", "string", True),
+    ComparedColumn("k", "binary", True),
+    ComparedColumn("x", "bigint", False),
+    ComparedColumn("y", "decimal(10,2)", False),
+    ComparedColumn("z", "string", False, "digits"),
+    ComparedColumn("j", "string", False, "json"),
+)
+DDL: Final = "`a.b` string, k binary, x int, y decimal(8,1), z string, j string"
+ROW: Final = {
+    "a.b": "a",
+    "k": b"\x01",
+    "x": 1,
+    "y": Decimal("1.5"),
+    "z": "1.50",
+    "j": '{"b": 1.0, "a": null}',
+}
+
+
+def _row(key: str, **others: Any) -> tuple[Any, ...]:
+    return tuple({**ROW, "a.b": key, **others}.values())
+
+
+def _side(spark: SparkSession, rows: list[tuple[Any, ...]], **how: bool) -> DataFrame:
+    return digests(spark.createDataFrame(rows, DDL), COLUMNS, **how)
+
+
+def _verdict(spark: SparkSession, here: list[tuple[Any, ...]], there: list[tuple[Any, ...]]) -> list[Any]:
+    """The keys that differ, and in what, by looks at sides that rest."""
+    keys = compared(_side(spark, here), _side(spark, there))
+    candidates = candidates_of(keys)
+    for _ in range(2):
+        candidates = looked_at_source(candidates, _side(spark, here, detailed=True)).localCheckpoint()
+        candidates = looked_at_target(candidates, _side(spark, there, detailed=True)).localCheckpoint()
+    found = []
+    for row in differing(candidates, looks=2).collect():
+        columns = None
+        if row["at_source"] and row["at_target"]:
+            both = zip(row["of_source"]["columns"], row["of_target"]["columns"], strict=True)
+            columns = [at for at, (one, other) in enumerate(both) if one != other]
+        found.append((tuple(row["key"]), row["at_source"], row["at_target"], columns))
+    return sorted(found, key=repr)
+
+
+def test_which_keys_differ_and_in_which_columns(spark: SparkSession) -> None:
+    """Values are compared, and not their spelling; a NULL by its place; and how many rows have a key."""
+    here, there, expected = [_row("same")], [_row("same", z="1.5", j='{"a":null,"b":1}')], []
+    others = {"x": 2, "y": Decimal("1.4"), "z": "1.51", "j": '{"b": 1, "a": 0}'}
+    for at, (name, value) in enumerate(others.items()):
+        for other in (value, None):
+            key = f"{name} {other}"
+            here.append(_row(key))
+            there.append(_row(key, **{name: other}))
+            expected.append(((key, "01"), True, True, [at]))
+    here.append(_row("nulls", y=None, z="1", j=None))
+    there.append(_row("nulls", x=None, z=None, j="1"))
+    expected.append((("nulls", "01"), True, True, [0, 1, 2, 3]))
+    here += [_row("source alone"), _row("twice")]
+    there += [_row("target alone"), _row("twice"), _row("twice")]
+    expected.append((("source alone", "01"), True, False, None))
+    expected.append((("target alone", "01"), False, True, None))
+    expected.append((("twice", "01"), True, True, []))
+    assert _verdict(spark, here, there) == sorted(expected, key=repr)
+    counts = counts_of(compared(_side(spark, here), _side(spark, there)))
+    assert counts == (len(here), len(there), 1)
+
+
+_VERSIONS: Final[tuple[Version, ...]] = (None, 1, 2, 3)
+
+
+def test_looks_follow_the_law(spark: SparkSession) -> None:
+    """Every course of two looks after the first, each a key of its own."""
+    courses = {
+        f"{number}": course
+        for number, course in enumerate(product(_VERSIONS, repeat=4))
+        if course[0] != course[1]
+    }
+
+    def side(at: int) -> DataFrame:
+        rows = [(key, course[at]) for key, course in courses.items() if course[at] is not None]
+        frame = spark.createDataFrame(rows, "k string, v int")
+        columns = (ComparedColumn("k", "string", True), ComparedColumn("v", "int", False))
+        return digests(frame, columns, detailed=True)
+
+    candidates = candidates_of(compared(side(0), side(1)))
+    once = looked_at_target(looked_at_source(candidates, side(2)), side(3)).localCheckpoint()
+    twice = looked_at_target(looked_at_source(once, side(2)), side(3))
+    for frame, looks in ((once, 1), (twice, 2)):
+        found = {row["key"][0]: row["agreed"] for row in frame.collect()}
+        expected = dict(_after(courses, looks))
+        assert found == expected
+        settled = [courses[key] for key, agreed in expected.items() if agreed >= 1]
+        verdict = verdict_of(frame, looks=1)
+        assert verdict == Verdict(
+            different=sum(None not in one[2:] for one in settled),
+            only_at_source=sum(one[3] is None for one in settled),
+            only_at_target=sum(one[2] is None for one in settled),
+            open=len(expected) - len(settled),
+        )
+
+
+def _after(courses: dict[str, tuple[Version, ...]], looks: int) -> Iterator[tuple[str, int]]:
+    for key, (s, t, s2, t2) in courses.items():
+        found: Candidate | None = Candidate(s, t)
+        for _ in range(looks):
+            found = found and next_look(found, s2, t2)
+        if found is not None:
+            yield key, found.agreed
+
+
+def test_json_has_one_spelling() -> None:
+    assert canonical_json('{"b":1e2,"a":[1.50, "é"]}') == canonical_json('{ "a" : [1.5,"\\u00e9"], "b":100}')
+    assert canonical_json("9007199254740993") != canonical_json("9007199254740992")
+    assert canonical_json("no json") == "no json"
+    assert canonical_json(None) is None

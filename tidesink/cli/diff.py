@@ -1,0 +1,205 @@
+"""``tidesink diff``: whether tables at the target are equal to their source, and which rows are not.
+
+Both sides are read by Spark's tasks, while a worker goes on. Nothing is changed on either side.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import orjson
+import typer
+from rich.console import Console
+
+from tidesink.cli import terminal
+from tidesink.cli.status import known_table, worked_with
+from tidesink.cli.terminal import (
+    ConfigOption,
+    Output,
+    OutputFormat,
+    chosen_config,
+    note,
+    show_table,
+    write_json,
+)
+from tidesink.config import Config
+from tidesink.errors import ConfigError
+from tidesink.events import TableId
+
+if TYPE_CHECKING:
+    from tidesink.sinks.worker.diff import Difference, TableDiff
+
+_COUNTS: Final = ("equal", "different", "only_at_source", "only_at_target", "unsettled", "unreadable")
+_WORDS: Final = {
+    "different": "differs",
+    "only_at_source": "is at the source alone",
+    "only_at_target": "is at the target alone",
+}
+
+ComparedTables = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TABLE]...", help="schema.table; all that were worked on if none is given."),
+]
+
+
+def diff(
+    tables: ComparedTables = None,
+    config_option: ConfigOption = None,
+    *,
+    limit: Annotated[int, typer.Option(min=0, help="Show at most N differing keys of each table.")] = 20,
+    values: Annotated[bool, typer.Option("--values", help="Show the values that differ, too.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write every differing key to this file, as JSON Lines.")
+    ] = None,
+    lag: Annotated[
+        float, typer.Option(min=0, help="Seconds within which a change of the source is in its topic.")
+    ] = 10.0,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until changes that are not applied yet are.")
+    ] = True,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Compare tables at the target with their source, row by row, while both change.
+
+    It reads all rows of source.database and of the target. A row that differs is looked at again until its
+    changes are applied. The exit code is 3 if a row differs, or is not settled.
+    """
+    settings = chosen_config(None, config_option)
+    if settings.source.database is None:
+        raise ConfigError(
+            "rows are compared with those of source.database, which is not set", key="source.database"
+        )
+    from tidesink.sinks.worker.diff import DiffOptions
+    from tidesink.sinks.worker.diff import diff as compared
+
+    chosen, refused = _chosen(settings, tables)
+    options = DiffOptions(limit, values, wait, lag)
+    with ExitStack() as closing:
+        keep = closing.enter_context(_kept(report)) if report is not None else None
+        tell = closing.enter_context(_telling())
+        if chosen:
+            tell(f"{settings.pipeline}: starting Spark")
+            found = [*compared(settings, chosen, options, tell=tell, keep=keep), *refused]
+        else:
+            found = refused
+    if output is OutputFormat.JSON:
+        write_json({"pipeline": settings.pipeline, "tables": [_as_json(one) for one in found]})
+    else:
+        _show(found)
+    if any(one.differs or one.unsettled for one in found):
+        raise typer.Exit(terminal.UNWELL)
+
+
+def _chosen(config: Config, names: Sequence[str] | None) -> tuple[list[TableId], list[TableDiff]]:
+    """The tables to compare, and where no names are given those that cannot be, with the reason.
+
+    Raises:
+        ConfigError: a table that is named is not known, or cannot be compared.
+    """
+    from tidesink.sinks.worker.diff import TableDiff, obstacle
+
+    with worked_with(config) as store:
+        known = [one.table for one in store.statuses(config.pipeline)]
+    tables = [known_table(name, config, known) for name in dict.fromkeys(names)] if names else known
+    refused = {table: reason for table in tables if (reason := obstacle(config, config.table_config(table)))}
+    if names and refused:
+        table, reason = next(iter(refused.items()))
+        raise ConfigError(f"the table cannot be compared: {reason}", table=str(table))
+    chosen = [table for table in tables if table not in refused]
+    return chosen, [TableDiff(table, refused=reason) for table, reason in refused.items()]
+
+
+@contextmanager
+def _telling() -> Iterator[Callable[[str], None]]:
+    """Shows what is done on stderr: in one line that changes on a terminal, else line by line."""
+    screen = Console(stderr=True)
+    if not sys.stderr.isatty() or screen.is_dumb_terminal:
+        yield note
+        return
+    with screen.status("") as status:
+        yield lambda line: status.update(line.replace("[", "\\["))
+
+
+@contextmanager
+def _kept(path: Path) -> Iterator[Callable[[TableId, Difference], None]]:
+    """Writes differing keys to a file, a line each."""
+    try:
+        with path.open("wb") as file:
+
+            def keep(table: TableId, one: Difference) -> None:
+                file.write(orjson.dumps({"table": table._asdict(), **_difference_json(one)}) + b"\n")
+
+            yield keep
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", key="--report") from error
+
+
+def _difference_json(one: Difference) -> dict[str, Any]:
+    shown: dict[str, Any] = {"kind": one.kind, "key": dict(one.key)}
+    if one.kind == "different":
+        shown["columns"] = list(one.columns)
+    if one.values is not None:
+        shown["values"] = {
+            name: {"source": here, "target": there} for name, (here, there) in one.values.items()
+        }
+    return shown
+
+
+def _as_json(found: TableDiff) -> dict[str, Any]:
+    table = found.table._asdict()
+    if found.refused is not None:
+        return {"table": table, "refused": found.refused}
+    counts = {name: getattr(found, name) for name in ("at_source", "at_target", *_COUNTS)}
+    shown = [_difference_json(one) for one in found.shown]
+    return {"table": table, **counts, "not_compared": list(found.not_compared), "differences": shown}
+
+
+def _show(tables: Sequence[TableDiff]) -> None:
+    compared = [one for one in tables if one.refused is None]
+    if compared:
+        columns = ("table", "at source", "at target", *(name.replace("_", "\n") for name in _COUNTS))
+        rows = (
+            (str(one.table), one.at_source, one.at_target, *(getattr(one, name) for name in _COUNTS))
+            for one in compared
+        )
+        show_table(None, columns, rows)
+    for one in tables:
+        for line in _lines(one):
+            typer.echo(f"{one.table}: {line}")
+    if not tables:
+        typer.echo("no table was worked on yet")
+
+
+def _lines(found: TableDiff) -> Iterator[str]:
+    """What is said of a table besides its counts."""
+    if found.refused is not None:
+        yield f"not compared: {found.refused}"
+    if found.not_compared:
+        yield f"columns that are not compared: {', '.join(found.not_compared)}"
+    if found.unreadable:
+        yield (
+            f"{found.unreadable} rows of the source cannot be rows of the target: a value does not fit its "
+            "column; a worker's snapshot says which"
+        )
+    for one in found.shown:
+        key = ", ".join(f"{name}={value}" for name, value in one.key.items())
+        columns = f" in {', '.join(one.columns)}" if one.columns else ""
+        yield f"({key}) {_WORDS[one.kind]}{columns}"
+        for name, (here, there) in (one.values or {}).items():
+            yield f"  {name}: {_shown(here)} at the source, {_shown(there)} at the target"
+    left = found.different + found.only_at_source + found.only_at_target - len(found.shown)
+    if left:
+        yield f"{left} more keys differ: --limit shows more, --report writes all"
+    if found.unsettled:
+        yield (
+            f"{found.unsettled} keys are not settled: they kept changing, or their changes are not applied; "
+            "compare again"
+        )
+
+
+def _shown(text: str | None) -> str:
+    return "NULL" if text is None else repr(text)

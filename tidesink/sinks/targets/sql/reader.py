@@ -1,0 +1,162 @@
+"""Reads a table of a SQL database back: texts in a task, which Spark makes values of the shape's types.
+
+Every value is selected as a text (``Dialect.text_of``), so that no driver makes something else of it. What
+the database itself changes in a text, such as the spaces of JSON, ``spelling`` says.
+"""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tidesink.errors import TidesinkError
+from tidesink.events import fold_name
+from tidesink.sinks.spark.errors import Reporting
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, TableReader
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.ledger import SqlLedger
+from tidesink.sinks.targets.sql.load import Read
+from tidesink.sinks.targets.sql.location import LEDGER, SHARDS, Endpoint, Place
+from tidesink.typemap.render_sql import Spelling, spark_of, spelling_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """What a task runs: a query whose columns are texts, as record batches with ``columns`` columns."""
+
+    endpoint: Endpoint
+    query: str
+    columns: int
+    read: Read
+    code_of: Callable[[BaseException], str | None]
+    error_of: Callable[..., TidesinkError]
+    table: str
+
+    def __call__(self, _batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of the query; what it is given says only that the task is to run."""
+        for _ in _batches:
+            pass
+        names = [f"c{at}" for at in range(self.columns)]
+        try:
+            for rows in self.read(self.endpoint, self.query):
+                values = zip(*rows, strict=True)
+                yield pa.record_batch([pa.array(map(_text, found), pa.string()) for found in values], names)
+        except Exception as exc:
+            code = self.code_of(exc)
+            if code is None:
+                raise
+            raise self.error_of(code, table=self.table) from None
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class SqlReader(TableReader):
+    """Reads one table of a SQL database."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        place: Place,
+        shape: TableShape,
+        *,
+        pipeline: str,
+        session: SparkSession,
+    ) -> None:
+        self.session = session
+        self._connections = connections
+        self._dialect = connections.dialect
+        self._place = place
+        self._table = str(shape.source)
+        self._ledger = SqlLedger(self._dialect, place, pipeline, shape.keys)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a table, with the ledger that speaks of it."""
+        ledger = replace(self._place, name=SHARDS if self._place.shard else LEDGER)
+        with self._connections.transaction(self._table, writes=False) as cursor:
+            return bool(self._dialect.present(cursor, self._place) and self._dialect.present(cursor, ledger))
+
+    def columns(self) -> Mapping[str, str]:
+        """The columns now."""
+        with self._connections.transaction(self._table, writes=False) as cursor:
+            self._present = self._dialect.present(cursor, self._place)
+        return {name: spark_of(found, self._dialect.database) for name, found in self._present.items()}
+
+    def committed(self) -> Progress | None:
+        """The progress in the ledger."""
+        with self._connections.transaction(self._table, writes=False) as cursor:
+            entry = self._ledger.read(cursor)
+        return entry.progress if entry else None
+
+    def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+        """Those that are committed when the task reads them, in the shape's own types."""
+        found = {fold_name(name): (self._place.quote(name), kind) for name, kind in self._present.items()}
+        asked = [found[fold_name(column.name)] for column in columns]
+        texts = ", ".join(self._dialect.text_of(*one) for one in asked)
+        query = f"SELECT {texts} FROM {self._place.location}{self._living()}"
+        dialect = self._dialect
+        task = ReadTask(
+            self._connections.endpoint,
+            query,
+            len(asked),
+            dialect.read,
+            dialect.code_of,
+            dialect.error_of,
+            self._table,
+        )
+        ddl = ", ".join(f"c{at} string" for at in range(len(asked)))
+        frame = self.session.range(0, 1, 1, 1).mapInArrow(Reporting(task), ddl)
+        return frame.selectExpr(
+            *(f"{_value(f'c{at}', one.spark)} AS {quoted(one.name)}" for at, one in enumerate(columns))
+        )
+
+    def spelling(self, name: str) -> Spelling | None:
+        """MySQL's JSON is not the text that was written, and its times and decimals have all their digits."""
+        found = next((kind for one, kind in self._present.items() if fold_name(one) == fold_name(name)), "")
+        return spelling_of(found, self._dialect.database)
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        self._connections.close()
+
+    @cached_property
+    def _present(self) -> dict[str, str]:
+        with self._connections.transaction(self._table, writes=False) as cursor:
+            return self._dialect.present(cursor, self._place)
+
+    def _living(self) -> str:
+        """The condition for the rows that live, of a shard its own."""
+        conditions = []
+        if SOFT_DELETE_COLUMN in self._present:
+            conditions.append(f"{self._place.quote(SOFT_DELETE_COLUMN)} IS NOT TRUE")
+        if self._place.shard is not None:
+            column, value = self._place.shard
+            name, kind = next(one for one in self._present.items() if fold_name(one[0]) == fold_name(column))
+            conditions.append(f"{self._place.quote(name)} = {self._dialect.literal(value, kind)}")
+        return f" WHERE {' AND '.join(conditions)}" if conditions else ""
+
+
+def _value(text: str, ddl: str) -> str:
+    """A value of a Spark type from its text; NULL for a text that is none."""
+    if ddl == "string":
+        return text
+    if ddl == "binary":
+        return f"unhex({text})"
+    if ddl == "timestamp":
+        return f"try_cast(concat({text}, 'Z') AS timestamp)"
+    return f"try_cast({text} AS {ddl})"

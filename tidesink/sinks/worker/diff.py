@@ -1,0 +1,497 @@
+"""Whether a table at the target is equal to its source, while both change (``tidesink diff``).
+
+The law (ADR 33). A *look* at a key reads its row at the source (s), then takes note of where the topic ends,
+waits until the target has applied all before that, and reads the row at the target (t). A first look reads
+all rows; only keys whose s and t differ are looked at again:
+
+- t is the s of this look, or of the next one: the key is equal.
+- s and t are those of the look before, and differ: the key differs, once ``LOOKS`` looks say so.
+- Else the key is changing, and is looked at again; after ``MOST_LOOKS`` it counts as unsettled.
+
+The topic may be late: between s and the end that is taken note of lies ``lag``, within which each change of
+the source has to come to the topic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from tidesink.config import Config, TableConfig
+from tidesink.errors import ConfigError
+from tidesink.events import TableId, fold_name
+from tidesink.sinks.batch.context import RetryPolicy, StopFlag, WorkerContext
+from tidesink.sinks.batch.observers import Listeners, seconds_since_beat
+from tidesink.sinks.batch.record_frames import over_ranges
+from tidesink.sinks.batch.source import RecordReader, fit_shuffle, release_stored, unpacked_ranges
+from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, topic_gone
+from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.spark.errors import raised_task_errors
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.targets.base import ReadableTarget, TableReader
+from tidesink.sinks.worker.replay import ALIVE_SECONDS
+from tidesink.sinks.worker.run import assembled
+from tidesink.sinks.worker.snapshot import open_source_database
+from tidesink.sinks.worker.source_keys import KeyedRows, key_columns
+from tidesink.typemap.target_schema import ShapeColumn, is_row_keyed, quoted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.batch.tasks import Work
+    from tidesink.sinks.kafka.fetch import FetchRange
+    from tidesink.sinks.spark.digests import ComparedColumn, Verdict
+    from tidesink.source_database.base import StoredTable
+
+
+# So many looks after the first have to agree with the one before, until a key differs.
+LOOKS: Final = 2
+MOST_LOOKS: Final = 6
+_POLL_SECONDS: Final = 0.5
+# So many keys are asked for one by one, or up to one of so many rows; to read all rows takes less for more.
+_FEW: Final = 10_000
+_FEW_OF: Final = 20
+
+Kind = Literal["different", "only_at_source", "only_at_target"]
+
+
+@dataclass(frozen=True)
+class DiffOptions:
+    """``shown``: so many differing keys are shown of a table; ``values``: with their values.
+
+    ``waits``: for changes that are not applied yet. ``lag``: seconds within which a change of the source is
+    in its topic.
+    """
+
+    shown: int = 20
+    values: bool = False
+    waits: bool = True
+    lag: float = 10.0
+
+
+class Difference(NamedTuple):
+    """One key whose rows differ. ``values``: of each column that does, the source's and the target's text."""
+
+    kind: Kind
+    key: Mapping[str, str | None]
+    columns: tuple[str, ...] = ()
+    values: Mapping[str, tuple[str | None, str | None]] | None = None
+
+
+@dataclass(frozen=True)
+class TableDiff:
+    """What came of one table. ``unsettled``: keys that kept changing, or whose changes were not waited for.
+
+    ``unreadable``: rows of the source that cannot be rows of the target. ``at_source`` and ``at_target`` are
+    those of the first look. ``not_compared``: columns of the source. ``refused``: why it was not compared.
+    """
+
+    table: TableId
+    at_source: int = 0
+    at_target: int = 0
+    equal: int = 0
+    different: int = 0
+    only_at_source: int = 0
+    only_at_target: int = 0
+    unsettled: int = 0
+    unreadable: int = 0
+    not_compared: tuple[str, ...] = ()
+    shown: tuple[Difference, ...] = ()
+    refused: str | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether some key is known to differ, or a row has no place at the target."""
+        return bool(self.different or self.only_at_source or self.only_at_target or self.unreadable)
+
+
+Tell = Callable[[str], None]
+Keep = Callable[[TableId, Difference], None]
+
+
+def diff(
+    config: Config,
+    tables: Sequence[TableId],
+    options: DiffOptions,
+    *,
+    tell: Tell,
+    keep: Keep | None = None,
+) -> Iterator[TableDiff]:
+    """Compare tables with their source, one after the other.
+
+    ``tell`` is told what is done, ``keep`` is given every key that differs.
+
+    Raises:
+        ConfigError: nothing can be compared as it is configured, or no worker applies what waits.
+        TidesinkError: a side, Kafka or the state store cannot be asked.
+    """
+    with assembled(config, (), StopFlag()) as context:
+        # A sign of life is a worker's.
+        quiet = replace(context, listeners=Listeners(()))
+        for table in tables:
+            with ExitStack() as kept:
+                yield TableComparison(quiet, table, options, kept, tell=tell, keep=keep).run()
+
+
+def obstacle(config: Config, settings: TableConfig) -> str | None:
+    """Why a table's settings do not let it be compared; None where they do."""
+    if "rows" not in config.target.features:
+        return f"a target of type {config.target.type} forwards changes, and keeps no rows"
+    if settings.mode != "upsert":
+        return f"mode: {settings.mode} keeps what the source has no more, so that its rows are others"
+    if settings.ignore_null_updates:
+        return "ignore_null_updates keeps values that are NULL at the source"
+    return None
+
+
+@dataclass(frozen=True)
+class PatientRows:
+    """Reads ranges of the source, so many at a time, and each again for ``seconds`` where it is cut off."""
+
+    rows: SourceRows
+    connections: int
+    seconds: float
+
+    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """The rows of a range, whole."""
+        yield from RetryPolicy(self.seconds).call(lambda: [*self.rows(wanted)])
+
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """As ``RecordReader``."""
+        return over_ranges(session, ranges, self, work, ddl, most_tasks=self.connections)
+
+
+@dataclass(frozen=True)
+class Side:
+    """How both sides of a table are read: the columns that are compared, in the order of the shape."""
+
+    plan: DecodePlan
+    stored: StoredTable
+    shape_columns: tuple[ShapeColumn, ...]
+    columns: tuple[ComparedColumn, ...]
+    not_compared: tuple[str, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of the key's columns."""
+        return tuple(one.name for one in self.columns if one.key)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The names of the others."""
+        return tuple(one.name for one in self.columns if not one.key)
+
+
+@dataclass
+class _Found:
+    """What the looks found so far."""
+
+    candidates: DataFrame
+    count: int
+    verdict: Verdict | None = None
+
+
+@dataclass
+class TableComparison:
+    """The comparison of one table; ``kept`` lets go of what Spark keeps for it. Runs once."""
+
+    context: WorkerContext
+    table: TableId
+    options: DiffOptions
+    kept: ExitStack
+    tell: Tell
+    keep: Keep | None = None
+    topic: str = field(init=False)
+    reader: TableReader = field(init=False)
+
+    def run(self) -> TableDiff:
+        """Compare.
+
+        Raises: as ``diff``.
+        """
+        from tidesink.sinks.spark.digests import compared, counts_of
+
+        side = self._opened()
+        fit_shuffle(self.reader.session, side.stored.rows)
+        self.tell(f"{self.table}: reading the source, about {side.stored.rows:,} rows")
+        source = self._stored(lambda: self._source(side))
+        unreadable = source.where("bad").count()
+        settled = self._await_target(self._ends())
+        self.tell(f"{self.table}: reading the target")
+        keys = self._stored(lambda: compared(source.where("NOT bad"), self._target(side)))
+        counts = counts_of(keys)
+        count = keys.where("NOT same").count()
+        found = TableDiff(self.table, *counts, unreadable=unreadable, not_compared=side.not_compared)
+        if not count:
+            return found
+        if not settled:
+            return replace(found, unsettled=count)
+        return self._settled(side, found, keys, count)
+
+    def _settled(self, side: Side, found: TableDiff, keys: DataFrame, count: int) -> TableDiff:
+        """The result once the keys that differ were looked at again."""
+        from tidesink.sinks.spark.digests import candidates_of
+
+        left, verdict = self._looked_again(side, candidates_of(keys), count)
+        return replace(
+            found,
+            equal=found.equal + count - sum(verdict),
+            different=verdict.different,
+            only_at_source=verdict.only_at_source,
+            only_at_target=verdict.only_at_target,
+            unsettled=verdict.open,
+            shown=tuple(self._differences(side, left)) if sum(verdict) > verdict.open else (),
+        )
+
+    # Opening
+
+    def _opened(self) -> Side:
+        """What both sides are read by, once the target is where the topic is.
+
+        Raises:
+            ConfigError: the table cannot be compared.
+        """
+        status = self.context.store.status_of(self.context.config.pipeline, self.table)
+        topic = (status.details if status else {}).get("topic")
+        if topic is None:
+            raise self._refused("no worker has applied anything of it yet: let tidesink run begin")
+        self.topic = str(topic)
+        found = self._look()
+        decoding = open_decoding(
+            self.context, self.topic, self.table, session=self.context.spark.newSession()
+        )
+        decoding.prepare(found)
+        self.reader = self._reader(decoding.columns())
+        self._check_begun()
+        # Columns change with what waits.
+        self._await_target(found)
+        decoding.catch_up(self._ranges_of(found), found)
+        return self._side(decoding.columns())
+
+    def _reader(self, plan: DecodePlan) -> TableReader:
+        context, target = self.context, self.context.target
+        if is_row_keyed(plan.shape):
+            raise self._refused("it has no key of its own")
+        assert isinstance(target, ReadableTarget)  # noqa: S101  (``obstacle`` says so of others)
+        session = context.spark.newSession()
+        found = target.reader(plan.shape, pipeline=context.config.pipeline, session=session)
+        if found is None:
+            raise self._refused("the target has no such table: let tidesink run make it")
+        self.kept.callback(found.close)
+        found.session.conf.set("spark.sql.session.timeZone", "UTC")  # of the texts of keys
+        return found
+
+    def _check_begun(self) -> None:
+        progress = self.reader.committed()
+        if progress is None:
+            raise self._refused("nothing of it is applied yet: let tidesink run begin")
+        if progress.snapshot is not None and not progress.snapshot.done:
+            raise self._refused(
+                "its snapshot is not over, so that rows are missing: tidesink snapshot status shows how far "
+                "it is"
+            )
+
+    def _refused(self, reason: str) -> ConfigError:
+        return ConfigError(f"the table cannot be compared: {reason}", table=str(self.table))
+
+    def _side(self, plan: DecodePlan) -> Side:
+        from tidesink.sinks.spark.digests import ComparedColumn
+
+        with open_source_database(self.context.config) as database:
+            stored = database.table(self.table)
+        plan, gap = source_plan(plan, stored)
+        assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
+        read = {one.recorded.name for one in plan.decoder.columns}
+        present = {fold_name(name) for name in self.reader.columns()}
+        sources, left_out = plan.rows.value_sources, [*gap.new]
+        chosen = []
+        for column in plan.shape.columns:
+            own = sources.get(column.name)
+            if column.key or (own in read and fold_name(column.name) in present):
+                chosen.append(column)
+            elif own is not None:
+                left_out.append(column.name)
+        types = [one.dataType.simpleString() for one in self.reader.rows(chosen).schema.fields]
+        columns = (
+            ComparedColumn(one.name, kind, one.key, self.reader.spelling(one.name))
+            for one, kind in zip(chosen, types, strict=True)
+        )
+        return Side(plan, stored, tuple(chosen), tuple(columns), tuple(left_out))
+
+    # Where the topic ends, and the target is
+
+    def _look(self) -> TopicOffsets:
+        context = self.context
+        found = context.retry(self.table).call(lambda: context.brokers.lookup([self.topic])).get(self.topic)
+        if found is None:
+            raise topic_gone(self.topic)
+        return found
+
+    def _ends(self) -> TopicOffsets:
+        """Where the topic ends now."""
+        return self._look()
+
+    def _ranges_of(self, found: TopicOffsets) -> list[OffsetRange]:
+        """What of the topic is not applied."""
+        progress = self.reader.committed()
+        return [
+            OffsetRange(self.topic, number, max(at.earliest, _next(progress, self.topic, number)), at.latest)
+            for number, at in found.partitions.items()
+        ]
+
+    def _await_target(self, ends: TopicOffsets) -> bool:
+        """Wait until the target has applied all up to the ends; False where that is not waited for.
+
+        Raises:
+            ConfigError: nobody applies it.
+        """
+        told = False
+        while waiting := sum(max(0, part.records) for part in self._ranges_of(ends)):
+            if not self.options.waits:
+                return False
+            self._check_worker(waiting)
+            if not told:
+                self.tell(f"{self.table}: waiting until {waiting:,} records are applied")
+                told = True
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _check_worker(self, waiting: int) -> None:
+        store, pipeline = self.context.store, self.context.config.pipeline
+        seconds = seconds_since_beat(store, pipeline)
+        if seconds is None or seconds > ALIVE_SECONDS:
+            raise self._refused(
+                f"{waiting:,} records of {self.topic} are not applied, and no worker runs: start tidesink "
+                "run beside this, or give --no-wait to compare all the same"
+            )
+        status = store.status_of(pipeline, self.table)
+        if status is not None and status.state in ("PAUSED", "FAILING"):
+            raise self._refused(
+                f"{waiting:,} records of {self.topic} are not applied, and the table is {status.state} "
+                f"({status.error}): mend that first, or give --no-wait to compare all the same"
+            )
+
+    # The sides
+
+    def _stored(self, frame: Callable[[], DataFrame]) -> DataFrame:
+        """A frame's rows as they are read now, which Spark never reads again; tried again where it fails."""
+
+        def store() -> DataFrame:
+            with raised_task_errors(table=str(self.table)):
+                return frame().localCheckpoint(eager=True)
+
+        found = self.context.retry(self.table).call(store)
+        self.kept.callback(release_stored, found)
+        return found
+
+    def _source(self, side: Side, wanted: DataFrame | None = None, count: int = 0) -> DataFrame:
+        """The digests of the source's rows; with details of the ``count`` keys that are ``wanted``."""
+        from tidesink.sinks.spark.digests import digests
+
+        task, reader = self._source_task(side, wanted, count)
+        found = unpacked_ranges(self.reader.session, task, reader).where("_op IN ('upsert', 'bad')")
+        values = (f"after.{quoted(one.name)}" for one in side.shape_columns)
+        named = found.selectExpr(*values, "_op = 'bad' AS bad")
+        return digests(named, side.columns, **self._details(wanted is not None))
+
+    def _source_task(
+        self, side: Side, wanted: DataFrame | None, count: int
+    ) -> tuple[RangeTask, RecordReader]:
+        """The task over all ranges of the source, or over a few keys where it can be asked for them."""
+        config, plan, stored = self.context.config, side.plan, side.stored
+        settings = config.source.database
+        assert settings is not None  # noqa: S101  (the database was open)
+        assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
+        types = {name: stored.types[name] for name in stored.key}
+        url, seconds = settings.url.get_secret_value(), config.retry.for_
+        few = count <= max(_FEW, stored.rows // _FEW_OF)
+        columns = key_columns(plan, stored.key) if wanted is not None and few else None
+        ranges = self._key_ranges(stored) if wanted is None or columns is None else (KeyRange(),)
+        rows = SourceRows(url, plan.decoder.stored, stored.key, types, ranges)
+        reader: RecordReader = PatientRows(rows, settings.connections, seconds)
+        if wanted is not None and columns is not None:
+            reader = KeyedRows(rows, columns, settings.connections, seconds, wanted)
+        offsets = [OffsetRange(self.topic, n, 0, settings.chunk_rows) for n in range(len(ranges))]
+        return RangeTask.of(offsets, "", plan), reader
+
+    def _details(self, detailed: bool) -> dict[str, bool]:
+        return {"detailed": detailed, "shown": detailed and self.options.values}
+
+    def _key_ranges(self, stored: StoredTable) -> tuple[KeyRange, ...]:
+        """All ranges of the table's key."""
+        found: list[KeyRange] = []
+        with open_source_database(self.context.config) as database:
+            while not found or found[-1].up_to is not None:
+                after = found[-1].up_to if found else None
+                found += database.ranges(self.table, stored, after=after)
+        return tuple(found)
+
+    def _target(self, side: Side, *, detailed: bool = False) -> DataFrame:
+        """The digests of the target's rows, which are read when the frame is asked for."""
+        from tidesink.sinks.spark.digests import digests
+
+        rows = self.reader.rows(side.shape_columns)
+        return digests(rows, side.columns, **self._details(detailed))
+
+    # Looking again
+
+    def _looked_again(self, side: Side, candidates: DataFrame, count: int) -> tuple[DataFrame, Verdict]:
+        """The keys that differ or are unsettled, once enough looks were taken."""
+        from tidesink.sinks.spark.digests import Verdict, looked_at_source, looked_at_target, verdict_of
+
+        verdict = Verdict(0, 0, 0, count)
+        for _ in range(MOST_LOOKS):
+            before, count = candidates, sum(verdict)
+            self.tell(f"{self.table}: looking again at {count:,} keys")
+            candidates = self._stored(
+                lambda c=before, n=count: looked_at_source(c, self._source(side, c, n))  # type: ignore[misc]
+            )
+            if candidates.isEmpty():
+                return candidates, Verdict(0, 0, 0, 0)
+            time.sleep(self.options.lag)
+            settled = self._await_target(self._ends())
+            before = candidates
+            candidates = self._stored(lambda c=before: looked_at_target(c, self._target(side, detailed=True)))  # type: ignore[misc]
+            verdict = verdict_of(candidates, looks=LOOKS)
+            if not (verdict.open and settled):
+                break
+        return candidates, verdict
+
+    def _differences(self, side: Side, candidates: DataFrame) -> Iterator[Difference]:
+        """The keys that differ, as far as they are shown; all of them are given to ``keep``."""
+        from tidesink.sinks.spark.digests import differing
+
+        found = differing(candidates, looks=LOOKS)
+        rows = found.toLocalIterator() if self.keep else iter(found.limit(self.options.shown).collect())
+        for number, row in enumerate(rows):
+            one = _difference(side, row)
+            if self.keep is not None:
+                self.keep(self.table, one)
+            if number < self.options.shown:
+                yield one
+
+
+def _next(progress: Progress | None, topic: str, partition: int) -> int:
+    return (progress.next_offset(topic, partition) if progress else None) or 0
+
+
+def _difference(side: Side, row: Row) -> Difference:
+    key = dict(zip(side.keys, row["key"], strict=True))
+    if not (row["at_source"] and row["at_target"]):
+        kind: Kind = "only_at_source" if row["at_source"] else "only_at_target"
+        return Difference(kind, key)
+    here, there = row["of_source"], row["of_target"]
+    hashes = zip(side.values, here["columns"], there["columns"], strict=True)
+    columns = tuple(name for name, one, other in hashes if one != other)
+    if "texts" not in here:
+        return Difference("different", key, columns)
+    texts = zip(side.values, here["texts"], there["texts"], strict=True)
+    values = {name: (one, other) for name, one, other in texts if name in columns}
+    return Difference("different", key, columns, values)

@@ -1,0 +1,190 @@
+"""Rows of the source by keys that the target names, read in tasks.
+
+A key comes as the texts of the target's values (``spark.digests``). Of each column it is made the text that
+canal-json has of the stored value, and that a parameter of the query. Where the way back is not exact (a
+time that was cut, bytes as text) there is none, and ``key_columns`` says so. The database may find more rows
+than were asked for, as its collations compare: they are rows like others, of other keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from tidesink.events import ColumnType
+from tidesink.sinks.batch.context import RetryPolicy
+from tidesink.sinks.batch.source_rows import SourceDecoder, SourceRows
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.spark.errors import Reporting
+from tidesink.source_database.base import SourceDialect
+from tidesink.typemap.table import Reader, row_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from sqlalchemy import ColumnElement
+
+    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.batch.tasks import Work
+
+# Keys of one query: few enough for a database to look each up by its index.
+_KEYS_A_QUERY: Final = 500
+_UINT64: Final = 1 << 64
+
+
+class KeyColumn(NamedTuple):
+    """A column of the target's key: which of the key's texts it is, and the source's column.
+
+    ``spark`` is its type at the target.
+    """
+
+    at: int
+    name: str
+    stored: ColumnType
+    spark: str
+
+
+def key_columns(plan: DecodePlan, key: Sequence[str]) -> tuple[KeyColumn, ...] | None:
+    """The columns by which the source finds a key of the target; None where it cannot be asked so.
+
+    ``plan`` has a ``SourceDecoder``, ``key`` are the columns of the source's own key, which an index serves.
+    """
+    decoder, shape = plan.decoder, plan.shape
+    assert isinstance(decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
+    read = {one.recorded.name: one for one in decoder.columns}
+    found = []
+    for at, column in enumerate(shape.key_columns):
+        if shape.shard is not None and column.name == shape.shard.column:
+            continue
+        own = (plan.rows.sources or {}).get(column.name, column.name)
+        one = read.get(own)
+        if one is None or (row_of(one.stored.type).reader, column.spark.partition("(")[0]) not in _TEXTS:
+            return None
+        if row_of(one.stored.type).reader in _CUT and decoder.inner.recorded_value(
+            one.stored, one.recorded.type
+        ):
+            return None
+        found.append(KeyColumn(at, one.stored.name, one.stored.type, column.spark))
+    return tuple(found) if {*key} <= {one.name for one in found} else None
+
+
+# Of these a record may have less than the database.
+_CUT: Final = frozenset[Reader]({"date", "datetime", "time"})
+
+
+def _whole(text: str, stored: ColumnType) -> str:
+    number = int(Decimal(text))
+    return str(number + _UINT64 if number < 0 and row_of(stored).reader == "unsigned64" else number)
+
+
+def _flag(text: str, _stored: ColumnType) -> str:
+    return str(int(text == "true"))
+
+
+def _decimal(text: str, _stored: ColumnType) -> str:
+    return format(Decimal(text), "f")
+
+
+def _float(text: str, _stored: ColumnType) -> str:
+    return repr(float(text))
+
+
+def _same(text: str, _stored: ColumnType) -> str:
+    return text
+
+
+def _bytes(text: str, _stored: ColumnType) -> str:
+    return bytes.fromhex(text).decode("latin-1")
+
+
+def _member(text: str, stored: ColumnType) -> str:
+    members = stored.members or ()
+    return str(members.index(text) + 1 if text in members else 0)
+
+
+def _members(text: str, stored: ColumnType) -> str:
+    chosen = {*text.split(",")} if text else set()
+    return str(sum(1 << at for at, one in enumerate(stored.members or ()) if one in chosen))
+
+
+_NUMBERS: Final = ("int", "bigint", "decimal", "string")
+# By what reads the stored value, and the target's type: the text that canal-json has of it.
+_TEXTS: Final[Mapping[tuple[Reader, str], Callable[[str, ColumnType], str]]] = {
+    **{(reader, spark): _whole for reader in ("integer", "unsigned64", "bit") for spark in _NUMBERS},
+    ("integer", "boolean"): _flag,
+    ("bit", "boolean"): _flag,
+    ("decimal", "decimal"): _decimal,
+    ("decimal", "string"): _decimal,
+    ("float32", "float"): _float,
+    ("float64", "double"): _float,
+    ("text", "string"): _same,
+    ("binary", "binary"): _bytes,
+    ("date", "date"): _same,
+    ("datetime", "timestamp_ntz"): _same,
+    ("timestamp", "timestamp"): _same,
+    ("time", "string"): _same,
+    ("enum", "string"): _member,
+    ("set", "string"): _members,
+}
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """Reads the rows of keys; as ``RecordReader``, whatever ranges it is asked for.
+
+    ``wanted`` has the column ``key``: the texts of the target's values, of times in UTC.
+    """
+
+    rows: SourceRows
+    columns: tuple[KeyColumn, ...]
+    connections: int
+    seconds: float
+    wanted: DataFrame = field(repr=False)
+
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:  # noqa: ARG002
+        """What ``work`` makes of the rows."""
+        task = KeyedTask(self.rows, self.columns, self.seconds, ranges[0], work)
+        return self.wanted.select("key").repartition(self.connections).mapInArrow(Reporting(task), ddl)
+
+
+@dataclass(frozen=True)
+class KeyedTask:
+    """What a task runs: a query for each some keys."""
+
+    rows: SourceRows
+    columns: tuple[KeyColumn, ...]
+    seconds: float
+    wanted: FetchRange
+    work: Work
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What the work makes of the rows of the keys."""
+        for batch in batches:
+            for start in range(0, batch.num_rows, _KEYS_A_QUERY):
+                keys = batch.column(0).slice(start, _KEYS_A_QUERY).to_pylist()
+                yield from self.work(self.wanted, self._read(keys))
+
+    def _read(self, keys: Sequence[Sequence[str]]) -> Iterator[pa.RecordBatch]:
+        condition = partial(self._condition, keys)
+        yield from RetryPolicy(self.seconds).call(lambda: [*self.rows.where(self.wanted, condition)])
+
+    def _condition(self, keys: Sequence[Sequence[str]], dialect: SourceDialect) -> ColumnElement[bool]:
+        import sqlalchemy as sa
+
+        values = [tuple(_parameter(key[one.at], one, dialect) for one in self.columns) for key in keys]
+        columns = [dialect.compared(one.name, one.stored) for one in self.columns]
+        if len(columns) == 1:
+            return columns[0].in_([value for (value,) in values])
+        rows = (
+            sa.and_(*(column == one for column, one in zip(columns, value, strict=True))) for value in values
+        )
+        return sa.or_(*rows)
+
+
+def _parameter(text: str, column: KeyColumn, dialect: SourceDialect) -> Any:
+    stored_text = _TEXTS[row_of(column.stored).reader, column.spark.partition("(")[0]]
+    return dialect.parameter_of(stored_text(text, column.stored), column.stored)
