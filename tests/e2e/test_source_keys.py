@@ -17,7 +17,8 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.spark.digests import ComparedColumn, digests
 from tidesink.sinks.worker.source_keys import KeyedTask, key_columns
-from tidesink.source_database.mysql import StoredTable, stored_table
+from tidesink.source_database.base import StoredTable
+from tidesink.source_database.mysql import stored_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -57,6 +57,9 @@ class SourceDialect(Protocol):
     def text_of(self, value: Any, column_type: ColumnType) -> str:
         """The same as a text, which is the column's in a key."""
 
+    def key_text(self, text: str, column_type: ColumnType) -> str:
+        """As ``text_of``, of a value whose canal-json text is given; of bytes that is latin-1."""
+
     def compared(self, name: str, column_type: ColumnType) -> ColumnElement[Any]:
         """A column as it is compared with a parameter."""
 

@@ -159,6 +159,11 @@ def text_of(value: Any, column_type: ColumnType) -> str:
     return text if read is None else text_writer(column_type)(read(text))
 
 
+def key_text(text: str, column_type: ColumnType) -> str:  # noqa: ARG001  (as SourceDialect has it)
+    """Canal-json's texts are ours."""
+    return text
+
+
 def value_of(value: Any, column_type: ColumnType) -> Selected:
     """What the driver gives for a column that was ``selected``: a text, bytes, or a double."""
     reader = row_of(column_type).reader

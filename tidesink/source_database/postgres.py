@@ -264,6 +264,17 @@ def text_of(value: Any, _column_type: ColumnType) -> str:
     return _plain(value)
 
 
+def key_text(text: str, column_type: ColumnType) -> str:
+    """As ``text_of``, of a value whose canal-json text is given; binary values in latin-1."""
+    reader = row_of(column_type).reader
+    if reader == "bit":
+        return format(int(text), f"0{column_type.length or 1}b")
+    if reader != "binary":
+        return text
+    data = text.encode("latin-1")
+    return f"\\x{data.hex()}" if column_type.sql == "bytea" else data.decode(errors="replace")
+
+
 def compared(name: str, _column_type: ColumnType) -> ColumnElement[Any]:
     """A column as it is."""
     return column_of(name)

@@ -187,4 +187,5 @@ class KeyedTask:
 
 def _parameter(text: str, column: KeyColumn, dialect: SourceDialect) -> Any:
     stored_text = _TEXTS[row_of(column.stored).reader, column.spark.partition("(")[0]]
-    return dialect.parameter_of(stored_text(text, column.stored), column.stored)
+    found = dialect.key_text(stored_text(text, column.stored), column.stored)
+    return dialect.parameter_of(found, column.stored)
