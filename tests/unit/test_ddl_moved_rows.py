@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.ddl.catalog import TableDefinitions, moved_tables, unapplied
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.row_changes import moved_tables, unapplied
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.topic_ddl import DdlStatement, DdlWarning, applied

@@ -14,7 +14,8 @@ import pytest
 from tests.decoded_batches import as_records
 from tests.surroundings import no_fetch
 from tests.watched_lock import WatchedLock
-from tidesink.ddl.catalog import TableDefinitions, altered_tables, unapplied
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.row_changes import altered_tables, unapplied
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch import topic_ddl

@@ -17,8 +17,9 @@ import orjson
 import structlog
 
 from tidesink.codecs.canal_json.scan import census, marked_ddl
-from tidesink.ddl.catalog import TableDefinitions, altered_tables, moved_tables, unapplied
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ddl_moment
+from tidesink.ddl.row_changes import altered_tables, moved_tables, unapplied
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.source import KafkaSource
