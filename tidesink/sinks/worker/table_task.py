@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,8 +26,9 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.counts import passed
 from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, TableChanged, TableReport
+from tidesink.sinks.batch.row_ddl import unfollowed
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
-from tidesink.sinks.batch.schema_changes import KnownColumns, pending_of
+from tidesink.sinks.batch.schema_changes import KnownColumns, Policies, pending_of
 from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
@@ -554,8 +555,14 @@ class TableTask:
         )
 
     def _warnings(self) -> tuple[str, ...]:
-        own = self._decoding.warnings if self._decoding else ()
+        own = (*self._decoding.warnings, *self._unfollowed(self._decoding)) if self._decoding else ()
         return tuple(dict.fromkeys((*own, *self._tally.warnings)))
+
+    def _unfollowed(self, decoding: Decoding) -> Iterator[str]:
+        """What DDL did to rows at the source, and not at the target."""
+        if self._hold is not None:
+            policies = Policies.of(self._settings, {}, self._context.target.capabilities)
+            yield from unfollowed(decoding.row_ddl(), policies, self._hold.progress, self.topic)
 
 
 def taken(
