@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -89,6 +89,8 @@ class TableTask:
         self._tombstones: Tombstones | None = None
         self._error: str | None = None
         self._refusal: TidesinkError | None = None
+        # What DDL did to rows at the source and not at the target, as far as the table was open.
+        self._unfollowed: tuple[str, ...] = ()
         self._owes_law = False
         self._pauses = Pauses(table)
         self._continuity = Continuity(context, topic, self._settings)
@@ -555,14 +557,12 @@ class TableTask:
         )
 
     def _warnings(self) -> tuple[str, ...]:
-        own = (*self._decoding.warnings, *self._unfollowed(self._decoding)) if self._decoding else ()
-        return tuple(dict.fromkeys((*own, *self._tally.warnings)))
-
-    def _unfollowed(self, decoding: Decoding) -> Iterator[str]:
-        """What DDL did to rows at the source, and not at the target."""
-        if self._hold is not None:
+        own = self._decoding.warnings if self._decoding else ()
+        if self._decoding is not None and self._hold is not None:
             policies = Policies.of(self._settings, {}, self._context.target.capabilities)
-            yield from unfollowed(decoding.row_ddl(), policies, self._hold.progress, self.topic)
+            rows, progress = self._decoding.row_ddl(), self._hold.progress
+            self._unfollowed = tuple(unfollowed(rows, policies, progress, self.topic))
+        return tuple(dict.fromkeys((*own, *self._unfollowed, *self._tally.warnings)))
 
 
 def taken(
