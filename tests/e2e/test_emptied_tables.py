@@ -47,6 +47,7 @@ def _names(place: Place) -> dict[int, Any]:
 def test_a_kill_at_every_step_around_a_truncate(
     spark: SparkSession, tmp_path: Path, servers: Servers, place: Place
 ) -> None:
+    """Whatever worker goes on, the target is as the source was before it, at it, or after it."""
     topic = f"{servers['prefix']}cdc"
     create_topics(servers["brokers"], {topic: 2})
     options = CodecOptions(enable_tidb_extension=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
-from tidesink.ddl.history import table_key
+from tidesink.ddl.history import LOGICAL_BITS, table_key
 from tidesink.ddl.statements import (
     producer_statements,
     read_alter,
@@ -41,8 +41,6 @@ class RowChange(NamedTuple):
 
 _SHOWN_SQL: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1)
-# Below a TSO's milliseconds stands an 18-bit counter.
-_LOGICAL_BITS: Final = 18
 
 
 class RowDdl(NamedTuple):
@@ -76,7 +74,7 @@ class RowDdl(NamedTuple):
         """When it was committed, for people; empty where nothing says it."""
         if self.moment is None:
             return ""
-        found = _EPOCH + timedelta(milliseconds=self.moment >> _LOGICAL_BITS)
+        found = _EPOCH + timedelta(milliseconds=self.moment >> LOGICAL_BITS)
         return f"{found.isoformat(' ', 'milliseconds')} UTC"
 
     def concerns(self, table: TableId) -> bool:

@@ -22,7 +22,7 @@ from tidesink.codecs.canal_json.scan import NamedRecords, TableNames, stamped_es
 from tidesink.codecs.canal_json.schema import DefinedShapes
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import LAST_MS, es_moments, reads_same
+from tidesink.ddl.history import LAST_MS, LOGICAL, LOGICAL_BITS, reads_same
 from tidesink.errors import DecodeError, FramingError
 from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
@@ -125,7 +125,7 @@ class CanalJsonDecoder(TableDecoder):
             return known
         lacking = known.is_null()
         rows = changes.rows.select(["record", "index"]).filter(lacking)
-        return pc.replace_with_mask(known, lacking, es_moments(self._es(rows, records)))
+        return pc.replace_with_mask(known, lacking, _moments(self._es(rows, records)))
 
     def _es(self, rows: pa.Table, records: pa.RecordBatch) -> pa.Array:
         """The member ``es`` of the records that rows are of."""
@@ -192,6 +192,13 @@ class CanalJsonDecoder(TableDecoder):
             shapes=DefinedShapes(definitions, {self.table: keys}, own_keys=self.own_keys),
             large=_large_messages(self.options),
         )
+
+
+def _moments(es: pa.Array) -> pa.Array:
+    """``row_moment`` of rows by their ``es``; null where it is null or no time."""
+    sound = pc.and_(pc.greater(es, 0), pc.less_equal(es, LAST_MS))
+    known = pc.if_else(sound, es, pa.scalar(None, pa.int64()))
+    return pc.bit_wise_or(pc.shift_left(known, LOGICAL_BITS), LOGICAL)
 
 
 @lru_cache(maxsize=8)
