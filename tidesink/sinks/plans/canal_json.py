@@ -130,7 +130,10 @@ class CanalJsonDecoder(TableDecoder):
     def _es(self, rows: pa.Table, records: pa.RecordBatch) -> pa.Array:
         """The member ``es`` of the records that rows are of."""
         record = rows["record"].combine_chunks()
-        found = stamped_es(records.column("value").take(record))
+        stamped = stamped_es(records.column("value").take(record))
+        # A record may hold several messages, of which the first has the first stamp.
+        first = pc.equal(rows["index"].combine_chunks(), 0)
+        found = pc.if_else(first, stamped, pa.scalar(None, pa.int64()))
         if not found.null_count:
             return found
         odd = found.is_null()
