@@ -90,7 +90,7 @@ def test_what_cannot_be_accepted_is_refused_and_nothing_is_asked(shop: Shop) -> 
     [
         (("pause", "shop.order"), "did you mean shop.orders?"),
         (("resume", "shop.orders", "--ignore"), "has no effect without --accept"),
-        (("resume", "shop.orders", "--accept"), "no change of shop.orders's columns is pending"),
+        (("resume", "shop.orders", "--accept"), "no change of shop.orders is pending"),
     ],
 )
 def test_what_means_nothing_is_an_error(shop: Shop, words: tuple[str, ...], said: str) -> None:

@@ -147,8 +147,20 @@ class Changefeed:
         assert found is not None
         self.schema = found
         if CODECS[self.protocol].tells_ddl:
-            at = self._next_commit()
-            self._keep(DdlEvent(found.table, sql, sql.split(maxsplit=1)[0], at, Position(TOPIC, 0, 0)))
+            self.tell(sql)
+
+    def tell(self, sql: str) -> None:
+        """A DDL that changes no column."""
+        event = DdlEvent(
+            self.schema.table, sql, sql.split(maxsplit=1)[0], self._next_commit(), Position(TOPIC, 0, 0)
+        )
+        self._keep(event)
+
+    def truncate(self) -> None:
+        """A TRUNCATE of the table."""
+        schema, name = (part.replace("`", "``") for part in self.schema.table)
+        self.tell(f"TRUNCATE TABLE `{schema}`.`{name}`")
+        self.rows.clear()
 
     def add_columns(self, sql: str, defaults: Row) -> None:
         """A DDL that adds columns, with what the rows that are there have in them."""

@@ -1,4 +1,4 @@
-"""A replay of dead letters of a table that waits for a rename says so, as the worker does."""
+"""A replay of dead letters of a table that waits, or is to be emptied first, says so as the worker does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from tests.columns import ID
 from tests.memory_target import CAPABILITIES, MemoryTarget
-from tests.unit.config_samples import CANAL_JSON, right
-from tidesink.errors import SchemaRefusedError
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tidesink.ddl.row_changes import RowChange, RowDdl
+from tidesink.errors import SchemaRefusedError, SourceError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.context import StopFlag
 from tidesink.sinks.batch.run import BatchPlan, Hold
@@ -36,20 +37,41 @@ class _Renamed:
     def columns(self) -> Any:
         return SimpleNamespace(shape=SHAPE)
 
+    def row_ddl(self) -> tuple[RowDdl, ...]:
+        return ()
 
-def test_a_rename_that_waits_is_told_with_the_way_on() -> None:
+
+class _Truncated(_Renamed):
+    """A decoding whose DDL truncated the table."""
+
+    def row_ddl(self) -> tuple[RowDdl, ...]:
+        return (RowDdl.of(RowChange(TABLE, "truncate", ""), "TRUNCATE t", moment=5, offset=5),)
+
+
+def _replay(decoding: _Renamed, **policies: str) -> None:
     table = MemoryTarget().open_table(SHAPE, pipeline="shop")
     claim = table.claim()
     found: Any = TopicOffsets("app", "id", {})
     batch = ReplayBatch(
         cast("Any", SimpleNamespace(target=SimpleNamespace(capabilities=CAPABILITIES), stop=StopFlag())),
         Hold(table, claim.epoch, Progress(TABLE, "shop", claim.epoch, 0)),
-        cast("Any", _Renamed()),
-        settings=right(CANAL_JSON).table_config(TABLE),
+        cast("Any", decoding),
+        settings=right(changed(CANAL_JSON, **{"defaults__schema_changes": policies})).table_config(TABLE),
         session=cast("Any", None),
         plan=BatchPlan((), found),
         reader=cast("Any", None),
     )
-    with pytest.raises(SchemaRefusedError, match=r"rename.*tidesink resume --accept") as caught:
-        batch.replay()
+    batch.replay()
+
+
+@pytest.mark.parametrize(("decoding", "kind"), [(_Renamed(), "rename"), (_Truncated(), "truncate")])
+def test_a_change_that_waits_is_told_with_the_way_on(decoding: _Renamed, kind: str) -> None:
+    with pytest.raises(SchemaRefusedError, match=rf"{kind}.*tidesink resume --accept") as caught:
+        _replay(decoding)
+    assert caught.value.context["table"] == "shop.orders"
+
+
+def test_a_table_that_is_to_be_emptied_is_left_to_the_worker() -> None:
+    with pytest.raises(SourceError, match="let the worker come to it") as caught:
+        _replay(_Truncated(), truncate="apply")
     assert caught.value.context["table"] == "shop.orders"

@@ -305,7 +305,7 @@ def resume(
         bool,
         typer.Option(
             "--accept",
-            help="Accept what the status shows: a change of columns, a count, deletes that may be missing.",
+            help="Accept what the status shows: a change of columns, DDL, a count, missed deletes.",
         ),
     ] = False,
     ignore: Annotated[
@@ -313,10 +313,10 @@ def resume(
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Resume tables that were paused by a person, by a change of columns, or by a failure.
+    """Resume tables that were paused by a person, by a change of columns or rows, or by a failure.
 
-    Without --accept the worker checks a pending change of the columns again, and the table goes on only if
-    the change is gone. A table whose counts did not add up, or in which deletes may be missing, goes on only
+    Without --accept the worker checks a pending change again, and the table goes on only if the change is
+    gone. A table whose counts did not add up, or in which deletes may be missing, goes on only
     with --accept.
     """
     if ignore and not accept:
@@ -335,7 +335,7 @@ def _accepted(table: TableId, status: TableStatus | None, how: ChangePolicy) -> 
     pending, broken = _pending(status), _broken(status)
     if not pending and not broken:
         raise ConfigError(
-            f"no change of {table}'s columns is pending: use tidesink resume without --accept",
+            f"no change of {table} is pending: use tidesink resume without --accept",
             table=str(table),
         )
     if broken and how == "ignore":
@@ -345,7 +345,7 @@ def _accepted(table: TableId, status: TableStatus | None, how: ChangePolicy) -> 
             ways = " or ".join(change["accepts"])
             reason = change["reason"] or f"only {ways} is possible here"
             raise ConfigError(
-                f"{change['kind']} of column {change['column']}: cannot be accepted as {how}: {reason}",
+                f"{_named(change)}: cannot be accepted as {how}: {reason}",
                 table=str(table),
             )
     return {change["digest"]: how for change in (*pending, *broken)}
@@ -397,8 +397,15 @@ def _show(config: Config, asked: Sequence[Asked], output: OutputFormat, *, word:
     typer.echo(_WHERE_IT_ENDS[alive])
 
 
+def _named(change: dict[str, Any]) -> str:
+    """A change in words; of DDL that changes rows with its statement."""
+    if change["column"]:
+        return f"{change['kind']} of column {change['column']}"
+    return f"{change['kind']} ({change['statement']})" if "statement" in change else str(change["kind"])
+
+
 def _change_line(change: dict[str, Any], control: TableControl) -> str:
-    what = f"{change['kind']} of column {change['column']}" if change["column"] else change["kind"]
+    what = _named(change)
     how = control.accepted.get(change["digest"])
     if how is not None:
         return f"{what}: accepted ({how})"

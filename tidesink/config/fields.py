@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic.functional_validators import AfterValidator
 from pydantic_core import ErrorDetails
 
+from tidesink.ddl.row_changes import RowChangeKind
 from tidesink.errors import ConfigError, nearest, one_of
 from tidesink.errors import shown as cut
 from tidesink.typemap.table import ZeroDate
@@ -510,7 +511,7 @@ def normalised_mode(section: Any) -> Any:
     return found
 
 
-ChangeKind = Literal["add", "widen", "drop", "rename", "narrow", "nullability", "type", "key"]
+ChangeKind = Literal["add", "widen", "drop", "rename", "narrow", "nullability", "type", "key", RowChangeKind]
 ChangePolicy = Literal["apply", "ignore", "pause"]
 
 
@@ -525,7 +526,8 @@ _FIXED: Final[Mapping[str, ChangePolicy]] = MappingProxyType(
 
 
 class SchemaChanges(Model):
-    """What becomes of a change of the source table's columns; see `docs/schema-changes.md`."""
+    """What becomes of a change of the source table's columns, or of DDL that changes its rows; see
+    `docs/schema-changes.md`."""
 
     add: Literal["apply", "ignore", "pause"] = "apply"
     """A new column. `apply` adds it, and rows already there get the default it was added with; `ignore` goes
@@ -542,16 +544,31 @@ class SchemaChanges(Model):
     narrow: Literal["ignore", "pause"] = "ignore"
     """A type that holds less than the target's: the target's column stays as it is. Only where the topic
     tells DDL: canal-json."""
+    truncate: Literal["pause", "apply", "ignore"] = "pause"
+    """`TRUNCATE TABLE`. `apply` empties the target's table at that moment of the source; `ignore` leaves the
+    rows there. Only where the topic tells DDL: canal-json."""
+    drop_table: Literal["pause", "apply", "ignore"] = "pause"
+    """`DROP TABLE` and `DROP DATABASE`. `apply` empties the target's table, which stays for a table that is
+    made again under the name; `ignore` leaves the rows there. Only where the topic tells DDL: canal-json."""
+    rename_table: Literal["pause", "ignore"] = "pause"
+    """`RENAME TABLE`, at the old name and at the new one. `ignore` leaves the rows at the target of the old
+    name. Only where the topic tells DDL: canal-json."""
+    partition: Literal["pause", "ignore"] = "pause"
+    """A partition that is truncated, dropped or exchanged. `ignore` leaves its rows at the target. Only where
+    the topic tells DDL: canal-json."""
+    unknown: Literal["pause", "ignore"] = "pause"
+    """A statement about the table that is not understood, or that brings rows back (`RECOVER TABLE`,
+    `FLASHBACK`). Only where the topic tells DDL: canal-json."""
 
     def policy(self, kind: ChangeKind) -> ChangePolicy:
         """The policy of a kind; the only one there is where it is no setting."""
-        found: ChangePolicy = getattr(self, kind, None) or _FIXED[kind]
+        found: ChangePolicy = getattr(self, kind.replace("-", "_"), None) or _FIXED[kind]
         return found
 
 
 def allowed_policies(kind: ChangeKind) -> tuple[ChangePolicy, ...]:
     """The policies that a kind of change may have, the default first."""
-    setting = SchemaChanges.model_fields.get(kind)
+    setting = SchemaChanges.model_fields.get(kind.replace("-", "_"))
     return (_FIXED[kind],) if setting is None else get_args(setting.annotation)
 
 

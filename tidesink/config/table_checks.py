@@ -14,6 +14,7 @@ from tidesink.codecs.open import CODECS
 from tidesink.config.fields import ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, TableConfig, TableDefaults, TableOverride
 from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.row_changes import RowChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import SequenceBy, fold_name
 from tidesink.typemap.projection import ALWAYS, laid_out, read_filter
@@ -327,7 +328,7 @@ def _without_keys(name: str) -> tuple[str, str]:
 
 
 # Kinds that only DDL reports with certainty: a registry can hold an older schema as its newest.
-REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
+REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow", *get_args(RowChangeKind))
 
 
 def _schema_changes(at: Section) -> Iterator[Problem]:
@@ -344,7 +345,7 @@ def _schema_changes(at: Section) -> Iterator[Problem]:
     else:
         return
     given = at.own.schema_changes.model_fields_set if at.own.schema_changes else ()
-    for kind in (kind for kind in REPORTED_KINDS if kind in given):
+    for kind in (kind for kind in REPORTED_KINDS if kind.replace("-", "_") in given):
         yield at.problem(f"schema-changes.{kind}", reason, "remove it")
 
 
@@ -368,10 +369,11 @@ def unreported_changes(config: Config) -> Iterator[str]:
     if "rows" not in config.target.features:
         yield (
             f"a target of type {config.target.type} forwards rows with the columns they have: columns "
-            "that are dropped or renamed at the source are so in its messages"
+            "that are dropped or renamed at the source are so in its messages, and no message says that a "
+            "table was emptied"
         )
     elif not CODECS[config.source.protocol].tells_ddl:
         yield (
             f"{config.source.protocol} does not report with certainty that a column was dropped, renamed or "
-            "narrowed: the old one stays at the target"
+            "narrowed, or a table dropped or renamed: what was there stays at the target"
         )

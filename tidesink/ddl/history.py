@@ -25,15 +25,15 @@ from tidesink.typemap.target_schema import wider_ddl
 Key = tuple[str, str]
 
 # Below the physical milliseconds of a TiDB TSO stands an 18-bit counter.
-_LOGICAL_BITS: Final = 18
-_LOGICAL: Final = (1 << _LOGICAL_BITS) - 1
+LOGICAL_BITS: Final = 18
+LOGICAL: Final = (1 << LOGICAL_BITS) - 1
 # So many statements are known again. A producer that restarts repeats what it sent since its last checkpoint.
 _MOST_HEARD: Final = 200
 # Later than every commit ts: of a row that does not say when it was committed.
 NEVER: Final = 1 << 64
 # A TSO has 46 bits of milliseconds, and Spark compares it with a sign; no clock shows as much.
 _LAST_TSO: Final = (1 << 63) - 1
-_LAST_MS: Final = _LAST_TSO >> _LOGICAL_BITS
+LAST_MS: Final = _LAST_TSO >> LOGICAL_BITS
 
 
 def table_key(table: TableId) -> Key:
@@ -51,14 +51,14 @@ def ddl_moment(commit_ts: int | None, es: object) -> int | None:
     if commit_ts is not None:
         return commit_ts if commit_ts <= _LAST_TSO else None
     # bool is an int, and no time. One that cannot be would make every later DDL look like an old one.
-    return es << _LOGICAL_BITS if type(es) is int and 0 < es <= _LAST_MS else None
+    return es << LOGICAL_BITS if type(es) is int and 0 < es <= LAST_MS else None
 
 
 def row_moment(commit_ts: int | None, es: object) -> int:
     """The TSO to hold a row against ``ddl_moment``: with ``es`` alone, the end of its millisecond."""
     if commit_ts is not None:
         return commit_ts
-    return es << _LOGICAL_BITS | _LOGICAL if type(es) is int and 0 <= es <= _LAST_MS else NEVER
+    return es << LOGICAL_BITS | LOGICAL if type(es) is int and 0 <= es <= LAST_MS else NEVER
 
 
 # What a column was and rows of it are read as, by what it is. In any other change of type the texts mean

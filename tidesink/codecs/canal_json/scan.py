@@ -108,6 +108,16 @@ class Scan:
         return self.pieces.take(pa.array(7 * records + 1)).cast(pa.string()).cast(pa.int64())
 
 
+# Behind the names of the table and its key, in which a quote is escaped, ``es`` is the first key of its name.
+_ES_OF: Final = r'(?s)^\{"id":0,"database":.*?"es":(?P<es>[0-9]{1,15}),"ts":'
+
+
+def stamped_es(values: pa.Array) -> pa.Int64Array:
+    """The member ``es`` of records as TiCDC writes them; null for others."""
+    found = pc.extract_regex(values, _ES_OF)
+    return pc.struct_field(found, ["es"]).cast(pa.string()).cast(pa.int64())
+
+
 def scan(values: pa.Array) -> Scan:
     """Scan the values (binary or large_binary, less than 2 GiB) of a batch's records."""
     data, offsets = _bytes_of(values)
@@ -554,25 +564,29 @@ def census(records: Iterator[pa.RecordBatch]) -> Census:
 class MarkedDdl(NamedTuple):
     """Values that may be DDL events, in their order; a row with these bytes in a value is among them.
 
-    ``end``: the offset from which on nothing was looked at; None where that is the end of the records.
+    ``offsets`` are those of their records. ``end``: the offset from which on nothing was looked at; None
+    where that is the end of the records.
     """
 
     values: list[bytes]
+    offsets: list[int]
     end: int | None
 
 
 def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
     """The first values that may be DDL events: of no further batch once there are so many bytes of them."""
     values: list[bytes] = []
+    offsets: list[int] = []
     size = 0
     for batch in records:
         if size >= most_bytes and len(batch):
-            return MarkedDdl(values, batch.column("offset")[0].as_py())
-        column = batch.column("value")
-        marked = column.filter(pc.match_substring(column, _DDL_MARK)).to_pylist()
+            return MarkedDdl(values, offsets, batch.column("offset")[0].as_py())
+        found = batch.filter(pc.match_substring(batch.column("value"), _DDL_MARK))
+        marked = found.column("value").to_pylist()
         values += marked
+        offsets += found.column("offset").to_pylist()
         size += sum(map(len, marked))
-    return MarkedDdl(values, None)
+    return MarkedDdl(values, offsets, None)
 
 
 class RowWords(NamedTuple):

@@ -134,13 +134,15 @@ class EventRules:
     ``sequenced``: the table is in the source's order: a row event needs a commit_ts, and all its values.
     ``versions``: the table keeps a row for each commit_ts: a row event needs one. ``horizon``: deletes up
     to this commit_ts are forgotten: a row event up to it is refused. ``truncates``: whether the table can be
-    emptied: an event that does so says nothing about the other partitions of a topic.
+    emptied: an event that does so says nothing about the other partitions of a topic. ``emptied``: DDL
+    emptied the table at this commit_ts: a row event up to it is void, and nothing is asked of it.
     """
 
     sequenced: bool = False
     versions: bool = False
     horizon: int | None = None
     truncates: bool = True
+    emptied: int | None = None
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
         """By row what is wrong with it; of several reasons for a row the last counts."""
@@ -263,6 +265,10 @@ class TableDecoder(ABC):
         """Why a change of another table is a bad record."""
         return SchemaMismatchError(f"the change is of {table}, and this topic is read as {self.table}")
 
+    def moments(self, changes: ChangeTable, _records: pa.RecordBatch) -> pa.Array:
+        """When each of the changes was committed, as TSO (int64); null where nothing says it."""
+        return changes.rows["commit_ts"].combine_chunks()
+
     def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
         """Why a change without a value for each of its key's columns is a bad record."""
         return UnnamedRowError(
@@ -336,7 +342,9 @@ class DecodedRecords:
 
     ``silent`` are the records without any event (tombstones): topic, partition and offset. ``records`` and
     ``bytes`` count all that were asked about, ``row_codec_records`` those that went to the row codec.
-    ``strangers`` are rows of tables that nobody knows yet, counted nowhere else.
+    ``strangers`` are rows of tables that nobody knows yet, counted nowhere else. ``void`` counts the row
+    changes that are left out since the table was emptied behind them, ``void_records`` the records that begin
+    with one.
     """
 
     tables: list[ChangeTable] = field(default_factory=list)
@@ -346,6 +354,8 @@ class DecodedRecords:
     bytes: int = 0
     row_codec_records: int = 0
     strangers: int = 0
+    void: int = 0
+    void_records: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -362,6 +372,8 @@ class DecodedRecords:
         self.bytes += other.bytes
         self.row_codec_records += other.row_codec_records
         self.strangers += other.strangers
+        self.void += other.void
+        self.void_records += other.void_records
 
 
 def decoded_records(
@@ -428,7 +440,13 @@ def _take(
     silent = np.ones(records.num_rows, np.bool_)
     for table in decoded.tables:
         silent[table.rows["record"].to_numpy()] = False
-        sound, bad = validation.of(table)
+        void = validation.void(table, records)
+        whole.void += int(void.sum())
+        whole.void_records += int((table.rows["index"].to_numpy()[void] == 0).sum())
+        if void.all():
+            continue
+        living = replace(table, rows=table.rows.filter(pa.array(~void))) if void.any() else table
+        sound, bad = validation.of(living)
         whole.others += bad
         if sound is not None:
             whole.tables.append(validation.with_warnings(sound))
@@ -521,6 +539,14 @@ class _Validation:
     def may_be_old(self, error: TidesinkError) -> bool:
         """Whether a fault may be of an old row's value, which is of no use here."""
         return isinstance(error, ValueOutOfRangeError) and not self._logs
+
+    def void(self, changes: ChangeTable, records: pa.RecordBatch) -> Flags:
+        """Which changes came before the table was emptied."""
+        if self.rules.emptied is None or changes.table != self._decoder.table:
+            return np.zeros(changes.rows.num_rows, np.bool_)
+        before = pc.less_equal(self._decoder.moments(changes, records), self.rules.emptied)
+        found: Flags = pc.fill_null(before, False).to_numpy(zero_copy_only=False)
+        return found
 
     def of(self, changes: ChangeTable) -> tuple[ChangeTable | None, list[OtherRecord]]:
         """The sound rows, None where there are none, and the others."""

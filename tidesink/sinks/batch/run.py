@@ -4,12 +4,14 @@
 rows (``batch.tasks``), or bring them to a target that can stage them (``StagingTable``). What the plan did
 not know is looked up and the batch read again; a bad record cuts the batch short of it and it is read again,
 too (``pause``).
-5. recorded: the state store knows what the batch will have applied, unless a change of the columns waits
-for a person: then the batch is left.  6. evolved: the target's columns fit.
+5. recorded: the state store knows what the batch will have applied, unless a change of the columns or of
+rows waits for a person: then the batch is left.  6. evolved: the target's columns fit.
 7. rejected: dead letters are written.  8. committed: rows and progress in one commit of the target.
 9. accounted: the law holds.
 
 Until 8 nothing was done that doing again would double; after 8 nothing is done again.
+
+Where DDL empties the table the batch is that alone: it takes the steps from 5 on without a record.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from tidesink.sinks.batch.counts import (
 from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.reduce import mixed_message
+from tidesink.sinks.batch.row_ddl import RowDecision, TableEmptiesError, decide_rows
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
     ChangesWaitError,
@@ -84,6 +87,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import TableConfig
+    from tidesink.ddl.row_changes import RowDdl
     from tidesink.sinks.batch.decoders import DecodePlan
 
 
@@ -207,6 +211,8 @@ class Batch:
         self._history = names_of(settings)
         self._sequenced = settings.sequence_by == "source" and self._history is None
         self._policies = Policies.of(settings, hold.accepted, context.target.capabilities)
+        self._row_ddl: tuple[RowDdl, ...] | None = None
+        self._row_decision = RowDecision(decided=hold.progress.decided)
 
     def run(self) -> BatchOutcome:
         """Read, reduce and apply the batch.
@@ -229,6 +235,8 @@ class Batch:
             reduction = self._reduced(self._plan)
         except ChangesWaitError as exc:
             return BatchOutcome(self._hold.progress, pending=exc.pending)
+        except TableEmptiesError as exc:
+            return self._emptied(exc.decision)
         try:
             if reduction.plan.records == 0:
                 return BatchOutcome(self._hold.progress, bad=reduction.bad)
@@ -241,6 +249,7 @@ class Batch:
     def _reduced(self, plan: BatchPlan, bad: BadRecord | None = None) -> Reduction:
         for _ in range(MOST_PLANS):
             self._context.stop.check()
+            self._settle_rows()
             settle_names(self._hold.table, self._decoding, self._policies)
             try:
                 reduction = replace(self._reduce_once(plan), bad=bad)
@@ -263,6 +272,21 @@ class Batch:
             f"the batch still lacks something after {MOST_PLANS} plans; report this with the log",
             table=str(self._settings.table),
         )
+
+    def _settle_rows(self) -> None:
+        """Know what becomes of the DDL that changes rows.
+
+        Raises:
+            ChangesWaitError: some of it waits for a person.
+            TableEmptiesError: the table is to be emptied before rows are applied.
+        """
+        self._row_ddl = self._decoding.row_ddl()
+        topic = self._plan.found.topic
+        self._row_decision = decide_rows(self._row_ddl, self._policies, self._hold.progress, topic)
+        if self._row_decision.pending:
+            raise ChangesWaitError(self._row_decision.pending)
+        if self._row_decision.empties is not None:
+            raise TableEmptiesError(self._row_decision)
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
         task = self._range_task(plan)
@@ -318,6 +342,7 @@ class Batch:
             versions=self._history is not None,
             horizon=self._hold.horizon,
             truncates=not self._refuses_truncates,
+            emptied=self._hold.progress.emptied,
         )
 
     def _must_plan_again(self, reduction: Reduction) -> bool:
@@ -329,10 +354,12 @@ class Batch:
             self._refuses_truncates = True
             return True
         if reduction.summary.unplanned or reduction.summary.bad:
-            return self._learnt(missed) or self._must_stage_again(reduction)
+            learnt = self._learnt(missed) or self._decoding.row_ddl() != self._row_ddl
+            return learnt or self._must_stage_again(reduction)
         if reduction.summary.ddl and self._decoding.take_ddl(missed):
             return True
-        return self._must_stage_again(reduction)
+        # Rows of the batch may be later than DDL that was not known when it was begun.
+        return self._decoding.row_ddl() != self._row_ddl or self._must_stage_again(reduction)
 
     def _must_stage_again(self, reduction: Reduction) -> bool:
         """Whether the batch has shown that the target gets other columns than those that were staged."""
@@ -381,6 +408,46 @@ class Batch:
 
     # 5 to 9
 
+    def _emptied(self, row_decision: RowDecision) -> BatchOutcome:
+        """Empty the table by DDL, in a batch without records; those that follow come in the next one."""
+        context, settings = self._context, self._settings
+        decision = self._schema_decision(self._shape())
+        if decision.pending:
+            return BatchOutcome(self._hold.progress, pending=decision.pending)
+        nothing = tuple(part._replace(end=part.start) for part in self._plan.ranges)
+        progress = replace(
+            self._following_progress(replace(self._plan, ranges=nothing), BatchSummary()),
+            emptied=max(self._hold.progress.emptied or 0, row_decision.empties or 0),
+            decided=row_decision.decided,
+        )
+        context.stop.check()
+        with self._step("recorded"):
+            context.store.record_progress(progress)
+        with self._step("evolved"):
+            evolved = self._evolved(decision)
+        context.failpoints.reach("committing")
+        batch = ReducedBatch(
+            decision.given,
+            0,
+            0,
+            delete_mode=settings.deletes,
+            truncates=True,
+            sequenced=self._sequenced,
+            mode=settings.mode,
+            on_staged=lambda: context.failpoints.reach("staged"),
+        )
+        with self._step("committed"):
+            result = self._commit(batch, progress)
+        context.failpoints.reach("accounted")
+        return BatchOutcome(
+            progress,
+            account=Account(),
+            read=KafkaRead(0, 0),
+            version=result.version,
+            warnings=(*evolved.warnings, *decision.warnings),
+            seconds=self._seconds,
+        )
+
     def _applied(self, reduction: Reduction) -> BatchOutcome:
         """Decide on columns, keep what is not applied, commit rows and progress, and account for them."""
         context, summary = self._context, reduction.summary
@@ -428,7 +495,11 @@ class Batch:
 
     def _next_progress(self, reduction: Reduction) -> Progress:
         """What will be applied once the batch is."""
-        before, plan, summary = self._hold.progress, reduction.plan, reduction.summary
+        progress = self._following_progress(reduction.plan, reduction.summary)
+        return replace(progress, decided=self._row_decision.decided)
+
+    def _following_progress(self, plan: BatchPlan, summary: BatchSummary) -> Progress:
+        before = self._hold.progress
         return replace(
             before,
             epoch=self._hold.epoch,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
 from tidesink.config.targets import ALL_FEATURES
+from tidesink.ddl.row_changes import RowChangeKind
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import fold_name
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
@@ -31,6 +32,8 @@ Accepted = Mapping[str, ChangePolicy]
 
 class SchemaChange(NamedTuple):
     """One change: of which column, from what to what (types, or key columns); empty where there is none.
+
+    Of DDL that changes rows ``before`` is the time at which it was committed, and ``after`` the statement.
 
     ``at``: the moment of the DDL that reported a drop or a rename. The next drop of a column that came
     back is
@@ -55,8 +58,15 @@ class SchemaChange(NamedTuple):
             reported = [self.kind, fold_name(self.column), self.after, self.at]
         return hashlib.sha256(json.dumps(reported, ensure_ascii=True).encode()).hexdigest()[:16]
 
+    @property
+    def changes_rows(self) -> bool:
+        """Whether it is DDL that changes rows, and no change of columns."""
+        return self.kind in get_args(RowChangeKind)
+
     def __str__(self) -> str:
         """The change in words."""
+        if self.changes_rows:
+            return f"{self.kind}{f' of {self.before}' if self.before else ''} ({self.after})"
         column = f" column {self.column}" if self.column else ""
         return f"{self.kind}{column} ({' -> '.join(part for part in (self.before, self.after) if part)})"
 
@@ -71,11 +81,13 @@ class Pending(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """As the status shows it."""
         change = self.change
+        rows = change.changes_rows
         return {
             "kind": change.kind,
             "column": change.column,
-            "from": change.before,
-            "to": change.after,
+            "from": "" if rows else change.before,
+            "to": "" if rows else change.after,
+            **({"time": change.before, "statement": change.after} if rows else {}),
             "policy": "pause",
             "accepts": list(self.accepts),
             "reason": self.reason,

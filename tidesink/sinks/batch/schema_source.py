@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tidesink.config.models import Definition, Destination
 from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.row_changes import RowDdl
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId, TableSchema, fold_name
@@ -102,6 +103,9 @@ class Decoding(Protocol):
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""
+
+    def row_ddl(self) -> tuple[RowDdl, ...] | None:
+        """The DDL read so far that changes rows of the table, in its order; None where no DDL is read."""
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """Read rows that have a column's old name as if they had its new one.
@@ -240,6 +244,10 @@ class ProjectedDecoding:
         """As the decoding inside; raises SchemaRefusedError, too, as a new plan does."""
         self._decoding.catch_up(ranges, found)
         self._check_renames()
+
+    def row_ddl(self) -> tuple[RowDdl, ...] | None:
+        """As the decoding inside."""
+        return self._decoding.row_ddl()
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """As ``catch_up``."""

@@ -57,7 +57,7 @@ def range_summary(
     watermarks = [one.commit_ts for one in others if one.kind == WATERMARK]
     moments = [_extreme(one, "max", "commit_ts") for one in _moments(found.tables, apart=truncates)]
     messages = silent + sum(one.index == 0 for one in others)
-    messages += sum(_messages(one) for one in found.tables)
+    messages += sum(_messages(one) for one in found.tables) + found.void_records
     last = greatest(moments)
     unplanned = [one for one in others if one.kind == UNPLANNED]
     return BatchSummary(

@@ -311,6 +311,8 @@ def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterato
     # In a log an event that empties the table is a row.
     truncates = [] if plan.logs else truncated(joined)
     reduction, parts = _logged(joined, plan, schema) if plan.logs else _reduced(joined, task, schema)
+    # What was emptied away behind them supersedes them.
+    reduction = replace(reduction, events=reduction.events + found.void)
     place = Place(wanted.topic, wanted.partition)
     summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape)
     # What is unplanned is decoded again: the summary says all that is asked about it.

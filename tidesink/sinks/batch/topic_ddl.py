@@ -9,6 +9,7 @@ is read again from its beginning.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,9 +17,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 import structlog
 
-from tidesink.codecs.canal_json.scan import census, marked_ddl
-from tidesink.ddl.catalog import TableDefinitions, altered_tables, moved_tables, unapplied
+from tidesink.codecs.canal_json.scan import MarkedDdl, census, marked_ddl
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ddl_moment
+from tidesink.ddl.row_changes import (
+    NOT_UNDERSTOOD,
+    RowChange,
+    RowDdl,
+    altered_tables,
+    moved_tables,
+    named_by,
+    renamed_columns,
+    row_changes,
+)
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.source import KafkaSource
@@ -34,9 +45,13 @@ _KIND: Final = "topic-ddl"
 _SHOWN_SQL: Final = 200
 # The newest are kept: a topic whose tables are made and dropped every day has ever new ones.
 _MOST_WARNINGS: Final = 100
+# Likewise for each name: of statements that wait for a person the newest is enough to wait.
+_MOST_ROW_DDL: Final = 50
 # The DDL of one page, from all of its tasks together (each has a batch of records more), is collected to this
 # process.
 _PAGE_BYTES: Final = 64 << 20
+# So few records are read by this process: a Spark job takes longer.
+_FEW_RECORDS: Final = 1000
 
 _REKEYED: Final = (
     "the rows of a table without a key have other row keys from here on, and no event reports that: if they "
@@ -49,13 +64,21 @@ _log = structlog.get_logger("tidesink.worker")
 class DdlStatement(NamedTuple):
     """The SQL of a DDL event, the database it ran in, and the TSO from which it holds, if it has one.
 
-    ``odd_time`` is its time if that is impossible.
+    ``odd_time`` is its time if that is impossible. ``table`` is the one that the event names, if it names
+    one, and ``offset`` the record's.
     """
 
     database: str
     sql: str
     since: int | None = None
     odd_time: str = ""
+    table: str = ""
+    offset: int = 0
+
+    @property
+    def about(self) -> TableId | None:
+        """The table that the event names."""
+        return TableId(self.database, self.table) if self.table else None
 
 
 class DdlWarning(NamedTuple):
@@ -71,10 +94,7 @@ class DdlWarning(NamedTuple):
 
     def is_about(self, table: TableId) -> bool:
         """Whether it concerns this table."""
-        if self.table is None:
-            return True
-        schema, name = (fold_name(part) for part in self.table)
-        return schema == fold_name(table.schema) and name in ("", fold_name(table.name))
+        return self.table is None or named_by(self.table, table)
 
 
 class TopicTable(NamedTuple):
@@ -115,6 +135,7 @@ class _Unread(NamedTuple):
     part: OffsetRange
     definitions: TableDefinitions
     warnings: tuple[DdlWarning, ...]
+    rows: tuple[RowDdl, ...]
     changed: bool = False
 
 
@@ -134,6 +155,11 @@ class TopicDdl:
         self._topic_id: str | None = None
         self._next = 0
         self._warnings: tuple[DdlWarning, ...] = ()
+        self._rows: tuple[RowDdl, ...] = ()
+
+    def row_ddl(self, table: TableId) -> tuple[RowDdl, ...]:
+        """The DDL read so far that changes rows of a table, in its order."""
+        return tuple(one for one in self._rows if one.concerns(table))
 
     def warnings(self, table: TableId, *, defined: bool = False) -> tuple[str, ...]:
         """What to say at a table of the DDL read so far; ``defined``: the config has its definition."""
@@ -203,7 +229,7 @@ class TopicDdl:
             if at is None or at.latest <= self._next:
                 return None
             part = OffsetRange(self._topic, DDL_PARTITION, max(self._next, at.earliest), at.latest)
-            return _Unread(part, self._definitions, self._warnings)
+            return _Unread(part, self._definitions, self._warnings, self._rows)
 
     def _read_or_fail(self, session: SparkSession, part: OffsetRange) -> tuple[list[DdlStatement], int]:
         try:
@@ -218,6 +244,7 @@ class TopicDdl:
         before = definitions.version
         new = applied(definitions, statements, self._topic)
         warnings = tuple(dict.fromkeys((*unread.warnings, *new)))[-_MOST_WARNINGS:]
+        rows = with_rows(unread.rows, statements)
         with self._lock:
             if self._definitions is not unread.definitions:
                 raise SourceUnavailableError(
@@ -226,13 +253,13 @@ class TopicDdl:
                     topic=self._topic,
                 )
             # Stored before it is used here: a scan that is retried begins where this one did.
-            self._save(topic_id, definitions, warnings, end)
-            self._definitions, self._warnings, self._next = definitions, warnings, end
+            self._save(topic_id, definitions, warnings, rows, end)
+            self._definitions, self._warnings, self._rows, self._next = definitions, warnings, rows, end
         for warning in warnings:
             if warning not in unread.warnings:
                 _log.warning("DDL to check", topic=self._topic, warning=warning.text)
         changed = unread.changed or definitions.version != before
-        return _Unread(unread.part._replace(start=end), definitions, warnings, changed)
+        return _Unread(unread.part._replace(start=end), definitions, warnings, rows, changed)
 
     def _restore(self, found: TopicOffsets) -> None:
         if self._topic_id is not None and not is_other_topic(self._topic_id, found.topic_id):
@@ -240,11 +267,13 @@ class TopicDdl:
             return
         kept: Any = self._store.load_document(_KIND, self._name)
         self._topic_id, self._next, self._definitions = found.topic_id, 0, TableDefinitions()
-        self._warnings = ()
+        self._warnings, self._rows = (), ()
         if kept is None or is_other_topic(kept["topic_id"], found.topic_id):
             return
         if kept.get("timed") or self._is_cut(found):
             self._warnings = tuple(_warning(*one) for one in kept.get("warnings", ()))
+            # What an earlier version passed over it did not keep, and stays passed over.
+            self._rows = tuple(_row_ddl(*one) for one in kept.get("rows", ()))
             self._next = int(kept["next_offset"])
             self._definitions = TableDefinitions.from_json(kept["definitions"])
 
@@ -259,6 +288,7 @@ class TopicDdl:
         topic_id: str,
         definitions: TableDefinitions,
         warnings: tuple[DdlWarning, ...],
+        rows: tuple[RowDdl, ...],
         next_offset: int,
     ) -> None:
         document = {
@@ -268,6 +298,7 @@ class TopicDdl:
             "timed": True,
             "definitions": definitions.to_json(),
             "warnings": [list(warning) for warning in warnings],
+            "rows": [list(one) for one in rows],
         }
         self._store.save_document(_KIND, self._name, document)
 
@@ -275,18 +306,50 @@ class TopicDdl:
         """A page: the first statements of the range, and the offset up to which they go."""
         if part.records <= 0:
             return [], part.end
-        most = _PAGE_BYTES // session.sparkContext.defaultParallelism
         statements: list[DdlStatement] = []
-        for found in self._source.ask(session, [part], partial(marked_ddl, most)):
-            statements += filter(None, map(_statement, found.values))
+        for found in self._marked(session, part):
+            statements += filter(None, map(_statement, found.values, found.offsets))
             if found.end is not None:
                 # What later tasks found comes after what this one left.
                 return statements, found.end
         return statements, part.end
 
+    def _marked(self, session: SparkSession, part: OffsetRange) -> list[MarkedDdl]:
+        if part.records <= _FEW_RECORDS:
+            return [marked_ddl(_PAGE_BYTES, self._source.read_here([part]))]
+        most = _PAGE_BYTES // session.sparkContext.defaultParallelism
+        return self._source.ask(session, [part], partial(marked_ddl, most))
+
 
 def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning:
     return DdlWarning(text, None if table is None else TableId(*table), unreported)
+
+
+def _row_ddl(table: list[str], kind: Any, *parts: Any) -> RowDdl:
+    return RowDdl(TableId(*table), kind, *parts)
+
+
+def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
+    """DDL that changes rows, and that among the statements; one that was sent again is there once."""
+    found = {(one.table, one.kind, one.at): one for one in known}
+    for statement in statements:
+        for change in _row_changes(statement):
+            one = RowDdl.of(change, statement.sql, moment=statement.since, offset=statement.offset)
+            found.setdefault((one.table, one.kind, one.at), one)
+    count, kept = Counter[TableId](), list[RowDdl]()
+    for one in reversed(found.values()):
+        count[one.table] += 1
+        if count[one.table] <= _MOST_ROW_DDL:
+            kept.append(one)
+    return tuple(reversed(kept))
+
+
+def _row_changes(statement: DdlStatement) -> tuple[RowChange, ...]:
+    about = statement.about
+    try:
+        return row_changes(statement.sql, statement.database, about=about)
+    except ConfigError:
+        return () if about is None else (RowChange(about, "unknown", NOT_UNDERSTOOD),)
 
 
 def applied(
@@ -301,8 +364,9 @@ def applied(
 def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str) -> Iterator[DdlWarning]:
     readded = definitions.readded()
     try:
-        for table, effect in unapplied(statement.sql, statement.database):
-            yield DdlWarning(f"not applied, {effect}", table)
+        row_changes(statement.sql, statement.database)  # one that cannot be read changes no definition either
+        for table, old, new in renamed_columns(statement.sql, statement.database):
+            yield DdlWarning(_RENAMED.format(old=old, new=new), table)
         for table in moved_tables(statement.sql, statement.database):
             known = definitions.get(table)
             if known is None or not known.handle_columns:
@@ -313,7 +377,7 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         unreported = [table for table in altered if table not in definitions]
         definitions.apply(statement.sql, statement.database, since=statement.since)
     except ConfigError as exc:
-        yield DdlWarning(f"a DDL of topic {topic} cannot be read ({exc.message})")
+        yield DdlWarning(f"a DDL of topic {topic} cannot be read ({exc.message})", statement.about)
         return
     for table in unreported:
         if table not in definitions:
@@ -324,6 +388,12 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
             "values in it at the target",
             table,
         )
+
+
+_RENAMED: Final = (
+    "not applied, column {old} is {new} now; where the target still has {old}, old rows have their values "
+    "in it"
+)
 
 
 def _untimed(table: TableId, time: str) -> DdlWarning:
@@ -344,7 +414,7 @@ def _unreported(table: TableId) -> DdlWarning:
     )
 
 
-def _statement(value: bytes) -> DdlStatement | None:
+def _statement(value: bytes, offset: int = 0) -> DdlStatement | None:
     """The statement of a DDL event; None for any other record."""
     try:
         message = orjson.loads(value)
@@ -352,13 +422,14 @@ def _statement(value: bytes) -> DdlStatement | None:
         return None
     if not isinstance(message, dict) or message.get("isDdl") is not True:
         return None
-    sql, database, extension = (message.get(name) for name in ("sql", "database", "_tidb"))
+    sql, database, table, extension = (message.get(name) for name in ("sql", "database", "table", "_tidb"))
     if not isinstance(sql, str):
         return None
     commit_ts, es = (extension.get("commitTs") if isinstance(extension, dict) else None), message.get("es")
     since = ddl_moment(commit_ts if type(commit_ts) is int else None, es)
     odd_time = "" if since is not None else _odd_time(commit_ts, es)
-    return DdlStatement(database if isinstance(database, str) else "", sql, since, odd_time)
+    database, table = (name if isinstance(name, str) else "" for name in (database, table))
+    return DdlStatement(database, sql, since, odd_time, table, offset)
 
 
 def _odd_time(commit_ts: object, es: object) -> str:
@@ -372,8 +443,6 @@ def _odd_time(commit_ts: object, es: object) -> str:
 _TABLES_KIND: Final = "topic-tables"
 # How many records of a new topic are read at first; the tasks find tables that come later.
 _FIRST_RECORDS: Final = 20_000
-# So few are read by this process: a Spark job takes longer.
-_FEW_RECORDS: Final = 1000
 
 
 class TopicTables:

@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
-from tidesink.codecs.canal_json.scan import NamedRecords, TableNames
+from tidesink.codecs.canal_json.scan import NamedRecords, TableNames, stamped_es
 from tidesink.codecs.canal_json.schema import DefinedShapes
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import reads_same
-from tidesink.errors import FramingError
+from tidesink.ddl.history import LAST_MS, LOGICAL, LOGICAL_BITS, reads_same
+from tidesink.errors import DecodeError, FramingError
 from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.records import Flags, TableDecoder
@@ -118,6 +118,41 @@ class CanalJsonDecoder(TableDecoder):
         deleted = pc.equal(changes.rows["op"].combine_chunks().dictionary_decode(), Op.DELETE.value)
         return pc.if_else(deleted, before, whole), None
 
+    def moments(self, changes: ChangeTable, records: pa.RecordBatch) -> pa.Array:
+        """When each of the changes was committed: without the TiDB extension the end of its millisecond."""
+        known = super().moments(changes, records)
+        if not known.null_count:
+            return known
+        lacking = known.is_null()
+        rows = changes.rows.select(["record", "index"]).filter(lacking)
+        return pc.replace_with_mask(known, lacking, _moments(self._es(rows, records)))
+
+    def _es(self, rows: pa.Table, records: pa.RecordBatch) -> pa.Array:
+        """The member ``es`` of the records that rows are of."""
+        record = rows["record"].combine_chunks()
+        stamped = stamped_es(records.column("value").take(record))
+        # A record may hold several messages, of which the first has the first stamp.
+        first = pc.equal(rows["index"].combine_chunks(), 0)
+        found = pc.if_else(first, stamped, pa.scalar(None, pa.int64()))
+        if not found.null_count:
+            return found
+        odd = found.is_null()
+        places = rows.filter(odd).to_pylist()
+        others = [self._odd_es(records.slice(one["record"], 1), one["index"]) for one in places]
+        return pc.replace_with_mask(found, odd, pa.array(others, pa.int64()))
+
+    def _odd_es(self, record: pa.RecordBatch, index: int) -> int | None:
+        """The same of an event in a record that is not written as TiCDC does, or is compressed."""
+        topic, partition, offset, value = (
+            record.column(name)[0].as_py() for name in ("topic", "partition", "offset", "value")
+        )
+        try:
+            event = self.decode(Message(topic, partition, offset, None, value))[index]
+        except DecodeError:  # of an old row's value alone, or it would be no row
+            return None
+        es = (event.extension or {}).get("es") if isinstance(event, ChangeEvent) else None
+        return es if type(es) is int and 0 < es <= LAST_MS else None
+
     @property
     def values(self) -> ValueOptions:
         """The policies for times, and the zone."""
@@ -160,6 +195,13 @@ class CanalJsonDecoder(TableDecoder):
             shapes=DefinedShapes(definitions, {self.table: keys}, own_keys=self.own_keys),
             large=_large_messages(self.options),
         )
+
+
+def _moments(es: pa.Array) -> pa.Array:
+    """``row_moment`` of rows by their ``es``; null where it is null or no time."""
+    sound = pc.and_(pc.greater(es, 0), pc.less_equal(es, LAST_MS))
+    known = pc.if_else(sound, es, pa.scalar(None, pa.int64()))
+    return pc.bit_wise_or(pc.shift_left(known, LOGICAL_BITS), LOGICAL)
 
 
 @lru_cache(maxsize=8)

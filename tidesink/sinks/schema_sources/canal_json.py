@@ -16,6 +16,7 @@ from tidesink.codecs.canal_json.scan import RowWords, TableNames, newest_forms, 
 from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
+from tidesink.ddl.row_changes import RowDdl
 from tidesink.errors import ConfigError
 from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.context import WorkerContext
@@ -119,15 +120,24 @@ class CanalJsonDecoding(PlannedDecoding):
 
         A row of another partition can be read before partition 0 is read as far as the DDL ahead of it. Rows
         with other columns or types are missed and lead to the DDL; other members of an ENUM or SET do not
-        show.
+        show, nor does it show that the table was emptied before a row.
         """
         beyond = any(part.records for part in ranges if part.partition != DDL_PARTITION)
-        if beyond and self._declared is None and self._numbers_members():
+        if beyond and (self._follows_rows or (self._declared is None and self._numbers_members())):
             self._newer_ddl(self._ends_now(found))
+
+    @property
+    def _follows_rows(self) -> bool:
+        """Whether DDL that changes rows is followed at the target, or waited for."""
+        return "rows" in self._context.config.target.features and self._settings.mode != "append"
 
     def _numbers_members(self) -> bool:
         columns = self._plan.shape.columns if self._plan else ()
         return any(column.type.members is not None for column in columns)
+
+    def row_ddl(self) -> tuple[RowDdl, ...]:
+        """The topic's DDL so far that changes rows of the table."""
+        return self._ddl.row_ddl(self._table)
 
     def reported(self) -> SourceColumns | None:
         """What the topic's DDL says of the table, where no definition in the config comes before it."""

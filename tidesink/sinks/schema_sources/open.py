@@ -91,6 +91,9 @@ class LoneDecoding(PlannedDecoding, ABC):
         """Nothing: no DDL is read."""
         return None
 
+    def row_ddl(self) -> None:
+        """Nothing: no DDL is read."""
+
     def read_as(self, _renamed: Mapping[str, str], _held: Mapping[str, str]) -> None:
         """Never asked: no DDL tells of a rename."""
 

@@ -232,7 +232,9 @@ class Progress:
 
     ``batch`` counts on over epochs and restarts; an epoch is one worker's hold on the table.
     ``commit_ts`` is the greatest commit_ts in the table (TiDB TSO), None where the topic carries none.
-    ``snapshot`` is None where none was begun.
+    ``snapshot`` is None where none was begun. ``emptied``: the TSO of the DDL that emptied the table last;
+    rows that were committed up to it are void, whenever they are read. ``decided``: the TSO of the newest DDL
+    that changes rows of the table and was followed, or passed over; 0 for none, None where none is read.
     """
 
     table: TableId
@@ -243,6 +245,8 @@ class Progress:
     commit_ts: int | None = None
     sequence_by: SequenceBy = "kafka"
     snapshot: SnapshotProgress | None = None
+    emptied: int | None = None
+    decided: int | None = None
 
     @property
     def txn_version(self) -> int:
@@ -358,6 +362,8 @@ def as_document(progress: Progress) -> dict[str, Any]:
         "sequence_by": progress.sequence_by,
         "topics": {name: _topic_document(topic) for name, topic in sorted(progress.topics.items())},
         **({} if progress.snapshot is None else {"snapshot": _snapshot_document(progress.snapshot)}),
+        **({} if progress.emptied is None else {"emptied": progress.emptied}),
+        **({} if progress.decided is None else {"decided": progress.decided}),
     }
 
 
@@ -400,6 +406,8 @@ def _read(document: dict[str, Any]) -> Progress:
         commit_ts=document["commit_ts"],
         sequence_by=_read_sequence(document["sequence_by"]),
         snapshot=_read_snapshot(document.get("snapshot")),
+        emptied=_read_moment(document.get("emptied")),
+        decided=_read_moment(document.get("decided")),
     )
 
 
@@ -425,6 +433,10 @@ def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
         bool(document["done"]),
         int(document["number"]),
     )
+
+
+def _read_moment(found: Any) -> int | None:
+    return None if found is None else int(found)
 
 
 def _read_topic(name: str, document: dict[str, Any]) -> TopicProgress:

@@ -25,6 +25,7 @@ from tidesink.sinks.batch.letters import (
     sorted_letters,
 )
 from tidesink.sinks.batch.observers import Heartbeat, seconds_since_beat
+from tidesink.sinks.batch.row_ddl import TableEmptiesError
 from tidesink.sinks.batch.run import Batch, BatchPlan, Reduction, released_on_error
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, Pending
 from tidesink.sinks.batch.source import (
@@ -284,6 +285,11 @@ _EMPTIED: Final = (
 )
 
 
+_TO_EMPTY: Final = (
+    "DDL empties the table behind what is applied: let the worker come to it, and replay the letters then"
+)
+
+
 _TOO_MANY: Final = (
     "the letters of one partition, and what follows of their rows, have more than {} MiB: replay them in "
     "parts (tidesink dlq replay TABLE --below OFFSET)"
@@ -334,6 +340,8 @@ class ReplayBatch(Batch):
                 reduction = self._reduced(self._plan)
             except ChangesWaitError as exc:
                 raise self._waits(exc.pending[0]) from exc
+            except TableEmptiesError as exc:
+                raise SourceError(_TO_EMPTY, table=str(self._settings.table)) from exc
         try:
             if reduction.truncates:
                 self._refuse(reduction.summary.truncates[0])

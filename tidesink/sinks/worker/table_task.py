@@ -26,8 +26,9 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.counts import passed
 from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, TableChanged, TableReport
+from tidesink.sinks.batch.row_ddl import unfollowed
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
-from tidesink.sinks.batch.schema_changes import KnownColumns, pending_of
+from tidesink.sinks.batch.schema_changes import KnownColumns, Policies, pending_of
 from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
@@ -88,6 +89,8 @@ class TableTask:
         self._tombstones: Tombstones | None = None
         self._error: str | None = None
         self._refusal: TidesinkError | None = None
+        # What DDL did to rows at the source and not at the target, as far as the table was open.
+        self._unfollowed: tuple[str, ...] = ()
         self._owes_law = False
         self._pauses = Pauses(table)
         self._continuity = Continuity(context, topic, self._settings)
@@ -555,7 +558,11 @@ class TableTask:
 
     def _warnings(self) -> tuple[str, ...]:
         own = self._decoding.warnings if self._decoding else ()
-        return tuple(dict.fromkeys((*own, *self._tally.warnings)))
+        if self._decoding is not None and self._hold is not None:
+            policies = Policies.of(self._settings, {}, self._context.target.capabilities)
+            rows, progress = self._decoding.row_ddl(), self._hold.progress
+            self._unfollowed = tuple(unfollowed(rows, policies, progress, self.topic))
+        return tuple(dict.fromkeys((*own, *self._unfollowed, *self._tally.warnings)))
 
 
 def taken(

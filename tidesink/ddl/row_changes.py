@@ -1,0 +1,305 @@
+"""What DDL does to rows that are there already, statement by statement; the columns are ``ddl.catalog``'s.
+
+No row event says that a table was emptied, dropped or renamed, or lost a partition: only the DDL does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final, Literal, NamedTuple
+
+from tidesink.ddl.history import LOGICAL_BITS, table_key
+from tidesink.ddl.statements import (
+    producer_statements,
+    read_alter,
+    read_dropped,
+    read_renamed,
+    read_table_name,
+    starts_constraint,
+)
+from tidesink.events import TableId, fold_name
+from tidesink.typemap.mysql_types import SqlReader
+
+RowChangeKind = Literal["truncate", "drop-table", "rename-table", "partition", "unknown"]
+# After these a table has none of the rows it had.
+EMPTYING: Final[frozenset[RowChangeKind]] = frozenset({"truncate", "drop-table"})
+
+
+class RowChange(NamedTuple):
+    """What a statement means for the rows of a table.
+
+    A table without a name stands for every table of its schema, one without both for every table. ``effect``
+    says what becomes of the target's rows where the statement is not followed.
+    """
+
+    table: TableId
+    kind: RowChangeKind
+    effect: str
+
+
+_SHOWN_SQL: Final = 1000
+_EPOCH: Final = datetime(1970, 1, 1)
+
+
+class RowDdl(NamedTuple):
+    """A statement of a topic that changes rows of a table.
+
+    ``statement`` is its text, cut where it is long, and ``digest`` of the whole. ``moment`` is the TSO it was
+    committed at, None where nothing says it; ``offset`` is its record's.
+    """
+
+    table: TableId
+    kind: RowChangeKind
+    effect: str
+    statement: str
+    digest: str
+    moment: int | None
+    offset: int
+
+    @classmethod
+    def of(cls, change: RowChange, sql: str, *, moment: int | None, offset: int) -> RowDdl:
+        """A change with its statement."""
+        digest = hashlib.sha256(sql.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return cls(*change, sql[:_SHOWN_SQL], digest, moment, offset)
+
+    @property
+    def at(self) -> str:
+        """Tells this statement from any other: sent again it has the same, at another time another."""
+        return f"{f'@{self.offset}' if self.moment is None else self.moment}/{self.digest}"
+
+    @property
+    def time(self) -> str:
+        """When it was committed, for people; empty where nothing says it."""
+        if self.moment is None:
+            return ""
+        found = _EPOCH + timedelta(milliseconds=self.moment >> LOGICAL_BITS)
+        return f"{found.isoformat(' ', 'milliseconds')} UTC"
+
+    def concerns(self, table: TableId) -> bool:
+        """Whether it is about a table."""
+        return named_by(self.table, table)
+
+
+def named_by(name: TableId, table: TableId) -> bool:
+    """Whether a name of ``RowChange`` stands for a table."""
+    if not any(name):
+        return True
+    schema, own = table_key(name)
+    known = table_key(table)
+    return schema == known[0] and own in ("", known[1])
+
+
+def row_changes(
+    query: str, default_schema: str = "", *, about: TableId | None = None
+) -> tuple[RowChange, ...]:
+    """What DDL text does to rows that are there: one for each table and kind, in their order.
+
+    ``about``: the table that the event names, for a statement that is not understood and names none.
+
+    Raises:
+        ConfigError: text that is no SQL, or a statement about a table that cannot be read.
+    """
+    found: dict[tuple[tuple[str, str], str], RowChange] = {}
+    for sql in producer_statements(query):
+        for one in _row_changes(sql, default_schema, about):
+            known = found.get((table_key(one.table), one.kind))
+            effect = one.effect if known is None else f"{known.effect}; {one.effect}"
+            found[table_key(one.table), one.kind] = one._replace(effect=effect)
+    return tuple(found.values())
+
+
+# Statements that change no rows of a table, but for those that are looked for first.
+_ROWLESS: Final = frozenset(
+    {
+        "ADMIN",
+        "ALTER",
+        "ANALYZE",
+        "CREATE",
+        "DROP",
+        "FLUSH",
+        "GRANT",
+        "LOCK",
+        "OPTIMIZE",
+        "RENAME",
+        "REVOKE",
+        "SET",
+        "SPLIT",
+        "UNLOCK",
+        "USE",
+    }
+)
+
+
+def _row_changes(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
+    if sql.skip("TRUNCATE"):
+        sql.skip("TABLE")
+        yield RowChange(read_table_name(sql, default_schema), "truncate", _TRUNCATED)
+    elif sql.skip("DROP", "DATABASE") or sql.skip("DROP", "SCHEMA"):
+        sql.skip("IF", "EXISTS")
+        yield RowChange(TableId(sql.name(), ""), "drop-table", _DROPPED)
+    elif sql.skip("DROP", "TABLE"):
+        yield from (RowChange(table, "drop-table", _DROPPED) for table in read_dropped(sql, default_schema))
+    elif sql.skip("RENAME", "TABLE"):
+        for old, new in read_renamed(sql, default_schema):
+            yield from _moved(old, new)
+    elif sql.sees("ALTER", "TABLE"):
+        for table, part in _altered(sql, default_schema):
+            yield from _part(table, part)
+    elif sql.peek().text.upper() not in _ROWLESS:
+        yield from _unknown(sql, default_schema, about)
+
+
+def _unknown(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
+    """A statement that may change any rows of the table it names, or else the event."""
+    back = sql.take().says("RECOVER", "FLASHBACK")
+    if back and sql.skip("CLUSTER"):
+        yield RowChange(TableId("", ""), "unknown", _BROUGHT_BACK)
+    elif back and sql.skip_any("DATABASE", "SCHEMA"):
+        yield RowChange(TableId(sql.name(), ""), "unknown", _BROUGHT_BACK)
+    elif back and sql.skip("TABLE") and not sql.sees("BY"):
+        yield RowChange(read_table_name(sql, default_schema), "unknown", _BROUGHT_BACK)
+        if sql.skip("TO"):
+            yield RowChange(read_table_name(sql, default_schema), "unknown", _BROUGHT_BACK)
+    elif about is not None:
+        yield RowChange(about, "unknown", _BROUGHT_BACK if back else NOT_UNDERSTOOD)
+
+
+def _altered(sql: SqlReader, default_schema: str) -> Iterator[tuple[TableId, SqlReader]]:
+    """The table of an ALTER TABLE with each part."""
+    table, parts = read_alter(sql, default_schema) or (None, ())
+    if table is not None:
+        yield from ((table, part) for part in parts)
+
+
+def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
+    """The tables whose columns or keys an ALTER TABLE changes.
+
+    Raises:
+        ConfigError: as ``row_changes``.
+    """
+    found = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
+    return tuple(dict.fromkeys(table for table, part in found if _changes_columns(part)))
+
+
+def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
+    """The tables whose rows an ALTER TABLE puts under other table ids: other partitions', or another table's.
+
+    Raises:
+        ConfigError: as ``row_changes``.
+    """
+    found: list[TableId] = []
+    for sql in producer_statements(query):
+        for table, part in _altered(sql, default_schema):
+            other = _exchanged_with(table, part)
+            if other is not None:
+                found += (table, other)
+            elif _moves_rows(part):
+                found.append(table)
+    return tuple(dict.fromkeys(found))
+
+
+def _exchanged_with(table: TableId, part: SqlReader) -> TableId | None:
+    """The table that gets a partition of this one for its own rows."""
+    if not part.skip("EXCHANGE", "PARTITION"):
+        return None
+    part.name()
+    part.need("WITH", "TABLE")
+    return read_table_name(part, table.schema)
+
+
+def _moves_rows(part: SqlReader) -> bool:
+    """Whether TiDB copies rows; a partition that is added to ranges or lists has none yet."""
+    if part.skip("PARTITION", "BY") or part.skip("REMOVE", "PARTITIONING"):
+        return True
+    if part.skip("ADD", "PARTITION"):
+        part.skip("IF", "NOT", "EXISTS")
+        part.skip_any("NO_WRITE_TO_BINLOG", "LOCAL")
+        return part.skip("PARTITIONS")
+    return part.skip("REORGANIZE", "PARTITION") or part.skip("COALESCE", "PARTITION")
+
+
+def _changes_columns(part: SqlReader) -> bool:
+    verb = part.take()
+    if verb.says("RENAME"):
+        return part.sees("COLUMN")
+    if not verb.says("ADD", "DROP", "MODIFY", "CHANGE", "ALTER"):
+        return False
+    keys = part.sees("PRIMARY") or part.sees("UNIQUE")
+    return keys or not (starts_constraint(part) or part.peek().says("PARTITION"))
+
+
+_TRUNCATED: Final = "rows that TRUNCATE removed at the source stay in the target"
+_DROPPED: Final = (
+    "rows that DROP removed at the source stay in the target, also when a table of this name is made again"
+)
+_BROUGHT_BACK: Final = "rows that it brought back at the source are not in the target"
+NOT_UNDERSTOOD: Final = (
+    "the statement is not understood, and rows that it changed at the source stay as they are"
+)
+
+
+def _moved(old: TableId, new: TableId) -> Iterator[RowChange]:
+    gone = f"the table is {new} at the source now; its rows stay in the target of {old}"
+    yield RowChange(old, "rename-table", gone)
+    come = f"the table was {old} at the source; rows from before are not in the target of {new}"
+    yield RowChange(new, "rename-table", come)
+
+
+def _exchanged(one: TableId, other: TableId) -> Iterator[RowChange]:
+    for table, given_to in ((one, other), (other, one)):
+        yield RowChange(
+            table,
+            "partition",
+            f"rows that {table} gave to {given_to} at the source stay in the target of {table}, and those "
+            "that it got for them are not there",
+        )
+
+
+def _part(table: TableId, part: SqlReader) -> Iterator[RowChange]:
+    other = _exchanged_with(table, part)
+    if other is not None:
+        yield from _exchanged(table, other)
+        return
+    verb = part.take()
+    if verb.says("TRUNCATE", "DROP", "FIRST") and part.sees("PARTITION"):
+        yield RowChange(
+            table, "partition", "rows that it took out of the table at the source stay in the target"
+        )
+    elif verb.says("IMPORT", "DISCARD") and part.peek().says("PARTITION", "TABLESPACE"):
+        yield RowChange(table, "unknown", NOT_UNDERSTOOD)
+    elif verb.says("RENAME") and not part.peek().says("COLUMN", "INDEX", "KEY"):
+        part.skip_any("TO", "AS", "=")
+        yield from _moved(table, read_table_name(part, table.schema))
+
+
+class RenamedColumn(NamedTuple):
+    """A column that an ALTER TABLE gives another name."""
+
+    table: TableId
+    old: str
+    new: str
+
+
+def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn, ...]:
+    """The columns that DDL text renames.
+
+    Raises:
+        ConfigError: as ``row_changes``.
+    """
+    altered = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
+    found = (_renamed(table, part) for table, part in altered)
+    return tuple(one for one in found if one is not None and fold_name(one.old) != fold_name(one.new))
+
+
+def _renamed(table: TableId, part: SqlReader) -> RenamedColumn | None:
+    if part.skip("CHANGE"):
+        part.skip("COLUMN")
+        part.skip("IF", "EXISTS")
+        return RenamedColumn(table, part.name(), part.name())
+    if not part.skip("RENAME", "COLUMN"):
+        return None
+    old = part.name()
+    part.need("TO")
+    return RenamedColumn(table, old, part.name())

@@ -1,0 +1,114 @@
+"""What becomes of DDL that changes rows which are there already (ADR 34).
+
+A TRUNCATE at commit time T makes every row committed up to T void, whenever it is read. So a table is emptied
+as soon as the DDL is known, in a batch of its own whose progress has T. From then on rows up to T are
+superseded, in whatever partition they come; so are replayed letters. This is right since no row later than T
+is applied before T is known: partition 0 is read as far as the DDL ahead of a batch's rows before the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final
+
+from tidesink.ddl.row_changes import EMPTYING, RowDdl
+from tidesink.sinks.batch.schema_changes import Pending, Policies, SchemaChange
+from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
+from tidesink.sinks.state.progress import Progress
+
+_SHOWN_SQL: Final = 200
+_UNTIMED: Final = (
+    "nothing says when it was committed, so rows from before cannot be told from later ones: have the "
+    "producer write the time (TiCDC: enable-tidb-extension), or load the table again"
+)
+_VERSIONS: Final = (
+    "in mode history the versions of a whole table are not ended in this version: delete the rows at the "
+    "source, or load the table again"
+)
+_BY_HAND: Final = (
+    "{}. To have the target as the source is, load the table again under another name, or change its rows by "
+    "hand while it waits"
+)
+_IGNORED: Final = "if it is ignored, {}"
+
+
+@dataclass(frozen=True)
+class RowDecision:
+    """What is done before a batch: nothing of it while something is ``pending``.
+
+    ``empties``: the TSO up to which all rows of the table are void, where they are to go first. ``decided``:
+    as of ``Progress``, once the batch is applied.
+    """
+
+    pending: tuple[Pending, ...] = ()
+    empties: int | None = None
+    decided: int | None = None
+
+
+class TableEmptiesError(Exception):
+    """DDL empties the table, before anything of the batch is applied."""
+
+    def __init__(self, decision: RowDecision) -> None:
+        super().__init__("DDL empties the table")
+        self.decision = decision
+
+
+def decide_rows(
+    found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
+) -> RowDecision:
+    """What becomes of a table's statements; ``found``: those known so far, None where no DDL is read."""
+    if found is None or not policies.follows:
+        return RowDecision(decided=progress.decided)
+    pending, empties = list[Pending](), list[int]()
+    for one in found:
+        change, refusal = _change_of(one), _refusal(one, policies)
+        policy = "ignore" if is_decided(one, progress, topic) else policies.decide(change)
+        if policy == "pause" or (policy == "apply" and (refusal or one.moment is None)):
+            pending.append(policies.pending(change, reason=refusal)._replace(reason=refusal or _reason(one)))
+        elif policy == "apply" and one.moment is not None:
+            empties.append(one.moment)
+    # One command accepts all that is shown, so what is accepted in other ways is shown after it.
+    alike = tuple(takewhile(lambda one: one.accepts == pending[0].accepts, pending))
+    moments = (one.moment for one in found if one.moment is not None)
+    return RowDecision(alike, max(empties, default=None), max((progress.decided or 0, *moments)))
+
+
+def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:
+    """Whether a batch was applied that knew the statement, so that rows which are there may be later ones.
+
+    Of progress that an earlier version wrote, which followed no such DDL: whether rows of later than the
+    statement, or its record, may be applied.
+    """
+    if progress.decided is not None:
+        return one.moment is not None and one.moment <= progress.decided
+    if one.moment is not None and progress.commit_ts is not None:
+        return one.moment <= progress.commit_ts
+    return one.offset < (progress.next_offset(topic, DDL_PARTITION) or 0)
+
+
+def unfollowed(
+    found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
+) -> Iterator[str]:
+    """What to say of statements that were passed over, whose rows are there still."""
+    for one in found or ():
+        passed_over = not policies.follows or one.moment is None or is_decided(one, progress, topic)
+        void = policies.follows and one.moment is not None and one.moment <= (progress.emptied or 0)
+        if passed_over and not void:
+            yield f"not applied, {one.effect}: {one.statement[:_SHOWN_SQL]}"
+
+
+def _change_of(one: RowDdl) -> SchemaChange:
+    return SchemaChange(one.kind, "", one.time, one.statement, one.at)
+
+
+def _refusal(one: RowDdl, policies: Policies) -> str:
+    """Why a statement that empties the table cannot be followed; empty where it can, and for any other."""
+    if one.kind not in EMPTYING:
+        return ""
+    return _UNTIMED if one.moment is None else _VERSIONS if policies.added else ""
+
+
+def _reason(one: RowDdl) -> str:
+    return (_IGNORED if one.kind in EMPTYING else _BY_HAND).format(one.effect)
