@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from tidesink.events import ColumnType, TableId
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection, TableClause
+    from sqlalchemy import ColumnElement, Connection, Select, TableClause
 
 KeyTexts = tuple[str, ...]
 # A code of MySQL's, or an SQLSTATE.
@@ -91,6 +91,24 @@ def _quoted(name: str) -> Any:
     from sqlalchemy.sql.elements import quoted_name
 
     return quoted_name(name, quote=True)
+
+
+def rows_between(
+    query: Select[Any],
+    key: Sequence[str],
+    types: Mapping[str, ColumnType],
+    dialect: SourceDialect,
+    *,
+    after: KeyTexts | None = None,
+    up_to: KeyTexts | None = None,
+) -> Select[Any]:
+    """The rows of a query whose keys are above ``after`` and not above ``up_to``; None: no bound.
+
+    The bounds are texts of the key's columns; keys compare as the database compares them.
+    """
+    if after is not None:
+        query = query.where(dialect.bounded(key, types, after, above=True))
+    return query if up_to is None else query.where(dialect.bounded(key, types, up_to, above=False))
 
 
 def code_of(error: BaseException) -> ErrorCode | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.events import ColumnType, TableId
+from tidesink.events import TableId
 from tidesink.source_database import mysql, postgres
-from tidesink.source_database.base import KeyTexts, SourceDialect, StoredTable, code_of
+from tidesink.source_database.base import SourceDialect, StoredTable, code_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine, Select
+    from sqlalchemy import Connection, Engine
 
 _DIALECTS: Final[Mapping[str, SourceDialect]] = {"mysql": mysql, "mariadb": mysql, "postgresql": postgres}
 # A driver's names of its limits; one without these names takes its own from the URL.
@@ -83,24 +83,6 @@ def begin_session(connection: Connection) -> None:
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     """A table as the database has it; None where it has none of this name."""
     return dialect_of(connection).stored_table(connection, table)
-
-
-def rows_between(
-    query: Select[Any],
-    key: Sequence[str],
-    types: Mapping[str, ColumnType],
-    dialect: SourceDialect,
-    *,
-    after: KeyTexts | None = None,
-    up_to: KeyTexts | None = None,
-) -> Select[Any]:
-    """The rows of a query whose keys are above ``after`` and not above ``up_to``; None: no bound.
-
-    The bounds are texts of the key's columns; keys compare as the database compares them.
-    """
-    if after is not None:
-        query = query.where(dialect.bounded(key, types, after, above=True))
-    return query if up_to is None else query.where(dialect.bounded(key, types, up_to, above=False))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from tidesink.codecs.base import BinaryHandling, DebeziumModes
 from tidesink.codecs.debezium import stored_postgres
 from tidesink.codecs.debezium.readers import padded
 from tidesink.codecs.debezium.scalars import time_text
-from tidesink.codecs.debezium.stored_case import Case
+from tidesink.codecs.debezium.stored_postgres import Case
 from tidesink.codecs.debezium.values import ewkb
 from tidesink.errors import ConfigError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value

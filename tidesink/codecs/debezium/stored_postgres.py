@@ -19,17 +19,15 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.debezium.readers import padded
 from tidesink.codecs.debezium.values import json_text
 from tidesink.errors import ConfigError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
+from tidesink.typemap.table import Reader, row_of
 from tidesink.typemap.values import Convert, unchanged
-
-if TYPE_CHECKING:
-    from tidesink.codecs.base import DebeziumModes
-    from tidesink.codecs.debezium.stored_case import Case
 
 _NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _SIZES: Final = re.compile(r"\((-?\d+)(?:,(-?\d+))?\)")
@@ -37,6 +35,39 @@ _NO_FORM: Final = (
     "column {!r} is an array of {} in records without schemas, which is not read from the database under the "
     "connector's modes: leave it out (except_column_list), or set value.converter.schemas.enable: true"
 )
+
+
+class Case(NamedTuple):
+    """A column of the database, and the type of the values that the table's records have of it.
+
+    ``bare``: the records have no schemas.
+    """
+
+    stored: Column
+    type: ColumnType
+    modes: DebeziumModes
+    is_ticdc: bool
+    bare: bool = False
+
+    @property
+    def reader(self) -> Reader:
+        return row_of(self.type).reader
+
+    @property
+    def in_milliseconds(self) -> bool:
+        """Whether times are cut to milliseconds: a schema of Kafka Connect's own type says so too."""
+        local = self.type.name in ("local time", "local datetime") and self.type.fsp == 3
+        return not self.is_ticdc and (local or self.modes.time_precision_mode == "connect")
+
+    @property
+    def in_iso(self) -> bool:
+        """Whether times are text of ISO 8601."""
+        return not self.is_ticdc and self.modes.time_precision_mode == "isostring"
+
+    @property
+    def in_a_day(self) -> bool:
+        """Whether a TIME has to be one of a day."""
+        return self.in_iso or self.in_milliseconds
 
 
 def _refused(text: str, column: Column) -> ValueOutOfRangeError:

@@ -39,12 +39,18 @@ from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.records import TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedNow
-from tidesink.source_database.base import KeyTexts, SourceDialect, StoredTable, column_of, table_of
+from tidesink.source_database.base import (
+    KeyTexts,
+    SourceDialect,
+    StoredTable,
+    column_of,
+    rows_between,
+    table_of,
+)
 from tidesink.source_database.database import (
     begin_session,
     dialect_of,
     open_engine,
-    rows_between,
     translated,
 )
 from tidesink.typemap.arrow import ColumnResult, from_python, from_text, from_value
