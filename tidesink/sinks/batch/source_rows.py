@@ -44,7 +44,9 @@ from tidesink.source_database.mysql import (
     StoredTable,
     begin_session,
     column_of,
+    compared,
     open_engine,
+    parameter_of,
     rows_between,
     selected,
     table_of,
@@ -149,9 +151,31 @@ class SourceRows:
         """
         yield from self._rows(wanted, self._query(self.ranges[wanted.partition]))
 
-    def where(self, wanted: FetchRange, condition: ColumnElement[bool]) -> Iterator[pa.RecordBatch]:
-        """The rows for which a condition holds, as those of a range; raises as the others do."""
-        yield from self._rows(wanted, self._query(KeyRange()).where(condition))
+    def of_keys(
+        self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows that the database finds by the texts of some columns, as those of a range.
+
+        It may find more rows, as its collations compare. Raises as the others do.
+        """
+        yield from self._rows(wanted, self._query(KeyRange()).where(self._among(columns, keys)))
+
+    def _among(self, columns: Sequence[str], keys: Sequence[KeyTexts]) -> ColumnElement[bool]:
+        """Whether a row has one of the keys, spelt so that an index of the columns serves it."""
+        import sqlalchemy as sa
+
+        types = {column.name: column.type for column in self.schema.columns}
+        there = [compared(name, types[name]) for name in columns]
+        values = [
+            [parameter_of(text, types[name]) for name, text in zip(columns, key, strict=True)] for key in keys
+        ]
+        if len(there) == 1:
+            return there[0].in_([value for (value,) in values])
+        # MySQL uses no index for ``(a, b) IN ((1, 2))`` in all its versions.
+        rows = (
+            sa.and_(*(column == one for column, one in zip(there, value, strict=True))) for value in values
+        )
+        return sa.or_(*rows)
 
     def _rows(self, wanted: FetchRange, query: Any) -> Iterator[pa.RecordBatch]:
         start, engine = 0, open_database(self.url)

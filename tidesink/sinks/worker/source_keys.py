@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -20,7 +20,6 @@ from tidesink.sinks.batch.context import RetryPolicy
 from tidesink.sinks.batch.source_rows import SourceDecoder, SourceRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import Reporting
-from tidesink.source_database.mysql import compared, parameter_of
 from tidesink.typemap.table import Reader, row_of
 
 if TYPE_CHECKING:
@@ -167,22 +166,13 @@ class KeyedTask:
                 yield from self.work(self.wanted, self._read(keys))
 
     def _read(self, keys: Sequence[Sequence[str]]) -> Iterator[pa.RecordBatch]:
-        condition = self._condition(keys)
-        yield from RetryPolicy(self.seconds).call(lambda: [*self.rows.where(self.wanted, condition)])
-
-    def _condition(self, keys: Sequence[Sequence[str]]) -> Any:
-        import sqlalchemy as sa
-
-        values = [tuple(_parameter(key[one.at], one) for one in self.columns) for key in keys]
-        columns = [compared(one.name, one.stored) for one in self.columns]
-        if len(columns) == 1:
-            return columns[0].in_([value for (value,) in values])
-        rows = (
-            sa.and_(*(column == one for column, one in zip(columns, value, strict=True))) for value in values
-        )
-        return sa.or_(*rows)
+        names = [one.name for one in self.columns]
+        texts = [tuple(_text(key[one.at], one) for one in self.columns) for key in keys]
+        read = RetryPolicy(self.seconds).call(lambda: [*self.rows.of_keys(self.wanted, names, texts)])
+        yield from read
 
 
-def _parameter(text: str, column: KeyColumn) -> Any:
+def _text(text: str, column: KeyColumn) -> str:
+    """A value of the target as canal-json has the source's."""
     reader = row_of(column.stored).reader
-    return parameter_of(_TEXTS[reader, column.spark.partition("(")[0]](text, column.stored), column.stored)
+    return _TEXTS[reader, column.spark.partition("(")[0]](text, column.stored)
