@@ -245,6 +245,7 @@ _COMMANDS: Final = (
     f"accept-restored {_TABLE} --config {{config}}",
     *(f"snapshot {verb} {_TABLE} --config {{config}}" for verb in ("start", "pause", "resume", "cancel")),
     "snapshot status {config}",
+    f"--debug diff {_TABLE} --values --report {{config}}.report --config {{config}}",
     "dlq list --config {config} -o json",
     f"--debug dlq show {_TABLE} 0@1 --config {{config}}",
     f"dlq drop {_TABLE} --yes --config {{config}}",

@@ -217,8 +217,6 @@ def test_columns_names_filters_shards_and_marks_of_deleted_rows(
         code, found = _diff(config)
         assert (code, found["at_source"], found["at_target"], found["equal"]) == (0, kept, kept, kept)
         _tamper(mariadb_url, table)
-        _, found = _diff(config, "--values")
-        assert _differing(found) == (0, 1, 0)
         row = next(row for row in table.rows() if row["price"] is not None and row["price"] > 1)
         engine = sa.create_engine(f"{mariadb_url}?charset=utf8mb4")
         with closing(engine.connect()) as connection, connection.begin():
@@ -229,6 +227,7 @@ def test_columns_names_filters_shards_and_marks_of_deleted_rows(
             connection.execute(place, {"region": row["region"], "id": row["id"]})
         engine.dispose()
         _, found = _diff(config)
+        assert _differing(found) == (1, 1, 0)
         assert "SECRET" not in json.dumps(found)
         _, found = _diff(config, "--values")
         (one,) = (one for one in found["differences"] if one["kind"] == "different")

@@ -11,6 +11,7 @@ import pytest
 
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.typemap.mysql_types import parse_sql_type
+from tidesink.typemap.render_sql import Database, spelling_of
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.values import is_calendar_date, target_reader
 
@@ -61,3 +62,23 @@ def test_a_timestamp_is_read_in_the_configured_zone() -> None:
 )
 def test_what_a_target_stores(sql: str, value: Any, stored: object) -> None:
     assert _stored(sql, value) == stored
+
+
+@pytest.mark.parametrize(
+    ("found", "database", "spelling"),
+    [
+        ("json", "mysql", "json"),
+        ("json", "postgres", None),
+        ("time(6)", "mysql", "digits"),
+        ("numeric", "postgres", "digits"),
+        ("numeric(65,30)", "postgres", "digits"),
+        ("numeric(10,2)", "postgres", None),
+        ("decimal(65,30)", "mysql", "digits"),
+        ("decimal(38,30)", "mysql", None),
+        ("longtext", "mysql", None),
+        ("text", "postgres", None),
+    ],
+)
+def test_how_a_database_spells_texts(found: str, database: Database, spelling: str | None) -> None:
+    """Numbers that Spark has as numbers have no spelling."""
+    assert spelling_of(found, database) == spelling

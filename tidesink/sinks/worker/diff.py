@@ -340,7 +340,7 @@ class TableComparison:
 
     def _ranges_of(self, found: TopicOffsets) -> list[OffsetRange]:
         """What of the topic is not applied."""
-        progress = self.reader.committed()
+        progress = self.context.retry(self.table).call(self.reader.committed)
         return [
             OffsetRange(self.topic, number, max(at.earliest, _next(progress, self.topic, number)), at.latest)
             for number, at in found.partitions.items()

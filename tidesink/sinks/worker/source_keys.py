@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -21,12 +20,10 @@ from tidesink.sinks.batch.context import RetryPolicy
 from tidesink.sinks.batch.source_rows import SourceDecoder, SourceRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import Reporting
-from tidesink.source_database.base import SourceDialect
 from tidesink.typemap.table import Reader, row_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from sqlalchemy import ColumnElement
 
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Work
@@ -169,23 +166,13 @@ class KeyedTask:
                 yield from self.work(self.wanted, self._read(keys))
 
     def _read(self, keys: Sequence[Sequence[str]]) -> Iterator[pa.RecordBatch]:
-        condition = partial(self._condition, keys)
-        yield from RetryPolicy(self.seconds).call(lambda: [*self.rows.where(self.wanted, condition)])
-
-    def _condition(self, keys: Sequence[Sequence[str]], dialect: SourceDialect) -> ColumnElement[bool]:
-        import sqlalchemy as sa
-
-        values = [tuple(_parameter(key[one.at], one, dialect) for one in self.columns) for key in keys]
-        columns = [dialect.compared(one.name, one.stored) for one in self.columns]
-        if len(columns) == 1:
-            return columns[0].in_([value for (value,) in values])
-        rows = (
-            sa.and_(*(column == one for column, one in zip(columns, value, strict=True))) for value in values
-        )
-        return sa.or_(*rows)
+        names = [one.name for one in self.columns]
+        texts = [tuple(_text(key[one.at], one) for one in self.columns) for key in keys]
+        read = RetryPolicy(self.seconds).call(lambda: [*self.rows.of_keys(self.wanted, names, texts)])
+        yield from read
 
 
-def _parameter(text: str, column: KeyColumn, dialect: SourceDialect) -> Any:
-    stored_text = _TEXTS[row_of(column.stored).reader, column.spark.partition("(")[0]]
-    found = dialect.key_text(stored_text(text, column.stored), column.stored)
-    return dialect.parameter_of(found, column.stored)
+def _text(text: str, column: KeyColumn) -> str:
+    """A value of the target as canal-json has the source's."""
+    reader = row_of(column.stored).reader
+    return _TEXTS[reader, column.spark.partition("(")[0]](text, column.stored)
