@@ -3,7 +3,8 @@
 A source commits writes and TRUNCATEs. Its changefeed sends each row to the partition of its key, in any order
 among partitions, and DDL to partition 0 behind all rows before it and ahead of all later ones; it may be
 restarted and send a suffix again. A worker plans batches, reads the DDL ahead and applies them, or dies, and
-may lose its memory of the DDL. The bytes, the reading of DDL, the decision and the tasks are the real ones.
+may lose its memory of the DDL; between batches it may read a snapshot of the source. The bytes, the reading of
+DDL, the decision and the tasks are the real ones.
 """
 
 from __future__ import annotations
@@ -178,6 +179,12 @@ class World:
             else:
                 self.target.pop(row["key"]["id"], None)
 
+    def read_snapshot(self) -> None:
+        """A part of a snapshot: the rows that the source has now, behind the offsets that are applied."""
+        if self.planned is None:
+            self.target |= self.source
+            self.progress = replace(self.progress, batch=self.progress.batch + 1)
+
     def kill(self) -> None:
         """What was not committed is gone."""
         self.planned = None
@@ -206,6 +213,7 @@ _STEPS: Final = st.one_of(
     st.tuples(st.just("restart_feed"), st.integers(0, 4)),
     st.tuples(st.just("plan"), st.integers(1, 3)),
     st.tuples(st.just("apply")),
+    st.tuples(st.just("read_snapshot")),
     st.tuples(st.just("kill")),
     st.tuples(st.just("forget")),
 )
