@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -51,8 +51,11 @@ class SourceDialect(Protocol):
     def selected(self, name: str, column_type: ColumnType) -> ColumnElement[Any]:
         """What is selected of a column."""
 
-    def value_of(self, value: Any, column_type: ColumnType) -> Selected:
-        """What the driver gives for a column that was ``selected``, NULL excepted, as a task reads it."""
+    def value_reader(self, column_type: ColumnType) -> Callable[[Any], Selected] | None:
+        """What a task makes of what the driver gives for a column that was ``selected``, NULL excepted.
+
+        None: nothing, it is a text or a double already.
+        """
 
     def text_of(self, value: Any, column_type: ColumnType) -> str:
         """The same as a text, which is the column's in a key."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import ConfigError
@@ -164,15 +165,13 @@ def key_text(text: str, column_type: ColumnType) -> str:  # noqa: ARG001  (as So
     return text
 
 
-def value_of(value: Any, column_type: ColumnType) -> Selected:
-    """What the driver gives for a column that was ``selected``: a text, bytes, or a double."""
+def value_reader(column_type: ColumnType) -> Callable[[Any], Selected] | None:
+    """Bytes come in hex, and numbers with zeros to their width; other columns as they are read."""
     reader = row_of(column_type).reader
-    if reader in ("float32", "float64"):
-        return float(value)
-    text = value.decode() if isinstance(value, bytes) else str(value)
     if reader == "binary":
-        return bytes.fromhex(text)
-    return text_of(text, column_type) if "zerofill" in (column_type.sql or "") else text
+        return bytes.fromhex
+    padded = "zerofill" in (column_type.sql or "") and reader not in ("float32", "float64")
+    return partial(text_of, column_type=column_type) if padded else None
 
 
 def _plain(value: Any) -> str:

@@ -8,7 +8,8 @@ text, and is cast to the column's type. Identifiers are quoted by SQLAlchemy; va
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError
@@ -239,18 +240,29 @@ def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
     return sa.cast(column, sa.Numeric) if _is_money(column_type) else column
 
 
-def value_of(value: Any, column_type: ColumnType) -> Selected:
-    """The text that was selected, bytes of a binary type, or a double. Bits are a number."""
-    text, sql = text_of(value, column_type), column_type.sql or ""
-    reader = row_of(column_type).reader
-    if reader in ("float32", "float64"):
-        return float(text)
-    if reader == "bit":
-        return str(int(text or "0", 2))
-    if reader == "instant":
-        return text.replace("+00", "+00:00")  # the session is in UTC
-    if reader != "binary":
-        return text
+def value_reader(column_type: ColumnType) -> Callable[[Any], Selected] | None:
+    """Doubles, bits, instants and bytes are made of their texts; other columns are texts."""
+    readers: Mapping[str, Callable[[str], Selected]] = {
+        "float32": float,
+        "float64": float,
+        "bit": _bits,
+        "instant": _instant,
+        "binary": partial(_binary, column_type.sql or ""),
+    }
+    return readers.get(row_of(column_type).reader)
+
+
+def _bits(text: str) -> str:
+    """A number."""
+    return str(int(text or "0", 2))
+
+
+def _instant(text: str) -> str:
+    """With a zone as ISO 8601 has it; the session is in UTC."""
+    return text.replace("+00", "+00:00")
+
+
+def _binary(sql: str, text: str) -> bytes:
     if sql.startswith("bit"):
         number = int(text or "0", 2)
         return number.to_bytes((number.bit_length() + 7) // 8, "little")

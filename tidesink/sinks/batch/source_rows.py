@@ -243,7 +243,8 @@ class SourceRows:
 def _array(values: Sequence[Any], column_type: ColumnType, dialect: SourceDialect) -> pa.Array:
     """The values of a column as they were selected: texts, bytes, or doubles."""
     kind = _ARROW.get(row_of(column_type).reader, pa.string())
-    return pa.array([None if one is None else dialect.value_of(one, column_type) for one in values], kind)
+    read = dialect.value_reader(column_type)
+    return pa.array(values if read is None else [None if one is None else read(one) for one in values], kind)
 
 
 class ReadColumn(NamedTuple):
