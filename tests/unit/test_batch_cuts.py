@@ -27,6 +27,9 @@ class _Knows:
     def reported(self) -> None:
         return None
 
+    def row_ddl(self) -> None:
+        return None
+
     def learn(self, _missed: object) -> bool:
         return False
 
