@@ -1,10 +1,10 @@
 """The law of DDL that empties a table (ADR 34): whatever writes, deliveries, batches and kills surround it.
 
-A source commits writes and TRUNCATEs. Its changefeed sends each row to the partition of its key, in any order
-among partitions, and DDL to partition 0 behind all rows before it and ahead of all later ones; it may be
-restarted and send a suffix again. A worker plans batches, reads the DDL ahead and applies them, or dies, and
-may lose its memory of the DDL; between batches it may read a snapshot of the source. The bytes, the reading
-of DDL, the decision and the tasks are the real ones.
+A source commits writes and TRUNCATEs. Its changefeed sends each row to the partition of its key, in any
+order among partitions, and DDL to partition 0 behind all rows before it and ahead of all later ones; it may
+be restarted and send a suffix again. A worker plans batches, reads the DDL ahead and applies them, or dies,
+and may lose its memory of the DDL; between batches it may read a snapshot of the source. The bytes, the
+reading of DDL, the decision and the tasks are the real ones.
 """
 
 from __future__ import annotations
