@@ -63,6 +63,19 @@ def postgres() -> Iterator[Endpoint]:
         yield Endpoint("127.0.0.1", port, "postgres", _OWNER, "")
 
 
+@contextmanager
+def standby_server() -> Iterator[Endpoint]:
+    """A server of one's own that is in recovery, as a hot standby is."""
+    programs = _programs()
+    if programs is None:
+        without_server("no Postgres server's programs here: apt-get install postgresql")
+    with (
+        TemporaryDirectory(prefix="tidesink-standby-") as folder,
+        _server(programs, Path(folder), standby=True) as port,
+    ):
+        yield Endpoint("127.0.0.1", port, "postgres", _OWNER, "")
+
+
 def _programs() -> Path | None:
     """The newest server's programs, which are on nobody's PATH in Debian."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: int(p.parts[-3]))
@@ -73,7 +86,7 @@ def _programs() -> Path | None:
 
 
 @contextmanager
-def _server(programs: Path, folder: Path) -> Iterator[int]:
+def _server(programs: Path, folder: Path, *, standby: bool = False) -> Iterator[int]:
     (port,) = free_ports(1)
     data = folder / "data"
     # Postgres does not run as root: there it is the user of the package.
@@ -84,6 +97,10 @@ def _server(programs: Path, folder: Path) -> Iterator[int]:
     subprocess.run([*as_owner, *initdb], check=True, capture_output=True, timeout=_SECONDS)
     config = data / "postgresql.conf"
     config.write_text(config.read_text(encoding="utf-8") + _CONFIG.format(port=port, folder=folder))
+    if standby:
+        (data / "standby.signal").touch()
+        with config.open("a", encoding="utf-8") as more:
+            more.write("max_connections = 100\n")  # no fewer than what initdb had
     control = [*as_owner, programs / "pg_ctl", "-D", data, "-w", "-t", str(_SECONDS)]
     subprocess.run(
         [*control, "-l", folder / "log", "start"], check=True, capture_output=True, timeout=_SECONDS + 30

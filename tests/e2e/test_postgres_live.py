@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import random
+import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -18,7 +23,12 @@ from tests.e2e.debezium_postgres import (
     save_capture,
     wait_until_sent,
 )
+from tests.e2e.forked_worker import die_at, drain
+from tests.e2e.killing import steps_of
+from tests.e2e.places import place_of
+from tests.e2e.replay import Servers
 from tests.e2e.vector_rows import DatabaseRows
+from tests.e2e.writing import shop_config
 from tests.full import FULL
 from tests.postgres_database import own_postgres, source_connection
 from tests.servers import create_topics
@@ -26,7 +36,7 @@ from tidesink.events import TableId
 from tidesink.sinks.targets.sql.location import Endpoint
 
 if TYPE_CHECKING:
-    pass
+    from pyspark.sql import SparkSession
 
 pytestmark = [FULL, pytest.mark.servers]
 
@@ -218,3 +228,167 @@ def test_every_type_has_the_value_of_its_event(
             rows = DatabaseRows.of(connection, url, table)
             differing = [*table_differences(capture, table, rows, _OTHERWISE)]
         assert not differing, "\n".join(differing)
+
+
+_ORDERS: Final = """
+CREATE SCHEMA live; SET search_path = live, public;
+CREATE TYPE mood AS ENUM ('sad', 'ok');
+CREATE TABLE orders (region text COLLATE "en-x-icu", id bigint, price numeric(12,2), exact numeric, note text,
+    data bytea, at timestamptz, tags text[], feeling mood, twice bigint GENERATED ALWAYS AS (id * 2) STORED,
+    PRIMARY KEY (region, id));
+ALTER TABLE orders ALTER note SET STORAGE EXTERNAL;
+"""
+_NAMES: Final = ("region", "id", "price", "exact", "note", "data", "at", "tags", "feeling")
+_REGIONS: Final = ("", "a", "B", "c%_", "Ärger", "z'\\")
+
+
+class _Orders:
+    """A table that changes at random: whole rows, single columns, and keys."""
+
+    def __init__(self, url: str, seed: int = 7) -> None:
+        self._url, self._rng = url, random.Random(seed)
+
+    def load(self, count: int) -> None:
+        """Rows from before the connector."""
+        with plain_session(self._url) as session:
+            session.execute(_ORDERS.encode())
+            for number in range(count):
+                self._insert(session, self._rng.choice(_REGIONS), number)
+
+    def change(self, session: Any) -> None:
+        """One change; most updates leave the long text alone, so that the connector has it not."""
+        rng = self._rng
+        kind = rng.choices(("insert", "price", "note", "delete", "key"), (3, 5, 1, 2, 1))[0]
+        if kind == "insert":
+            self._insert(session, rng.choice(_REGIONS), rng.randrange(10**6, 10**9))
+            return
+        query = "SELECT region, id FROM live.orders OFFSET %s LIMIT 1"
+        (size,) = session.execute("SELECT count(*) FROM live.orders").fetchone()
+        key = session.execute(query, (rng.randrange(size),)).fetchone()
+
+        def update(values: str, *parameters: Any) -> None:
+            query = f"UPDATE live.orders SET {values} WHERE region = %s AND id = %s"  # noqa: S608
+            session.execute(query.encode(), (*parameters, *key))
+
+        if kind == "delete":
+            session.execute("DELETE FROM live.orders WHERE region = %s AND id = %s", key)
+        elif kind == "price":
+            price = rng.choice((None, rng.randrange(10**6) / 100))
+            update("price = %s, exact = %s", price, rng.random())
+        elif kind == "note":
+            update("note = %s", self._note())
+        else:
+            # With a long text that did not change, the connector would not have it for the new key.
+            update("id = %s, note = %s", rng.randrange(10**9, 10**12), self._note())
+
+    def last(self) -> None:
+        """A row by which the end is known."""
+        with plain_session(self._url) as session:
+            session.execute("INSERT INTO live.orders (region, id, note) VALUES ('', -1, 'last of all')")
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """All rows now."""
+        with plain_session(self._url) as session:
+            session.execute("SET TimeZone = 'UTC'")
+            found = session.execute("SELECT * FROM live.orders").fetchall()
+        return sorted(_comparable(row[: len(_NAMES)]) for row in found)
+
+    def _insert(self, session: Any, region: str, number: int) -> None:
+        rng = self._rng
+        session.execute(
+            "INSERT INTO live.orders (region, id, price, exact, note, data, at, tags, feeling) "
+            "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+            (
+                region,
+                number,
+                rng.choice((None, rng.randrange(-(10**9), 10**9) / 100)),
+                rng.choice((None, rng.randrange(10**9) / 1000)),
+                self._note(),
+                rng.choice((None, b"", rng.randbytes(9))),
+                rng.choice((None, f"2024-10-27 01:{rng.randrange(60):02}:00.{rng.randrange(10**6):06}+00")),
+                rng.choice((None, [], ["a", 'b"', ""])),
+                rng.choice((None, "sad", "ok")),
+            ),
+        )
+
+    def _note(self) -> str | None:
+        return self._rng.choice((None, "", "näher\t😀", self._rng.randbytes(2_000).hex()))
+
+
+def _comparable(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row by its texts, whichever database gave it."""
+    return tuple(_text(value) for value in row)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        value = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    if isinstance(value, Decimal):
+        value = format(value.normalize(), "f")
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+@contextmanager
+def _writing(orders: _Orders, url: str) -> Iterator[None]:
+    """The table changes all the time."""
+    stop = threading.Event()
+
+    def write() -> None:
+        with plain_session(url) as session:
+            while not stop.wait(0.01):
+                orders.change(session)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["delta", "postgres"])
+def test_a_first_load_while_the_connector_streams(
+    connect: Connect,
+    postgres: Endpoint,
+    spark: SparkSession,
+    servers: Servers,
+    tmp_path: Path,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The worker is killed at each step of its batches, while rows and changes of them come."""
+    name, place, log = f"o{uuid.uuid4().hex[:8]}", place_of(kind, request, tmp_path), tmp_path / "worker.log"
+    topic, table = f"{name}.live.orders", TableId("live", "orders")
+    with own_postgres(postgres, "live{}") as url:
+        orders = _Orders(url)
+        orders.load(3_000)
+        create_topics(servers["brokers"], {topic: 3})
+        with connector(connect, url, name):
+            source = {
+                "brokers": servers["brokers"],
+                "protocol": "debezium-json",
+                "topics": [topic],
+                "database": {"url": url, "chunk-rows": 200, "connections": 2},
+            }
+            more = {"source": source, "defaults": {"snapshot": "initial"}, "target": place.target}
+            config = shop_config(tmp_path, servers, more)
+            with _writing(orders, url):
+                for step in steps_of(kind):
+                    die_at(step, spark, config, log)
+            orders.last()
+            wait_until_sent(servers["brokers"], topic, 3, b"last of all")
+            drain(spark, config, log)
+            rows = place.rows(table)
+            assert rows is not None
+            found = sorted(_comparable(tuple(row[name] for name in _NAMES)) for row in rows)
+            expected = orders.rows()
+            assert len(found) == len(expected)
+            other = [
+                (row[:2], name, own[:80], there[:80])
+                for row, source_row in zip(found, expected, strict=True)
+                for name, own, there in zip(_NAMES, row, source_row, strict=True)
+                if own != there
+            ]
+            assert not other, other[:9]

@@ -8,7 +8,9 @@ from typing import Any, Final, NamedTuple
 import pytest
 import sqlalchemy as sa
 
-from tests.postgres_database import own_postgres, run_scripts, source_connection
+from tests.full import each
+from tests.postgres import standby_server
+from tests.postgres_database import database_url, own_postgres, run_scripts, source_connection
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges
@@ -94,7 +96,10 @@ _KEYS: Final = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", _KEYS)
+_QUICK: Final = ("words", "any case", "kinds", "bytes", '"Odd ""Name%"')
+
+
+@pytest.mark.parametrize("kind", each(_KEYS, full={*_KEYS} - {*_QUICK}))
 def test_ranges_hold_every_row_once(database: Database, kind: str) -> None:
     columns, values = _KEYS[kind]
     database.run(_TYPES)
@@ -205,6 +210,16 @@ def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(
         assert "SECRET" not in str(caught.value)
         assert "source.database" in str(caught.value)
     database.run("DROP OWNED BY tidesink_reader; DROP ROLE tidesink_reader")
+
+
+def test_a_standby_is_refused() -> None:
+    with standby_server() as endpoint:
+        url = database_url(endpoint, "postgres")
+        with pytest.raises(ConfigError, match="standby"), source_connection(url):
+            pass
+        stored = StoredTable({}, (), 0, 0)
+        with pytest.raises(ConfigError, match="standby"):
+            _read(_source(url, "any", stored, [KeyRange()]), 0)
 
 
 def test_a_column_that_went_since_is_told(database: Database) -> None:

@@ -446,8 +446,8 @@ class DatabaseSettings(Model):
     """The source's database, from which rows are read that the topics do not have."""
 
     url: DatabaseUrl
-    """Its SQLAlchemy URL, such as `mysql+pymysql://reader:…@tidb:4000`. The user needs SELECT on the tables.
-    Never shown."""
+    """Its SQLAlchemy URL, such as `mysql+pymysql://reader:…@tidb:4000` or
+    `postgresql+psycopg://reader:…@host/database`. The user needs SELECT on the tables. Never shown."""
     connections: Count = Field(default=2, ge=1, le=64)
     """How many ranges of a table's key a snapshot reads at once, each by a connection of its own."""
     chunk_rows: Count = Field(default=100_000, ge=1, le=10_000_000)

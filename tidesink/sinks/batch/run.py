@@ -70,7 +70,7 @@ from tidesink.sinks.batch.source import (
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
-from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.state.progress import PartitionProgress, Progress, SnapshotProgress, TopicProgress
 from tidesink.sinks.targets.base import (
     ApplyResult,
     EvolveResult,
@@ -101,6 +101,9 @@ class Hold:
 
     ``horizon``: the commit_ts up to which the table's deletes may be forgotten. ``accepted``: changes of
     the columns that a person accepted. ``known``: the columns of the batches before, where they are known.
+    ``loads``: the table's snapshot is not over. A change may come before its row, which a part brings with
+    all values: what the change leaves out is NULL until then. Progress says that the snapshot has begun,
+    though no part was read yet.
     """
 
     table: TargetTable
@@ -109,6 +112,7 @@ class Hold:
     horizon: int | None = None
     accepted: Accepted = field(default_factory=dict)
     known: KnownColumns | None = None
+    loads: bool = False
 
 
 @dataclass(frozen=True)
@@ -506,6 +510,7 @@ class Batch:
             batch=before.batch + 1,
             topics={**before.topics, plan.found.topic: _topic_progress(before, plan, summary)},
             commit_ts=_later(before.commit_ts, summary.max_commit_ts),
+            snapshot=before.snapshot or (SnapshotProgress(()) if self._hold.loads else None),
         )
 
     def _checked_account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
@@ -553,7 +558,7 @@ class Batch:
             history=self._history,
             since=summary.min_commit_ts,
             on_delete=self._on_delete(shape),
-            lenient=self._settings.ignore_null_updates,
+            lenient=self._settings.ignore_null_updates or self._hold.loads,
             payloads=payloads,
             staged=reduction.found.staged,
             checkpointed=self._checkpoints,

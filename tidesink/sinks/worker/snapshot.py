@@ -191,8 +191,12 @@ class Snapshot:
 
     def is_due(self, progress: Progress) -> bool:
         """Whether a snapshot is to go on, or to begin; with ``initial`` a table's first batch begins one."""
+        return not self.asked.rests and self.is_under_way(progress)
+
+    def is_under_way(self, progress: Progress) -> bool:
+        """Whether a snapshot is not over, or is to begin; also one that rests."""
         asked, found = self.asked, progress.snapshot
-        if asked.rests or asked.cancelled >= max(asked.started, found.number if found else 0):
+        if asked.cancelled >= max(asked.started, found.number if found else 0):
             return False
         if found is None:
             return asked.started > 0 or (self._settings.snapshot == "initial" and progress.batch == 0)

@@ -437,9 +437,10 @@ class TableTask:
     def _batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         fit_shuffle(self._session, plan.records)
+        loads = self._snapshot.is_under_way(self._hold.progress)
         return make(
             self._context,
-            replace(self._hold, accepted=self._pauses.accepted),
+            replace(self._hold, accepted=self._pauses.accepted, loads=loads),
             self._decoding,
             settings=self._settings,
             session=self._session,
