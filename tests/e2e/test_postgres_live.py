@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -323,6 +324,8 @@ def _comparable(row: tuple[Any, ...]) -> tuple[Any, ...]:
 def _text(value: Any) -> str:
     if isinstance(value, list):
         value = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    if isinstance(value, datetime):
+        value = value.replace(tzinfo=None)  # in UTC, whether the reader says so or not
     if isinstance(value, Decimal):
         value = format(value.normalize(), "f")
     return value.hex() if isinstance(value, bytes) else str(value)
