@@ -206,6 +206,15 @@ def test_a_stop_leaves_a_request_behind_that_hangs(serve: Serve, client: Client)
             pool.submit(asking.subjects).result(60)
 
 
+def test_a_stop_has_one_time_for_all_addresses(serve: Serve, client: Client) -> None:
+    servers, stop = [serve(Reply(delay=600)) for _ in range(3)], threading.Event()
+    stop.set()
+    asking = client(*(one.url for one in servers), timeouts=Timeouts(600, 600), stop=stop)
+    with pytest.raises(RegistryUnavailableError) as told:
+        asking.subjects()
+    assert [one.url in str(told.value) for one in servers] == [True, False, False]
+
+
 def test_a_stop_ends_the_wait_for_the_next_attempt(serve: Serve, client: Client) -> None:
     server, stop = serve(Reply(503, headers={"Retry-After": "600"})), threading.Event()
     policy = RetryPolicy(total_seconds=6000)

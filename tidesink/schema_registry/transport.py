@@ -560,6 +560,8 @@ class Transport:
             except OSError as exc:  # every error of requests is one
                 failures.append(_Failure(endpoint.url, self._reason(endpoint, exc)))
                 cause = exc
+                if isinstance(exc, LeftBehindError):
+                    break  # the time of a stop is all addresses' together
                 continue
             if isinstance(answer, Answer):
                 self._preferred = index

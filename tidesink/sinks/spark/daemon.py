@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -35,27 +35,25 @@ MODULES: Final = (
 )
 
 
-# Archives that Spark puts on the path of each worker, by the beginnings of their names.
-_ARCHIVES: Final = ("pyspark", "py4j", "spark-core")
+_ARCHIVES: Final = (".zip", ".jar")
 
 
 def leave_archives_out() -> None:
-    """Import PySpark from where it is installed, not from Spark's archives.
+    """Import PySpark from where it is installed, not from the archives of it that Spark puts on the path.
 
     A worker looks into every archive on its path again before each task (``importlib.invalidate_caches``):
-    0.1 s of CPU a task, most of a small batch. Where PySpark is in the archives alone, they stay.
+    0.1 s of CPU a task, most of a small batch. Archives of another PySpark (``SPARK_HOME``) stay, and those of
+    users.
     """
-    before = list(sys.path)
-    sys.path[:] = [place for place in before if not _is_archive(PurePath(place))]
-    if find_spec("pyspark") is None or find_spec("py4j") is None:
-        sys.path[:] = before
+    others = [place for place in sys.path if PurePath(place).suffix not in _ARCHIVES]
+    installed = PathFinder.find_spec("pyspark", others)
+    if installed is None or installed.origin is None or PathFinder.find_spec("py4j", others) is None:
         return
-    for place in [one for one in sys.path_importer_cache if _is_archive(PurePath(one))]:
+    home = Path(installed.origin).resolve().parent
+    ours = {one for one in sys.path if one not in others and Path(one).resolve().is_relative_to(home)}
+    sys.path[:] = [place for place in sys.path if place not in ours]
+    for place in ours & sys.path_importer_cache.keys():
         del sys.path_importer_cache[place]
-
-
-def _is_archive(place: PurePath) -> bool:
-    return place.suffix in (".zip", ".jar") and place.name.startswith(_ARCHIVES)
 
 
 def import_modules() -> None:
@@ -83,8 +81,10 @@ def answer_at_once() -> None:
 @cache
 def _sockets() -> tuple[int, ...]:
     """The connections of this process as its first task begins: Spark's alone, before tasks open others."""
-    found = list[int]()
-    for number in [int(place.name) for place in Path("/proc/self/fd").iterdir()]:
+    found, numbers = list[int](), list[int]()
+    with suppress(OSError):  # where there is no such folder
+        numbers += [int(place.name) for place in Path("/proc/self/fd").iterdir()]
+    for number in numbers:
         with suppress(OSError), _lent(number) as one:
             if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername():
                 found.append(number)
