@@ -42,8 +42,8 @@ def leave_archives_out() -> None:
     """Import PySpark from where it is installed, not from the archives of it that Spark puts on the path.
 
     A worker looks into every archive on its path again before each task (``importlib.invalidate_caches``):
-    0.1 s of CPU a task, most of a small batch. Archives of another PySpark (``SPARK_HOME``) stay, and those of
-    users.
+    0.1 s of CPU a task, most of a small batch. Archives of another PySpark (``SPARK_HOME``) stay, and users'
+    own.
     """
     others = [place for place in sys.path if PurePath(place).suffix not in _ARCHIVES]
     installed = PathFinder.find_spec("pyspark", others)
