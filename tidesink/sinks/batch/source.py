@@ -34,7 +34,7 @@ from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, Work, mixed_hashes
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.spark.errors import Reporting, raised_task_errors
+from tidesink.sinks.spark.errors import Reporting, raised_passing_failures, raised_task_errors
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
 from tidesink.sinks.targets.base import StagedPart
 
@@ -109,7 +109,8 @@ class KafkaSource:
             SourceError: Kafka refuses, or does not answer.
         """
         for part in ranges:
-            yield from opened(self.fetch(FetchRange(*part)), self.opens_up_to)
+            with raised_passing_failures(topic=part.topic):
+                yield from opened(self.fetch(FetchRange(*part)), self.opens_up_to)
 
     def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
         """The same, as messages; those without a value are left out."""

@@ -138,6 +138,22 @@ def raised_task_errors(**context: ContextValue) -> Iterator[None]:
         raise error.with_context(**context) from exc
 
 
+@contextmanager
+def raised_passing_failures(**context: ContextValue) -> Iterator[None]:
+    """Around what this process does itself and a task could do: raise what may pass as a task's would be.
+
+    Raises:
+        SourceUnavailableError: this machine lacked something (``passing_failure``).
+    """
+    try:
+        yield
+    except Exception as exc:
+        error = None if isinstance(exc, TidesinkError) else passing_failure(exc)
+        if error is None:
+            raise
+        raise error.with_context(**context) from exc
+
+
 def _job_error(exc: BaseException) -> SourceError:
     said = summary(exc)
     if isinstance(exc, PythonException):
