@@ -114,6 +114,17 @@ def test_binary_that_is_text_needs_its_mode() -> None:
     assert _recorded("blob", ColumnType("text"), b"\xff\xfe", ticdc=True) == "//4="
 
 
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "text"), [("base64", "//4="), ("base64-url-safe", "__4="), ("hex", "fffe"), ("bytes", "//4=")]
+)
+def test_bytes_in_an_array_of_postgres_are_spelt_as_in_a_column(mode: Any, text: str, bare: bool) -> None:
+    stored, modes = Column("c", ColumnType("array", sql="bytea[]")), replace(MODES, binary_handling_mode=mode)
+    convert = recorded_value(stored, ColumnType("array"), modes, is_ticdc=False, bare=bare)
+    assert convert is not None
+    assert convert('{"\\\\xfffe",NULL}') == f'["{text}",null]'
+
+
 def test_json_without_types_needs_a_definition() -> None:
     table = TableId("shop", "orders")
     writer = JsonWriter((InferredColumn(Column("id", ColumnType("text")), True),), ("id",), bare=True)

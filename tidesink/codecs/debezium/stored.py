@@ -16,7 +16,6 @@ from MariaDB 10.11, its documentation for MySQL's JSON, and TiCDC's encoder (b81
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Mapping
 from datetime import date
@@ -28,7 +27,7 @@ from tidesink.codecs.base import BinaryHandling, DebeziumModes
 from tidesink.codecs.debezium import stored_postgres
 from tidesink.codecs.debezium.readers import padded
 from tidesink.codecs.debezium.scalars import time_text
-from tidesink.codecs.debezium.stored_postgres import Case
+from tidesink.codecs.debezium.stored_postgres import BINARY_TEXTS, Case
 from tidesink.codecs.debezium.values import ewkb
 from tidesink.errors import ConfigError, ValueOutOfRangeError, shown
 from tidesink.events import Column, ColumnType, Value
@@ -119,15 +118,8 @@ def _binary(case: Case) -> Convert | None:
     mode: BinaryHandling = "base64" if case.is_ticdc else case.modes.binary_handling_mode
     if mode == "bytes":
         raise ConfigError(_NO_FORM.format(case.stored.name), key="source.debezium.binary-handling-mode")
-    spell = _SPELT[mode]
+    spell = BINARY_TEXTS[mode]
     return lambda value: spell(value) if isinstance(value, bytes) else value
-
-
-_SPELT: Final[Mapping[BinaryHandling, Callable[[bytes], str]]] = {
-    "base64": lambda value: base64.b64encode(value).decode("ascii"),
-    "base64-url-safe": lambda value: base64.urlsafe_b64encode(value).decode("ascii"),
-    "hex": bytes.hex,
-}
 
 
 def _geometry(value: Value) -> Value:

@@ -21,7 +21,7 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from tidesink.codecs.base import DebeziumModes
+from tidesink.codecs.base import BinaryHandling, DebeziumModes
 from tidesink.codecs.debezium.readers import padded
 from tidesink.codecs.debezium.values import json_text
 from tidesink.errors import ConfigError, ValueOutOfRangeError, shown
@@ -230,7 +230,15 @@ def _iso(found: _Interval) -> str:
     return f"{day}T{sign * (minutes // 60)}H{sign * (minutes % 60)}M{minus}{seconds}S"
 
 
-# Points, and bytes
+# How bytes are spelt in the modes that have them as text.
+BINARY_TEXTS: Final[Mapping[BinaryHandling, Callable[[bytes], str]]] = {
+    "base64": lambda value: base64.b64encode(value).decode("ascii"),
+    "base64-url-safe": lambda value: base64.urlsafe_b64encode(value).decode("ascii"),
+    "hex": bytes.hex,
+}
+
+
+# Points
 
 
 def point(_case: Case) -> Convert:
@@ -389,13 +397,11 @@ _READ: Final[Mapping[str, Item]] = {
 
 
 def _binary(modes: DebeziumModes) -> Item:
-    mode = modes.binary_handling_mode
+    spell = BINARY_TEXTS.get(modes.binary_handling_mode)
 
     def item(text: str) -> object:
         data = bytes.fromhex(text.removeprefix("\\x"))
-        if mode == "hex":
-            return data.hex()
-        return data if mode == "bytes" else base64.b64encode(data).decode("ascii")
+        return data if spell is None else spell(data)
 
     return item
 
