@@ -163,7 +163,7 @@ def _age(settings: Settings, _events: int) -> Rows:
 
 
 def _snapshots(settings: Settings, events: int) -> Rows:
-    return snapshot_rows({**settings, "topic": "bench_snapshots"}, events)
+    return snapshot_rows(_measure, {**settings, "topic": "bench_snapshots"}, events)
 
 
 def _written(settings: Settings, protocol: str, events: int, *, name: str | None = None) -> str:

@@ -1,16 +1,15 @@
 """Rows of a database into a lake: a snapshot beside Spark's JDBC source and beside one bare cursor.
 
-``python -m benchmarks snapshots``: a MariaDB has a table of a million rows, and the topic one change of it.
-Each side runs in a process of its own: ``python -m benchmarks.snapshots ours|jdbc|cursor SETTINGS`` prints
-one JSON object, ``{"seconds": ...}``, from where Spark has started. JDBC reads as many parts at once as the
-snapshot has connections, and appends them to a Delta table; the cursor reads all rows and does nothing with
-them.
+``python -m benchmarks snapshots``: a MariaDB has a table of a million rows, with keys from 1 up, and the
+topic one change of it. Each side runs in a process of its own: ``python -m benchmarks.snapshots
+ours|jdbc|cursor SETTINGS`` prints one JSON object, ``{"seconds": ...}``, from where Spark has started. JDBC
+reads as many parts at once as the snapshot has connections, and appends them to a Delta table; the cursor
+reads all rows and does nothing with them.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from benchmarks.baseline import plain_session
 from benchmarks.events import DDL, write_events
+from benchmarks.first_commit import Measure
 from benchmarks.rows import Rows, paired
 from benchmarks.sql_servers import mariadb
 from benchmarks.whole_job import drained, write_config
@@ -29,8 +29,6 @@ from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.sinks.targets.sql.mysql import MysqlDialect
 
-# Rows of the table, whose keys are 1 and up.
-ROWS: Final = 1_000_000
 _AT_ONCE: Final = 2
 _FETCHED: Final = 10_000
 _DRIVER: Final = JarSet("mariadb-jdbc", (Coordinate("org.mariadb.jdbc", "mariadb-java-client", "3.5.6"),))
@@ -41,7 +39,7 @@ _FILL: Final = (
 )
 
 
-def snapshot_rows(settings: dict[str, Any], count: int = ROWS) -> Rows:
+def snapshot_rows(measure: Measure, settings: dict[str, Any], count: int) -> Rows:
     """Two lines: beside Spark's JDBC source, and beside the cursor."""
     seconds = {}
     with (
@@ -54,7 +52,7 @@ def snapshot_rows(settings: dict[str, Any], count: int = ROWS) -> Rows:
         given = {**settings, "directory": place, "host": endpoint.host, "port": endpoint.port, "count": count}
         for side in _SIDES:
             print(f"... snapshots: {side}", file=sys.stderr, flush=True)
-            seconds[side] = _in_its_own_process(side, given)
+            seconds[side] = measure("benchmarks.snapshots", side, json.dumps(given))["seconds"]
     rates: dict[str, float] = {side: count / taken for side, taken in seconds.items()}
     return [
         paired("snapshot.mariadb.jdbc", rates["ours"], rates["jdbc"], unit="rows/s"),
@@ -69,12 +67,6 @@ def _fill(endpoint: Endpoint, count: int) -> None:
         cursor.execute(DDL)
         cursor.execute(_FILL.format(count=count))
     connections.close()
-
-
-def _in_its_own_process(side: str, settings: dict[str, Any]) -> float:
-    command = [sys.executable, "-m", "benchmarks.snapshots", side, json.dumps(settings)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
 
 
 def _ours(settings: dict[str, Any]) -> float:
