@@ -63,17 +63,22 @@ def source_connection(url: str) -> Iterator[sa.Connection]:
         engine.dispose()
 
 
+def plain_session(url: str) -> psycopg.Connection[tuple[object, ...]]:
+    """A session of psycopg's own in the database of a SQLAlchemy URL; it commits each statement."""
+    parsed = sa.engine.make_url(url)
+    return psycopg.connect(
+        host=parsed.host,
+        port=parsed.port,
+        dbname=parsed.database,
+        user=parsed.username,
+        password=parsed.password,
+        autocommit=True,
+    )
+
+
 def run_scripts(url: str, *scripts: str) -> None:
     """Scripts of many statements, each in a session of its own."""
-    parsed = sa.engine.make_url(url)
     for script in scripts:
-        with psycopg.connect(
-            host=parsed.host,
-            port=parsed.port,
-            dbname=parsed.database,
-            user=parsed.username,
-            password=parsed.password,
-            autocommit=True,
-        ) as connection:
+        with plain_session(url) as connection:
             for statement in script.split(";\n") if "BEGIN" not in script else [script]:
                 connection.execute(statement.encode())

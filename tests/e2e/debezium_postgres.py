@@ -11,28 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psycopg
 import sqlalchemy as sa
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.connect_server import Connect
 from tests.golden.debezium_captures import Capture
+from tests.postgres_database import plain_session
 from tidesink.ddl.catalog import TableDefinitions, read_postgres_tables
 
 _SECONDS: Final = 240
-
-
-def plain_session(url: str) -> psycopg.Connection[tuple[object, ...]]:
-    """A session of psycopg's own in the database of a SQLAlchemy URL; it commits each statement."""
-    parsed = sa.engine.make_url(url)
-    return psycopg.connect(
-        host=parsed.host,
-        port=parsed.port,
-        dbname=parsed.database,
-        user=parsed.username,
-        password=parsed.password,
-        autocommit=True,
-    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -165,6 +166,24 @@ class LiveTable:
         # A key stays in its partition, as the dispatcher index-value has it.
         partition = hash(named) % self._partitions
         self._send(lambda: self._feed.send(record.key, record.value, partition=partition))
+
+
+@contextmanager
+def changing(change: Callable[[], object], *, pause: float = 0.005) -> Iterator[None]:
+    """Something changes all the time, in a thread of its own; ``pause``: seconds between two changes."""
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(pause):
+            change()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from tests.e2e.live_source import LiveTable, live_table
+from tests.e2e.live_source import LiveTable, changing, live_table
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, shop_config
@@ -134,11 +134,7 @@ def _run(connection: sa.Connection, statement: str) -> None:
 @contextmanager
 def _working(config: Path, table: LiveTable) -> Iterator[None]:
     """A worker runs, and the table changes all the time."""
-    stop, flag, failures = threading.Event(), StopFlag(), list[BaseException]()
-
-    def write() -> None:
-        while not stop.wait(0.005):
-            table.change()
+    flag, failures = StopFlag(), list[BaseException]()
 
     def work() -> None:
         try:
@@ -146,16 +142,14 @@ def _working(config: Path, table: LiveTable) -> Iterator[None]:
         except BaseException as exc:  # noqa: BLE001  (it is raised below)
             failures.append(exc)
 
-    threads = [threading.Thread(target=one) for one in (write, work)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        flag.set()
-        for thread in threads:
-            thread.join()
+    worker = threading.Thread(target=work)
+    with changing(table.change):
+        worker.start()
+        try:
+            yield
+        finally:
+            flag.set()
+            worker.join()
     assert failures == []
 
 

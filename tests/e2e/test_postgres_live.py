@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,18 +20,18 @@ from tests.e2e.capture_rows import table_differences
 from tests.e2e.debezium_postgres import (
     LiveCapture,
     connector,
-    plain_session,
     save_capture,
     wait_until_sent,
 )
 from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import steps_of
+from tests.e2e.live_source import changing
 from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
 from tests.e2e.vector_rows import DatabaseRows
 from tests.e2e.writing import shop_config
 from tests.full import FULL
-from tests.postgres_database import own_postgres, source_connection
+from tests.postgres_database import own_postgres, plain_session, source_connection
 from tests.servers import create_topics
 from tidesink.events import TableId
 from tidesink.sinks.targets.sql.location import Endpoint
@@ -334,20 +334,8 @@ def _text(value: Any) -> str:
 @contextmanager
 def _writing(orders: _Orders, url: str) -> Iterator[None]:
     """The table changes all the time."""
-    stop = threading.Event()
-
-    def write() -> None:
-        with plain_session(url) as session:
-            while not stop.wait(0.01):
-                orders.change(session)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with plain_session(url) as session, changing(partial(orders.change, session), pause=0.01):
         yield
-    finally:
-        stop.set()
-        writer.join()
 
 
 @pytest.mark.spark

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +14,7 @@ from deltalake import DeltaTable
 
 from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import steps_of
-from tests.e2e.live_source import COLUMNS, LiveTable, live_table
+from tests.e2e.live_source import COLUMNS, LiveTable, changing, live_table
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
@@ -45,24 +44,6 @@ def _config(folder: Path, servers: Servers, table: LiveTable, url: str, **more: 
     return shop_config(folder, servers, {"source": source, "defaults": {"snapshot": "initial"}, **more})
 
 
-@contextmanager
-def _writing(table: LiveTable) -> Iterator[None]:
-    """The table changes all the time."""
-    stop = threading.Event()
-
-    def write() -> None:
-        while not stop.wait(0.005):
-            table.change()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        writer.join()
-
-
 NAMES: Final = ("region", "id", "price", "note", "data")
 
 
@@ -84,7 +65,7 @@ def test_rows_from_before_the_topic_and_changes_while_they_are_read(
         for _ in range(50):
             table.change()
         config = load_config(_config(tmp_path, servers, table, mariadb_url))
-        with _writing(table):
+        with changing(table.change):
             _check(run(config, batches=5))
         assert _shown(config)["state"] == "running"
         # Of the five some were parts of about 500 rows, and some were changes. Rows come and go in a range
