@@ -100,7 +100,7 @@ def _chosen(config: Config, names: Sequence[str] | None) -> tuple[list[TableId],
     Raises:
         ConfigError: a table that is named is not known, or cannot be compared.
     """
-    from tidesink.sinks.worker.diff import TableDiff, obstacle
+    from tidesink.sinks.worker.diff import TableDiff, obstacle, refusal
 
     with worked_with(config) as store:
         known = [one.table for one in store.statuses(config.pipeline)]
@@ -108,7 +108,7 @@ def _chosen(config: Config, names: Sequence[str] | None) -> tuple[list[TableId],
     refused = {table: reason for table in tables if (reason := obstacle(config, config.table_config(table)))}
     if names and refused:
         table, reason = next(iter(refused.items()))
-        raise ConfigError(f"the table cannot be compared: {reason}", table=str(table))
+        raise refusal(table, reason)
     chosen = [table for table in tables if table not in refused]
     return chosen, [TableDiff(table, refused=reason) for table, reason in refused.items()]
 

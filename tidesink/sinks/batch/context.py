@@ -27,7 +27,7 @@ from tidesink.sinks.batch.observers import Listeners, StepRetried
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import DeadLetters
-from tidesink.sinks.kafka.offsets import KafkaOffsets
+from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, topic_gone
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Target
@@ -242,6 +242,17 @@ class WorkerContext:
     def brokers(self) -> KafkaOffsets:
         """What answers questions on topics (``Topics.brokers``)."""
         return self.topics.brokers
+
+    def offsets_of(self, topic: str, table: TableId) -> TopicOffsets:
+        """Where a table's topic begins and ends now; asked again under ``retry``.
+
+        Raises:
+            SourceError: there is no such topic any more, or the brokers refuse.
+        """
+        found = self.retry(table).call(lambda: self.brokers.lookup([topic])).get(topic)
+        if found is None:
+            raise topic_gone(topic)
+        return found
 
     def place_of(self, table: TableId) -> str:
         """Where the target keeps a table, for people to read."""

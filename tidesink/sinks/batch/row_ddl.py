@@ -20,7 +20,7 @@ from tidesink.sinks.state.progress import Progress
 
 _SHOWN_SQL: Final = 200
 _UNTIMED: Final = (
-    "nothing says when it was committed, so rows from before cannot be told from later ones: have the "
+    "nothing says when it was committed, so earlier rows cannot be distinguished from later ones: have the "
     "producer write the time (TiCDC: enable-tidb-extension), or load the table again"
 )
 _VERSIONS: Final = (
@@ -70,9 +70,9 @@ def decide_rows(
         elif policy == "apply" and one.moment is not None:
             empties.append(one.moment)
     # One command accepts all that is shown, so what is accepted in other ways is shown after it.
-    alike = tuple(takewhile(lambda one: one.accepts == pending[0].accepts, pending))
+    shown = tuple(takewhile(lambda one: one.accepts == pending[0].accepts, pending))
     moments = (one.moment for one in found if one.moment is not None)
-    return RowDecision(alike, max(empties, default=None), max((progress.decided or 0, *moments)))
+    return RowDecision(shown, max(empties, default=None), max((progress.decided or 0, *moments)))
 
 
 def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:

@@ -424,11 +424,7 @@ class Batch:
             emptied=max(self._hold.progress.emptied or 0, row_decision.empties or 0),
             decided=row_decision.decided,
         )
-        context.stop.check()
-        with self._step("recorded"):
-            context.store.record_progress(progress)
-        with self._step("evolved"):
-            evolved = self._evolved(decision)
+        evolved = self._prepared(progress, decision)
         context.failpoints.reach("committing")
         batch = ReducedBatch(
             decision.given,
@@ -452,6 +448,14 @@ class Batch:
             seconds=self._seconds,
         )
 
+    def _prepared(self, progress: Progress, decision: SchemaDecision) -> EvolveResult:
+        """Steps 5 and 6: the state store knows what will have been applied, and the columns fit."""
+        self._context.stop.check()
+        with self._step("recorded"):
+            self._context.store.record_progress(progress)
+        with self._step("evolved"):
+            return self._evolved(decision)
+
     def _applied(self, reduction: Reduction) -> BatchOutcome:
         """Decide on columns, keep what is not applied, commit rows and progress, and account for them."""
         context, summary = self._context, reduction.summary
@@ -465,11 +469,7 @@ class Batch:
                 table=str(self._settings.table),
             )
         progress = self._next_progress(reduction)
-        context.stop.check()
-        with self._step("recorded"):
-            context.store.record_progress(progress)
-        with self._step("evolved"):
-            evolved = self._evolved(schema_decision)
+        evolved = self._prepared(progress, schema_decision)
         with self._step("rejected"):
             rejected = self._reject(reduction, progress)
             topic_id = reduction.plan.found.topic_id

@@ -1,8 +1,8 @@
 """Rows of two sides as digests, and the keys whose rows differ; no row passes the driver.
 
 A *digest* of a row is a hash of its key and one of its values, 128 bits each (two of Spark's 64-bit hashes
-with different beginnings), with the key itself. The hash of a NULL is told apart from that of no value. Both
-sides are cast to the same types first, so that values are compared, and not their spelling.
+with different beginnings), with the key itself. Whether a value is NULL is hashed too. Both sides are cast to
+the same types first, so that values are compared, and not their spelling.
 
 ===============  =====================================================================================
 column           of a digest

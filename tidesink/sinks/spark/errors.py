@@ -31,6 +31,8 @@ from tidesink.sinks.spark.daemon import answer_at_once
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tidesink.events import TableId
+
 
 R = TypeVar("R")
 
@@ -219,6 +221,15 @@ _SPARK_THROWABLE: Final = "org.apache.spark.SparkRuntimeException"
 _RAISED: Final = "USER_RAISED_EXCEPTION"
 # What a caller must catch around calls into Spark; a connection that is refused means that the JVM has ended.
 SPARK_ERRORS: Final = (Py4JError, PySparkException, ConnectionError)
+
+
+@contextmanager
+def translating(translate: Callable[..., TidesinkError], table: TableId) -> Iterator[None]:
+    """Around what asks Spark or Java for a table: raise what ``translate`` makes of their error."""
+    try:
+        yield
+    except SPARK_ERRORS as exc:
+        raise translate(exc, table=str(table)) from exc
 
 
 NOT_STORED: Final = (

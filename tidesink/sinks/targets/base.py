@@ -468,8 +468,9 @@ class TableReader(Protocol):
         A deleted row that is kept does not live. The frame is lazy.
         """
 
-    def spelling(self, name: str) -> Spelling | None:
+    def spelling(self, name: str) -> Spelling | None:  # noqa: ARG002
         """How the target changes the spelling of a column's texts; None: it keeps them as they are."""
+        return None
 
     def close(self) -> None:
         """Give back what the reader holds open. Never fails."""

@@ -29,7 +29,7 @@ from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle, release_stored, unpacked_ranges
 from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, topic_gone
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.spark.errors import raised_task_errors
 from tidesink.sinks.state.progress import Progress
@@ -126,7 +126,7 @@ def diff(
 ) -> Iterator[TableDiff]:
     """Compare tables with their source, one after the other.
 
-    ``tell`` is told what is done, ``keep`` is given every key that differs.
+    ``tell`` hears what is done, ``keep`` is given every key that differs.
 
     Raises:
         ConfigError: nothing can be compared as it is configured, or no worker applies what waits.
@@ -149,6 +149,11 @@ def obstacle(config: Config, settings: TableConfig) -> str | None:
     if settings.ignore_null_updates:
         return "ignore_null_updates keeps values that are NULL at the source"
     return None
+
+
+def refusal(table: TableId, reason: str) -> ConfigError:
+    """What to say of a table that cannot be compared."""
+    return ConfigError(f"the table cannot be compared: {reason}", table=str(table))
 
 
 @dataclass(frozen=True)
@@ -263,7 +268,7 @@ class TableComparison:
         if topic is None:
             raise self._refused("no worker has applied anything of it yet: let tidesink run begin")
         self.topic = str(topic)
-        found = self._look()
+        found = self._ends()
         decoding = open_decoding(
             self.context, self.topic, self.table, session=self.context.spark.newSession()
         )
@@ -299,7 +304,7 @@ class TableComparison:
             )
 
     def _refused(self, reason: str) -> ConfigError:
-        return ConfigError(f"the table cannot be compared: {reason}", table=str(self.table))
+        return refusal(self.table, reason)
 
     def _side(self, plan: DecodePlan) -> Side:
         from tidesink.sinks.spark.digests import ComparedColumn
@@ -310,33 +315,26 @@ class TableComparison:
         assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
         read = {one.recorded.name for one in plan.decoder.columns}
         present = {fold_name(name) for name in self.reader.columns()}
-        sources, left_out = plan.rows.value_sources, [*gap.new]
+        sources, not_compared = plan.rows.value_sources, [*gap.new]
         chosen = []
         for column in plan.shape.columns:
             own = sources.get(column.name)
             if column.key or (own in read and fold_name(column.name) in present):
                 chosen.append(column)
             elif own is not None:
-                left_out.append(column.name)
+                not_compared.append(column.name)
         types = [one.dataType.simpleString() for one in self.reader.rows(chosen).schema.fields]
         columns = (
             ComparedColumn(one.name, kind, one.key, self.reader.spelling(one.name))
             for one, kind in zip(chosen, types, strict=True)
         )
-        return Side(plan, stored, tuple(chosen), tuple(columns), tuple(left_out))
+        return Side(plan, stored, tuple(chosen), tuple(columns), tuple(not_compared))
 
     # Where the topic ends, and the target is
 
-    def _look(self) -> TopicOffsets:
-        context = self.context
-        found = context.retry(self.table).call(lambda: context.brokers.lookup([self.topic])).get(self.topic)
-        if found is None:
-            raise topic_gone(self.topic)
-        return found
-
     def _ends(self) -> TopicOffsets:
         """Where the topic ends now."""
-        return self._look()
+        return self.context.offsets_of(self.topic, self.table)
 
     def _ranges_of(self, found: TopicOffsets) -> list[OffsetRange]:
         """What of the topic is not applied."""
@@ -352,14 +350,14 @@ class TableComparison:
         Raises:
             ConfigError: nobody applies it.
         """
-        told = False
+        announced = False
         while waiting := sum(max(0, part.records) for part in self._ranges_of(ends)):
             if not self.options.waits:
                 return False
             self._check_worker(waiting)
-            if not told:
+            if not announced:
                 self.tell(f"{self.table}: waiting until {waiting:,} records are applied")
-                told = True
+                announced = True
             time.sleep(_POLL_SECONDS)
         return True
 

@@ -41,7 +41,6 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     OffsetRange,
     TopicOffsets,
-    topic_gone,
     topic_progress,
 )
 from tidesink.sinks.state.progress import TopicProgress
@@ -165,7 +164,7 @@ class ReplayTask(TableTask):
 
     def replay(self, letters: DeadLetters, chosen: Chosen) -> ReplayReport:
         """Apply the chosen letters of this task's topic, then settle them."""
-        found = self._found()
+        found = self._context.offsets_of(self.topic, self.table)
         if found.compaction is not None and self._settings.sequence_by == "kafka":
             raise ConfigError(
                 f"the topic has cleanup.policy={found.compaction.policy}: a newer change or delete of a "
@@ -228,13 +227,6 @@ class ReplayTask(TableTask):
             plan=plan,
             reader=reader,
         )
-
-    def _found(self) -> TopicOffsets:
-        context = self._context
-        found = context.retry(self.table).call(lambda: context.brokers.lookup([self.topic])).get(self.topic)
-        if found is None:
-            raise topic_gone(self.topic)
-        return found
 
     def _bounds(self, progress: TopicProgress, found: TopicOffsets) -> dict[int, Bounds]:
         """Per partition the letters that can be replayed: Kafka holds all that was applied behind them."""

@@ -21,7 +21,7 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.events import TableId, fold_name
-from tidesink.sinks.spark.errors import SPARK_ERRORS, summary
+from tidesink.sinks.spark.errors import SPARK_ERRORS, summary, translating
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.state.progress import Progress, check_follows
 from tidesink.sinks.targets.base import (
@@ -57,7 +57,6 @@ from tidesink.sinks.targets.lake.tables import (
     try_path,
 )
 from tidesink.sinks.targets.sharing import Turns, holds, quote_identifier
-from tidesink.typemap.render_sql import Spelling
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
@@ -247,28 +246,24 @@ class DeltaReader(TableReader):
     @property
     def exists(self) -> bool:
         """Whether there is a table."""
-        with _translating(reading_error, self._shape.source):
+        with translating(reading_error, self._shape.source):
             return self._log.exists
 
     def columns(self) -> Mapping[str, str]:
         """The latest version's columns."""
-        with _translating(reading_error, self._shape.source):
+        with translating(reading_error, self._shape.source):
             return schema.present_columns(self._log)
 
     def committed(self) -> Progress | None:
         """The progress that the table's commits hold now."""
-        with _translating(reading_error, self._shape.source):
+        with translating(reading_error, self._shape.source):
             return self._ledger.committed()
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
         """Those of the latest version."""
-        with _translating(reading_error, self._shape.source):
+        with translating(reading_error, self._shape.source):
             frame = self.session.read.format("delta").load(self._path)
             return rows_that_live(frame, columns, self._shape.shard)
-
-    def spelling(self, _name: str) -> Spelling | None:
-        """Texts are kept as they are."""
-        return None
 
 
 class DeltaTable(DeltaColumns):
@@ -586,12 +581,4 @@ class DeltaTable(DeltaColumns):
         return self._held
 
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
-        return _translating(translate, self._table)
-
-
-@contextmanager
-def _translating(translate: Callable[..., TidesinkError], table: TableId) -> Iterator[None]:
-    try:
-        yield
-    except SPARK_ERRORS as exc:
-        raise translate(exc, table=str(table)) from exc
+        return translating(translate, self._table)

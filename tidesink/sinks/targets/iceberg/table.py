@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -14,7 +14,7 @@ import structlog
 from tidesink.config.targets import IcebergSettings
 from tidesink.errors import SchemaRefusedError, TidesinkError, TransientTargetError
 from tidesink.events import TableId
-from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.spark.errors import translating
 from tidesink.sinks.state.progress import Progress, check_held, done_before
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -42,7 +42,6 @@ from tidesink.sinks.targets.lake.batches import FilesOrMerge
 from tidesink.sinks.targets.lake.merge import rows_that_live
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
-from tidesink.typemap.render_sql import Spelling
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 
 if TYPE_CHECKING:
@@ -192,28 +191,24 @@ class IcebergReader(TableReader):
     @property
     def exists(self) -> bool:
         """Whether there is a table."""
-        with _translating(reading_error, self._shape.source):
+        with translating(reading_error, self._shape.source):
             return self._table.exists
 
     def columns(self) -> Mapping[str, str]:
         """The columns by the latest metadata."""
-        with _translating(reading_error, self._shape.source):
+        with translating(reading_error, self._shape.source):
             return self._table.columns(self._table.state())
 
     def committed(self) -> Progress | None:
         """The progress that the table's properties hold now."""
-        with _translating(reading_error, self._shape.source):
+        with translating(reading_error, self._shape.source):
             entry = self._ledger.entry(self._table.state())
         return entry.progress if entry else None
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
         """Those of the snapshot that readers see."""
-        with _translating(reading_error, self._shape.source):
+        with translating(reading_error, self._shape.source):
             return rows_that_live(self.session.table(self._table.location), columns, self._shape.shard)
-
-    def spelling(self, _name: str) -> Spelling | None:
-        """Texts are kept as they are."""
-        return None
 
 
 class IcebergTable(IcebergColumns):
@@ -424,15 +419,7 @@ class IcebergTable(IcebergColumns):
         raise TransientTargetError("others keep committing to the table", table=str(self._name))
 
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
-        return _translating(translate, self._name)
-
-
-@contextmanager
-def _translating(translate: Callable[..., TidesinkError], table: TableId) -> Iterator[None]:
-    try:
-        yield
-    except SPARK_ERRORS as exc:
-        raise translate(exc, table=str(table)) from exc
+        return translating(translate, self._name)
 
 
 # Runs a statement on the shard's branch, whose head is given; gives its snapshot and the summary's numbers.
