@@ -45,7 +45,7 @@ _KIND: Final = "topic-ddl"
 _SHOWN_SQL: Final = 200
 # The newest are kept: a topic whose tables are made and dropped every day has ever new ones.
 _MOST_WARNINGS: Final = 100
-# Likewise for each name: of statements that wait for a person the newest is enough to wait.
+# Likewise for each name and kind: the newest is enough to wait for a person, and to empty the table.
 _MOST_ROW_DDL: Final = 50
 # The DDL of one page, from all of its tasks together (each has a batch of records more), is collected to this
 # process.
@@ -336,10 +336,10 @@ def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tu
         for change in _row_changes(statement):
             one = RowDdl.of(change, statement.sql, moment=statement.since, offset=statement.offset)
             found.setdefault((one.table, one.kind, one.at), one)
-    count, kept = Counter[TableId](), list[RowDdl]()
+    count, kept = Counter[tuple[TableId, str]](), list[RowDdl]()
     for one in reversed(found.values()):
-        count[one.table] += 1
-        if count[one.table] <= _MOST_ROW_DDL:
+        count[one.table, one.kind] += 1
+        if count[one.table, one.kind] <= _MOST_ROW_DDL:
             kept.append(one)
     return tuple(reversed(kept))
 
