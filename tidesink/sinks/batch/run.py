@@ -253,8 +253,9 @@ class Batch:
     def _reduced(self, plan: BatchPlan, bad: BadRecord | None = None) -> Reduction:
         for _ in range(MOST_PLANS):
             self._context.stop.check()
-            self._settle_rows()
+            # Names first: a table that is emptied gets the columns of what comes behind the DDL.
             settle_names(self._hold.table, self._decoding, self._policies)
+            self._settle_rows()
             try:
                 reduction = replace(self._reduce_once(plan), bad=bad)
             except RangeTooLargeError:
