@@ -92,7 +92,7 @@ class Decoding(Protocol):
             SourceError: Kafka refuses, or does not answer.
         """
 
-    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+    def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """Know what decoding the ranges takes and would not be missed in them; asked before each batch.
 
         Raises: as ``prepare``.
@@ -240,7 +240,7 @@ class ProjectedDecoding:
             return plan
         return replace(plan, rows=replace(plan.rows, target=routed_shape(plan.shape, self._destination)))
 
-    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+    def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """As the decoding inside; raises SchemaRefusedError, too, as a new plan does."""
         self._decoding.catch_up(ranges, found)
         self._check_renames()

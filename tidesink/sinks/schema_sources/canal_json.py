@@ -115,14 +115,15 @@ class CanalJsonDecoding(PlannedDecoding):
         """
         return self._context.topics.ends_now(found)
 
-    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+    def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """Read the DDL that may stand before rows of the ranges, where nothing in the rows would ask for it.
 
         A row of another partition can be read before partition 0 is read as far as the DDL ahead of it. Rows
         with other columns or types are missed and lead to the DDL; other members of an ENUM or SET do not
         show, nor does it show that the table was emptied before a row.
         """
-        beyond = any(part.records for part in ranges if part.partition != DDL_PARTITION)
+        others = (part.records for part in ranges or () if part.partition != DDL_PARTITION)
+        beyond = ranges is None or any(others)
         if beyond and (self._follows_rows or (self._declared is None and self._numbers_members())):
             self._newer_ddl(self._ends_now(found))
 

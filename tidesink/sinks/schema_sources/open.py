@@ -84,7 +84,7 @@ class LoneDecoding(PlannedDecoding, ABC):
     def learn(self, missed: Missed) -> bool:
         """Look up what a batch lacked; True where the plan is another one now."""
 
-    def catch_up(self, _ranges: Sequence[OffsetRange], _found: TopicOffsets) -> None:
+    def catch_up(self, _ranges: Sequence[OffsetRange] | None, _found: TopicOffsets) -> None:
         """Nothing: a record that needs more than is known says so."""
 
     def reported(self) -> SourceColumns | None:

@@ -18,6 +18,7 @@ from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary
+from tidesink.sinks.batch.row_ddl import TableEmptiesError
 from tidesink.sinks.batch.run import (
     Batch,
     BatchOutcome,
@@ -298,10 +299,14 @@ class SnapshotBatch(Batch):
 
     def _outcome(self) -> BatchOutcome:
         self._context.failpoints.reach("planned")
+        # The rows are behind all DDL that was sent: one that empties the table must not come after them.
+        self._decoding.catch_up(None, self._plan.found)
         try:
             reduction = self._reduced(self._plan)
         except ChangesWaitError as exc:
             return BatchOutcome(self._hold.progress, pending=exc.pending)
+        except TableEmptiesError as exc:
+            return self._emptied(exc.decision)
         try:
             return self._applied(reduction)
         finally:
@@ -310,6 +315,7 @@ class SnapshotBatch(Batch):
     def _reduced(self, plan: BatchPlan, _bad: BadRecord | None = None) -> Reduction:
         self._context.stop.check()
         settle_names(self._hold.table, self._decoding, self._policies)
+        self._settle_rows()
         try:
             reduction = self._reduce_once(plan)
         except RangeTooLargeError as exc:
