@@ -42,7 +42,13 @@ class _Renamed:
 
 
 class _Truncated(_Renamed):
-    """A decoding whose DDL truncated the table."""
+    """A decoding whose DDL truncated the table, and left its columns as they were."""
+
+    def reported(self) -> SourceColumns:
+        return SourceColumns(TableSchema(TABLE, (ID,)))
+
+    def read_as(self, _names: Any, _types: Any) -> None:
+        """The columns have their own names."""
 
     def row_ddl(self) -> tuple[RowDdl, ...]:
         return (RowDdl.of(RowChange(TABLE, "truncate", ""), "TRUNCATE t", moment=5, offset=5),)
