@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 _DIALECTS: Final[Mapping[str, SourceDialect]] = {"mysql": mysql, "mariadb": mysql, "postgresql": postgres}
-# A driver's names of its limits; one without these names takes its own from the URL.
-_LIMITS: Final[Mapping[str, Mapping[str, int]]] = {
-    "pymysql": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60},
+# A driver's names of its limits, and of the encoding of all texts; another driver takes its own from the URL.
+_CONNECT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "pymysql": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60, "charset": "utf8mb4"},
     "psycopg": {"connect_timeout": 10, "tcp_user_timeout": 60_000, "keepalives_idle": 15},
 }
 # Texts, and no dictionaries.
@@ -43,7 +43,7 @@ def open_engine(url: str, *, option: str, extra: str) -> Engine:
         engine = sa.create_engine(
             parsed,
             isolation_level="AUTOCOMMIT",  # a snapshot is set between transactions
-            connect_args=dict(_LIMITS.get(parsed.drivername.partition("+")[2], {})),
+            connect_args=dict(_CONNECT.get(parsed.drivername.partition("+")[2], {})),
             **_OPTIONS.get(parsed.drivername, {}),
             hide_parameters=True,
             pool_pre_ping=True,

@@ -8,16 +8,25 @@ text, and is cast to the column's type. Identifiers are quoted by SQLAlchemy; va
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError
 from tidesink.events import ColumnType, TableId
-from tidesink.source_database.base import KeyTexts, Selected, StoredTable, column_of, table_of
+from tidesink.source_database.base import (
+    KeyTexts,
+    Selected,
+    StoredTable,
+    ValueReader,
+    batches_of_rows,
+    column_of,
+    table_of,
+)
 from tidesink.typemap.table import row_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from sqlalchemy import ColumnElement, Connection, Select
 
 # A range is read in one transaction, since a cursor lives in one.
@@ -240,7 +249,14 @@ def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
     return sa.cast(column, sa.Numeric) if _is_money(column_type) else column
 
 
-def value_reader(column_type: ColumnType) -> Callable[[Any], Selected] | None:
+def column_batches(
+    connection: Connection, query: Select[Any], types: Sequence[ColumnType], rows: int
+) -> Iterator[list[pa.Array]]:
+    """From the driver's rows, by a cursor of the server."""
+    return batches_of_rows(connection, query, types, rows, value_reader)
+
+
+def value_reader(column_type: ColumnType) -> ValueReader | None:
     """Doubles, bits, instants and bytes are made of their texts; other columns are texts."""
     readers: Mapping[str, Callable[[str], Selected]] = {
         "float32": float,

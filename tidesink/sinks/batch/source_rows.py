@@ -73,8 +73,6 @@ _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
 # Which rows are asked for, as a kind of database compares them.
 Condition = Callable[[SourceDialect], "ColumnElement[bool]"]
-# By what reads a column's values: as what they are selected, if it is no text.
-_ARROW: Final = {"float32": pa.float64(), "float64": pa.float64(), "binary": pa.binary()}
 
 
 @dataclass(frozen=True)
@@ -200,12 +198,12 @@ class SourceRows:
                 connection.execution_options(**dialect.RANGE_OPTIONS)
                 begin_session(connection)
                 query = self._query(part, dialect)
-                found = connection.execution_options(
-                    stream_results=True, max_row_buffer=_ROWS_A_PART
-                ).execute(query if condition is None else query.where(condition(dialect)))
-                for rows in found.partitions(_ROWS_A_PART):
-                    yield self._records(wanted, rows, start, dialect)
-                    start += len(rows)
+                if condition is not None:
+                    query = query.where(condition(dialect))
+                types = [column.type for column in self.schema.columns]
+                for columns in dialect.column_batches(connection, query, types, _ROWS_A_PART):
+                    yield self._records(wanted, columns, start)
+                    start += len(columns[0])
         finally:
             engine.dispose()
 
@@ -220,14 +218,8 @@ class SourceRows:
         query = sa.select(*columns).select_from(table_of(self.schema.table))
         return rows_between(query, self.key, self.key_types, dialect, after=part.after, up_to=part.up_to)
 
-    def _records(
-        self, wanted: FetchRange, rows: Sequence[Any], start: int, dialect: SourceDialect
-    ) -> pa.RecordBatch:
-        count, values = len(rows), zip(*rows, strict=True)
-        members = {
-            column.name: _array(found, column.type, dialect)
-            for column, found in zip(self.schema.columns, values, strict=True)
-        }
+    def _records(self, wanted: FetchRange, columns: Sequence[pa.Array], start: int) -> pa.RecordBatch:
+        count, names = len(columns[0]), [column.name for column in self.schema.columns]
         return pa.record_batch(
             {
                 "topic": pa.repeat(pa.scalar(wanted.topic), count),
@@ -235,16 +227,9 @@ class SourceRows:
                 "offset": pa.array(np.arange(start, start + count)),
                 "key": pa.nulls(count, pa.binary()),
                 "value": pa.nulls(count, pa.binary()),
-                _ROW: pa.StructArray.from_arrays([*members.values()], names=[*members]),
+                _ROW: pa.StructArray.from_arrays(columns, names=names),
             }
         )
-
-
-def _array(values: Sequence[Any], column_type: ColumnType, dialect: SourceDialect) -> pa.Array:
-    """The values of a column as they were selected: texts, bytes, or doubles."""
-    kind = _ARROW.get(row_of(column_type).reader, pa.string())
-    read = dialect.value_reader(column_type)
-    return pa.array(values if read is None else [None if one is None else read(one) for one in values], kind)
 
 
 class ReadColumn(NamedTuple):

@@ -1,0 +1,174 @@
+"""Rows of MySQL's text protocol as Arrow columns, without a Python object a value.
+
+PyMySQL makes a tuple of each row, which takes longer than all that comes after it. Here the bytes of many
+rows are taken from its connection at once. A row is a packet: three bytes of length, one of its number, then
+for each column a length and a text (MySQL's Client/Server Protocol, "Text Resultset Row"; "Sending More Than
+16Mb" for a row of several packets). Where packets begin is found one by one; where values begin is found for
+a column of all rows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+# Bytes of rows that are one batch; more where one row is larger.
+BATCH_BYTES: Final = 4 << 20
+_READ_BYTES: Final = 256 << 10
+_HEADER: Final = 4
+# A packet of this length goes on in the next one.
+_LONGEST: Final = (1 << 24) - 1
+# The first bytes of packets that are no rows. A row begins with 0xFE only where it is longer than a packet.
+_END: Final = 0xFE
+_ERROR: Final = 0xFF
+# The first byte of a value: NULL, or how many bytes of its length follow; less is the length itself.
+_NULL: Final = 0xFB
+_WIDTHS: Final = {0xFC: 2, 0xFD: 3, 0xFE: 8}
+
+Positions = npt.NDArray[np.int64]
+
+
+def column_batches(cursor: Any) -> Iterator[list[pa.Array]]:
+    """The rows that an unbuffered cursor of PyMySQL has before it, as binary columns; uses the cursor up.
+
+    Raises:
+        pymysql.err.Error: the server or the network breaks off, or sends something else than rows.
+    """
+    result = cursor._result
+    connection, columns = result.connection, result.field_count
+    # Else a cursor that is closed early would look for its end in the midst of a packet.
+    result.unbuffered_active, result.connection = False, None
+    yield from _Packets(connection._rfile).batches(columns)
+
+
+@dataclass
+class _Packets:
+    """The rows that come from a connection: ``data`` has those between ``starts`` and ``ends``."""
+
+    incoming: Any
+    data: bytearray = field(default_factory=bytearray)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    def batches(self, columns: int) -> Iterator[list[pa.Array]]:
+        at, ended = 0, False
+        while not ended:
+            self._add(self.incoming.read1, _READ_BYTES)
+            at, ended = self._walk(at)
+            if at >= BATCH_BYTES or ended:
+                if self.starts:
+                    starts, ends = (np.array(one, np.int64) for one in (self.starts, self.ends))
+                    yield columns_of(bytes(self.data), starts, ends, columns)
+                del self.data[:at]
+                at, self.starts, self.ends = 0, [], []
+
+    def _walk(self, at: int) -> tuple[int, bool]:
+        """Find the packets that are here whole, from a place on: where they end, and whether these are all.
+
+        Raises:
+            pymysql.err.Error: one of them is the server's error.
+        """
+        data, starts, ends = self.data, self.starts, self.ends
+        while at + _HEADER <= len(data):
+            start = at + _HEADER
+            length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+            end = start + length
+            if length == _LONGEST:
+                end = self._joined(end)
+            elif end > len(data):
+                break
+            elif length and data[start] == _END:
+                return end, True
+            elif length and data[start] == _ERROR:
+                _refuse(bytes(data[start:end]))
+            starts.append(start)
+            ends.append(end)
+            at = end
+        return at, False
+
+    def _joined(self, end: int) -> int:
+        """Put the packets of one row together, of which the first ends at ``end``: where the last does."""
+        length = _LONGEST
+        while length == _LONGEST:
+            self._hold(end + _HEADER)
+            length = int.from_bytes(self.data[end : end + 3], "little")
+            del self.data[end : end + _HEADER]
+            end += length
+            self._hold(end)
+        return end
+
+    def _hold(self, size: int) -> None:
+        """Wait until so many bytes are here, of a packet that has been announced."""
+        while size > len(self.data):
+            self._add(self.incoming.read, size - len(self.data))
+
+    def _add(self, read: Any, size: int) -> None:
+        try:
+            more = read(size)
+        except OSError as error:
+            _break_off(error.strerror or type(error).__name__)
+        if not more:
+            _break_off("the connection was closed")
+        self.data += more
+
+
+def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) -> list[pa.Array]:
+    """The values of rows that lie in some bytes, one behind the other, as a binary array a column.
+
+    Raises:
+        pymysql.err.InternalError: the values do not end where their rows do.
+    """
+    places = np.frombuffer(data + bytes(max(_WIDTHS.values()) + 1), np.uint8)
+    edges = np.empty((len(starts), columns, 2), np.int64)
+    nulls, at = [], starts
+    for number in range(columns):
+        begin, size, null = _lengths(places, np.clip(at, 0, len(data)))
+        at = begin + size
+        edges[:, number, 0], edges[:, number, 1] = begin, at
+        nulls.append(null)
+    if not np.array_equal(at, ends):
+        from pymysql.err import InternalError
+
+        raise InternalError("the server's packets are not rows of the columns that were asked for")
+    # All bytes as one array: what lies between values is an element too, which none of the columns takes.
+    flat = np.append(edges.reshape(-1), ends[-1]).astype(np.int32)
+    every = pa.Array.from_buffers(pa.binary(), len(flat) - 1, [None, pa.py_buffer(flat), pa.py_buffer(data)])
+    step = np.arange(0, 2 * columns * len(starts), 2 * columns)
+    return [
+        every.take(pa.array(step + 2 * number, mask=null if null.any() else None))
+        for number, null in enumerate(nulls)
+    ]
+
+
+def _lengths(
+    places: npt.NDArray[np.uint8], at: Positions
+) -> tuple[Positions, Positions, npt.NDArray[np.bool_]]:
+    """Where the values begin whose lengths stand at some places, how long they are, and which are NULL."""
+    first = places[at]
+    begin, size, null = at + 1, first.astype(np.int64), first == _NULL
+    size[null] = 0
+    for mark, width in _WIDTHS.items():
+        if (long := first == mark).any():
+            where = at[long]
+            size[long] = sum(places[where + 1 + n].astype(np.int64) << 8 * n for n in range(width))
+            begin[long] += width
+    return begin, size, null
+
+
+def _refuse(packet: bytes) -> NoReturn:
+    from pymysql.err import raise_mysql_exception
+
+    raise_mysql_exception(packet)
+    raise AssertionError  # it always raises
+
+
+def _break_off(reason: str) -> NoReturn:
+    from pymysql.constants.CR import CR_SERVER_LOST
+    from pymysql.err import OperationalError
+
+    raise OperationalError(CR_SERVER_LOST, f"Lost connection to MySQL server during query ({reason})")
