@@ -144,6 +144,43 @@ def test_ranges_hold_every_row_once(
     assert len(every) == len(set(every)) == written > 100
 
 
+def test_a_row_of_more_bytes_than_a_packet_holds(
+    mariadb_url: str, database: tuple[sa.Connection, str]
+) -> None:
+    connection, schema = database
+    connection.exec_driver_sql("CREATE TABLE large (id int primary key, t longtext, b longblob)")
+    connection.exec_driver_sql(
+        "INSERT INTO large VALUES (1, 'a', NULL), (2, repeat('ä€', 2000000), repeat(x'00FF', 3000000)), "
+        "(3, NULL, '')"
+    )
+    table = TableId(schema, "large")
+    rows = _decoded(_source(mariadb_url, table, _stored(connection, table), [KeyRange()]))
+    assert [tuple(row.values()) for row in rows] == [
+        (1, "a", None),
+        (2, "ä€" * 2_000_000, b"\x00\xff" * 3_000_000),
+        (3, None, b""),
+    ]
+
+
+def test_a_connection_that_is_killed_in_the_midst_of_rows_is_told(
+    mariadb_url: str, database: tuple[sa.Connection, str]
+) -> None:
+    connection, schema = database
+    connection.exec_driver_sql("CREATE TABLE cut_off (id int primary key, t text)")
+    # More than what waits on its way.
+    connection.exec_driver_sql("INSERT INTO cut_off SELECT seq, repeat('x', 10000) FROM seq_1_to_5000")
+    table = TableId(schema, "cut_off")
+    rows = _source(mariadb_url, table, _stored(connection, table), [KeyRange()])(FetchRange("rows", 0, 0, 1))
+    assert next(rows).num_rows > 1
+    reading = (
+        "SELECT id FROM information_schema.processlist WHERE info LIKE '%%cut\\_off%%' "
+        "AND id <> connection_id()"
+    )
+    connection.exec_driver_sql(f"KILL {connection.exec_driver_sql(reading).scalar_one()}")
+    with pytest.raises(SourceUnavailableError, match="does not answer"):
+        list(rows)
+
+
 def test_a_table_without_a_usable_key_has_none(database: tuple[sa.Connection, str]) -> None:
     connection, schema = database
     connection.exec_driver_sql("CREATE TABLE bare (a int, unique key (a))")
