@@ -489,7 +489,10 @@ def _last(codes: Longs, order: Longs) -> Longs:
 def _reduced_table(
     changes: ChangeTable, rows: _Rows, winners: Longs, values: _StoredValues | None
 ) -> ReducedTable:
-    taken = changes.rows.take(pa.array(rows.row[winners])).combine_chunks()
+    stay = rows.row[winners]
+    # Of rows that are all new, as those of a first load, nothing is copied.
+    every = np.array_equal(stay, np.arange(changes.rows.num_rows))
+    taken = (changes.rows if every else changes.rows.take(pa.array(stay))).combine_chunks()
     deletes = rows.deletes[winners]
     members = _members(taken["after"].combine_chunks())
     unavailable = taken["unavailable"].combine_chunks()
