@@ -169,7 +169,7 @@ def begin(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
         feed.put(2, 0, "two", 2, None)
         before = len(feed.records)
         for sql in ddl:
-            feed.tell(sql)
+            (feed.define if "RENAME COLUMN" in sql else feed.tell)(sql)
         feed.put(3, 0, "three", 3, None)
         messages = _in_two_partitions(list(zip(feed.records, feed.events, strict=True)))
         config = config_of(feed, **{"schema-changes": policies})
@@ -221,6 +221,24 @@ def test_a_truncate_that_is_ignored_stays_said(begin: Begin) -> None:
         waiting.table.offer(table_task, len(waiting.feed.records))
         (said,) = table_task.report().warnings
         assert said == f"not applied, rows that TRUNCATE removed at the source stay in the target: {TRUNCATE}"
+
+
+@pytest.mark.parametrize("rename", ["apply", "pause"])
+def test_a_column_is_renamed_before_the_table_is_emptied(begin: Begin, rename: str) -> None:
+    """The rows behind both have the new name, and no rows are left in which the old one would be missed."""
+    renaming = f"ALTER TABLE {NAME} RENAME COLUMN `select` TO `chosen`"
+    waiting = begin(renaming, TRUNCATE, rename=rename, truncate="apply")
+    with waiting.table.table_task() as table_task:
+        waiting.table.take(table_task, waiting.before)
+        waiting.turn(table_task)
+        if rename == "pause":
+            assert (table_task.state, waiting.ids()) == ("PAUSED", [1, 2])
+            assert [one["kind"] for one in waiting.pending()] == ["rename"]
+            assert "accepted (apply)" in waiting.resume("--accept")
+            waiting.turn(table_task)
+        assert (table_task.state, waiting.ids()) == ("IDLE", [3])
+        (row,) = waiting.table.bed.read(TABLE)
+        assert {name: row.get(name) for name in ("chosen", "select")} == {"chosen": "three", "select": None}
 
 
 @FULL

@@ -169,6 +169,13 @@ def test_of_one_name_the_newest_statements_are_kept() -> None:
     assert [one.moment for one in found] == [*range(150, 200), 300]
 
 
+def test_statements_of_one_kind_do_not_push_out_those_of_another() -> None:
+    partitions = [DdlStatement("s", f"ALTER TABLE t DROP PARTITION p{at}", at) for at in range(2, 200)]
+    found = topic_ddl.with_rows((), [DdlStatement("s", "TRUNCATE t", 1), *partitions])
+    assert [one.moment for one in found if one.kind == "truncate"] == [1]
+    assert [one.moment for one in found if one.kind == "partition"] == [*range(150, 200)]
+
+
 def test_a_statement_that_is_not_understood_is_about_the_table_of_its_event() -> None:
     odd = [DdlStatement("s", sql, 1, table="t") for sql in ("REORDER t BY MOOD", "TRUNCATE (", "'")]
     assert [(one.table, one.kind) for one in topic_ddl.with_rows((), odd)] == [(T, "unknown")] * 3
