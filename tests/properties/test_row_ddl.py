@@ -71,6 +71,9 @@ class World:
     planned: list[tuple[int, int]] | None = None
     superseded: int = 0
     clock: int = 1000
+    # Where partition 1 begins by now.
+    first: int = 0
+    wants_snapshot: bool = False
 
     def __post_init__(self) -> None:
         self.codec = open_codec("canal-json", options=CodecOptions(enable_tidb_extension=self.extended))
@@ -128,7 +131,7 @@ class World:
 
     def plan(self, most: int) -> None:
         """Fix the offsets of a batch."""
-        starts = [self.progress.next_offset("cdc", n) or 0 for n in range(PARTITIONS)]
+        starts = [self.progress.next_offset("cdc", n) or n * self.first for n in range(PARTITIONS)]
         self.planned = [(start, min(start + most, len(self.topic[n]))) for n, start in enumerate(starts)]
 
     def apply(self) -> None:
@@ -139,17 +142,21 @@ class World:
         if not any(start < end for start, end in ranges):
             return
         self._read_ddl(ranges[0][1] if self.asks_late else len(self.topic[0]))
-        decision = decide_rows(self.ddl, POLICIES, self.progress, "cdc")
-        assert not decision.pending
-        progress = replace(self.progress, batch=self.progress.batch + 1, decided=decision.decided)
-        if decision.empties is not None:
-            self.target = {}
-            self.progress = replace(progress, emptied=decision.empties)
-        else:
+        if self._decided():
             self._apply_rows(ranges)
             parts = {n: PartitionProgress(end, end) for n, (_, end) in enumerate(ranges)}
-            self.progress = replace(progress, topics={"cdc": TopicProgress("cdc", "id", parts)})
+            self.progress = replace(self.progress, topics={"cdc": TopicProgress("cdc", "id", parts)})
         self.kill()
+
+    def _decided(self) -> bool:
+        """Commit what is decided on the DDL that is known; False where that empties the table."""
+        decision = decide_rows(self.ddl, POLICIES, self.progress, "cdc")
+        assert not decision.pending
+        self.progress = replace(self.progress, batch=self.progress.batch + 1, decided=decision.decided)
+        if decision.empties is not None:
+            self.target = {}
+            self.progress = replace(self.progress, emptied=decision.empties)
+        return decision.empties is None
 
     def _read_ddl(self, end: int) -> None:
         unread = enumerate(self.topic[0][self.ddl_read : end], self.ddl_read)
@@ -180,10 +187,24 @@ class World:
                 self.target.pop(row["key"]["id"], None)
 
     def read_snapshot(self) -> None:
-        """A part of a snapshot: the rows that the source has now, behind the offsets that are applied."""
+        """A part of a snapshot: the rows that the source has now, behind the offsets that are applied.
+
+        Or the DDL that goes before it: what it has is behind all that was sent.
+        """
         if self.planned is None:
-            self.target |= self.source
-            self.progress = replace(self.progress, batch=self.progress.batch + 1)
+            self._read_ddl(0 if self.asks_late else len(self.topic[0]))
+            if self._decided():
+                self.target |= self.source
+                self.wants_snapshot = False
+
+    def expire(self) -> None:
+        """Before anything is applied, rows that were sent to the partition without DDL go from the topic.
+
+        A snapshot has to bring what they wrote.
+        """
+        if not self.progress.topics:
+            self.first = len(self.topic[1])
+            self.wants_snapshot = True
 
     def kill(self) -> None:
         """What was not committed is gone."""
@@ -200,6 +221,8 @@ class World:
             for number in range(PARTITIONS):
                 self.deliver(number)
         self.kill()
+        while self.wants_snapshot:
+            self.read_snapshot()
         for _ in range(3 * len(self.topic[0] + self.topic[1]) + 3):
             self.apply()
 
@@ -214,6 +237,7 @@ _STEPS: Final = st.one_of(
     st.tuples(st.just("plan"), st.integers(1, 3)),
     st.tuples(st.just("apply")),
     st.tuples(st.just("read_snapshot")),
+    st.tuples(st.just("expire")),
     st.tuples(st.just("kill")),
     st.tuples(st.just("forget")),
 )
@@ -254,6 +278,14 @@ def test_rows_from_before_are_superseded_wherever_they_are_read() -> None:
     world.restart_feed(4)
     world.finish()
     assert (world.target, world.superseded) == ({3: 1003}, 4)
+
+
+def test_ddl_that_is_not_read_ahead_takes_rows_of_a_snapshot_away() -> None:
+    """Guards the law: what the snapshot has of after the TRUNCATE is in no partition any more."""
+    worlds = [World(asks_late=late) for late in (True, False)]
+    for world in worlds:
+        _lived(world, [*_LATE, ("expire",), ("read_snapshot",), ("read_snapshot",)])
+    assert [world.target for world in worlds] == [{}, {3: 1003}]
 
 
 def test_ddl_that_is_not_read_ahead_takes_a_later_row_away() -> None:
