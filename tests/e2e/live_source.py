@@ -40,6 +40,8 @@ class LiveTable:
         self._rows: dict[tuple[str, int], Row] = {}
         self._columns: tuple[Column, ...] = COLUMNS
         self.largest_size = 10**6
+        # Of the last commit, in ms.
+        self._clock = 1_767_225_600_000
         # What the changefeed has not sent yet; None: nothing is held back.
         self._late: list[Callable[[], object]] | None = None
         schema = TableSchema(self.name, COLUMNS)
@@ -106,8 +108,22 @@ class LiveTable:
         for key, row in self._rows.items():
             known = {**values, **{renamed.get(name, name): value for name, value in row.items()}}
             self._rows[key] = {name: known[name] for name in names}
-        self._send(lambda: self._feed.ddl(statement))
+        at = self._commit_ts()
+        self._send(lambda: self._feed.ddl(statement, commit_ts=at))
         self._feed.schema = TableSchema(self.name, columns)
+
+    def truncate(self) -> None:
+        """A TRUNCATE."""
+        statement = f"TRUNCATE TABLE `{self.name.schema}`.orders"
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+        self._rows.clear()
+        at = self._commit_ts()
+        self._send(lambda: self._feed.ddl(statement, commit_ts=at))
+
+    def _commit_ts(self) -> int:
+        self._clock += 1
+        return self._clock << 18
 
     def _send(self, send: Callable[[], object]) -> None:
         if self._late is None:
@@ -162,7 +178,8 @@ class LiveTable:
         else:
             self._rows[named] = new
         op = Op.DELETE if new is None else Op.INSERT if old is None else Op.UPDATE
-        record = self._feed.encoded(op, key, before=old if op is Op.UPDATE else None)
+        before = old if op is Op.UPDATE else None
+        record = self._feed.encoded(op, key, before=before, commit_ts=self._commit_ts())
         # A key stays in its partition, as the dispatcher index-value has it.
         partition = hash(named) % self._partitions
         self._send(lambda: self._feed.send(record.key, record.value, partition=partition))

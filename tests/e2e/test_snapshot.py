@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 
 from tests.e2e.forked_worker import die_at, drain
@@ -18,7 +20,7 @@ from tests.e2e.live_source import COLUMNS, LiveTable, changing, live_table
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
-from tests.full import quick_on
+from tests.full import FULL, quick_on
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import Column, ColumnType
@@ -155,6 +157,34 @@ def _shown(config: Config) -> Mapping[str, Any]:
         (status,) = store.statuses(config.pipeline)
     found: Mapping[str, Any] = status.details["snapshot"]
     return found
+
+
+@FULL
+def test_a_table_is_emptied_before_its_snapshot_where_the_rows_behind_that_have_expired(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    """The database alone has rows of after the TRUNCATE, which is still in the topic."""
+    with live_table(mariadb_url, servers) as table:
+        table.load(200)
+        table.change()
+        table.truncate()
+        table.load(300)
+        for _ in range(50):
+            table.change()
+        _expire(servers, table)
+        more = {"defaults": {"snapshot": "initial", "schema-changes": {"truncate": "apply"}}}
+        config = load_config(_config(tmp_path, servers, table, mariadb_url, **more))
+        _check(run(config, until="drained"))
+        lake = tmp_path / "lake" / table.name.schema / table.name.name
+        assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
+
+
+def _expire(servers: Servers, table: LiveTable) -> None:
+    """All records that are not on the partition of DDL are gone."""
+    admin = AdminClient({"bootstrap.servers": servers["brokers"]})
+    gone = [TopicPartition(table.topic, number, -1) for number in (1, 2)]
+    for found in admin.delete_records(gone).values():
+        found.result(30)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -95,6 +95,8 @@ class Decoding(Protocol):
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """Know what decoding the ranges takes and would not be missed in them; asked before each batch.
 
+        ``None``: of rows that are behind all that was sent, as those of a snapshot.
+
         Raises: as ``prepare``.
         """
 
