@@ -15,8 +15,9 @@ A producer that restarts sends statements again: what an ALTER TABLE already did
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from typing import Final, NamedTuple
 
 from tidesink.errors import ConfigError, shown
@@ -334,8 +335,18 @@ def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
         if not token.says(";"):
             statement.append(token)
         elif statement:
-            yield SqlReader(statement)
+            yield SqlReader(_in_usual_words(statement))
             statement = []
+
+
+def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
+    """A statement with ``TABLE`` behind its verb where MySQL and MariaDB have other words for the same."""
+    verb, *rest = statement
+    if verb.says("ALTER"):
+        rest = [*dropwhile(lambda one: one.says("IGNORE", "ONLINE", "OFFLINE"), rest)]
+    elif rest and verb.says("DROP", "RENAME") and rest[0].says("TABLES"):
+        rest[0] = Token("word", "TABLE")
+    return [verb, *rest]
 
 
 def producer_statements(query: str) -> Iterator[SqlReader]:
@@ -356,6 +367,7 @@ def read_alter(sql: SqlReader, default_schema: str) -> tuple[TableId, list[SqlRe
     """The table of an ALTER TABLE and the parts behind it; None for any other statement."""
     if not sql.skip("ALTER", "TABLE"):
         return None
+    sql.skip("IF", "EXISTS")
     return read_table_name(sql, default_schema), sql.parts()
 
 
@@ -367,6 +379,7 @@ def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
 
 def read_renamed(sql: SqlReader, default_schema: str) -> Iterator[tuple[TableId, TableId]]:
     """The old and the new names behind RENAME TABLE."""
+    sql.skip("IF", "EXISTS")
     for pair in sql.parts():
         old = read_table_name(pair, default_schema)
         pair.need("TO")
