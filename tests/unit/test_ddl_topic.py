@@ -15,7 +15,7 @@ from tests.decoded_batches import as_records
 from tests.surroundings import no_fetch
 from tests.watched_lock import WatchedLock
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.row_changes import altered_tables
+from tidesink.ddl.row_changes import RowDdl, altered_tables
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch import topic_ddl
@@ -174,6 +174,14 @@ def test_statements_of_one_kind_do_not_push_out_those_of_another() -> None:
     found = topic_ddl.with_rows((), [DdlStatement("s", "TRUNCATE t", 1), *partitions])
     assert [one.moment for one in found if one.kind == "truncate"] == [1]
     assert [one.moment for one in found if one.kind == "partition"] == [*range(150, 200)]
+
+
+def test_tables_that_come_and_go_for_years_do_not_fill_the_state_store() -> None:
+    found: tuple[RowDdl, ...] = ()
+    for start in range(0, 20_000, 1_000):
+        dropped = (DdlStatement("s", f"DROP TABLE t{at}", at) for at in range(start + 1, start + 1_001))
+        found = topic_ddl.with_rows(found, dropped)
+    assert [one.moment for one in found] == [*range(15_001, 20_001)]
 
 
 def test_a_statement_that_is_not_understood_is_about_the_table_of_its_event() -> None:

@@ -47,6 +47,8 @@ _SHOWN_SQL: Final = 200
 _MOST_WARNINGS: Final = 100
 # Likewise for each name and kind: the newest is enough to wait for a person, and to empty the table.
 _MOST_ROW_DDL: Final = 50
+# And of all names: those of tables that came and went would fill the state store.
+_MOST_OF_ALL_NAMES: Final = 5_000
 # The DDL of one page, from all of its tasks together (each has a batch of records more), is collected to this
 # process.
 _PAGE_BYTES: Final = 64 << 20
@@ -156,10 +158,17 @@ class TopicDdl:
         self._next = 0
         self._warnings: tuple[DdlWarning, ...] = ()
         self._rows: tuple[RowDdl, ...] = ()
+        # By table, of which rows which ones are about it: it is asked before each batch.
+        self._about: dict[TableId, tuple[tuple[RowDdl, ...], tuple[RowDdl, ...]]] = {}
 
     def row_ddl(self, table: TableId) -> tuple[RowDdl, ...]:
         """The DDL read so far that changes rows of a table, in its order."""
-        return tuple(one for one in self._rows if one.concerns(table))
+        rows = self._rows
+        known, found = self._about.get(table, (None, ()))
+        if known is not rows:
+            found = tuple(one for one in rows if one.concerns(table))
+            self._about[table] = rows, found
+        return found
 
     def warnings(self, table: TableId, *, defined: bool = False) -> tuple[str, ...]:
         """What to say at a table of the DDL read so far; ``defined``: the config has its definition."""
@@ -341,7 +350,7 @@ def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tu
         count[one.table, one.kind] += 1
         if count[one.table, one.kind] <= _MOST_ROW_DDL:
             kept.append(one)
-    return tuple(reversed(kept))
+    return tuple(reversed(kept[:_MOST_OF_ALL_NAMES]))
 
 
 def _row_changes(statement: DdlStatement) -> tuple[RowChange, ...]:
