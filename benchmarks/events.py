@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import parse_create_table
-from tidesink.dev.demo import create_topics
+from tidesink.dev.workload import create_topics
 from tidesink.events import ChangeEvent, Op, Position, TableId, Value
 from tidesink.schema_registry import SchemaRegistry
 

@@ -27,7 +27,7 @@ from benchmarks.sql_servers import postgres
 from benchmarks.sql_targets import target_settings
 from tidesink.codecs import open_codec
 from tidesink.config import load_config
-from tidesink.dev.demo import create_topics
+from tidesink.dev.workload import create_topics
 from tidesink.events import TableId
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.batch.context import StopFlag

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.dev import shop
-from tidesink.dev.demo import OutgoingRecord, RecordEncoder, resend_suffixes
 from tidesink.dev.shop import Change, ShopChanges
+from tidesink.dev.workload import OutgoingRecord, RecordEncoder, resend_suffixes
 from tidesink.events import ChangeEvent, Message, Op, Row, TableId, Value
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.naming import TopicRule

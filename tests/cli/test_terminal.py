@@ -24,8 +24,9 @@ from tidesink.cli.terminal import LogFormat, log_to_stderr, show_table
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import parse_create_table
-from tidesink.dev.demo import DemoResult, WorkloadReport
+from tidesink.dev.demo import DemoResult
 from tidesink.dev.lake_check import TableCheck
+from tidesink.dev.workload import WorkloadReport
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -211,6 +212,7 @@ def test_debug_and_faults_show_such_tracebacks() -> None:
 import sys
 from tidesink.cli import terminal
 from tidesink.cli.main import app, run
+from tidesink.dev.workload import WorkloadReport
 from tidesink.errors import ConfigError
 
 @app.command("fails")

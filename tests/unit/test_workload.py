@@ -12,8 +12,8 @@ import pytest
 
 from tests.shop_records import RULE, Rows, ShopRecords, messages, open_decoder, replayed, shop_records
 from tidesink.dev import shop
-from tidesink.dev.demo import OutgoingRecord, resend_suffixes, shop_topics
 from tidesink.dev.shop import load_expected, save_expected, value_text
+from tidesink.dev.workload import OutgoingRecord, resend_suffixes, shop_topics
 from tidesink.events import ChangeEvent, DdlEvent, Op, TableId
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.table import TYPES, row_of

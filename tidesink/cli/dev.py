@@ -119,7 +119,7 @@ def workload(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Write a seeded shop workload through tidesink's own encoders, and the expected final state."""
-    from tidesink.dev.demo import WorkloadOptions, write_workload
+    from tidesink.dev.workload import WorkloadOptions, write_workload
     from tidesink.schema_registry import open_registry
 
     local = running_stack(directory) or DevStack(directory).addresses

@@ -1,0 +1,250 @@
+"""A workload for a broker: the shop's changes as TiCDC sends them, and a file of the end state.
+
+It is seeded and repeatable, and goes through tidesink's own encoders to real topics: schemas, records, and
+suffixes that are sent again, as after a restart of the changefeed.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.dev import shop
+from tidesink.dev.shop import Change, ShopChanges, save_expected
+from tidesink.errors import SourceUnavailableError
+from tidesink.events import DdlEvent
+from tidesink.schema_registry import SchemaRegistry
+from tidesink.schema_registry.naming import TopicRule
+
+Say = Callable[[str], None]
+
+_TIMEOUT_S: Final = 60
+_ERRORS_ONLY: Final = 3  # syslog's: retries against a broker that has just started are not worth a line
+
+
+class OutgoingRecord(NamedTuple):
+    """One encoded Kafka record and where it goes."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass
+class WorkloadReport:
+    """What was written: row events, DDL events, records of re-sent suffixes, and records by topic."""
+
+    expected: Path
+    events: int = 0
+    ddl: int = 0
+    resent: int = 0
+    by_topic: dict[str, int] = field(default_factory=dict)
+
+
+class RecordEncoder:
+    """Changes to Kafka records: topic by rule, one partition a key (dispatcher ``index-value``)."""
+
+    def __init__(self, codec: Codec, rule: TopicRule, partitions: int) -> None:
+        self._codec = codec
+        self._rule = rule
+        self._partitions = partitions
+
+    def encode(self, change: Change) -> OutgoingRecord | None:
+        """The record of one change, or None where the protocol sends none."""
+        topic = self._rule.topic_for(change.table)
+        record = self._codec.encode(change, topic=topic)
+        if record is None:
+            return None
+        return OutgoingRecord(topic, self._partition(change), record.key, record.value)
+
+    def _partition(self, change: Change) -> int:
+        if isinstance(change, DdlEvent):
+            return 0
+        key = repr(tuple((change.key or {}).values())).encode()
+        return zlib.crc32(key) % self._partitions
+
+
+def resend_suffixes(
+    records: Iterable[OutgoingRecord], random: Random, every: int
+) -> Iterator[tuple[OutgoingRecord, bool]]:
+    """The records, and after about ``every`` of them a suffix once more (True), as after a restart.
+
+    A restarted changefeed begins at its checkpoint and sends all since again, in the same order.
+    """
+    recent: deque[OutgoingRecord] = deque(maxlen=max(1, every // 4))
+    until_restart = random.randint(1, 2 * every)
+    for record in records:
+        yield record, False
+        recent.append(record)
+        until_restart -= 1
+        if until_restart <= 0:
+            suffix = list(recent)[-random.randint(1, len(recent)) :]
+            yield from ((again, True) for again in suffix)
+            until_restart = random.randint(1, 2 * every)
+
+
+def create_topics(brokers: str, topics: Iterable[str], partitions: int) -> None:
+    """Create the topics that are not there yet.
+
+    Raises:
+        SourceUnavailableError: the broker does not answer.
+    """
+    admin = AdminClient(
+        {"bootstrap.servers": brokers, "socket.timeout.ms": 10_000, "log_level": _ERRORS_ONLY}
+    )
+    new = [NewTopic(topic, num_partitions=partitions, replication_factor=1) for topic in topics]
+    for topic, future in admin.create_topics(new, request_timeout=_TIMEOUT_S).items():
+        try:
+            future.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise SourceUnavailableError(
+                    f"cannot create the topic: {error.args[0].str()}", topic=topic
+                ) from error
+
+
+def shop_topics(rule: TopicRule) -> list[str]:
+    """The topics of the shop's tables, each once: a rule may give several tables one."""
+    return list(dict.fromkeys(rule.topic_for(table) for table in shop.CREATE))
+
+
+class RecordSender:
+    """Sends records to Kafka in order, idempotently, at a chosen rate."""
+
+    def __init__(self, brokers: str, *, rate: float | None, sent: WorkloadReport) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": brokers,
+                "log_level": _ERRORS_ONLY,
+                "enable.idempotence": True,
+                "linger.ms": 20,
+                "compression.type": "lz4",
+            }
+        )
+        self._rate = rate
+        self._sent = sent
+        self._started = time.monotonic()
+        self._failed: list[str] = []
+
+    def send(self, record: OutgoingRecord) -> None:
+        """Queue one record; waits where the rate or the queue asks for it."""
+        self._pace()
+        while True:
+            try:
+                self._producer.produce(
+                    record.topic, record.value, record.key, record.partition, on_delivery=self._delivered
+                )
+                break
+            except BufferError:
+                self._producer.poll(0.2)
+        self._producer.poll(0)
+        self._sent.by_topic[record.topic] = self._sent.by_topic.get(record.topic, 0) + 1
+
+    def close(self) -> None:
+        """Wait until the broker has everything.
+
+        Raises:
+            SourceUnavailableError: some record did not arrive.
+        """
+        left = self._producer.flush(_TIMEOUT_S)
+        if left or self._failed:
+            raise SourceUnavailableError(
+                f"{left + len(self._failed)} records did not reach the broker: {self._failed[:1]}"
+            )
+
+    def _delivered(self, error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            self._failed.append(error.str())
+
+    def _pace(self) -> None:
+        if self._rate:
+            ahead = sum(self._sent.by_topic.values()) / self._rate - (time.monotonic() - self._started)
+            if ahead > 0:
+                time.sleep(ahead)
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What to write. ``rate`` is records a second (None: as fast as possible).
+
+    ``restart_every`` is the mean number of records between two re-sent suffixes.
+    """
+
+    brokers: str
+    expected: Path
+    protocol: str = "flat-avro"
+    topic_rule: str = "{schema}_{table}"
+    registry: SchemaRegistry | None = None
+    codec: CodecOptions = field(default_factory=CodecOptions)
+    events: int = 20_000
+    partitions: int = 4
+    seed: int = 1
+    rate: float | None = None
+    restart_every: int = 4_000
+
+
+def write_workload(options: WorkloadOptions, say: Callable[[str], None] = lambda _: None) -> WorkloadReport:
+    """Write the shop's changes to Kafka and its final state to ``options.expected``.
+
+    ``say`` hears of each quarter of the row events that is sent.
+
+    Raises:
+        SourceUnavailableError: the broker does not answer.
+        RegistryError: a schema cannot be registered.
+    """
+    rule = TopicRule.parse(options.topic_rule)
+    create_topics(options.brokers, shop_topics(rule), options.partitions)
+    codec = open_codec(options.protocol, options=options.codec, registry=options.registry)
+    encoder = RecordEncoder(codec, rule, options.partitions)
+    sent = WorkloadReport(options.expected)
+    changes = ShopChanges(options.seed, options.events)
+    sender = RecordSender(options.brokers, rate=options.rate, sent=sent)
+    random = Random(options.seed)  # noqa: S311 - repeatable on purpose
+    for record, again in resend_suffixes(
+        _records(changes, encoder, sent, _quarters(options.events, say)), random, options.restart_every
+    ):
+        sender.send(record)
+        sent.resent += again
+    sender.close()
+    save_expected(options.expected, changes.tables)
+    return sent
+
+
+def _records(
+    changes: ShopChanges, encoder: RecordEncoder, sent: WorkloadReport, progress: Callable[[int], None]
+) -> Iterator[OutgoingRecord]:
+    for transaction in changes.transactions():
+        for change in transaction:
+            if isinstance(change, DdlEvent):
+                sent.ddl += 1
+            else:
+                sent.events += 1
+            record = encoder.encode(change)
+            if record is not None:
+                yield record
+        progress(sent.events)
+
+
+def _quarters(events: int, say: Say) -> Callable[[int], None]:
+    shown = 0
+
+    def progress(sent: int) -> None:
+        nonlocal shown
+        if sent * 4 // events > shown:
+            shown = sent * 4 // events
+            say(f"workload: {sent:,} row events sent")
+
+    return progress
