@@ -353,8 +353,60 @@ class Service:
         raise NotImplementedError
 
 
+class ServiceGroup:
+    """Services of one directory, started and stopped together; their data survive ``down``."""
+
+    def __init__(self, directory: Path, services: Sequence[Service]) -> None:
+        self.directory = directory
+        self._services = tuple(services)
+
+    def up(self, progress: Progress = silent) -> None:
+        """Start what does not run yet and return when all of it answers.
+
+        What this call started is stopped again when it fails or is interrupted. Raises DevStackError:
+        something to run is not to be had, a busy port, a service that does not come up.
+        """
+        with self._alone(progress):
+            missing = [service for service in self._services if not _is_running(service)]
+            for service in missing:
+                service.prepare(progress)
+            try:
+                self._start(missing, progress)
+            except BaseException:
+                stop_daemons([service.files for service in missing])
+                raise
+
+    def down(self, progress: Progress = silent) -> list[str]:
+        """Stop everything; the names of the services that were running."""
+        if not self.directory.is_dir():
+            return []
+        with self._alone(progress):
+            return stop_daemons([service.files for service in self._services])
+
+    def _start(self, missing: list[Service], progress: Progress) -> None:
+        for service in missing:  # started together, then waited for together
+            service.start(progress)
+        deadline = time.monotonic() + READY_SECONDS
+        for service in self._services:
+            running = find_running(service.files) or RunningDaemon(0, "gone", service.port)
+            wait_ready(service.files, running, service.answers, deadline=deadline)
+            progress(f"{service.files.name}: ready on {service.address}")
+
+    @contextmanager
+    def _alone(self, progress: Progress) -> Iterator[None]:
+        """Hold the lock: two ``up`` at once start one group, ``down`` stops a whole one."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with (self.directory / "stack.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress("another process starts or stops this stack, waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
 class DevStack:
-    """A Kafka broker and a schema registry on loopback; their data survive ``down``.
+    """A Kafka broker and a schema registry on loopback.
 
     Ports are TCP ports on 127.0.0.1. Everything is kept under ``directory``.
     """
@@ -375,7 +427,7 @@ class DevStack:
         self.directory = directory.resolve()
         self._broker = Broker(self.directory, kafka_port, controller_port)
         self._registry = Registry(self.directory, registry_port)
-        self._services: tuple[Service, ...] = (self._registry, self._broker)
+        self._group = ServiceGroup(self.directory, (self._registry, self._broker))
 
     @property
     def addresses(self) -> StackAddresses:
@@ -383,49 +435,13 @@ class DevStack:
         return StackAddresses(self._broker.address, self._registry.address)
 
     def up(self, progress: Progress = silent) -> StackAddresses:
-        """Start what does not run yet and return when all of it answers.
-
-        What this call started is stopped again when it fails or is interrupted. Raises DevStackError:
-        no Java, jars not to be had, a busy port, a service that does not come up.
-        """
-        with self._alone(progress):
-            missing = [service for service in self._services if not _is_running(service)]
-            for service in missing:
-                service.prepare(progress)
-            try:
-                self._start(missing, progress)
-            except BaseException:
-                stop_daemons([service.files for service in missing])
-                raise
+        """Start both, as ``ServiceGroup.up``. Raises DevStackError."""
+        self._group.up(progress)
         return self.addresses
 
     def down(self, progress: Progress = silent) -> list[str]:
-        """Stop everything; the names of the services that were running."""
-        if not self.directory.is_dir():
-            return []
-        with self._alone(progress):
-            return stop_daemons([service.files for service in self._services])
-
-    def _start(self, missing: list[Service], progress: Progress) -> None:
-        for service in missing:  # started together, then waited for together
-            service.start(progress)
-        deadline = time.monotonic() + READY_SECONDS
-        for service in self._services:
-            running = find_running(service.files) or RunningDaemon(0, "gone", service.port)
-            wait_ready(service.files, running, service.answers, deadline=deadline)
-            progress(f"{service.files.name}: ready on {service.address}")
-
-    @contextmanager
-    def _alone(self, progress: Progress) -> Iterator[None]:
-        """Hold the stack's lock: two ``up`` at once start one stack, ``down`` stops a whole one."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with (self.directory / "stack.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                progress("another process starts or stops this stack, waiting for it")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        """Stop both; the names of those that were running."""
+        return self._group.down(progress)
 
 
 def _is_running(service: Service) -> bool:

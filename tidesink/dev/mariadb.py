@@ -1,0 +1,141 @@
+"""A MariaDB of the system's package on loopback: a source's database for demos, tests and measurements.
+
+The server and its installer are those on the ``PATH``. Everything that it writes is in one folder. Its user
+``root`` has no password, and can write files in that folder alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tidesink.dev.stack import LOOPBACK, READY_SECONDS, Service, ServiceGroup, accepts, free_ports
+from tidesink.errors import ConfigError, DevStackError
+from tidesink.sinks.spark.jvm import Progress, silent
+
+_SERVER: Final = "mariadbd"
+_INSTALLER: Final = "mariadb-install-db"
+# The socket is beside the data, where its path may be as long as it likes.
+_CONFIG: Final = """[mariadbd]
+datadir={data}
+socket=mariadb.sock
+pid-file={data}/mariadb.pid
+port={port}
+bind-address={host}
+secure-file-priv={data}
+skip-log-bin
+character-set-server=utf8mb4
+"""
+
+
+def missing_programs() -> list[str]:
+    """Those of the server's programs that are not on the ``PATH``."""
+    return [name for name in (_SERVER, _INSTALLER) if shutil.which(name) is None]
+
+
+@dataclass(frozen=True)
+class MariaDb(Service):
+    """One server; ``settings`` are further lines of its configuration."""
+
+    name = "mariadb"
+    settings: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """Its SQLAlchemy URL."""
+        return f"mysql+pymysql://root@{self.address}"
+
+    def prepare(self, progress: Progress) -> None:
+        """Write the configuration, and the system's tables where they are not there.
+
+        Raises DevStackError when the server or its driver is not installed, or cannot be set up.
+        """
+        missing = missing_programs()
+        if missing:
+            raise DevStackError(
+                f"no {missing[0]} on the PATH: install MariaDB's server (Debian and Ubuntu: apt-get install "
+                "mariadb-server-core mariadb-client-core; others: mariadb-server). Debian has it in /usr/sbin"
+            )
+        try:
+            _driver()
+        except ConfigError as error:
+            raise DevStackError(
+                "MariaDB is asked through PyMySQL 1.2 or newer: pip install 'tidesink[mysql]'"
+            ) from error
+        self._data.mkdir(parents=True, exist_ok=True)
+        lines = [_CONFIG.format(data=self._data.resolve(), host=LOOPBACK, port=self.port), *self.settings]
+        if os.geteuid() == 0:
+            lines.append("user=root")  # it refuses to run as root unless that is asked for
+        self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        if not (self._data / "mysql").is_dir():
+            progress("mariadb: making its data folder")
+            self._install()
+
+    def command(self) -> list[str]:
+        """As ``Service``."""
+        return [_SERVER, self._defaults]
+
+    def answers(self) -> bool:
+        """True when it takes a connection."""
+        if not accepts(self.port):
+            return False
+        driver = _driver()
+        try:
+            driver.connect(host=LOOPBACK, port=self.port, user="root", connect_timeout=3).close()
+        except driver.MySQLError:
+            return False
+        return True
+
+    def _install(self) -> None:
+        command = [_INSTALLER, self._defaults, "--auth-root-authentication-method=normal", "--skip-test-db"]
+        try:
+            answer = subprocess.run(
+                command, capture_output=True, text=True, timeout=READY_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as exc:
+            raise DevStackError(f"{_INSTALLER} did not end: {type(exc).__name__}; run it again") from exc
+        if answer.returncode:
+            said = (answer.stdout + answer.stderr).strip()[-2000:]
+            raise DevStackError(f"{_INSTALLER} cannot make {self._data}:\n{said}")
+
+    @property
+    def _defaults(self) -> str:
+        return f"--defaults-file={self._config.resolve()}"
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "mariadb" / "data"
+
+    @property
+    def _config(self) -> Path:
+        return self.directory / "mariadb" / "my.cnf"
+
+
+def _driver() -> Any:
+    from tidesink.sinks.targets.sql.mysql import pymysql
+
+    return pymysql()
+
+
+@contextmanager
+def running_mariadb(
+    directory: Path, *settings: str, say: Callable[[str], None] = silent
+) -> Iterator[MariaDb]:
+    """A server on a free port, stopped at the end; its data stay in ``directory``.
+
+    Raises DevStackError when it cannot be started.
+    """
+    (port,) = free_ports(1)
+    server = MariaDb(directory, port, settings)
+    group = ServiceGroup(directory, (server,))
+    group.up(say)
+    try:
+        yield server
+    finally:
+        group.down()
