@@ -9,7 +9,7 @@ import dataclasses
 import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tidesink.cli import terminal
+from tidesink.cli.diff import diff_json, show_diffs
 from tidesink.cli.sources import CodecCommand, Given, codec_options, with_codec_options
 from tidesink.cli.status import COUNTS, counts_row, named_table
 from tidesink.cli.terminal import (
@@ -37,12 +38,15 @@ from tidesink.dev.stack import (
     DevStack,
     running_stack,
 )
+from tidesink.errors import ConfigError
 from tidesink.sinks.spark.jvm import all_connector_jars, jar_directory
 from tidesink.sinks.spark.session import make_class_archive
 
 if TYPE_CHECKING:
-    from tidesink.dev.demo import DemoResult
+    from tidesink.dev.demo import DemoOptions, DemoResult
     from tidesink.dev.lake_check import TableCheck
+    from tidesink.dev.snapshot_demo import SnapshotDemoOptions, SnapshotDemoResult
+    from tidesink.dev.workload import Say
     from tidesink.sinks.batch.observers import TableReport
 
 
@@ -151,13 +155,34 @@ def workload(
     )
 
 
+_EVENTS: Final = {False: 20_000, True: 3_000}
+_BATCH_RECORDS: Final = {False: 4_000, True: 10_000}
+_ROWS: Final = 40_000
+
+
 @app.command()
 @guarded
 def demo(
-    events: Annotated[int, typer.Option(min=1, help="About how many row events to write.")] = 20_000,
-    protocol: Annotated[Protocol, typer.Option(help="The codec to show.")] = Protocol.FLAT_AVRO,
+    *,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot", help="Show a first load from a database, the stream, and diff.")
+    ] = False,
+    events: Annotated[
+        int | None,
+        typer.Option(min=1, help="About how many row events to write: 20,000; with --snapshot 3,000."),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=100, help="With --snapshot: orders that are there before; 40,000."),
+    ] = None,
+    protocol: Annotated[
+        Protocol | None, typer.Option(help="The codec to show: flat-avro; with --snapshot canal-json.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same changes.")] = 1,
-    batch_records: Annotated[int, typer.Option(min=1, help="The most records of one batch.")] = 4_000,
+    batch_records: Annotated[
+        int | None,
+        typer.Option(min=1, help="The most records of one batch: 4,000; with --snapshot 10,000."),
+    ] = None,
     directory: Directory = DIRECTORY,
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -165,28 +190,64 @@ def demo(
 
     It starts a broker and a registry, writes a workload, runs the worker until the topics are drained, and
     checks every column of every row. The exit code is 1 if a value is wrong. It leaves nothing running.
+
+    With --snapshot it starts a broker and a MariaDB (of the system's package) whose rows are not in Kafka.
+    The worker loads them while they change, and `tidesink diff` compares both sides. Then it has to find a
+    row that was altered in the lake; the exit code is 1 if it does not.
     """
-    from tidesink.dev.demo import DemoOptions, run_demo
+    from tidesink.dev.demo import DemoOptions
+    from tidesink.dev.snapshot_demo import SnapshotDemoOptions
 
     # A terminal that is closed ends the demo as Ctrl-C does: it must not leave a broker behind.
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
-    options = DemoOptions(
-        directory, protocol=protocol.value, events=events, seed=seed, batch_records=batch_records
-    )
+    if rows is not None and not snapshot:
+        raise ConfigError("the demo writes no rows before the topics without --snapshot", key="--rows")
+    if snapshot and protocol is Protocol.FLAT_AVRO:
+        raise ConfigError("the demo with --snapshot shows canal-json alone", key="--protocol")
     started = time.monotonic()
 
     def say(text: str) -> None:
         note(f"{time.monotonic() - started:6.1f} s  {text}")
 
-    result = run_demo(
-        options, say, listener=ProgressLines(lambda text: say(f"worker: {text}"), brokers="here")
-    )
+    records = batch_records or _BATCH_RECORDS[snapshot]
+    wanted = events or _EVENTS[snapshot]
+    if snapshot:
+        right = _shown_snapshot_demo(
+            SnapshotDemoOptions(directory, rows or _ROWS, wanted, seed, records), say, output
+        )
+    else:
+        shown = protocol or Protocol.FLAT_AVRO
+        right = _shown_demo(DemoOptions(directory, shown.value, wanted, seed, records), say, output)
+    if not right:
+        raise typer.Exit(terminal.FAILED)
+
+
+def _shown_demo(options: DemoOptions, say: Say, output: OutputFormat) -> bool:
+    """Run the demo and show it; whether every value is right."""
+    from tidesink.dev.demo import run_demo
+
+    result = run_demo(options, say, listener=_progress(say))
     if output is OutputFormat.JSON:
         write_json(demo_json(result))
     else:
         _show(result)
-    if not result.right:
-        raise typer.Exit(terminal.FAILED)
+    return result.right
+
+
+def _shown_snapshot_demo(options: SnapshotDemoOptions, say: Say, output: OutputFormat) -> bool:
+    """Run the demo of a first load and show it; whether the comparisons found what they had to."""
+    from tidesink.dev.snapshot_demo import run_snapshot_demo
+
+    result = run_snapshot_demo(options, say, listener=_progress(say))
+    if output is OutputFormat.JSON:
+        write_json(snapshot_demo_json(result))
+    else:
+        _show_snapshot(result)
+    return result.right
+
+
+def _progress(say: Say) -> ProgressLines:
+    return ProgressLines(lambda text: say(f"worker: {text}"), brokers="here")
 
 
 @app.command()
@@ -203,6 +264,45 @@ def jars(output: Output = OutputFormat.TEXT) -> None:
         write_json({"directory": str(jar_directory()), "jars": names, "classes": archive})
     else:
         typer.echo(f"{len(found)} jars in {jar_directory()}")
+
+
+def snapshot_demo_json(result: SnapshotDemoResult) -> dict[str, Any]:
+    """What the demo of a first load found, as JSON."""
+    return {
+        "right": result.right,
+        "rows": result.rows,
+        "events": result.events,
+        "equal": [diff_json(one) for one in result.equal],
+        "altered": [diff_json(one) for one in result.altered],
+        "error": result.run.error,
+        "seconds": result.seconds,
+        "config": str(result.config),
+        "lake": str(result.lake),
+    }
+
+
+def _show_snapshot(result: SnapshotDemoResult) -> None:
+    typer.echo("\nSource and lake, while both changed")
+    show_diffs(result.equal)
+    typer.echo("\nThe same, after one row was altered in the lake")
+    show_diffs(result.altered)
+    for report in result.run.tables:
+        if report.error:
+            typer.echo(f"{report.table} is {report.state}: {report.error}")
+    took = _took(result.seconds)
+    if result.right:
+        typer.echo(
+            f"\nRight: {result.rows:,} rows of the database and {result.events:,} row events of Kafka are an "
+            f"equal\ncopy, and the altered row was found.\n({took})"
+        )
+    else:
+        typer.echo(f"\nNOT right: see above. ({took})")
+    typer.echo(f"The lake stays in {_from_here(result.lake)}; the database is gone. How the tables stood:")
+    typer.echo(f"  {shlex.join(['tidesink', 'status', str(_from_here(result.config))])}")
+
+
+def _took(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {count:.1f} s" for name, count in seconds.items())
 
 
 def demo_json(result: DemoResult) -> dict[str, Any]:
@@ -260,7 +360,7 @@ def _row(check: TableCheck, report: TableReport | None) -> tuple[Any, ...]:
 
 
 def _verdict(result: DemoResult) -> str:
-    took = ", ".join(f"{name} {count:.1f} s" for name, count in result.seconds.items())
+    took = _took(result.seconds)
     if not result.right:
         return f"\nNOT right: see above. ({took})"
     values = sum(check.rows * check.columns for check in result.checks)

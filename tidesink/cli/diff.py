@@ -87,9 +87,9 @@ def diff(
         else:
             found = refused
     if output is OutputFormat.JSON:
-        write_json({"pipeline": settings.pipeline, "tables": [_as_json(one) for one in found]})
+        write_json({"pipeline": settings.pipeline, "tables": [diff_json(one) for one in found]})
     else:
-        _show(found)
+        show_diffs(found)
     if any(one.differs or one.unsettled for one in found):
         raise typer.Exit(terminal.UNWELL)
 
@@ -149,7 +149,8 @@ def _difference_json(one: Difference) -> dict[str, Any]:
     return shown
 
 
-def _as_json(found: TableDiff) -> dict[str, Any]:
+def diff_json(found: TableDiff) -> dict[str, Any]:
+    """What came of one table, as JSON."""
     table = found.table._asdict()
     if found.refused is not None:
         return {"table": table, "refused": found.refused}
@@ -158,7 +159,8 @@ def _as_json(found: TableDiff) -> dict[str, Any]:
     return {"table": table, **counts, "not_compared": list(found.not_compared), "differences": shown}
 
 
-def _show(tables: Sequence[TableDiff]) -> None:
+def show_diffs(tables: Sequence[TableDiff]) -> None:
+    """A table of counts, and the keys that differ."""
     compared = [one for one in tables if one.refused is None]
     if compared:
         columns = ("table", "at source", "at target", *(name.replace("_", "\n") for name in _COUNTS))

@@ -38,7 +38,7 @@ _STOPPING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 # The demo lasts a minute: it would be over before a full compiler's work paid off, and its tables are small.
-_SPARK_CONF: Final = {
+SPARK_CONF: Final = {
     "spark.driver.extraJavaOptions": (
         "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
     ),
@@ -79,7 +79,7 @@ class DemoResult:
 
 
 @dataclass
-class _Steps:
+class Steps:
     """Says what begins and keeps how long it took."""
 
     say: Say
@@ -102,22 +102,22 @@ def run_demo(options: DemoOptions, say: Say, *, listener: Listener | None = None
         KeyboardInterrupt: the demo was stopped, and has been taken down.
     """
     options.directory.mkdir(parents=True, exist_ok=True)
-    with _alone(options.directory):
+    with only_demo(options.directory):
         directory = (options.directory / "demo").resolve()
         kafka, controller, registry = free_ports(3)
         stack = DevStack(directory, kafka_port=kafka, controller_port=controller, registry_port=registry)
         stack.down()  # what a killed demo left
         shutil.rmtree(directory, ignore_errors=True)
         try:
-            steps = _Steps(say, {})
+            steps = Steps(say, {})
             return _run(options, stack, steps, () if listener is None else (listener,))
         finally:
-            with _undisturbed():
+            with undisturbed():
                 stack.down()
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def only_demo(directory: Path) -> Iterator[None]:
     with (directory / "demo.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,7 +129,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Who presses Ctrl-C twice must not be left with half a stack. Only the main thread hears signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -142,7 +142,7 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _run(options: DemoOptions, stack: DevStack, steps: _Steps, listeners: tuple[Listener, ...]) -> DemoResult:
+def _run(options: DemoOptions, stack: DevStack, steps: Steps, listeners: tuple[Listener, ...]) -> DemoResult:
     directory = stack.directory
     with steps.step("jars", "Spark's connectors"):
         spark_connector_jars(progress=steps.say)
@@ -197,7 +197,7 @@ def _config(options: DemoOptions, directory: Path, addresses: StackAddresses) ->
         "target": {"type": "delta", "path": "./lake"},
         "batch": {"max-records": options.batch_records},
         "state": "./state.db",
-        "spark": {"conf": _SPARK_CONF},
+        "spark": {"conf": SPARK_CONF},
     }
     # JSON is YAML: the file can be used with every tidesink command afterwards.
     path = directory / "tidesink.yaml"

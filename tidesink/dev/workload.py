@@ -124,7 +124,8 @@ def shop_topics(rule: TopicRule) -> list[str]:
 class RecordSender:
     """Sends records to Kafka in order, idempotently, at a chosen rate."""
 
-    def __init__(self, brokers: str, *, rate: float | None, sent: WorkloadReport) -> None:
+    def __init__(self, brokers: str, *, rate: float | None, by_topic: dict[str, int]) -> None:
+        """``rate``: records a second, or None; ``by_topic``: counts them."""
         self._producer = Producer(
             {
                 "bootstrap.servers": brokers,
@@ -135,7 +136,7 @@ class RecordSender:
             }
         )
         self._rate = rate
-        self._sent = sent
+        self._by_topic = by_topic
         self._started = time.monotonic()
         self._failed: list[str] = []
 
@@ -151,7 +152,7 @@ class RecordSender:
             except BufferError:
                 self._producer.poll(0.2)
         self._producer.poll(0)
-        self._sent.by_topic[record.topic] = self._sent.by_topic.get(record.topic, 0) + 1
+        self._by_topic[record.topic] = self._by_topic.get(record.topic, 0) + 1
 
     def close(self) -> None:
         """Wait until the broker has everything.
@@ -171,7 +172,7 @@ class RecordSender:
 
     def _pace(self) -> None:
         if self._rate:
-            ahead = sum(self._sent.by_topic.values()) / self._rate - (time.monotonic() - self._started)
+            ahead = sum(self._by_topic.values()) / self._rate - (time.monotonic() - self._started)
             if ahead > 0:
                 time.sleep(ahead)
 
@@ -211,7 +212,7 @@ def write_workload(options: WorkloadOptions, say: Callable[[str], None] = lambda
     encoder = RecordEncoder(codec, rule, options.partitions)
     sent = WorkloadReport(options.expected)
     changes = ShopChanges(options.seed, options.events)
-    sender = RecordSender(options.brokers, rate=options.rate, sent=sent)
+    sender = RecordSender(options.brokers, rate=options.rate, by_topic=sent.by_topic)
     random = Random(options.seed)  # noqa: S311 - repeatable on purpose
     for record, again in resend_suffixes(
         _records(changes, encoder, sent, _quarters(options.events, say)), random, options.restart_every

@@ -1,0 +1,294 @@
+"""``tidesink dev demo --snapshot``: from a database with rows of years to a lake that is equal to it.
+
+A worker reads the rows from the database and the changes from Kafka at the same time, while a shop goes on
+changing. Then both sides are compared, and once more with one row altered in the lake. The demo is right when
+the first comparison finds nothing and the second that row. Everything lives in one directory; the database
+is removed at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tidesink.config import Config, load_config
+from tidesink.dev.demo import SPARK_CONF, Steps, only_demo, undisturbed
+from tidesink.dev.live_shop import CUSTOMERS, ORDERS, TOPICS, UNTOUCHED, LiveShop
+from tidesink.dev.mariadb import MariaDb
+from tidesink.dev.stack import Broker, ServiceGroup, free_ports
+from tidesink.dev.workload import Say
+from tidesink.errors import DevStackError
+from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, Listener, RunReport, WorkerEvent
+from tidesink.sinks.spark.jvm import spark_connector_jars
+from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.targets.sharing import quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.sinks.worker.diff import TableDiff
+
+
+TABLES: Final = (CUSTOMERS, ORDERS)
+# Rows a second: a shop that is busy, and leaves the machine to the worker.
+_RATE: Final = 100.0
+_LAG_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.5
+_LOAD_SECONDS: Final = 900.0
+_DATABASE: Final = ("innodb-buffer-pool-size=64M", "innodb-flush-log-at-trx-commit=2")
+
+
+@dataclass(frozen=True)
+class SnapshotDemoOptions:
+    """How large the demo is. It keeps to ``directory / "snapshot-demo"``.
+
+    ``rows``: orders that are there before. ``events``: row events that are written at least while the
+    worker runs. ``batch_records``: the most records of one batch, and rows of one range of a key.
+    """
+
+    directory: Path
+    rows: int = 40_000
+    events: int = 3_000
+    seed: int = 1
+    batch_records: int = 10_000
+
+
+@dataclass(frozen=True)
+class SnapshotDemoResult:
+    """What the demo did and found; ``seconds`` by step.
+
+    ``rows``: those that were there before; ``events``: row events that were sent. ``equal`` is the
+    comparison while both sides changed, ``altered`` the one after a row was altered in the lake.
+    """
+
+    rows: int
+    events: int
+    run: RunReport
+    equal: tuple[TableDiff, ...]
+    altered: tuple[TableDiff, ...]
+    seconds: dict[str, float]
+    config: Path
+    lake: Path
+
+    @property
+    def right(self) -> bool:
+        """True when the first comparison found nothing, and the second the altered row alone."""
+        found = [(str(one.table), one.different) for one in self.altered if _differs(one)]
+        keys = [dict(shown.key) for one in self.altered for shown in one.shown]
+        return (
+            self.run.exit_code == 0
+            and len(self.equal) == len(TABLES)
+            and not any(_differs(one) for one in self.equal)
+            and found == [(str(ORDERS), 1)]
+            and keys == [{"id": str(UNTOUCHED)}]
+        )
+
+
+def _differs(found: TableDiff) -> bool:
+    return bool(found.refused or found.differs or found.unsettled)
+
+
+def run_snapshot_demo(
+    options: SnapshotDemoOptions, say: Say, *, listener: Listener | None = None
+) -> SnapshotDemoResult:
+    """Run the whole job once; nothing is left running, whatever happens.
+
+    ``listener`` hears the worker, without its batches.
+
+    Raises:
+        DevStackError: no Java or MariaDB, jars not to be had, a service that does not start, another demo
+            here, or rows that are not loaded in time.
+        TidesinkError: the worker or the workload failed as a whole.
+        KeyboardInterrupt: the demo was stopped, and has been taken down.
+    """
+    options.directory.mkdir(parents=True, exist_ok=True)
+    with only_demo(options.directory):
+        directory = (options.directory / "snapshot-demo").resolve()
+        kafka, controller, database = free_ports(3)
+        broker, server = Broker(directory, kafka, controller), MariaDb(directory, database, _DATABASE)
+        group = ServiceGroup(directory, (server, broker))
+        group.down()  # what a killed demo left
+        shutil.rmtree(directory, ignore_errors=True)
+        demo = _Demo(options, directory, broker, server, Steps(say, {}), _without_batches(listener))
+        try:
+            return demo.run(group)
+        finally:
+            with undisturbed():
+                group.down()
+                shutil.rmtree(directory / server.name, ignore_errors=True)
+
+
+class _Quiet:
+    """Passes on what is no batch: there is one a second for each table."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def hear(self, event: WorkerEvent) -> None:
+        if not isinstance(event, BatchStarted | BatchApplied):
+            self._listener.hear(event)
+
+
+def _without_batches(listener: Listener | None) -> tuple[Listener, ...]:
+    return () if listener is None else (_Quiet(listener),)
+
+
+@dataclass(frozen=True)
+class _Demo:
+    options: SnapshotDemoOptions
+    directory: Path
+    broker: Broker
+    server: MariaDb
+    steps: Steps
+    listeners: tuple[Listener, ...]
+
+    def run(self, group: ServiceGroup) -> SnapshotDemoResult:
+        with self.steps.step("jars", "Spark's connectors"):
+            spark_connector_jars(progress=self.steps.say)
+        with self.steps.step("stack", "a broker and a MariaDB on this machine's loopback"):
+            group.up(self.steps.say)
+        with ExitStack() as closing_last:
+            with self.steps.step("source", f"{self.options.rows:,} orders and their customers, not in Kafka"):
+                shop = LiveShop(self.server, self.broker.address, seed=self.options.seed)
+                closing_last.callback(shop.close)
+                rows = shop.load(self.options.rows)
+            path = self._write_config()
+            config = load_config(path)
+            with self.steps.step("spark", "starting Spark"):
+                spark = closing_last.enter_context(_session(config))
+            equal = self._copied(config, shop)
+            with self.steps.step("drain", "the worker applies what is left, and ends"):
+                report = _drained(config, self.listeners)
+            altered = self._altered(config, spark)
+            return SnapshotDemoResult(
+                rows, shop.changes, report, equal, altered, self.steps.seconds, path, self.directory / "lake"
+            )
+
+    def _copied(self, config: Config, shop: LiveShop) -> tuple[TableDiff, ...]:
+        """Load and stream while the shop changes, and compare meanwhile."""
+        stop, flag = threading.Event(), StopFlag()
+        with ThreadPoolExecutor(2) as threads:
+            jobs = [
+                threads.submit(shop.change_until, stop, rate=_RATE),
+                threads.submit(_work, config, flag, self.listeners),
+            ]
+            try:
+                with self.steps.step("load", "a worker reads the rows, and applies the shop's changes"):
+                    self._await_load(config, jobs)
+                with self.steps.step("stream", "the same worker, from Kafka alone now"):
+                    while shop.changes < self.options.events:
+                        _pause(jobs)
+                    self.steps.say(f"stream: {shop.changes:,} row events were sent so far")
+                with self.steps.step("diff", "tidesink diff, while both sides change"):
+                    found = self._compared(config, lag=_LAG_SECONDS)
+            finally:
+                stop.set()
+                flag.set()
+                with undisturbed():
+                    wait(jobs)
+            for job in jobs:
+                job.result()
+            return found
+
+    def _await_load(self, config: Config, jobs: Sequence[Future[None]]) -> None:
+        deadline = time.monotonic() + _LOAD_SECONDS
+        quarters = dict.fromkeys(TABLES, 0)
+        with closing(open_state_store(config.state)) as store:
+            while True:
+                statuses = {one.table: one for one in store.statuses(config.pipeline)}
+                found = {table: one.details.get("snapshot") for table, one in statuses.items()}
+                for table, shown in found.items():
+                    if shown and shown["rows"] * 4 // (shown["estimate"] or 1) > quarters[table]:
+                        quarters[table] = shown["rows"] * 4 // (shown["estimate"] or 1)
+                        self.steps.say(f"load: {table}  {shown['rows']:,} rows, {shown['state']}")
+                if all((found.get(table) or {}).get("state") == "done" for table in TABLES):
+                    return
+                if time.monotonic() > deadline:
+                    errors = [f"{table}: {one.error}" for table, one in statuses.items() if one.error]
+                    raise DevStackError(
+                        f"the tables were not loaded within {_LOAD_SECONDS:.0f} s. {'; '.join(errors)}"
+                    )
+                _pause(jobs)
+
+    def _compared(self, config: Config, *, lag: float) -> tuple[TableDiff, ...]:
+        from tidesink.sinks.worker.diff import DiffOptions, diff
+
+        options = DiffOptions(values=True, lag=lag)
+        return tuple(diff(config, TABLES, options, tell=lambda what: self.steps.say(f"diff: {what}")))
+
+    def _altered(self, config: Config, spark: SparkSession) -> tuple[TableDiff, ...]:
+        with self.steps.step("alter", f"somebody sets the total of order {UNTOUCHED} to 0 in the lake"):
+            place = quote_identifier(str(self.directory / "lake" / ORDERS.schema / ORDERS.name))
+            spark.sql(f"UPDATE delta.{place} SET total = 0 WHERE id = {UNTOUCHED}")  # noqa: S608
+        with self.steps.step("diff again", "tidesink diff --values"):
+            return self._compared(config, lag=0)
+
+    def _write_config(self) -> Path:
+        """The config a person would write."""
+        config = {
+            "pipeline": "snapshot-demo",
+            "source": {
+                "brokers": self.broker.address,
+                "protocol": "canal-json",
+                "topics": TOPICS,
+                "enable-tidb-extension": True,
+                "database": {"url": self.server.url, "chunk-rows": self.options.batch_records},
+            },
+            "target": {"type": "delta", "path": "./lake"},
+            "defaults": {"snapshot": "initial"},
+            "batch": {"max-records": self.options.batch_records},
+            "state": "./state.db",
+            "spark": {"conf": SPARK_CONF},
+        }
+        path = self.directory / "tidesink.yaml"
+        path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+        return path
+
+
+def _pause(jobs: Sequence[Future[None]]) -> None:
+    """Wait a little. The writer and the worker end by themselves only by a fault, which is raised here."""
+    for job in wait(jobs, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
+        job.result()
+        raise DevStackError("the worker ended before it was asked to")
+
+
+@contextmanager
+def _session(config: Config) -> Iterator[SparkSession]:
+    """One Spark for the worker and the comparisons."""
+    from tidesink.sinks.spark.session import build_session, stop_session
+
+    session = build_session(
+        app_name="tidesink snapshot-demo",
+        master=config.spark.master,
+        conf=config.spark.conf_values(),
+        target=config.target.type,
+    )
+    try:
+        yield session
+    finally:
+        with undisturbed():
+            stop_session(session)
+
+
+def _work(config: Config, stop: StopFlag, listeners: tuple[Listener, ...]) -> None:
+    from tidesink.sinks.worker.run import run
+
+    run(config, stop=stop, listeners=listeners)
+
+
+def _drained(config: Config, listeners: tuple[Listener, ...]) -> RunReport:
+    from tidesink.sinks.worker.run import run
+
+    report = run(config, until="drained", listeners=listeners)
+    if report.interrupted:
+        raise KeyboardInterrupt
+    return report
