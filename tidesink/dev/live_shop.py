@@ -27,6 +27,8 @@ from tidesink.sinks.targets.sharing import quote_mysql
 
 TOPICS: Final = "{schema}_{table}"
 PARTITIONS: Final = 2
+# Nothing was sent of the tables' DDL: each record has its columns' whole types.
+CODEC: Final = CodecOptions(enable_tidb_extension=True, content_compatible=True)
 CUSTOMERS: Final = TableId("shop", "customers")
 ORDERS: Final = TableId("shop", "orders")
 # No change is of this order: what somebody else does to it is seen by itself.
@@ -78,7 +80,7 @@ class _Table:
 class LiveShop:
     """Two tables in a database, and their topics. Close it."""
 
-    def __init__(self, server: MariaDb, brokers: str, *, seed: int) -> None:
+    def __init__(self, server: MariaDb, brokers: str, *, seed: int, topics: str = TOPICS) -> None:
         from tidesink.sinks.targets.sql.mysql import pymysql
 
         self._random = Random(seed)  # noqa: S311 - repeatable on purpose
@@ -87,8 +89,8 @@ class LiveShop:
             definitions.apply(query)
         schemas = {table: definitions.get(table) for table in _CREATE}
         self._tables = {table: _Table(schema) for table, schema in schemas.items() if schema is not None}
-        rule = TopicRule.parse(TOPICS)
-        codec = open_codec("canal-json", options=CodecOptions(enable_tidb_extension=True))
+        rule = TopicRule.parse(topics)
+        codec = open_codec("canal-json", options=CODEC)
         self._encoder = RecordEncoder(codec, rule, PARTITIONS)
         create_topics(brokers, [rule.topic_for(table) for table in _CREATE], PARTITIONS)
         self._brokers = brokers

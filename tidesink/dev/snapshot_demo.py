@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidesink.config import Config, load_config
 from tidesink.dev.demo import SPARK_CONF, Steps, only_demo, undisturbed
-from tidesink.dev.live_shop import CUSTOMERS, ORDERS, TOPICS, UNTOUCHED, LiveShop
+from tidesink.dev.live_shop import CODEC, CUSTOMERS, ORDERS, TOPICS, UNTOUCHED, LiveShop
 from tidesink.dev.mariadb import MariaDb
 from tidesink.dev.stack import Broker, ServiceGroup, free_ports
 from tidesink.dev.workload import Say
@@ -240,7 +240,8 @@ class _Demo:
                 "brokers": self.broker.address,
                 "protocol": "canal-json",
                 "topics": TOPICS,
-                "enable-tidb-extension": True,
+                "enable-tidb-extension": CODEC.enable_tidb_extension,
+                "content-compatible": CODEC.content_compatible,
                 "database": {"url": self.server.url, "chunk-rows": self.options.batch_records},
             },
             "target": {"type": "delta", "path": "./lake"},
