@@ -6,8 +6,9 @@ reducing alone; ``start``, the first commit of a new process; the whole job into
 Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``protocols``, the first load of the others into
 Delta beside flat-avro's; ``memory``, the driver's for many events beside few; ``sizes``, small batches into
 tables of 200,000 and of ten million rows; ``age``, the thousandth small batch into a table; ``idle``, what
-500 idle tables cost; ``snapshots``, the rows of a database. Everything is a ratio to a floor or a baseline of
-the same run, since machines differ and are noisy.
+500 idle tables cost; ``snapshots``, the rows of a database; ``diff``, comparing
+them with their copy. Everything is a ratio to a floor or a baseline of the same run, since machines differ
+and are noisy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.diffs import diff_rows
 from benchmarks.events import OPTIONS, write_events
 from benchmarks.first_commit import BACKLOG, first_commit_row
 from benchmarks.idle_tables import idle_row
@@ -47,7 +49,7 @@ from tidesink.schema_registry import open_registry
 EVENTS = 1_000_000
 PARTS: Final = (
     *("codecs", "fetch", "reduce", "start"),
-    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "age", "idle", "snapshots"),
+    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "age", "idle", "snapshots", "diff"),
 )
 Settings = Mapping[str, Any]
 
@@ -166,6 +168,10 @@ def _snapshots(settings: Settings, events: int) -> Rows:
     return snapshot_rows(_measure, {**settings, "topic": "bench_snapshots"}, events)
 
 
+def _diff(settings: Settings, events: int) -> Rows:
+    return diff_rows(_measure, {**settings, "topic": "bench_diff"}, events)
+
+
 def _written(settings: Settings, protocol: str, events: int, *, name: str | None = None) -> str:
     """A topic of one protocol; its name."""
     topic = name or f"bench_{protocol.replace('-', '_')}"
@@ -244,6 +250,7 @@ _ON_STACK: Final[Mapping[str, Callable[[Settings, int], Rows]]] = {
     "age": _age,
     "idle": _idle,
     "snapshots": _snapshots,
+    "diff": _diff,
 }
 
 if __name__ == "__main__":

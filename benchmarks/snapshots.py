@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark.sql import DataFrame, SparkSession
+
 from benchmarks.baseline import plain_session
 from benchmarks.events import DDL, write_events
 from benchmarks.first_commit import Measure
@@ -46,7 +48,7 @@ def snapshot_rows(measure: Measure, settings: dict[str, Any], count: int) -> Row
         tempfile.TemporaryDirectory(prefix="tidesink-bench-snapshots-") as place,
         mariadb(Path(place) / "server") as endpoint,
     ):
-        _fill(endpoint, count)
+        fill(endpoint, count)
         registry = open_registry(settings["registry"])
         write_events(settings["brokers"], registry, settings["topic"], 1)
         given = {**settings, "directory": place, "host": endpoint.host, "port": endpoint.port, "count": count}
@@ -60,7 +62,8 @@ def snapshot_rows(measure: Measure, settings: dict[str, Any], count: int) -> Row
     ]
 
 
-def _fill(endpoint: Endpoint, count: int) -> None:
+def fill(endpoint: Endpoint, count: int) -> None:
+    """Make the table."""
     connections = Connections(MysqlDialect(), endpoint)
     with connections.transaction("bench") as cursor:
         cursor.execute("CREATE DATABASE IF NOT EXISTS bench")
@@ -69,25 +72,35 @@ def _fill(endpoint: Endpoint, count: int) -> None:
     connections.close()
 
 
-def _ours(settings: dict[str, Any]) -> float:
+def snapshot_config(settings: dict[str, Any]) -> Path:
+    """The worker's config, with the database."""
     path = write_config(settings, settings["count"])
     config = json.loads(path.read_text(encoding="utf-8"))
     url = f"mysql+pymysql://root@{settings['host']}:{settings['port']}"
     config["source"]["database"] = {"url": url, "connections": _AT_ONCE}
     config["tables"][0] |= {"snapshot": "initial"}
     path.write_text(json.dumps(config), encoding="utf-8")
-    laps = drained(path).laps
+    return path
+
+
+def load(settings: dict[str, Any]) -> float:
+    """A snapshot of the table into Delta; its seconds."""
+    laps = drained(snapshot_config(settings)).laps
     read = sum(lap.events for lap in laps)
     if read < settings["count"]:
         raise SystemExit(f"{read} rows were read, of {settings['count']}")
     return sum(lap.seconds for lap in laps)
 
 
-def _jdbc(settings: dict[str, Any]) -> float:
+def jdbc_session() -> SparkSession:
+    """A plain session with the database's driver."""
     (driver,) = fetch(_DRIVER).glob("mariadb-java-client*.jar")
-    spark = plain_session({"spark.driver.extraClassPath": str(driver)})
-    began = time.perf_counter()
-    rows = spark.read.jdbc(
+    return plain_session({"spark.driver.extraClassPath": str(driver)})
+
+
+def jdbc_rows(spark: SparkSession, settings: dict[str, Any]) -> DataFrame:
+    """The table by as many connections as the worker has."""
+    return spark.read.jdbc(
         # Spark quotes names as MariaDB does where the URL says MySQL.
         f"jdbc:mysql://{settings['host']}:{settings['port']}/bench?permitMysqlScheme",
         "events",
@@ -97,8 +110,13 @@ def _jdbc(settings: dict[str, Any]) -> float:
         numPartitions=_AT_ONCE,
         properties={"user": "root", "driver": "org.mariadb.jdbc.Driver", "fetchsize": str(_FETCHED)},
     )
+
+
+def _jdbc(settings: dict[str, Any]) -> float:
+    spark = jdbc_session()
+    began = time.perf_counter()
     place = f"{settings['directory']}/jdbc"
-    rows.write.format("delta").save(place)
+    jdbc_rows(spark, settings).write.format("delta").save(place)
     seconds = time.perf_counter() - began
     if spark.read.format("delta").load(place).count() != settings["count"]:
         raise SystemExit("JDBC wrote other rows than the table has")
@@ -124,7 +142,7 @@ def _cursor(settings: dict[str, Any]) -> float:
 
 
 _SIDES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
-    "ours": _ours,
+    "ours": load,
     "jdbc": _jdbc,
     "cursor": _cursor,
 }
