@@ -275,9 +275,14 @@ def _session(config: Config) -> Iterator[SparkSession]:
     )
     try:
         yield session
-    finally:
-        with undisturbed():
-            stop_session(session)
+    except KeyboardInterrupt:
+        # It may have cut off a call of the JVM, whose later answers are then of other calls. The JVM ends
+        # with this process.
+        raise
+    except BaseException:
+        stop_session(session)
+        raise
+    stop_session(session)
 
 
 def _work(config: Config, stop: StopFlag, listeners: tuple[Listener, ...]) -> None:
