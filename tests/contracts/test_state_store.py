@@ -83,6 +83,15 @@ def test_a_batch_recorded_again_replaces_itself(store: StateStore) -> None:
     assert store.progress_of("shop", TABLE, txn_version(1, 1)) == progress(1, 1)
 
 
+def test_history_is_found_by_batch(store: StateStore) -> None:
+    """Of a batch that was tried again the last try counts; of a table that was made again its newest life."""
+    for epoch, batch in ((1, 1), (1, 2), (3, 2), (3, 3), (1, 3)):
+        store.record_progress(progress(epoch, batch))
+    found = {batch: store.progress_of_batch("shop", TABLE, batch) for batch in (0, 1, 2, 3, 4)}
+    assert found == {0: None, 1: progress(1, 1), 2: progress(3, 2), 3: progress(1, 3), 4: None}
+    assert store.progress_of_batch("other", TABLE, 1) is None
+
+
 def test_old_history_is_dropped(store: StateStore) -> None:
     """That of a table that was there before, and counted further, first."""
     store.record_progress(progress(7, 1))

@@ -70,6 +70,13 @@ class StateStore(Protocol):
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
         """The progress of one batch by its transaction version; None where it is not known."""
 
+    def progress_of_batch(self, pipeline: str, table: TableId, batch: int) -> Progress | None:
+        """The progress of a batch that was applied, in whichever epoch; None where it is not known.
+
+        A batch that is tried again in another epoch keeps its number: the last try is the one that was
+        applied.
+        """
+
     def save_status(self, status: TableStatus) -> bool:
         """Replace a table's status in one step unless it has a greater rank; whether it was replaced.
 

@@ -30,7 +30,13 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
 from tidesink.errors import ConfigError, StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.state.progress import Progress, TableStatus, from_json, to_json
+from tidesink.sinks.state.progress import (
+    BATCHES_PER_EPOCH,
+    Progress,
+    TableStatus,
+    from_json,
+    to_json,
+)
 
 
 def open_state_store(url: str | Path) -> SqlStateStore:
@@ -133,6 +139,19 @@ class SqlStateStore:
         )
         with self._transaction() as connection:
             text = connection.execute(wanted).scalar_one_or_none()
+        return None if text is None else from_json(text)
+
+    def progress_of_batch(self, pipeline: str, table: TableId, batch: int) -> Progress | None:
+        """The progress of a batch that was applied, in whichever epoch; None where it is not known."""
+        wanted = sa.select(_history.c.progress).where(
+            _history.c.pipeline == pipeline,
+            _history.c.table_name == _table_key(table),
+            _history.c.txn_version % BATCHES_PER_EPOCH == batch,
+        )
+        # By time: a table that was made again begins its epochs again.
+        newest = wanted.order_by(_history.c.written.desc(), _history.c.txn_version.desc()).limit(1)
+        with self._transaction() as connection:
+            text = connection.execute(newest).scalar_one_or_none()
         return None if text is None else from_json(text)
 
     def save_status(self, status: TableStatus) -> bool:

@@ -23,7 +23,6 @@ from tidesink.sinks.batch.context import LONGEST_PAUSE, WorkerContext
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, furthest, growing_parts
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.spark.session import start_thread
-from tidesink.sinks.state.progress import txn_version
 
 if TYPE_CHECKING:
     from tidesink.codecs.base import Codec
@@ -98,7 +97,7 @@ class NamedTables:
             status = store.status_of(pipeline, table)
             if status is None:
                 continue
-            progress = store.progress_of(pipeline, table, txn_version(status.epoch, status.batch))
+            progress = store.progress_of_batch(pipeline, table, status.batch)
             at = progress.topics.get(found.topic) if progress is not None else None
             if at is not None and at.topic_id == found.topic_id:
                 yield {number: one.next_offset for number, one in at.partitions.items()}
