@@ -114,7 +114,9 @@ class _Worker:
 Steps = Iterable[tuple[str, int, int, float]]
 _STEPS: Final = st.lists(
     st.tuples(
-        st.sampled_from(["put", "delete", "clean", "clean", "look", "read", "restart", "lose the store"]),
+        st.sampled_from(
+            ["put", "delete", "clean", "clean", "look", "read", "rewind", "restart", "lose the store"]
+        ),
         st.integers(0, 1),
         st.integers(1, 3),
         st.sampled_from([1.0, 20_000.0, 50_000.0]),
@@ -139,6 +141,8 @@ def _run(steps: Steps, *, checked: bool = True) -> tuple[dict[int, int], dict[in
             partition.clean(now, partition.end - number // 3)
         elif step == "look":
             worker.look(partition, now)
+        elif step == "rewind":
+            worker.next = max(0, worker.next - number)
         elif step in ("restart", "lose the store"):
             worker.start_again(store_lost=step != "restart")
         else:

@@ -24,7 +24,7 @@ from tidesink.sinks.state.progress import (
 offsets = st.integers(0, 2**63 - 1)
 times = st.none() | st.integers(0, 2**63 - 1)
 partitions = st.dictionaries(
-    st.integers(0, 2**31 - 1), st.builds(PartitionProgress, offsets, offsets, times, times), max_size=4
+    st.integers(0, 2**31 - 1), st.builds(PartitionProgress, offsets, offsets, times, times, times), max_size=4
 )
 snapshots = st.builds(
     SnapshotProgress,
@@ -48,6 +48,7 @@ def progresses(draw: st.DrawFn) -> Progress:
         draw(times),
         draw(st.sampled_from(["kafka", "source"])),
         draw(st.none() | snapshots),
+        rewound=draw(offsets),
     )
 
 

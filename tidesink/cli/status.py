@@ -208,6 +208,7 @@ def _remarks(entry: TableStatus) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     remarks += _routed_to(entry)
     remarks += _snapshot(entry)
+    remarks += [again_line(entry.details["read_again"])] if "read_again" in entry.details else []
     left = left_to_spark(entry)
     remarks += [f"batches are {left}"] if left else []
     remarks += [f"warning: {warning}" for warning in entry.warnings]
@@ -272,6 +273,12 @@ def _snapshot(entry: TableStatus) -> list[str]:
     estimate, reason = shown["estimate"], shown.get("reason")
     rows = f"{shown['rows']} rows" + (f" of about {estimate}" if estimate else "")
     return [f"snapshot {shown['state']}: {rows}" + (f"; {reason}" if reason else "")]
+
+
+def again_line(again: Mapping[str, Sequence[int]]) -> str:
+    """What is said of a table that was rewound: by partition, which offsets are still read again."""
+    parts = ", ".join(f"partition {number} from {start} to {end}" for number, (start, end) in again.items())
+    return f"rewound, and read again: {parts}; until then rows may be older than they were"
 
 
 def commit_time(commit_ts: int | None) -> str:

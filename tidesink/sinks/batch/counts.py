@@ -277,8 +277,12 @@ def filtered_of(summary: BatchSummary, last_ddl: Mapping[str, Any] | None = None
 
 
 def passed(progress: Progress | None, topic: str, filtered: Filtered) -> dict[str, Any]:
-    """What was read and is no row, and the watermark that every partition has passed, for ``status``."""
-    watermark = least_watermark(progress, topic) if progress else None
+    """What was read and is no row, and the watermark that every partition has passed, for ``status``.
+
+    None while changes from before it are read again.
+    """
+    at = progress.topics.get(topic) if progress else None
+    watermark = least_watermark(progress, topic) if progress and at and not at.read_again else None
     return {"watermark": watermark, **filtered.as_details()}
 
 

@@ -342,13 +342,28 @@ class Batch:
             )
 
     def _rules(self) -> EventRules:
+        horizon, void = self._hold.horizon, self._hold.progress.emptied
+        if self._reads_again and horizon is not None:
+            # What is applied has it, or a delete behind it that is forgotten by now.
+            void, horizon = max(horizon, void or 0), None
         return EventRules(
             sequenced=self._sequenced,
             versions=self._history is not None,
-            horizon=self._hold.horizon,
+            horizon=horizon,
             truncates=not self._refuses_truncates,
-            emptied=self._hold.progress.emptied,
+            emptied=void,
         )
+
+    @property
+    def _reads_again(self) -> bool:
+        """Whether the batch has nothing but what was applied before the table was rewound.
+
+        A change in it may be of a row that a later one deleted: what it leaves out is NULL until then.
+        """
+        topic = self._hold.progress.topics.get(self._plan.found.topic)
+        again = topic.read_again if topic is not None else {}
+        parts = [part for part in self._plan.ranges if part.records]
+        return bool(parts) and all(n.partition in again and n.end <= again[n.partition].end for n in parts)
 
     def _must_plan_again(self, reduction: Reduction) -> bool:
         missed = Missed(reduction.summary, reduction.plan.ranges, reduction.plan.found)
@@ -415,7 +430,6 @@ class Batch:
 
     def _emptied(self, row_decision: RowDecision) -> BatchOutcome:
         """Empty the table by DDL, in a batch without records; those that follow come in the next one."""
-        context, settings = self._context, self._settings
         decision = self._schema_decision(self._shape())
         if decision.pending:
             return BatchOutcome(self._hold.progress, pending=decision.pending)
@@ -425,6 +439,13 @@ class Batch:
             emptied=max(self._hold.progress.emptied or 0, row_decision.empties or 0),
             decided=row_decision.decided,
         )
+        return self._without_records(progress, decision, truncates=True)
+
+    def _without_records(
+        self, progress: Progress, decision: SchemaDecision, *, truncates: bool
+    ) -> BatchOutcome:
+        """Commit progress for which nothing was read, and empty the table where that is so."""
+        context, settings = self._context, self._settings
         evolved = self._prepared(progress, decision)
         context.failpoints.reach("committing")
         batch = ReducedBatch(
@@ -432,9 +453,10 @@ class Batch:
             0,
             0,
             delete_mode=settings.deletes,
-            truncates=True,
+            truncates=truncates,
             sequenced=self._sequenced,
             mode=settings.mode,
+            history=self._history,
             on_staged=lambda: context.failpoints.reach("staged"),
         )
         with self._step("committed"):
@@ -559,7 +581,7 @@ class Batch:
             history=self._history,
             since=summary.min_commit_ts,
             on_delete=self._on_delete(shape),
-            lenient=self._settings.ignore_null_updates or self._hold.loads,
+            lenient=self._settings.ignore_null_updates or self._hold.loads or self._reads_again,
             payloads=payloads,
             staged=reduction.found.staged,
             checkpointed=self._checkpoints,
@@ -638,6 +660,7 @@ def _partition_progress(
     old: PartitionProgress | None, part: OffsetRange, summary: BatchSummary
 ) -> PartitionProgress:
     here = summary.places.get(Place(part.topic, part.partition))
+    applied = max(old.next_offset, old.again_to or 0) if old else part.end
     return PartitionProgress(
         next_offset=part.end,
         low_water_offset=part.end,
@@ -645,6 +668,7 @@ def _partition_progress(
             old.applied_commit_ts if old else None, here.max_commit_ts if here else None
         ),
         watermark=_later(old.watermark if old else None, here.watermark if here else None),
+        again_to=applied if part.end < applied else None,
     )
 
 

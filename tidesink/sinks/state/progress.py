@@ -200,12 +200,15 @@ class PartitionProgress:
     may still hold a change above the last cut (equal to ``next_offset`` where no cut is kept).
     ``applied_commit_ts`` is the greatest commit_ts applied, ``watermark`` the greatest resolved ts read
     (both TiDB TSO; None where the topic carries none).
+    ``again_to``: the offset up to which the partition was applied before it was rewound, until it is applied
+    up to there again; None else.
     """
 
     next_offset: int
     low_water_offset: int
     applied_commit_ts: int | None = None
     watermark: int | None = None
+    again_to: int | None = None
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,25 @@ class TopicProgress:
     topic: str
     topic_id: str
     partitions: Mapping[int, PartitionProgress]
+
+    @property
+    def read_again(self) -> dict[int, OffsetsAgain]:
+        """The offsets that are still to be read again after a rewind, by partition.
+
+        While there are some, rows may be older than they were before it.
+        """
+        return {
+            number: OffsetsAgain(at.next_offset, at.again_to)
+            for number, at in self.partitions.items()
+            if at.again_to is not None
+        }
+
+
+class OffsetsAgain(NamedTuple):
+    """Offsets ``[start, end)`` of one partition that were applied before."""
+
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -242,6 +264,7 @@ class Progress:
     ``snapshot`` is None where none was begun. ``emptied``: the TSO of the DDL that emptied the table last;
     rows that were committed up to it are void, whenever they are read. ``decided``: the TSO of the newest DDL
     that changes rows of the table and was followed, or passed over; 0 for none, None where none is read.
+    ``rewound``: the number of the last rewind, of those that people asked for; 0 for none.
     """
 
     table: TableId
@@ -254,6 +277,7 @@ class Progress:
     snapshot: SnapshotProgress | None = None
     emptied: int | None = None
     decided: int | None = None
+    rewound: int = 0
 
     @property
     def txn_version(self) -> int:
@@ -371,6 +395,7 @@ def as_document(progress: Progress) -> dict[str, Any]:
         **({} if progress.snapshot is None else {"snapshot": _snapshot_document(progress.snapshot)}),
         **({} if progress.emptied is None else {"emptied": progress.emptied}),
         **({} if progress.decided is None else {"decided": progress.decided}),
+        **({"rewound": progress.rewound} if progress.rewound else {}),
     }
 
 
@@ -396,10 +421,14 @@ def _topic_document(topic: TopicProgress) -> dict[str, Any]:
     return {
         "topic_id": topic.topic_id,
         "partitions": {
-            str(number): [at.next_offset, at.low_water_offset, at.applied_commit_ts, at.watermark]
-            for number, at in sorted(topic.partitions.items())
+            str(number): _partition_document(at) for number, at in sorted(topic.partitions.items())
         },
     }
+
+
+def _partition_document(at: PartitionProgress) -> list[int | None]:
+    again = [] if at.again_to is None else [at.again_to]
+    return [at.next_offset, at.low_water_offset, at.applied_commit_ts, at.watermark, *again]
 
 
 def _read(document: dict[str, Any]) -> Progress:
@@ -415,6 +444,7 @@ def _read(document: dict[str, Any]) -> Progress:
         snapshot=_read_snapshot(document.get("snapshot")),
         emptied=_read_moment(document.get("emptied")),
         decided=_read_moment(document.get("decided")),
+        rewound=int(document.get("rewound", 0)),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a person asks of a running table through the state store: to rest, snapshots, what was restored."""
+"""What a person asks of a running table through the state store: to rest, snapshots, rewinds, restores."""
 
 from __future__ import annotations
 
@@ -42,17 +42,29 @@ class SnapshotControl:
 
 
 @dataclass(frozen=True)
+class RewindControl:
+    """That a topic is to be read again from ``offsets``, by partition; rewinds have rising numbers."""
+
+    number: int
+    topic: str
+    topic_id: str
+    offsets: Mapping[int, int]
+
+
+@dataclass(frozen=True)
 class TableControl:
     """What is asked of one table.
 
     ``rests``: it is to rest until it is asked to go on. ``resumed`` counts how often it was asked to.
     ``accepted``: by a change's digest, what a person wants made of it. ``snapshot``: of its snapshots.
+    ``rewind``: a rewind that was neither done nor refused yet.
     """
 
     rests: bool = False
     resumed: int = 0
     accepted: Accepted = field(default_factory=dict)
     snapshot: SnapshotControl = SnapshotControl()
+    rewind: RewindControl | None = None
 
     def pause(self) -> TableControl:
         """Asked to rest."""
@@ -62,6 +74,16 @@ class TableControl:
         """Asked to go on, with changes that are accepted from now on."""
         accepted = {**self.accepted, **accepted}
         return replace(self, rests=False, resumed=self.resumed + 1, accepted=accepted)
+
+    def rewound(self, asked: RewindControl) -> TableControl:
+        """Asked to read again from some offsets, instead of what was asked and not done yet."""
+        number = max(asked.number, self.rewind.number + 1 if self.rewind is not None else 0)
+        return replace(self, rewind=replace(asked, number=number))
+
+    def answered(self, rewind: int) -> TableControl:
+        """What is asked once the rewind of this number is done, or refused."""
+        known = self.rewind is not None and self.rewind.number == rewind
+        return replace(self, rewind=None) if known else self
 
 
 Controls = Mapping[TableId, TableControl]
@@ -122,9 +144,19 @@ def _read(document: Any | None) -> Controls:
             asked["resumed"],
             asked["accepted"],
             SnapshotControl(**asked.get("snapshot", {})),
+            _read_rewind(asked.get("rewind")),
         )
         for name, asked in found.items()
     }
+
+
+def _read_rewind(asked: dict[str, Any] | None) -> RewindControl | None:
+    return None if asked is None else RewindControl(**{**asked, "offsets": dict(asked["offsets"])})
+
+
+def _written_rewind(asked: RewindControl | None) -> dict[str, Any] | None:
+    # JSON has no numbers as names.
+    return None if asked is None else {**asdict(asked), "offsets": sorted(asked.offsets.items())}
 
 
 def _written(controls: Controls) -> dict[str, Any]:
@@ -134,6 +166,7 @@ def _written(controls: Controls) -> dict[str, Any]:
             "resumed": asked.resumed,
             "accepted": dict(asked.accepted),
             "snapshot": asdict(asked.snapshot),
+            "rewind": _written_rewind(asked.rewind),
         }
         for table, asked in controls.items()
     }

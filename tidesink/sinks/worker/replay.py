@@ -182,6 +182,11 @@ class ReplayTask(TableTask):
         report = ReplayReport(self.table, former=len(every) - len(mine))
         if progress is None:
             return replace(report, waiting=len(mine))
+        if progress.read_again:
+            raise ConfigError(
+                "the table was rewound and is not where it was yet: let the worker come to there first",
+                table=str(self.table),
+            )
         self._continuity.check_topic(progress, found)
         sorted_ = sorted_letters(mine, self._bounds(progress, found))
         report = replace(report, waiting=sorted_.waiting, expired=sorted_.expired)

@@ -14,6 +14,7 @@ import structlog
 from tidesink.config import TableConfig
 from tidesink.errors import (
     AccountingError,
+    ConfigError,
     SchemaRefusedError,
     SourceError,
     StaleProgressError,
@@ -44,18 +45,20 @@ from tidesink.sinks.kafka.offsets import (
     held_back,
     is_other_topic,
     late_start,
+    plan_ranges,
     sample_size,
     topic_gone,
     topic_progress,
 )
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.spark.errors import fault_of
-from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
 from tidesink.sinks.worker.preflight import shown_goal
+from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
 from tidesink.sinks.worker.snapshot import Snapshot, SnapshotBatch
 from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
@@ -96,6 +99,7 @@ class TableTask:
         self._continuity = Continuity(context, topic, self._settings)
         self._compaction: Compaction | None = None
         self._snapshot = Snapshot(context, self._settings)
+        self._rewinds = Rewinds(context, self._settings)
         self.lag = 0
         self._ended = time.monotonic()
         self._reads = context.topics.reads(topic)
@@ -135,6 +139,8 @@ class TableTask:
         progress = self._hold.progress.topics.get(self.topic)
         if progress is not None and is_other_topic(progress.topic_id, found.topic_id):
             return True
+        if self._rewinds.is_due(self._hold.progress):
+            return True
         return self.lag > 0 or self.is_short(found) or self._reads_part(self._hold.progress, found)
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
@@ -142,7 +148,10 @@ class TableTask:
 
         None where the topic has no watermarks, the table is not open, or must read on whatever waits.
         """
-        if found is None or self.state in ("PAUSED", "FAILING"):
+        if found is None or self.state in ("PAUSED", "FAILING") or self._hold is None:
+            return None
+        progress = self._topic_progress()
+        if self._rewinds.is_due(self._hold.progress) or (progress is not None and progress.read_again):
             return None
         known, ends = self.read_up_to(found), found.partitions
         if known.keys() != ends.keys():
@@ -154,7 +163,7 @@ class TableTask:
 
     def read_up_to(self, found: TopicOffsets) -> Mapping[int, int]:
         """The next offset of each partition; none where the table is not open, or its topic is another."""
-        progress = self._hold.progress.topics.get(self.topic) if self._hold else None
+        progress = self._topic_progress()
         same = progress is not None and progress.topic_id == found.topic_id
         return self._next_offsets() if same else {}
 
@@ -201,7 +210,7 @@ class TableTask:
     def apply_control(self, asked: TableControl) -> None:
         """Rest, or go on, as people asked since the last look; not called while a batch is under way."""
         self._save_law()
-        self._snapshot.asked = asked.snapshot
+        self._snapshot.asked, self._rewinds.asked = asked.snapshot, asked.rewind
         turn = self._pauses.apply_control(asked, waits=self.state in ("PAUSED", "FAILING"))
         if turn == "rest":
             self.close()
@@ -304,9 +313,7 @@ class TableTask:
             caught_up=self._tally.caught_up,
             pauses=self._pauses,
         )
-        reads_part = self._reads_part(self._hold.progress, found)
-        if reads_part and self._snapshot.comes_next(self._hold.progress, waiting=self.lag > 0):
-            self._read_part(found)
+        if self._takes_other_turn(self._hold.progress, found):
             return
         plan, reader = self._plan(found)
         if plan.records == 0:
@@ -321,6 +328,39 @@ class TableTask:
         number, left = self._hold.progress.batch + 1, max(0, self._unapplied(plan.found) - plan.records)
         context.listeners.hear(BatchStarted(self.table, number, plan.records, left))
         self._take(retry.call(lambda: self._batch(plan, reader).run()))
+
+    def _takes_other_turn(self, progress: Progress, found: TopicOffsets) -> bool:
+        """Do what comes before changes of the topic: a rewind, or the next part of a snapshot."""
+        if self._rewinds.asked is not None:
+            self._rewind(found)
+            return True
+        reads_part = self._reads_part(progress, found)
+        if reads_part and self._snapshot.comes_next(progress, waiting=self.lag > 0):
+            self._read_part(found)
+            return True
+        return False
+
+    def _rewind(self, found: TopicOffsets) -> None:
+        """Go back to the offsets that a person asked for, unless that would lose or double something."""
+        assert self._hold is not None  # noqa: S101  (opened before)
+        context, progress, asked = self._context, self._hold.progress, self._rewinds.asked
+        try:
+            plan = context.retry(self.table).call(lambda: self._rewinds.plan(progress, found))
+        except ConfigError as exc:
+            self._tally.warnings += (refused(exc),)
+            self._change("RUNNING", None)
+            return
+        if plan is not None and asked is not None:
+            self._change("RUNNING", None)
+            if self.state != "RUNNING":
+                return  # the table is another worker's
+            context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
+            make = partial(RewindBatch, number=asked.number)
+            outcome = context.retry(self.table).call(lambda: self._batch(plan, context.source, make).run())
+            self._take(outcome)
+            if outcome.pending:
+                return
+        self._rewinds.settle()
 
     def _reads_part(self, progress: Progress, found: TopicOffsets) -> bool:
         """Whether the table's snapshot is to go on before changes that are waited for."""
@@ -378,6 +418,12 @@ class TableTask:
             self._tally.warnings += late_start(self.topic, found)
         self._sample(available)
         limits = Limits(batch.max_records, batch.max_bytes, self._size)
+        again = again_only(available, self._topic_progress())
+        if again is not None:
+            # Read alone: what others read goes further.
+            self._reads.settle(self.table, None, away=True)
+            most = budget_of(batch.max_records, batch.max_bytes, self._size)
+            return BatchPlan(plan_ranges(again, max_records=most), found), self._context.source
         planned = self._reads.plan(self.table, available, found, limits=limits)
         source = self._context.source
         plan = BatchPlan(planned.ranges, planned.found)
@@ -430,9 +476,12 @@ class TableTask:
 
     def _next_offsets(self) -> dict[int, int]:
         """Where to read next, by partition; empty where nothing was ever applied."""
-        progress = self._hold.progress.topics.get(self.topic) if self._hold else None
+        progress = self._topic_progress()
         committed = {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
         return self._passed.behind(committed)
+
+    def _topic_progress(self) -> TopicProgress | None:
+        return self._hold.progress.topics.get(self.topic) if self._hold else None
 
     def _batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
@@ -553,6 +602,7 @@ class TableTask:
                 **self._tally.forgotten(self._tombstones),
                 **(self._tally.caught_up.as_detail() if self._compaction else {}),
                 **self._snapshot.details(progress),
+                **rewind_details(progress, self.topic),
                 **self._pauses.details(),
             },
         )

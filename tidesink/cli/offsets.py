@@ -1,0 +1,324 @@
+"""``tidesink offsets``: where tables stand in their topics, and how they read a topic again from an earlier
+place.
+
+A rewind is checked here and goes to the state store. The worker checks it again and does it at the table's
+next turn.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
+
+from tidesink.cli import terminal
+from tidesink.cli.status import (
+    ALIVE_SECONDS,
+    again_line,
+    commit_time,
+    known_table,
+    seconds_since_turn,
+    worked_with,
+)
+from tidesink.cli.terminal import (
+    ConfigOption,
+    Output,
+    OutputFormat,
+    chosen_config,
+    show_table,
+    warn,
+    write_json,
+)
+from tidesink.errors import ConfigError, SourceUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tidesink.config import Config
+    from tidesink.events import TableId
+    from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
+    from tidesink.sinks.state.progress import StateStore, TableStatus, TopicProgress
+
+app = typer.Typer(no_args_is_help=True, help="Where tables stand in their topics, and rewinds.")
+
+_COLUMNS: Final = ("table", "topic", "partition", "applied", "begins", "ends", "waiting", "last commit")
+_PLACE: Final = re.compile(r"(?P<partition>[0-9]+)=(?P<offset>[0-9]+)")
+_GONE: Final = "the topic is not there"
+_OTHER: Final = "the topic was made again: its offsets are not those that were applied"
+
+
+class _Standing(NamedTuple):
+    """Where a table stands.
+
+    ``applied``: None where nothing is. ``found``: None where nobody says, for which there is a ``reason``.
+    ``rewound``: as of ``Progress``.
+    """
+
+    table: TableId
+    topic: str
+    applied: TopicProgress | None
+    found: TopicOffsets | None
+    reason: str | None
+    rewound: int
+
+
+def show(
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE...]", help="Tables, as schema.table; all if none.")
+    ] = None,
+    config_option: ConfigOption = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Show for each partition what is applied, where Kafka begins and ends, and what waits."""
+    settings = chosen_config(None, config_option)
+    with worked_with(settings) as store, _brokers(settings) as brokers:
+        statuses = _chosen(settings, store, tables or [])
+        look = _look(brokers, statuses)
+        found = [_standing(settings, store, one, look) for one in statuses]
+    if output is OutputFormat.JSON:
+        write_json({"pipeline": settings.pipeline, "tables": [_as_json(one) for one in found]})
+        return
+    show_table(None, _COLUMNS, [row for one in found for row in _rows(one)])
+    for one in found:
+        for line in _remarks(one):
+            typer.echo(f"{one.table}: {line}")
+
+
+def _chosen(config: Config, store: StateStore, names: list[str]) -> list[TableStatus]:
+    found = {one.table: one for one in store.statuses(config.pipeline)}
+    chosen = [known_table(name, config, found) for name in dict.fromkeys(names)] or list(found)
+    unread = [table for table in chosen if "topic" not in getattr(found.get(table), "details", {})]
+    if unread:
+        raise ConfigError(f"no worker has read the topic of {unread[0]} yet", table=str(unread[0]))
+    return [found[table] for table in chosen]
+
+
+def _topic(status: TableStatus) -> str:
+    return str(status.details["topic"])
+
+
+def _look(brokers: KafkaOffsets, statuses: list[TableStatus]) -> Look:
+    wanted = {_topic(one) for one in statuses}
+    return brokers.look(lambda names: sorted(wanted & set(names)))
+
+
+def _standing(config: Config, store: StateStore, status: TableStatus, look: Look) -> _Standing:
+    from tidesink.sinks.kafka.offsets import is_other_topic
+
+    topic = _topic(status)
+    progress = store.progress_of_batch(config.pipeline, status.table, status.batch)
+    applied = progress.topics.get(topic) if progress is not None else None
+    found, error = look.found.get(topic), look.unanswered.get(topic)
+    reason = str(error) if error is not None else _GONE if found is None else None
+    if found is not None and applied is not None and is_other_topic(applied.topic_id, found.topic_id):
+        reason = _OTHER
+    rewound = progress.rewound if progress is not None else 0
+    return _Standing(status.table, topic, applied, found, reason, rewound)
+
+
+def _partitions(one: _Standing) -> Iterator[dict[str, Any]]:
+    applied = one.applied.partitions if one.applied is not None else {}
+    found = one.found.partitions if one.found is not None else {}
+    for number in sorted({*applied, *found}):
+        at, there = applied.get(number), found.get(number)
+        begins = there.earliest if there is not None else None
+        start = at.next_offset if at is not None else begins
+        yield {
+            "partition": number,
+            "applied": at.next_offset if at is not None else None,
+            "again_to": at.again_to if at is not None else None,
+            "begins": begins,
+            "ends": there.latest if there is not None else None,
+            "waiting": max(0, there.latest - (start or 0)) if there is not None else None,
+            "commit_ts": at.applied_commit_ts if at is not None else None,
+        }
+
+
+def _rows(one: _Standing) -> Iterator[tuple[Any, ...]]:
+    for at in _partitions(one):
+        shown = (at[name] for name in ("partition", "applied", "begins", "ends", "waiting"))
+        yield str(one.table), one.topic, *shown, commit_time(at["commit_ts"])
+
+
+def _remarks(one: _Standing) -> list[str]:
+    again = one.applied.read_again if one.applied is not None else {}
+    lines = [again_line({str(number): list(at) for number, at in again.items()})] if again else []
+    return [*lines, *([one.reason] if one.reason is not None else [])]
+
+
+def _as_json(one: _Standing) -> dict[str, Any]:
+    source = one.found if one.found is not None else one.applied
+    return {
+        "table": one.table._asdict(),
+        "topic": one.topic,
+        "topic_id": source.topic_id if source is not None else None,
+        "reason": one.reason,
+        "partitions": list(_partitions(one)),
+    }
+
+
+@contextmanager
+def _brokers(config: Config) -> Iterator[KafkaOffsets]:
+    from tidesink.sinks.kafka.offsets import KafkaOffsets
+
+    try:
+        yield KafkaOffsets(config.source.confluent_properties())
+    except SourceUnavailableError as error:
+        raise error.with_context(brokers=config.source.bootstrap_servers) from None
+
+
+def rewind(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table, as schema.table.")],
+    config_option: ConfigOption = None,
+    *,
+    to_offset: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PARTITION=OFFSET", help="Read this partition again from an offset; repeatable."
+        ),
+    ] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Read again what has this Kafka timestamp or a later one: ISO 8601, UTC without a zone.",
+        ),
+    ] = None,
+    to_commit_ts: Annotated[
+        int | None,
+        typer.Option(metavar="TSO", help="Read again what was committed at this TiDB TSO or later."),
+    ] = None,
+    to_beginning: Annotated[
+        bool, typer.Option("--to-beginning", help="Read again all that Kafka still holds.")
+    ] = False,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Have a table read its topic again from an earlier place, up to where it was applied.
+
+    Rows may be older than they were until that is done. A rewind after which the table would lose or double
+    rows, or keep older ones, is refused. The worker does it at the table's next turn.
+    """
+    from tidesink.sinks.kafka.offsets import TopicGrowth
+    from tidesink.sinks.kafka.rewind import rewound_offsets, steps_back
+    from tidesink.sinks.worker.control import RewindControl, change_control
+
+    place = _Place.of(to_offset or [], to_time, to_commit_ts, to_beginning)
+    settings = chosen_config(None, config_option)
+    with worked_with(settings) as store, _brokers(settings) as brokers:
+        (status,) = _chosen(settings, store, [table])
+        one = _standing(settings, store, status, _look(brokers, [status]))
+        if one.found is None:
+            raise ConfigError(str(one.reason), table=str(one.table), topic=one.topic)
+        config = settings.table_config(one.table)
+        grown = TopicGrowth(one.topic, pipeline=settings.pipeline, store=store).see(one.found)
+        wanted = place.offsets(one, status, brokers)
+        offsets = rewound_offsets(one.applied, one.found, wanted, config, grown=grown)
+        number = max(one.rewound + 1, int(time.time() * 1000))
+        asked = RewindControl(number, one.topic, one.found.topic_id, offsets)
+        change_control(store, settings.pipeline, one.table, lambda control: control.rewound(asked))
+    _show_rewind(settings, one, offsets, output, steps=steps_back(config))
+
+
+def _show_rewind(
+    config: Config, one: _Standing, offsets: Mapping[int, int], output: OutputFormat, *, steps: bool
+) -> None:
+    applied = one.applied.partitions if one.applied is not None else {}
+    seconds = seconds_since_turn(config)
+    alive = seconds is not None and seconds <= ALIVE_SECONDS
+    if output is OutputFormat.JSON:
+        shown = [
+            {"partition": number, "applied": applied[number].next_offset, "offset": offset}
+            for number, offset in sorted(offsets.items())
+        ]
+        asked = {"table": one.table._asdict(), "topic": one.topic, "partitions": shown}
+        write_json({"pipeline": config.pipeline, "worker_alive": alive, "steps_back": steps, **asked})
+        return
+    for number, offset in sorted(offsets.items()):
+        end = applied[number].next_offset
+        typer.echo(
+            f"{one.table}: partition {number} is read again from {offset} to {end}, {end - offset} offsets"
+        )
+    typer.echo(
+        "rows may be older than they were until then: tidesink status shows how far it is"
+        if steps
+        else "rows that are there stay as they are; those that are missing come back"
+    )
+    typer.echo("a worker is alive and heeds it at its next turn" if alive else "the next worker heeds it")
+
+
+class _Place(NamedTuple):
+    """Where a rewind goes to: one of its members is given."""
+
+    partitions: dict[int, int]
+    seconds: float | None
+    commit_ts: int | None
+    beginning: bool
+
+    @classmethod
+    def of(
+        cls, to_offset: list[str], to_time: str | None, to_commit_ts: int | None, to_beginning: bool
+    ) -> _Place:
+        """As the options say.
+
+        Raises:
+            ConfigError: none or several are given, or one is not what it should be.
+        """
+        given = [bool(to_offset), to_time is not None, to_commit_ts is not None, to_beginning]
+        if given.count(True) != 1:
+            raise ConfigError(
+                "say in one way where to go back to: --to-offset PARTITION=OFFSET (repeatable), --to-time "
+                "TIME, --to-commit-ts TSO, or --to-beginning"
+            )
+        seconds = None if to_time is None else _seconds(to_time)
+        return cls(dict(map(_partition, to_offset)), seconds, to_commit_ts, to_beginning)
+
+    def offsets(self, one: _Standing, status: TableStatus, brokers: KafkaOffsets) -> dict[int, int]:
+        """The offsets of that place, by partition.
+
+        Raises:
+            ConfigError: nothing of the table is from then or later, or some of it may have expired.
+        """
+        from tidesink.sinks.kafka.rewind import beginning, offsets_at, time_of_commit
+
+        if self.partitions:
+            return self.partitions
+        assert one.found is not None  # noqa: S101  (refused before)
+        if self.beginning:
+            return _with_warning(beginning(one.applied, one.found))
+        seconds = self.seconds
+        if self.commit_ts is not None:
+            seconds = time_of_commit(self.commit_ts, status.commit_ts)
+        assert seconds is not None  # noqa: S101  (one is given)
+        return offsets_at(one.applied, one.found, brokers, seconds)
+
+
+def _with_warning(found: dict[int, int]) -> dict[int, int]:
+    late = ", ".join(f"{number} with {offset}" for number, offset in sorted(found.items()) if offset > 0)
+    if late:
+        warn(f"what was before the topic's beginning is not read again: partition {late}")
+    return found
+
+
+def _partition(text: str) -> tuple[int, int]:
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"--to-offset {text!r}: give PARTITION=OFFSET, as 0=1200")
+    return int(found["partition"]), int(found["offset"])
+
+
+def _seconds(text: str) -> float:
+    try:
+        # Before Python 3.11 Z is not read.
+        moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+    except ValueError:
+        raise ConfigError(f"--to-time {text!r}: give ISO 8601, as 2026-11-26T08:00:00Z") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+
+
+for _name, _command in (("show", show), ("rewind", rewind)):
+    app.command(_name)(terminal.guarded(_command))
