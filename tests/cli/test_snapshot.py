@@ -70,9 +70,10 @@ def test_a_snapshot_is_asked_for_rests_goes_on_and_ends(tmp_path: Path, store: S
 
 
 def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:
-    code, output = _run(_config(tmp_path, defaults={"mode": "append"}), "snapshot", "start", "shop.orders")
+    history = {"source__enable_tidb_extension": True, "defaults": {"mode": "history"}}
+    code, output = _run(_config(tmp_path, **history), "snapshot", "start", "shop.orders")
     assert code == 2
-    assert "mode: append" in output
+    assert "a version begins" in output
     path = tmp_path / "plain.yaml"
     path.write_text(yaml.safe_dump(changed(FLAT_AVRO, state=str(tmp_path / "state.db"))))
     code, output = _run(path, "snapshot", "start", "shop.orders")
@@ -95,7 +96,13 @@ def test_how_far_snapshots_are(tmp_path: Path, store: SqlStateStore) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"defaults": {"snapshot": "initial", "mode": "append"}}, "mode: append"),
+        (
+            {
+                "source__enable_tidb_extension": True,
+                "defaults": {"snapshot": "initial", "mode": "history"},
+            },
+            "a version begins",
+        ),
         ({"tables": [{"name": "shop.orders", "snapshot": "initial", "sequence_by": "source"}]}, "position"),
         (
             {"target": {"type": "http", "url": "http://127.0.0.1:1"}, "defaults": {"snapshot": "initial"}},

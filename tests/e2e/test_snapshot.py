@@ -23,7 +23,7 @@ from tests.e2e.writing import shop_config
 from tests.full import FULL, quick_on
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.events import Column, ColumnType
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.control import SnapshotControl, change_control
@@ -211,3 +211,75 @@ def test_killed_at_each_step_of_a_part(
         rows = place.rows(table.name)
         assert rows is not None
         assert _sorted(rows) == _sorted(table.rows())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on("postgres")
+def test_a_log_begins_with_the_rows_of_a_snapshot(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Each row of a part once, however often it was tried, and before all changes: the last is the state."""
+    place, log = place_of(kind, request, tmp_path), tmp_path / "worker.log"
+    with live_table(mariadb_url, servers) as table:
+        table.load(1_500)
+        # Under another name: the source's server may be the target's, too.
+        copy = TableId(f"log_of_{table.name.schema}", table.name.name)
+        more = {
+            "target": place.target,
+            "defaults": {"snapshot": "initial", "mode": "append"},
+            "routes": [{"match": r"(\w+)\.(\w+)", "to": "log_of_$1.$2"}],
+        }
+        config = _config(tmp_path, servers, table, mariadb_url, **more)
+        for step in ("reduced", "committing", "committed", "reported"):
+            for _ in range(20):
+                table.change()
+            die_at(step, spark, config, log)
+        drain(spark, config, log)
+        found = place.rows(copy)
+        assert found is not None
+        read = [row for row in found if row["_tidesink_offset"] < 0]
+        assert {row["_tidesink_op"] for row in read} == {"upsert"}
+        assert len({(row["region"], row["id"]) for row in read}) == len(read)
+        assert len({_place(row) for row in found}) == len(found)
+        last: dict[tuple[Any, Any], dict[str, Any]] = {}
+        for row in sorted(found, key=lambda row: (row["_tidesink_offset"], row["_tidesink_index"])):
+            last[row["region"], row["id"]] = row
+        state = [row for row in last.values() if row["_tidesink_op"] not in ("delete", "update_preimage")]
+        assert _sorted(state) == _sorted(table.rows())
+
+
+@FULL
+def test_a_log_keeps_the_values_of_a_column_that_is_renamed_ahead_of_the_topic(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    """The new column stands beside the old one: rows have the one that their part was read with."""
+    columns = tuple(REMARK if one.name == "note" else one for one in COLUMNS)
+    with live_table(mariadb_url, servers) as table:
+        table.load(2_000)
+        table.change()
+        defaults = {"snapshot": "initial", "mode": "append"}
+        config = load_config(_config(tmp_path, servers, table, mariadb_url, defaults=defaults))
+        _check(run(config, batches=2))
+        begun = _shown(config)["rows"]
+        with table.held_back():
+            table.alter("RENAME COLUMN note TO remark", columns, {"note": "remark"})
+            _check(run(config, until="drained"))
+            assert (_shown(config)["state"], _shown(config)["rows"]) == ("waiting", begun)
+        _check(run(config, until="drained"))
+        lake = tmp_path / "lake" / table.name.schema / table.name.name
+        read = [row for row in open_lake_table(lake).read().to_pylist() if row["_tidesink_offset"] < 0]
+        renamed = [row for row in read if row["remark"] is not None]
+        assert {row["note"] for row in renamed} == {None}
+        assert len(renamed) > 0
+        found = [{**row, "note": row["remark"] if row["note"] is None else row["note"]} for row in read]
+        expected = [{**row, "note": row["remark"]} for row in table.rows()]
+        assert _sorted(found) == _sorted(expected)
+
+
+def _place(row: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(row[f"_tidesink_{name}"] for name in ("partition", "offset", "index"))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidesink.sinks.batch.source_rows import KeyRange
+from tidesink.sinks.batch.source_rows import KeyRange, log_offset
 from tidesink.sinks.state.progress import SnapshotProgress
 from tidesink.sinks.worker.snapshot import SnapshotPart
 from tidesink.source_database.base import StoredTable
@@ -127,6 +127,42 @@ class World:
         self.apply_events(10**6)
 
 
+@dataclass
+class Log(World):
+    """The same with ``mode: append``. ``log``: by partition, offset and key what each row of it says."""
+
+    log: dict[tuple[int, int, int], int | None] = field(default_factory=dict)
+    batch: int = 0
+
+    def apply_events(self, most: int) -> None:
+        """A batch of the topic."""
+        for number, events in enumerate(self.topic):
+            for at in range(self.offsets[number], min(len(events), self.offsets[number] + most)):
+                self.log[number, at, 0] = events[at][1]
+        super().apply_events(most)
+        self.batch += 1
+
+    def commit_part(self) -> None:
+        """Each row once, under the number of the batch."""
+        if self.part is None:
+            return
+        self.rows = self._read() if self.rows is None else self.rows
+        for at, (key, value) in enumerate(sorted(self.rows.items())):
+            place = 0, log_offset(self.batch + 1) + at, key
+            assert place not in self.log
+            self.log[place] = value
+        super().commit_part()
+        self.batch += 1
+
+    @property
+    def state(self) -> dict[int, int]:
+        """What the last row of each key says, in the order of offsets."""
+        last = dict[int, int | None]()
+        for (number, at, key), value in sorted(self.log.items(), key=lambda row: row[0][1]):
+            last[self.topic[number][at][0] if at >= 0 else key] = value
+        return {key: value for key, value in last.items() if value is not None}
+
+
 # A part is under way while others write and deliver: a batch is not, of one table there is one at a time.
 _STEPS: Final = st.one_of(
     st.tuples(st.just("write"), st.sampled_from(KEYS), st.booleans()),
@@ -155,6 +191,14 @@ def test_the_target_becomes_the_source(steps: list[tuple[object, ...]]) -> None:
     world = _lived(World(), steps)
     assert world.target == world.source
     assert world.snapshot.done
+
+
+@settings(max_examples=400)
+@given(st.lists(_STEPS, max_size=40))
+def test_the_last_row_of_each_key_in_a_log_is_the_source(steps: list[tuple[object, ...]]) -> None:
+    world = _lived(Log(), steps)
+    assert isinstance(world, Log)
+    assert world.state == world.source
 
 
 def test_a_part_that_is_read_before_its_offsets_are_fixed_loses_a_change() -> None:

@@ -130,9 +130,9 @@ def snapshot_obstacle(config: Config, mode: TableMode, order: SequenceBy) -> str
     """Why a table of this mode and order cannot have a snapshot; None where it can."""
     if "rows" not in config.target.features:
         return f"a target of type {config.target.type} forwards changes, and rows of a snapshot are none"
-    if mode != "upsert":
-        return f"rows of a snapshot are no changes, which mode: {mode} stores"
-    if order == "source":
+    if mode == "history":
+        return "rows of a snapshot have no commit_ts in this version, with which a version begins"
+    if order == "source" and mode == "upsert":
         return "rows of a snapshot have no position at the source in this version"
     return None
 

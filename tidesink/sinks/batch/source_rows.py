@@ -1,7 +1,9 @@
 """Rows of the source's table as an input of a batch: a task reads a range of the key, and decodes it.
 
 A range is read like a range of offsets: it has a number in place of a partition, and a row's number in it in
-place of an offset. Its rows come as texts (``source_database.mysql``), as canal-json has them. They become a
+place of an offset; a log keeps both (``log_offset``).
+
+Its rows come as texts (``source_database.mysql``), as canal-json has them. They become a
 ``ChangeTable`` with the types and the values that the table's records have of the same rows, so that what
 follows (columns of the target, filters, packing, staging) is the same.
 """
@@ -73,6 +75,15 @@ _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
 # Which rows are asked for, as a kind of database compares them.
 Condition = Callable[[SourceDialect], "ColumnElement[bool]"]
+
+
+def log_offset(batch: int) -> int:
+    """The offset of the first row of each range, in a log (``mode: append``), of the part that a batch is.
+
+    Below those of all records: a change of a row comes behind it, wherever its record is. Later parts come
+    behind earlier ones. Of a range there is room for 2^32 rows.
+    """
+    return (batch << 32) - 2**63
 
 
 @dataclass(frozen=True)
@@ -191,7 +202,7 @@ class SourceRows:
     def _rows(
         self, wanted: FetchRange, part: KeyRange, condition: Condition | None = None
     ) -> Iterator[pa.RecordBatch]:
-        start, engine = 0, open_database(self.url)
+        start, engine = wanted.start, open_database(self.url)
         try:
             with translated(OPTION), engine.connect() as connection:
                 dialect = dialect_of(connection)

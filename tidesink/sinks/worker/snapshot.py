@@ -34,6 +34,7 @@ from tidesink.sinks.batch.source_rows import (
     SourceDecoder,
     SourceRows,
     key_ranges,
+    log_offset,
     open_database,
     source_plan,
 )
@@ -342,7 +343,11 @@ class SnapshotBatch(Batch):
             {name: stored.types[name] for name in stored.key},
             part.ranges,
         )
-        ranges = [OffsetRange(plan.found.topic, n, 0, database.chunk_rows) for n in range(len(part.ranges))]
+        first = log_offset(number) if decode_plan.logs else 0
+        ranges = [
+            OffsetRange(plan.found.topic, n, first, first + database.chunk_rows)
+            for n in range(len(part.ranges))
+        ]
         return RangeTask.of(ranges, "", decode_plan, self._row_sink(plan, decode_plan))
 
     def _refuse_bad(self, summary: BatchSummary) -> None:
