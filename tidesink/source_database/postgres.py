@@ -317,7 +317,7 @@ def parameter_of(text: str | None, column_type: ColumnType) -> Any:
         cache_ok = False
 
         def get_col_spec(self, **_: Any) -> str:
-            return column_type.sql or "text"
+            return (column_type.sql or "text").replace("%", "%%")  # as the driver has it
 
     value: ColumnElement[Any] = sa.literal(text, sa.Text)
     return sa.cast(sa.cast(value, sa.Numeric) if _is_money(column_type) else value, Named())
@@ -355,9 +355,17 @@ def keep_texts(connection: Any) -> None:
                 connection.adapters.register_loader(oid, TextLoader)
 
 
+# From the first quotation mark that opens to the last that closes: what stands between may have some itself.
+_QUOTED: Final = re.compile(r"""(?<!\w)["'«„“‘].*["'»“”’]""")
+
+
 def words_of(error: Exception) -> str:
-    """Why no connection was made, in libpq's own words, for which it has no code; empty for other errors."""
+    """Why no connection was made, in libpq's own words, for which it has no code; empty for other errors.
+
+    What it quotes is left out: that may be a part of a password, or a value.
+    """
     cause = getattr(error, "orig", None)
     if type(cause).__module__.partition(".")[0] != "psycopg":
         return ""
-    return str(cause).strip().splitlines()[-1] if str(cause).strip() else type(cause).__name__
+    said = str(cause).strip().splitlines()
+    return _QUOTED.sub('"…"', said[-1]) if said else type(cause).__name__
