@@ -17,7 +17,7 @@ import base64
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
@@ -416,8 +416,7 @@ def _bare_item(element: Column, modes: DebeziumModes) -> Item:
             raise ConfigError(_NO_FORM.format(element.name, element.type.sql))
         return _BARE_TIMES[kind](element, modes)
     if kind == "instant":
-        digits = _digits(element)
-        return lambda text: _zulu(text, digits)
+        return lambda text: _zulu(text, element)
     if kind == "other binary":
         return _binary(modes)
     if kind == "zoned time":
@@ -520,13 +519,16 @@ def _six(text: str) -> str:
     return f"{whole}.{digits.ljust(6, '0')}" if point else whole
 
 
-def _zulu(text: str, digits: int) -> str:
+def _zulu(text: str, element: Column) -> str:
     if text.endswith("infinity"):
         return text
-    moment_text = text.removesuffix("+00")
-    found = datetime.fromisoformat(_six(moment_text)).replace(tzinfo=timezone.utc)
+    try:
+        found = datetime.fromisoformat(_six(text.removesuffix("+00")))
+    except ValueError:  # before Christ, or after the year 9999
+        raise _refused(text, element) from None
+    digits = _digits(element)
     fraction = f".{found.microsecond:06d}"[: digits + 1] if digits else ""
-    return f"{found:%Y-%m-%dT%H:%M:%S}{fraction}Z"
+    return f"{found.isoformat(timespec='seconds')}{fraction}Z"
 
 
 _BARE_TIMES: Final[Mapping[str, Callable[[Column, Any], Item]]] = {
