@@ -55,6 +55,8 @@ MOST_RECORDS: Final = 10**9
 MOST_BYTES: Final = 2**40
 MOST_TABLES: Final = 1000
 
+# A user's name may hold an @.
+_AT_IN_PASSWORD: Final = re.compile(r"[^:/]*://[^:/]*:[^@]*@.*@", re.DOTALL)
 _PASSWORD: Final = re.compile(r"(://[^:/@]*):.*@")
 _QUERY_VALUE: Final = re.compile(r"([?&][^=&]*=)[^&]*")
 
@@ -141,6 +143,11 @@ def known_database(url: str, *, remedy: str, no_url: str = "is no SQLAlchemy URL
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError
     except ImportError:
         return
+    if _AT_IN_PASSWORD.match(url):
+        raise RefusedSettingError(
+            "has an @ behind its password's first @, so that a part of the password would be the host's name",
+            "write %40 for each @ in the password, and percent-encode : / ? # and % in it too",
+        )
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # ValueError: of the port
