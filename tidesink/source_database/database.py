@@ -18,7 +18,12 @@ _DIALECTS: Final[Mapping[str, SourceDialect]] = {"mysql": mysql, "mariadb": mysq
 # A driver's names of its limits, and of the encoding of all texts; another driver takes its own from the URL.
 _CONNECT: Final[Mapping[str, Mapping[str, Any]]] = {
     "pymysql": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60, "charset": "utf8mb4"},
-    "psycopg": {"connect_timeout": 10, "tcp_user_timeout": 60_000, "keepalives_idle": 15},
+    "psycopg": {
+        "connect_timeout": 10,
+        "tcp_user_timeout": 60_000,
+        "keepalives_idle": 15,
+        "client_encoding": "utf8",
+    },
 }
 # Texts, and no dictionaries.
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"postgresql+psycopg": {"use_native_hstore": False}}
@@ -83,6 +88,15 @@ def begin_session(connection: Connection) -> None:
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     """A table as the database has it; None where it has none of this name."""
     return dialect_of(connection).stored_table(connection, table)
+
+
+def is_of_value(error: BaseException | None) -> bool:
+    """Whether the driver or the server refused a parameter for its value, whenever it is asked."""
+    from sqlalchemy.exc import DataError, DBAPIError
+
+    return isinstance(error, DataError) or (
+        isinstance(error, DBAPIError) and code_of(error) in mysql.OF_VALUE
+    )
 
 
 @contextmanager

@@ -39,6 +39,8 @@ RANGE_OPTIONS: Final[Mapping[str, Any]] = {}
 REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
 NO_TABLE: Final = (1109, 1146)
 NO_COLUMN: Final = (1054,)
+# A text that its column's character set, or its type, does not have.
+OF_VALUE: Final = (1267, 1292, 1300, 1366, 1525, 3854, 3988)
 # Types that are selected, and carried, as numbers.
 _NUMBERED: Final = ("integer", "unsigned64", "bit", "enum", "set")
 _TYPED: Final[Mapping[str, Callable[[str], Value]]] = {"decimal": Decimal, "float32": float, "float64": float}

@@ -34,7 +34,7 @@ from tidesink.codecs.batch import (
     op_array,
     op_code,
 )
-from tidesink.errors import DecodeError
+from tidesink.errors import DecodeError, SourceUnavailableError, ValueOutOfRangeError
 from tidesink.events import Column, Op, TableId, TableSchema, Value, fold_name
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
@@ -52,6 +52,7 @@ from tidesink.source_database.base import (
 from tidesink.source_database.database import (
     begin_session,
     dialect_of,
+    is_of_value,
     open_engine,
     translated,
 )
@@ -172,9 +173,15 @@ class SourceRows:
     ) -> Iterator[pa.RecordBatch]:
         """The rows that the database finds by canal-json's texts of some columns, as those of a range.
 
-        It may find more rows, as its collations compare. Raises as the others do.
+        It may find more rows, as its collations compare. Raises as the others do, and:
+            ValueOutOfRangeError: a text is no value of its column.
         """
-        yield from self._rows(wanted, KeyRange(), partial(self._among, columns, keys))
+        try:
+            yield from self._rows(wanted, KeyRange(), partial(self._among, columns, keys))
+        except SourceUnavailableError as error:
+            if is_of_value(error.__cause__):
+                raise ValueOutOfRangeError("a key is no value of its columns at the source") from error
+            raise
 
     def _among(
         self, columns: Sequence[str], keys: Sequence[KeyTexts], dialect: SourceDialect

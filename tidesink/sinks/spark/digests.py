@@ -81,6 +81,11 @@ def digests(
     return named.select(found)
 
 
+def once(found: DataFrame) -> DataFrame:
+    """Digests of rows of which some were read more than once, for several keys that one row was found by."""
+    return found.dropDuplicates([*HASH, *_ROW, "bad"])
+
+
 def _compared(name: str, column: ComparedColumn) -> Column:
     value = F.expr(f"try_cast({name} AS {column.type})")
     if column.spelling == "digits":

@@ -3,7 +3,8 @@
 A key comes as the texts of the target's values (``spark.digests``). Of each column it is made the text that
 canal-json has of the stored value, and that a parameter of the query. Where the way back is not exact (a
 time that was cut, bytes as text) there is none, and ``key_columns`` says so. The database may find more rows
-than were asked for, as its collations compare: they are rows like others, of other keys.
+than were asked for, as its collations compare: they are rows like others, of other keys. It may find one
+row for several keys, in queries of their own: the digests of a row are counted once (``digests.once``).
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
+from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ColumnType
 from tidesink.sinks.batch.context import RetryPolicy
-from tidesink.sinks.batch.source_rows import SourceDecoder, SourceRows
+from tidesink.sinks.batch.source_rows import ReadColumn, SourceDecoder, SourceRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import Reporting
-from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.table import row_of
+from tidesink.typemap.values import unchanged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,22 +36,26 @@ _KEYS_A_QUERY: Final = 500
 _UINT64: Final = 1 << 64
 
 
-class KeyColumn(NamedTuple):
-    """A column of the target's key: which of the key's texts it is, and the source's column.
+# What makes canal-json's text of a value from the target's.
+WayBack = Callable[[str, ColumnType], str]
 
-    ``spark`` is its type at the target.
-    """
+
+class KeyColumn(NamedTuple):
+    """A column of the target's key: which of the key's texts it is, the source's column, and the way back."""
 
     at: int
     name: str
     stored: ColumnType
-    spark: str
+    back: WayBack
 
 
-def key_columns(plan: DecodePlan, key: Sequence[str]) -> tuple[KeyColumn, ...] | None:
+def key_columns(
+    plan: DecodePlan, key: Sequence[str], types: Mapping[str, str]
+) -> tuple[KeyColumn, ...] | None:
     """The columns by which the source finds a key of the target; None where it cannot be asked so.
 
-    ``plan`` has a ``SourceDecoder``, ``key`` are the columns of the source's own key, which an index serves.
+    ``plan`` has a ``SourceDecoder``, ``key`` are the columns of the source's own key, which an index serves,
+    ``types`` Spark's types that the columns of the target's key are compared in, by name.
     """
     decoder, shape = plan.decoder, plan.shape
     assert isinstance(decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
@@ -57,20 +64,36 @@ def key_columns(plan: DecodePlan, key: Sequence[str]) -> tuple[KeyColumn, ...] |
     for at, column in enumerate(shape.key_columns):
         if shape.shard is not None and column.name == shape.shard.column:
             continue
-        own = (plan.rows.sources or {}).get(column.name, column.name)
-        one = read.get(own)
-        if one is None or (row_of(one.stored.type).reader, column.spark.partition("(")[0]) not in _TEXTS:
+        one = read.get((plan.rows.sources or {}).get(column.name, column.name))
+        back = None if one is None else _way_back(one, decoder, types[column.name].partition("(")[0])
+        if one is None or back is None:
             return None
-        if row_of(one.stored.type).reader in _CUT and decoder.inner.recorded_value(
-            one.stored, one.recorded.type
-        ):
-            return None
-        found.append(KeyColumn(at, one.stored.name, one.stored.type, column.spark))
+        found.append(KeyColumn(at, one.stored.name, one.stored.type, back))
     return tuple(found) if {*key} <= {one.name for one in found} else None
 
 
-# Of these a record may have less than the database.
-_CUT: Final = frozenset[Reader]({"date", "datetime", "time"})
+def _way_back(column: ReadColumn, decoder: SourceDecoder, spark: str) -> WayBack | None:
+    stored = column.stored.type
+    convert = decoder.inner.recorded_value(column.stored, column.recorded.type)
+    if convert is None and row_of(stored).reader in ("enum", "set"):
+        return _whole if spark == "string" else None  # no members are known: the number is all there is
+    sort = _sort(stored)
+    # Other records have less than the database: a time that is cut, bytes as text, an array as JSON.
+    if convert not in (None, unchanged) and sort not in _CONVERTED:
+        return None
+    return _WAYS_BACK.get((sort, spark))
+
+
+def _sort(stored: ColumnType) -> str:
+    """By what a stored value is read; a word of its own where types of one reader differ in the way back."""
+    reader, sql = row_of(stored).reader, stored.sql or ""
+    if reader == "bit":
+        return "varbit" if sql.startswith("bit varying") else "bit" if (stored.length or 1) > 1 else "one bit"
+    if stored.name == "other binary":
+        return "binary" if sql == "bytea" else stored.name
+    if stored.name == "other text":
+        return "numeric" if sql == "money" or sql.startswith("numeric") else "text"
+    return stored.name if reader == "text" and stored.name not in _PLAIN_TEXTS else reader
 
 
 def _whole(text: str, stored: ColumnType) -> str:
@@ -108,14 +131,17 @@ def _members(text: str, stored: ColumnType) -> str:
     return str(sum(1 << at for at, one in enumerate(stored.members or ()) if one in chosen))
 
 
+_PLAIN_TEXTS: Final = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid"})
+# What a record has otherwise than the database, and no less of it.
+_CONVERTED: Final = frozenset({"integer", "unsigned64", "bit", "one bit", "decimal", "numeric"})
+_WHOLE: Final = ("integer", "unsigned64", "bit", "one bit")
 _NUMBERS: Final = ("int", "bigint", "decimal", "string")
-# By what reads the stored value, and the target's type: the text that canal-json has of it.
-_TEXTS: Final[Mapping[tuple[Reader, str], Callable[[str, ColumnType], str]]] = {
-    **{(reader, spark): _whole for reader in ("integer", "unsigned64", "bit") for spark in _NUMBERS},
-    ("integer", "boolean"): _flag,
-    ("bit", "boolean"): _flag,
-    ("decimal", "decimal"): _decimal,
-    ("decimal", "string"): _decimal,
+# All ways back that are exact. Where there is none of a sort and a type of the target, all rows are read.
+_WAYS_BACK: Final[Mapping[tuple[str, str], WayBack]] = {
+    **{(sort, spark): _whole for sort in _WHOLE for spark in _NUMBERS},
+    ("one bit", "boolean"): _flag,
+    ("boolean", "boolean"): _same,
+    **{(sort, spark): _decimal for sort in ("decimal", "numeric") for spark in ("decimal", "string")},
     ("float32", "float"): _float,
     ("float64", "double"): _float,
     ("text", "string"): _same,
@@ -124,6 +150,9 @@ _TEXTS: Final[Mapping[tuple[Reader, str], Callable[[str, ColumnType], str]]] = {
     ("datetime", "timestamp_ntz"): _same,
     ("timestamp", "timestamp"): _same,
     ("time", "string"): _same,
+    ("local_date", "date"): _same,
+    ("local_datetime", "timestamp_ntz"): _same,
+    ("instant", "timestamp"): _same,
     ("enum", "string"): _member,
     ("set", "string"): _members,
 }
@@ -150,7 +179,10 @@ class KeyedRows:
 
 @dataclass(frozen=True)
 class KeyedTask:
-    """What a task runs: a query for each some keys."""
+    """What a task runs: a query for each some keys.
+
+    It raises ValueOutOfRangeError where the source cannot be asked for a key.
+    """
 
     rows: SourceRows
     columns: tuple[KeyColumn, ...]
@@ -165,14 +197,22 @@ class KeyedTask:
                 keys = batch.column(0).slice(start, _KEYS_A_QUERY).to_pylist()
                 yield from self.work(self.wanted, self._read(keys))
 
-    def _read(self, keys: Sequence[Sequence[str]]) -> Iterator[pa.RecordBatch]:
+    def _read(self, keys: Sequence[Sequence[str | None]]) -> Iterator[pa.RecordBatch]:
         names = [one.name for one in self.columns]
         texts = [tuple(_text(key[one.at], one) for one in self.columns) for key in keys]
         read = RetryPolicy(self.seconds).call(lambda: [*self.rows.of_keys(self.wanted, names, texts)])
         yield from read
 
 
-def _text(text: str, column: KeyColumn) -> str:
-    """A value of the target as canal-json has the source's."""
-    reader = row_of(column.stored).reader
-    return _TEXTS[reader, column.spark.partition("(")[0]](text, column.stored)
+def _text(text: str | None, column: KeyColumn) -> str:
+    """A value of the target as canal-json has the source's.
+
+    Raises:
+        ValueOutOfRangeError: it is none of the column's, or the NULL of a date that no calendar has.
+    """
+    try:
+        if text is not None:
+            return column.back(text, column.stored)
+    except (ValueError, ArithmeticError):
+        pass
+    raise ValueOutOfRangeError("a key at the target is none that the source can be asked for")
