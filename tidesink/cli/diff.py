@@ -66,14 +66,15 @@ def diff(
     """Compare tables at the target with their source, row by row, while both change.
 
     It reads all rows of source.database and of the target. A row that differs is looked at again until its
-    changes are applied. The exit code is 3 if a row differs, or is not settled.
+    changes are applied. The exit code is 3 if a row differs, or is not settled, and 2 if a table could not
+    be compared that may be.
     """
     settings = chosen_config(None, config_option)
     if settings.source.database is None:
         raise ConfigError(
             "rows are compared with those of source.database, which is not set", key="source.database"
         )
-    from tidesink.sinks.worker.diff import DiffOptions
+    from tidesink.sinks.worker.diff import DiffOptions, TableDiff
     from tidesink.sinks.worker.diff import diff as compared
 
     chosen, refused = _chosen(settings, tables)
@@ -81,17 +82,20 @@ def diff(
     with ExitStack() as closing:
         keep = closing.enter_context(_kept(report)) if report is not None else None
         tell = closing.enter_context(_telling())
+        found = list[TableDiff]()
         if chosen:
             tell(f"{settings.pipeline}: starting Spark")
-            found = [*compared(settings, chosen, options, tell=tell, keep=keep), *refused]
-        else:
-            found = refused
+            found += compared(settings, chosen, options, tell=tell, keep=keep, goes_on=not tables)
+    failed = any(one.refused is not None for one in found)
+    found += refused
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "tables": [diff_json(one) for one in found]})
     else:
         show_diffs(found)
     if any(one.differs or one.unsettled for one in found):
         raise typer.Exit(terminal.UNWELL)
+    if failed:
+        raise typer.Exit(terminal.USAGE)
 
 
 def _chosen(config: Config, names: Sequence[str] | None) -> tuple[list[TableId], list[TableDiff]]:
@@ -100,12 +104,12 @@ def _chosen(config: Config, names: Sequence[str] | None) -> tuple[list[TableId],
     Raises:
         ConfigError: a table that is named is not known, or cannot be compared.
     """
-    from tidesink.sinks.worker.diff import TableDiff, obstacle, refusal
+    from tidesink.sinks.worker.diff import TableDiff, obstacle, refusal, topic_of
 
     with worked_with(config) as store:
-        known = [one.table for one in store.statuses(config.pipeline)]
-    tables = [known_table(name, config, known) for name in dict.fromkeys(names)] if names else known
-    refused = {table: reason for table in tables if (reason := obstacle(config, config.table_config(table)))}
+        known = {one.table: topic_of(one) for one in store.statuses(config.pipeline)}
+    tables = [known_table(name, config, known) for name in dict.fromkeys(names)] if names else [*known]
+    refused = {table: reason for table in tables if (reason := obstacle(config, table, known.get(table)))}
     if names and refused:
         table, reason = next(iter(refused.items()))
         raise refusal(table, reason)
@@ -127,15 +131,34 @@ def _telling() -> Iterator[Callable[[str], None]]:
 @contextmanager
 def _kept(path: Path) -> Iterator[Callable[[TableId, Difference], None]]:
     """Writes differing keys to a file, a line each."""
+
+    def keep(table: TableId, one: Difference) -> None:
+        with _writing():
+            file.write(orjson.dumps({"table": table._asdict(), **_difference_json(one)}) + b"\n")
+
     try:
-        with path.open("wb") as file:
-
-            def keep(table: TableId, one: Difference) -> None:
-                file.write(orjson.dumps({"table": table._asdict(), **_difference_json(one)}) + b"\n")
-
+        with _writing():
+            file = path.open("wb")
+        try:
             yield keep
+        finally:
+            with _writing():
+                file.close()
+    except _NotWrittenError as error:
+        raise ConfigError(f"{path} cannot be written: {error}", key="--report") from error
+
+
+class _NotWrittenError(Exception):
+    """The file of the report cannot be written, which is no error of a table."""
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Around what is done to the file alone: a comparison has errors of the system of its own."""
+    try:
+        yield
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}", key="--report") from error
+        raise _NotWrittenError(error.strerror) from error
 
 
 def _difference_json(one: Difference) -> dict[str, Any]:

@@ -15,13 +15,14 @@ the source has to come to the topic.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from tidesink.config import Config, TableConfig
-from tidesink.errors import ConfigError
+from tidesink.config import Config
+from tidesink.config.table_checks import OWN_PREFIX
+from tidesink.errors import ConfigError, ValueOutOfRangeError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.batch.context import RetryPolicy, StopFlag, WorkerContext
 from tidesink.sinks.batch.observers import Listeners, seconds_since_beat
@@ -32,7 +33,7 @@ from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.spark.errors import raised_task_errors
-from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.state.progress import Progress, TableStatus
 from tidesink.sinks.targets.base import ReadableTarget, TableReader
 from tidesink.sinks.worker.replay import ALIVE_SECONDS
 from tidesink.sinks.worker.run import assembled
@@ -59,6 +60,8 @@ _POLL_SECONDS: Final = 0.5
 _FEW: Final = 10_000
 _FEW_OF: Final = 20
 
+_REFUSED: Final = "the table cannot be compared: "
+
 Kind = Literal["different", "only_at_source", "only_at_target"]
 
 
@@ -67,13 +70,15 @@ class DiffOptions:
     """``shown``: so many differing keys are shown of a table; ``values``: with their values.
 
     ``waits``: for changes that are not applied yet. ``lag``: seconds within which a change of the source is
-    in its topic.
+    in its topic. ``patience``: seconds for which a worker may leave alone a table that it is not at; None:
+    longer than a table rests by the config.
     """
 
     shown: int = 20
     values: bool = False
     waits: bool = True
     lag: float = 10.0
+    patience: float | None = None
 
 
 class Difference(NamedTuple):
@@ -90,7 +95,7 @@ class TableDiff:
     """What came of one table. ``unsettled``: keys that kept changing, or whose changes were not waited for.
 
     ``unreadable``: rows of the source that cannot be rows of the target. ``at_source`` and ``at_target`` are
-    those of the first look. ``not_compared``: columns of the source. ``refused``: why it was not compared.
+    those of the first look. ``not_compared``: columns of either side. ``refused``: why it was not compared.
     """
 
     table: TableId
@@ -123,13 +128,15 @@ def diff(
     *,
     tell: Tell,
     keep: Keep | None = None,
+    goes_on: bool = False,
 ) -> Iterator[TableDiff]:
     """Compare tables with their source, one after the other.
 
-    ``tell`` hears what is done, ``keep`` is given every key that differs.
+    ``tell`` hears what is done, ``keep`` is given every key that differs. ``goes_on``: a table that cannot be
+    compared is told of, and the others are.
 
     Raises:
-        ConfigError: nothing can be compared as it is configured, or no worker applies what waits.
+        ConfigError: a table cannot be compared as it is configured, or no worker applies what waits for it.
         TidesinkError: a side, Kafka or the state store cannot be asked.
     """
     with assembled(config, (), StopFlag()) as context:
@@ -137,23 +144,39 @@ def diff(
         quiet = replace(context, listeners=Listeners(()))
         for table in tables:
             with ExitStack() as kept:
-                yield TableComparison(quiet, table, options, kept, tell=tell, keep=keep).run()
+                comparison = TableComparison(quiet, table, options, kept, tell=tell, keep=keep)
+                try:
+                    found = comparison.run()
+                except ConfigError as error:
+                    if not goes_on:
+                        raise
+                    found = TableDiff(table, refused=error.message.removeprefix(_REFUSED))
+                yield found
 
 
-def obstacle(config: Config, settings: TableConfig) -> str | None:
-    """Why a table's settings do not let it be compared; None where they do."""
+def topic_of(status: TableStatus | None) -> str | None:
+    """The topic that a table's changes were read from; None where none was."""
+    topic = (status.details if status else {}).get("topic")
+    return None if topic is None else str(topic)
+
+
+def obstacle(config: Config, table: TableId, topic: str | None) -> str | None:
+    """Why the config does not let a table be compared; None where it does."""
+    settings = config.table_config(table)
     if "rows" not in config.target.features:
         return f"a target of type {config.target.type} forwards changes, and keeps no rows"
     if settings.mode != "upsert":
         return f"mode: {settings.mode} keeps what the source has no more, so that its rows are others"
     if settings.ignore_null_updates:
         return "ignore_null_updates keeps values that are NULL at the source"
+    if topic is not None and not config.reads_topic(topic):
+        return f"its changes came by the topic {topic}, which source.topics does not name any more"
     return None
 
 
 def refusal(table: TableId, reason: str) -> ConfigError:
     """What to say of a table that cannot be compared."""
-    return ConfigError(f"the table cannot be compared: {reason}", table=str(table))
+    return ConfigError(_REFUSED + reason, table=str(table))
 
 
 @dataclass(frozen=True)
@@ -189,6 +212,11 @@ class Side:
         return tuple(one.name for one in self.columns if one.key)
 
     @property
+    def key_types(self) -> dict[str, str]:
+        """Their types, by name."""
+        return {one.name: one.type for one in self.columns if one.key}
+
+    @property
     def values(self) -> tuple[str, ...]:
         """The names of the others."""
         return tuple(one.name for one in self.columns if not one.key)
@@ -215,6 +243,8 @@ class TableComparison:
     keep: Keep | None = None
     topic: str = field(init=False)
     reader: TableReader = field(init=False)
+    # Whether the source may be asked for keys; not any more once it was asked for one that it cannot have.
+    by_key: bool = field(default=True, init=False)
 
     def run(self) -> TableDiff:
         """Compare.
@@ -264,10 +294,10 @@ class TableComparison:
             ConfigError: the table cannot be compared.
         """
         status = self.context.store.status_of(self.context.config.pipeline, self.table)
-        topic = (status.details if status else {}).get("topic")
+        topic = topic_of(status)
         if topic is None:
             raise self._refused("no worker has applied anything of it yet: let tidesink run begin")
-        self.topic = str(topic)
+        self.topic = topic
         found = self._ends()
         decoding = open_decoding(
             self.context, self.topic, self.table, session=self.context.spark.newSession()
@@ -323,12 +353,20 @@ class TableComparison:
                 chosen.append(column)
             elif own is not None:
                 not_compared.append(column.name)
+        not_compared += self._at_target_alone(plan, not_compared)
         types = [one.dataType.simpleString() for one in self.reader.rows(chosen).schema.fields]
         columns = (
             ComparedColumn(one.name, kind, one.key, self.reader.spelling(one.name))
             for one, kind in zip(chosen, types, strict=True)
         )
         return Side(plan, stored, tuple(chosen), tuple(columns), tuple(not_compared))
+
+    def _at_target_alone(self, plan: DecodePlan, named: Iterable[str]) -> Iterator[str]:
+        """Columns that somebody gave the target: neither the source's, nor metadata, nor tidesink's own."""
+        known = {fold_name(column.name) for column in plan.shape.columns} | {*map(fold_name, named)}
+        for name in self.reader.columns():
+            if fold_name(name) not in known and not fold_name(name).startswith(OWN_PREFIX):
+                yield name
 
     # Where the topic ends, and the target is
 
@@ -350,18 +388,26 @@ class TableComparison:
         Raises:
             ConfigError: nobody applies it.
         """
+        still = Standstill(self._patience())
         announced = False
         while waiting := sum(max(0, part.records) for part in self._ranges_of(ends)):
             if not self.options.waits:
                 return False
-            self._check_worker(waiting)
+            self._check_worker(waiting, still)
             if not announced:
                 self.tell(f"{self.table}: waiting until {waiting:,} records are applied")
                 announced = True
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _check_worker(self, waiting: int) -> None:
+    def _patience(self) -> float:
+        """Longer than a table rests that has little in its topic, or whose topic is not to be read."""
+        if self.options.patience is not None:
+            return self.options.patience
+        config = self.context.config
+        return ALIVE_SECONDS + config.retry.for_ + 2 * config.batch.watermark_interval
+
+    def _check_worker(self, waiting: int, still: Standstill) -> None:
         store, pipeline = self.context.store, self.context.config.pipeline
         seconds = seconds_since_beat(store, pipeline)
         if seconds is None or seconds > ALIVE_SECONDS:
@@ -374,6 +420,13 @@ class TableComparison:
             raise self._refused(
                 f"{waiting:,} records of {self.topic} are not applied, and the table is {status.state} "
                 f"({status.error}): mend that first, or give --no-wait to compare all the same"
+            )
+        state = status.state if status is not None else "unknown"
+        if still.lasts(waiting, at_work=state == "RUNNING"):
+            raise self._refused(
+                f"{waiting:,} records of {self.topic} are not applied, and the worker that runs does not "
+                f"come to the table, whose state is {state}: see whether its config leaves the table out, or "
+                "give --no-wait to compare all the same"
             )
 
     # The sides
@@ -391,13 +444,14 @@ class TableComparison:
 
     def _source(self, side: Side, wanted: DataFrame | None = None, count: int = 0) -> DataFrame:
         """The digests of the source's rows; with details of the ``count`` keys that are ``wanted``."""
-        from tidesink.sinks.spark.digests import digests
+        from tidesink.sinks.spark.digests import digests, once
 
         task, reader = self._source_task(side, wanted, count)
         found = unpacked_ranges(self.reader.session, task, reader).where("_op IN ('upsert', 'bad')")
         values = (f"after.{quoted(one.name)}" for one in side.shape_columns)
         named = found.selectExpr(*values, "_op = 'bad' AS bad")
-        return digests(named, side.columns, **self._details(wanted is not None))
+        rows = digests(named, side.columns, **self._details(wanted is not None))
+        return once(rows) if isinstance(reader, KeyedRows) else rows
 
     def _source_task(
         self, side: Side, wanted: DataFrame | None, count: int
@@ -409,8 +463,8 @@ class TableComparison:
         assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
         types = {name: stored.types[name] for name in stored.key}
         url, seconds = settings.url.get_secret_value(), config.retry.for_
-        few = count <= max(_FEW, stored.rows // _FEW_OF)
-        columns = key_columns(plan, stored.key) if wanted is not None and few else None
+        asked = self.by_key and wanted is not None and count <= max(_FEW, stored.rows // _FEW_OF)
+        columns = key_columns(plan, stored.key, side.key_types) if asked else None
         ranges = self._key_ranges(stored) if wanted is None or columns is None else (KeyRange(),)
         rows = SourceRows(url, plan.decoder.stored, stored.key, types, ranges)
         reader: RecordReader = PatientRows(rows, settings.connections, seconds)
@@ -442,15 +496,13 @@ class TableComparison:
 
     def _looked_again(self, side: Side, candidates: DataFrame, count: int) -> tuple[DataFrame, Verdict]:
         """The keys that differ or are unsettled, once enough looks were taken."""
-        from tidesink.sinks.spark.digests import Verdict, looked_at_source, looked_at_target, verdict_of
+        from tidesink.sinks.spark.digests import Verdict, looked_at_target, verdict_of
 
         verdict = Verdict(0, 0, 0, count)
         for _ in range(MOST_LOOKS):
             before, count = candidates, sum(verdict)
             self.tell(f"{self.table}: looking again at {count:,} keys")
-            candidates = self._stored(
-                lambda c=before, n=count: looked_at_source(c, self._source(side, c, n))  # type: ignore[misc]
-            )
+            candidates = self._source_again(side, before, count)
             if candidates.isEmpty():
                 return candidates, Verdict(0, 0, 0, 0)
             time.sleep(self.options.lag)
@@ -461,6 +513,22 @@ class TableComparison:
             if not (verdict.open and settled):
                 break
         return candidates, verdict
+
+    def _source_again(self, side: Side, candidates: DataFrame, count: int) -> DataFrame:
+        """The candidates after a newer look at the source: by key, or at all rows."""
+        from tidesink.sinks.spark.digests import looked_at_source
+
+        def look() -> DataFrame:
+            return looked_at_source(candidates, self._source(side, candidates, count))
+
+        try:
+            return self._stored(look)
+        except ValueOutOfRangeError:
+            if not self.by_key:
+                raise
+        # A key at the target is no value of the source's columns, which no later try mends.
+        self.by_key = False
+        return self._stored(look)
 
     def _differences(self, side: Side, candidates: DataFrame) -> Iterator[Difference]:
         """The keys that differ, as far as they are shown; all of them are given to ``keep``."""
@@ -474,6 +542,24 @@ class TableComparison:
                 self.keep(self.table, one)
             if number < self.options.shown:
                 yield one
+
+
+@dataclass
+class Standstill:
+    """Whether nothing was applied for so many seconds of what is waited for."""
+
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    _waiting: int | None = field(default=None, init=False)
+    _since: float = field(default=0.0, init=False)
+
+    def lasts(self, waiting: int, *, at_work: bool) -> bool:
+        """As it is now; ``at_work``: a batch of the table is under way, which may take its time."""
+        now = self.clock()
+        if at_work or waiting != self._waiting:
+            self._waiting, self._since = waiting, now
+            return False
+        return now - self._since >= self.seconds
 
 
 def _next(progress: Progress | None, topic: str, partition: int) -> int:
