@@ -16,11 +16,12 @@ from tidesink.source_database.database import begin_session
 
 
 @contextmanager
-def own_postgres(endpoint: Endpoint, form: str = 's"{}%') -> Iterator[str]:
+def own_postgres(endpoint: Endpoint, form: str = 's"{}%', encoding: str = "UTF8") -> Iterator[str]:
     """The SQLAlchemy URL of a new database, whose name needs quotes; dropped at the end."""
     name = form.format(uuid.uuid4().hex[:8])
+    other = f" TEMPLATE template0 LOCALE 'C' ENCODING '{encoding}'" if encoding != "UTF8" else ""
     with psycopg.connect(admin_dsn(endpoint), autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        admin.execute(sql.SQL("CREATE DATABASE {}" + other).format(sql.Identifier(name)))
         try:
             yield database_url(endpoint, name)
         finally:

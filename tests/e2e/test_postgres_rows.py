@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from tests.full import each
 from tests.postgres import standby_server
 from tests.postgres_database import database_url, own_postgres, run_scripts, source_connection
-from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.events import Column, TableId, TableSchema
+from tidesink.errors import ConfigError, SourceUnavailableError, ValueOutOfRangeError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.targets.sql.location import Endpoint
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.servers
 
 _TYPES: Final = """
 CREATE EXTENSION citext; CREATE EXTENSION ltree; CREATE EXTENSION hstore;
-CREATE TYPE mood AS ENUM ('z', 'a', 'm'); CREATE DOMAIN code AS varchar(5) CHECK (VALUE <> 'no');
+CREATE TYPE mood AS ENUM ('z', 'a', 'm');
+CREATE TYPE "mo%s%od" AS ENUM ('a', 'b'); CREATE DOMAIN code AS varchar(5) CHECK (VALUE <> 'no');
 """
 
 
@@ -78,6 +79,7 @@ _KEYS: Final = {
     "any case": ("name citext, id int", "(ARRAY['a','B','c','Z','y'])[1+i%5], i"),
     "padded": ("c char(5), id int", "chr(65+i%20)||repeat(' ',i%3), i"),
     "kinds": ("e mood, u uuid", "(ARRAY['z','a','m']::mood[])[1+i%3], md5(i::text)::uuid"),
+    "per%cent": ("e \"mo%s%od\", id int", "(ARRAY['a','b'])[1+i%2]::\"mo%s%od\", i"),
     "times": (
         "t timestamptz, d date",
         "timestamptz '2024-01-01+02' + i*interval '1.000001s', date '0001-01-01 BC' + i",
@@ -96,7 +98,7 @@ _KEYS: Final = {
 }  # fmt: skip
 
 
-_QUICK: Final = ("words", "any case", "kinds", "bytes", '"Odd ""Name%"')
+_QUICK: Final = ("words", "any case", "kinds", "per%cent", "bytes", '"Odd ""Name%"')
 
 
 @pytest.mark.parametrize("kind", each(_KEYS, full={*_KEYS} - {*_QUICK}))
@@ -199,7 +201,9 @@ def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(
         # Rows that a policy hides would be missed.
         (reader, "filtered", ConfigError, "refuses the user"),
         (silent, "secret", SourceUnavailableError, "does not answer"),
-        (nobody, "secret", SourceUnavailableError, 'role "nobody" does not exist'),
+        (nobody, "secret", SourceUnavailableError, 'role "…" does not exist'),
+        # A password that was taken for a part of the host.
+        (url.set(host="SECRET@127.0.0.1"), "secret", SourceUnavailableError, "does not answer"),
     )
     for place, name, error, words in cases:
         stored = database.stored(name)
@@ -210,6 +214,40 @@ def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(
         assert "SECRET" not in str(caught.value)
         assert "source.database" in str(caught.value)
     database.run("DROP OWNED BY tidesink_reader; DROP ROLE tidesink_reader")
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_texts_of_a_database_of_another_encoding(postgres: Endpoint, encoding: str) -> None:
+    """They are UTF-8 to us, and so are the keys that are asked for."""
+    with own_postgres(postgres, encoding=encoding) as url:
+        run_scripts(url, "CREATE TABLE t (name text PRIMARY KEY, f float)")
+        run_scripts(url, "SET client_encoding = utf8;\nINSERT INTO t VALUES ('é', 1), ('e', 2)")
+        with source_connection(url) as connection:
+            stored = stored_table(connection, TableId("public", "t"))
+            assert stored is not None
+            assert stored.types["name"] == ColumnType("other text", sql="text")
+        source = _source(url, "t", stored, [KeyRange()])
+        assert sorted(row["name"] for row in _read(source, 0)) == ["e", "é"]
+        found = source.of_keys(FetchRange("rows", 0, 0, 1), ["name"], [("é",)])
+        assert [row for part in found for row in part.column("row").to_pylist()] == [{"name": "é", "f": 1.0}]
+        if encoding == "LATIN1":
+            with pytest.raises(ValueOutOfRangeError, match="no value of its columns"):
+                list(source.of_keys(FetchRange("rows", 0, 0, 1), ["name"], [("😀",)]))
+
+
+@pytest.mark.parametrize(
+    ("column", "key"),
+    [("u uuid", "none"), ("n int", "9999999999"), ("t text", "\0"), ("d date", "0000-00-00")],
+)
+def test_a_key_that_the_source_cannot_have_is_no_failure_of_the_database(
+    database: Database, column: str, key: str
+) -> None:
+    """To try again would not help."""
+    database.run(f"CREATE TABLE k ({column} PRIMARY KEY)")
+    source = _source(database.url, "k", database.stored("k"), [KeyRange()])
+    with pytest.raises(ValueOutOfRangeError, match="no value of its columns") as caught:
+        list(source.of_keys(FetchRange("rows", 0, 0, 1), [column.partition(" ")[0]], [(key,)]))
+    assert key not in str(caught.value)
 
 
 def test_a_standby_is_refused() -> None:

@@ -355,7 +355,9 @@ def keep_texts(connection: Any) -> None:
                 connection.adapters.register_loader(oid, TextLoader)
 
 
-# From the first quotation mark that opens to the last that closes: what stands between may have some itself.
+# The server that was asked, and what is quoted of the reason: from the first mark that opens to the last that
+# closes, for a name may hold one.
+_SERVER: Final = re.compile(r".*?connection to server (?:at|on) .*? failed: +")
 _QUOTED: Final = re.compile(r"""(?<!\w)["'«„“‘].*["'»“”’]""")
 
 
@@ -368,4 +370,4 @@ def words_of(error: Exception) -> str:
     if type(cause).__module__.partition(".")[0] != "psycopg":
         return ""
     said = str(cause).strip().splitlines()
-    return _QUOTED.sub('"…"', said[-1]) if said else type(cause).__name__
+    return _QUOTED.sub('"…"', _SERVER.sub("", said[-1])) if said else type(cause).__name__
