@@ -498,6 +498,20 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "1000 or less",
     ),
     (
+        "an @ in the password of the database",
+        changed(CANAL_JSON, source__upstream_url="mysql+pymysql://u:S3@S3CRET@tidb:4000/db"),
+        "source.upstream-url",
+        "has an @ behind its password's first @",
+        "%40",
+    ),
+    (
+        "an @ and more in the password of the state",
+        changed(FLAT_AVRO, state="postgresql://u@d:S3@S3CRET/?@h/db"),
+        "state",
+        "has an @ behind its password's first @",
+        "%40",
+    ),
+    (
         "state driver",
         changed(FLAT_AVRO, state="postgresql+nope://u:S3CRET@h/db"),
         "state",

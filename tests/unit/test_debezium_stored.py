@@ -14,7 +14,7 @@ from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.inference import InferredColumn
 from tidesink.codecs.debezium.stored import recorded_value
 from tidesink.codecs.debezium.values import wire_reader, wire_type
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.plans.debezium_json import JsonWriter, Writers, debezium_json_plan
 from tidesink.typemap.mysql_types import parse_sql_type
@@ -123,6 +123,16 @@ def test_bytes_in_an_array_of_postgres_are_spelt_as_in_a_column(mode: Any, text:
     convert = recorded_value(stored, ColumnType("array"), modes, is_ticdc=False, bare=bare)
     assert convert is not None
     assert convert('{"\\\\xfffe",NULL}') == f'["{text}",null]'
+
+
+def test_instants_in_a_bare_array_of_postgres_have_four_digits_of_a_year() -> None:
+    stored = Column("c", ColumnType("array", sql="timestamp(3) with time zone[]"))
+    convert = recorded_value(stored, ColumnType("array"), MODES, is_ticdc=False, bare=True)
+    assert convert is not None
+    assert convert('{"0001-01-01 00:00:00.5+00",infinity}') == '["0001-01-01T00:00:00.500Z","infinity"]'
+    for text in ("0044-03-15 10:00:00+00 BC", "20000-01-01 00:00:00+00"):
+        with pytest.raises(ValueOutOfRangeError, match=r"is no timestamp\(3\) with time zone"):
+            convert(f'{{"{text}"}}')
 
 
 def test_json_without_types_needs_a_definition() -> None:
