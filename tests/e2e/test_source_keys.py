@@ -139,12 +139,12 @@ _NO_WAY_BACK: Final[Mapping[str, tuple[str, ...]]] = {
     "at": ("text[]", '{a,"b,c",NULL}', "{}", "{NULL}"),
 }
 _MODES: Final = {
-    "default": (DebeziumModes(), {"na"}),
+    "default": (DebeziumModes(), set()),
     "texts": (
         DebeziumModes(
             decimal_handling_mode="string", time_precision_mode="connect", binary_handling_mode="hex"
         ),
-        {"by", "ts", "bl", "bw"},
+        {"ts"},  # which is cut
     ),
 }
 
@@ -202,4 +202,4 @@ def test_a_row_of_postgres_is_found_by_a_key_of_each_type(
                 if row not in found or len(found) > 2:
                     missed.append((name, key[name], found))
         assert missed == []
-        assert none - not_in_mode == {*_NO_WAY_BACK} - not_in_mode
+        assert none == {*_NO_WAY_BACK} | not_in_mode
