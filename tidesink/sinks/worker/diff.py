@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tidesink.config import Config
 from tidesink.config.table_checks import OWN_PREFIX
-from tidesink.errors import ConfigError, ValueOutOfRangeError
+from tidesink.errors import ConfigError, TidesinkError, ValueOutOfRangeError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.batch.context import RetryPolicy, StopFlag, WorkerContext
 from tidesink.sinks.batch.observers import Listeners, seconds_since_beat
@@ -39,7 +39,7 @@ from tidesink.sinks.worker.replay import ALIVE_SECONDS
 from tidesink.sinks.worker.run import assembled
 from tidesink.sinks.worker.snapshot import open_source_database
 from tidesink.sinks.worker.source_keys import KeyedRows, key_columns
-from tidesink.typemap.target_schema import ShapeColumn, is_row_keyed, quoted
+from tidesink.typemap.target_schema import ShapeColumn, is_row_keyed, quoted, wider_ddl
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,8 +147,9 @@ def diff(
                 comparison = TableComparison(quiet, table, options, kept, tell=tell, keep=keep)
                 try:
                     found = comparison.run()
-                except ConfigError as error:
-                    if not goes_on:
+                except TidesinkError as error:
+                    # What may pass is no matter of this table.
+                    if not goes_on or error.remedy not in ("fix", "stop"):
                         raise
                     found = TableDiff(table, refused=error.message.removeprefix(_REFUSED))
                 yield found
@@ -354,10 +355,13 @@ class TableComparison:
             elif own is not None:
                 not_compared.append(column.name)
         not_compared += self._at_target_alone(plan, not_compared)
-        types = [one.dataType.simpleString() for one in self.reader.rows(chosen).schema.fields]
+        held = (one.dataType.simpleString() for one in self.reader.rows(chosen).schema.fields)
+        # In a narrower type than its own a value could be cut, and seem equal.
         columns = (
-            ComparedColumn(one.name, kind, one.key, self.reader.spelling(one.name))
-            for one, kind in zip(chosen, types, strict=True)
+            ComparedColumn(
+                one.name, wider_ddl(kind, one.spark) or kind, one.key, self.reader.spelling(one.name)
+            )
+            for one, kind in zip(chosen, held, strict=True)
         )
         return Side(plan, stored, tuple(chosen), tuple(columns), tuple(not_compared))
 

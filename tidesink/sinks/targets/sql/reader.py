@@ -25,7 +25,7 @@ from tidesink.sinks.targets.sql.ledger import SqlLedger
 from tidesink.sinks.targets.sql.load import Read
 from tidesink.sinks.targets.sql.location import LEDGER, SHARDS, Endpoint, Place
 from tidesink.typemap.render_sql import Spelling, spark_of, spelling_of
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, quoted
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, quoted, wider_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,9 +104,13 @@ class SqlReader(TableReader):
         return entry.progress if entry else None
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Those that are committed when the task reads them, in the shape's own types."""
+        """Those that are committed when the task reads them, in the shape's own types or wider ones."""
+        database = self._dialect.database
         found = {fold_name(name): (self._place.quote(name), kind) for name, kind in self._present.items()}
         asked = [found[fold_name(column.name)] for column in columns]
+        types = [
+            _held(one.spark, spark_of(kind, database)) for one, (_, kind) in zip(columns, asked, strict=True)
+        ]
         texts = ", ".join(self._dialect.text_of(*one) for one in asked)
         query = f"SELECT {texts} FROM {self._place.location}{self._living()}"
         dialect = self._dialect
@@ -121,8 +125,9 @@ class SqlReader(TableReader):
         )
         ddl = ", ".join(f"c{at} string" for at in range(len(asked)))
         frame = self.session.range(0, 1, 1, 1).mapInArrow(Reporting(task), ddl)
+        named = zip(columns, types, strict=True)
         return frame.selectExpr(
-            *(f"{_value(f'c{at}', one.spark)} AS {quoted(one.name)}" for at, one in enumerate(columns))
+            *(f"{_value(f'c{at}', kind)} AS {quoted(one.name)}" for at, (one, kind) in enumerate(named))
         )
 
     def spelling(self, name: str) -> Spelling | None:
@@ -149,6 +154,11 @@ class SqlReader(TableReader):
             name, kind = next(one for one in self._present.items() if fold_name(one[0]) == fold_name(column))
             conditions.append(f"{self._place.quote(name)} = {self._dialect.literal(value, kind)}")
         return f" WHERE {' AND '.join(conditions)}" if conditions else ""
+
+
+def _held(ddl: str, present: str) -> str:
+    """The Spark type that holds a column's values as they are: a number may have been widened since."""
+    return "string" if present == "string" else wider_ddl(ddl, present) or ddl
 
 
 def _value(text: str, ddl: str) -> str:
