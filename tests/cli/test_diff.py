@@ -11,10 +11,13 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.unit.config_samples import FLAT_AVRO, changed
+from tidesink.cli.diff import kept
 from tidesink.cli.main import app
+from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.diff import Difference
 
 ORDERS = TableId("shop", "orders")
 DATABASE = "mysql+pymysql://reader:SECRET@127.0.0.1:1"
@@ -69,6 +72,31 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path, more: dict[str, Any], s
     code, output = _run(path, "-o", "json")
     (table,) = json.loads(output.splitlines()[-1])["tables"]
     assert said in table["refused"]
+
+
+def test_a_table_whose_topic_is_not_read_any_more_is_not_compared(tmp_path: Path) -> None:
+    """Nobody would apply what the topic holds."""
+    path = _config(tmp_path)
+    status = TableStatus("shop", ORDERS, "IDLE", details={"topic": "elsewhere"})
+    SqlStateStore(str(tmp_path / "state.db")).save_status(status)
+    code, output = _run(path, "shop.orders")
+    assert code == 2
+    assert "by the topic elsewhere, which source.topics does not name any more" in output
+    code, output = _run(path)
+    assert code == 0
+    assert "shop.orders: not compared: its changes came by the topic" in output
+
+
+def test_the_file_of_a_report_has_its_own_errors_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: No such file"), kept(tmp_path / "no" / "file"):
+        pass
+    with pytest.raises(FileNotFoundError, match="of the comparison"), kept(tmp_path / "file"):
+        raise FileNotFoundError("of the comparison")
+    with (
+        pytest.raises(ConfigError, match="cannot be written: No space left"),
+        kept(Path("/dev/full")) as keep,
+    ):
+        keep(ORDERS, Difference("only_at_source", {"id": "1"}))
 
 
 def test_a_table_that_nobody_knows_is_named(tmp_path: Path) -> None:

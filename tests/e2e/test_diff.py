@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,18 +13,22 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from tests.e2e.diffing import diff_config, differing, drain, table_of_diff
 from tests.e2e.live_source import LiveTable, changing, live_table
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
-from tests.e2e.writing import TableWriter, shop_config
+from tests.e2e.writing import TableWriter
 from tests.full import FULL, quick_on
 from tests.mysql_values import COLUMNS, own_database
 from tests.servers import create_topics
 from tidesink.cli.main import app
 from tidesink.config import load_config
+from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.batch.observers import Heartbeat
 from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.worker.diff import DiffOptions, diff
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
@@ -50,29 +54,6 @@ OTHERS: Final = {
 }  # fmt: skip
 _ID: Final = Column("id", ColumnType("int", sql="int"), nullable=False, handle=True, primary_key=True)
 _KEPT: Final = ("id", "st")  # the key, and what is computed of it
-
-
-def _config(folder: Path, servers: Servers, topic: str, url: str, **more: Any) -> Path:
-    source = {
-        "brokers": servers["brokers"],
-        "protocol": "canal-json",
-        "topics": [topic],
-        "database": {"url": url, "chunk-rows": 250, "connections": 2},
-    }
-    return shop_config(folder, servers, {"source": source, "defaults": {"snapshot": "initial"}, **more})
-
-
-def _diff(config: Path, *words: str) -> tuple[int, dict[str, Any]]:
-    """The exit code, and what is said of the one table."""
-    found = CliRunner().invoke(app, ["diff", "-c", str(config), "-o", "json", "--lag", "0", *words])
-    assert found.exit_code in (0, 3), found.output
-    (table,) = json.loads(found.stdout)["tables"]
-    return found.exit_code, table
-
-
-def _drain(config: Path) -> None:
-    report = run(load_config(config), until="drained")
-    assert report.exit_code == 0, [one.error for one in report.tables]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,9 +87,9 @@ def test_a_value_of_every_type_that_differs_is_found(
         feed.delete({"id": 10**6})
         # MariaDB is the source, too: the copy needs a name of its own.
         apart = {"table": "copy_{schema}.{table}"} if kind == "mysql" else {}
-        config = _config(tmp_path, servers, topic, mariadb_url, target={**place.target, **apart})
-        _drain(config)
-        code, found = _diff(config)
+        config = diff_config(tmp_path, servers, topic, mariadb_url, target={**place.target, **apart})
+        drain(config)
+        code, found = table_of_diff(config)
         assert (code, found["equal"], found["differences"]) == (0, len(names) + 2, [])
         assert found["not_compared"] == []
         for number, name in enumerate(names):
@@ -116,15 +97,15 @@ def test_a_value_of_every_type_that_differs_is_found(
         _run(connection, f"DELETE FROM wide WHERE id = {len(names)}")  # noqa: S608
         _run(connection, "INSERT INTO wide (id) VALUES (-1)")
         report = tmp_path / "differing.jsonl"
-        code, found = _diff(config, "--report", str(report))
+        code, found = table_of_diff(config, "--report", str(report))
     assert code == 3
     counts = [found[name] for name in ("equal", "different", "only_at_source", "only_at_target", "unsettled")]
     assert counts == [1, len(names), 1, 1, 0]
     assert len(found["differences"]) == 20
     lines = [json.loads(line) for line in report.read_text().splitlines()]
-    differing = {int(one["key"]["id"]): one.get("columns", one["kind"]) for one in lines}
+    by_key = {int(one["key"]["id"]): one.get("columns", one["kind"]) for one in lines}
     expected: dict[int, Any] = {number: [name] for number, name in enumerate(names)}
-    assert differing == {**expected, len(names): "only_at_target", -1: "only_at_source"}
+    assert by_key == {**expected, len(names): "only_at_target", -1: "only_at_source"}
 
 
 def _run(connection: sa.Connection, statement: str) -> None:
@@ -160,22 +141,18 @@ def test_no_false_alarm_while_a_table_changes(
     with live_table(mariadb_url, servers) as table:
         table.load(3_000)
         table.change()
-        config = _config(tmp_path, servers, table.topic, mariadb_url)
-        _drain(config)
+        config = diff_config(tmp_path, servers, table.topic, mariadb_url)
+        drain(config)
         with _working(config, table):
             for _ in range(3):
-                _, found = _diff(config, "--lag", "1")
-                assert _differing(found) == (0, 0, 0)
+                _, found = table_of_diff(config, "--lag", "1")
+                assert differing(found) == (0, 0, 0)
                 assert found["equal"] > 2_000
             _tamper(mariadb_url, table)
-            _, found = _diff(config, "--lag", "1")
-        assert _differing(found) == (0, 1, 0)
+            _, found = table_of_diff(config, "--lag", "1")
+        assert differing(found) == (0, 1, 0)
         assert found["differences"] == [{"kind": "only_at_source", "key": {"region": "q", "id": "7"}}]
         assert found["unsettled"] < 20
-
-
-def _differing(found: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(found[name] for name in ("different", "only_at_source", "only_at_target"))
 
 
 def _tamper(url: str, table: LiveTable) -> None:
@@ -203,12 +180,12 @@ def test_columns_names_filters_shards_and_marks_of_deleted_rows(
         }
         routes = [{"match": ".*", "to": "all.orders", "shard-column": "origin"}]
         more = {"tables": [settings], "routes": routes}
-        config = _config(tmp_path, servers, table.topic, mariadb_url, **more)
+        config = diff_config(tmp_path, servers, table.topic, mariadb_url, **more)
         for _ in range(60):
             table.change()
-        _drain(config)
+        drain(config)
         kept = sum(row["price"] is None or row["price"] > 0 for row in table.rows())
-        code, found = _diff(config)
+        code, found = table_of_diff(config)
         assert (code, found["at_source"], found["at_target"], found["equal"]) == (0, kept, kept, kept)
         _tamper(mariadb_url, table)
         row = next(row for row in table.rows() if row["price"] is not None and row["price"] > 1)
@@ -220,10 +197,10 @@ def test_columns_names_filters_shards_and_marks_of_deleted_rows(
             )
             connection.execute(place, {"region": row["region"], "id": row["id"]})
         engine.dispose()
-        _, found = _diff(config)
-        assert _differing(found) == (1, 1, 0)
+        _, found = table_of_diff(config)
+        assert differing(found) == (1, 1, 0)
         assert "SECRET" not in json.dumps(found)
-        _, found = _diff(config, "--values")
+        _, found = table_of_diff(config, "--values")
         (one,) = (one for one in found["differences"] if one["kind"] == "different")
         assert one["columns"] == ["price", "remark"]
         assert one["values"]["remark"]["source"] == "SECRET"
@@ -236,21 +213,28 @@ def test_what_waits_needs_a_worker(
     with live_table(mariadb_url, servers) as table:
         table.load(50)
         table.change()
-        config = _config(tmp_path, servers, table.topic, mariadb_url)
-        _drain(config)
+        config = diff_config(tmp_path, servers, table.topic, mariadb_url)
+        drain(config)
         for _ in range(10):
             table.change()
         found = CliRunner().invoke(app, ["diff", "-c", str(config)])
         assert found.exit_code == 2
         assert "no worker runs" in found.output
-        code, shown = _diff(config, "--no-wait")
-        assert (code, _differing(shown)) == (3, (0, 0, 0))
+        code, shown = table_of_diff(config, "--no-wait")
+        assert (code, differing(shown)) == (3, (0, 0, 0))
         assert shown["unsettled"] > 0
         text = CliRunner().invoke(app, ["diff", "-c", str(config), "--no-wait", str(table.name)])
         assert text.exit_code == 3
         assert "keys are not settled" in text.output
-        _drain(config)
-        assert _diff(config)[0] == 0
+        settings = load_config(config)
+        with closing(open_state_store(settings.state)) as store:
+            Heartbeat(store, "shop").beat()
+            # A worker that is alive, and whose config leaves the table out.
+            with pytest.raises(ConfigError, match="does not come to the table, whose state is IDLE"):
+                [*diff(settings, [table.name], DiffOptions(lag=0, patience=0), tell=lambda _said: None)]
+            Heartbeat(store, "shop").end()
+        drain(config)
+        assert table_of_diff(config)[0] == 0
 
 
 @FULL
@@ -260,7 +244,7 @@ def test_a_snapshot_that_is_not_over_is_told(
     with live_table(mariadb_url, servers) as table:
         table.load(2_000)
         table.change()
-        config = _config(tmp_path, servers, table.topic, mariadb_url)
+        config = diff_config(tmp_path, servers, table.topic, mariadb_url)
         run(load_config(config), batches=1)
         with closing(open_state_store(load_config(config).state)) as store:
             (status,) = store.statuses("shop")

@@ -80,7 +80,7 @@ def diff(
     chosen, refused = _chosen(settings, tables)
     options = DiffOptions(limit, values, wait, lag)
     with ExitStack() as closing:
-        keep = closing.enter_context(_kept(report)) if report is not None else None
+        keep = closing.enter_context(kept(report)) if report is not None else None
         tell = closing.enter_context(_telling())
         found = list[TableDiff]()
         if chosen:
@@ -129,7 +129,7 @@ def _telling() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def _kept(path: Path) -> Iterator[Callable[[TableId, Difference], None]]:
+def kept(path: Path) -> Iterator[Callable[[TableId, Difference], None]]:
     """Writes differing keys to a file, a line each."""
 
     def keep(table: TableId, one: Difference) -> None:
