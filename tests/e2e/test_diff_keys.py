@@ -179,7 +179,7 @@ _MARIADB: Final[Mapping[str, tuple[dict[str, str], tuple[str, ...], dict[str, An
         ("x'00'", "x'00ff8001'", "x'27'", "x'ffffffff'", "x'61'"),
         {"k": b"none"},
     ),
-    "enum": ({"k": "enum('b','a','%s','','é')"}, ("'b'", "'a'", "'%s'", "''", "'é'"), {"k": 6}),
+    "enum": ({"k": "enum('b','a','%s','','é')"}, ("'b'", "'a'", "'%s'", "''", "'é'"), {"k": 5}),
     "unsigned": (
         {"k": "bigint unsigned"},
         ("0", "18446744073709551615", "9223372036854775808", "1", "2"),
