@@ -153,7 +153,7 @@ _MODES: Final = {
 def test_a_row_of_postgres_is_found_by_a_key_of_each_type(
     spark: SparkSession, postgres: Endpoint, mode: str
 ) -> None:
-    """Each value of each type by itself, and the types that have no exact way back are those that are named."""
+    """Each value of each type by itself; the types without an exact way back are those that are named."""
     columns, (modes, not_in_mode) = {**_POSTGRES, **_NO_WAY_BACK}, _MODES[mode]
     words = ", ".join(f"{name} {kind}" for name, (kind, *_) in columns.items())
     create = f"CREATE TABLE public.wide (id int PRIMARY KEY, {words})"
