@@ -201,7 +201,8 @@ def column_batches(
         for columns in mysql_packets.column_batches(cursor):
             yield [_arrow(*column) for column in zip(columns, types, strict=True)]
     except Error as error:
-        raise DBAPIError(None, None, error) from error
+        # As the class that SQLAlchemy has for it.
+        raise DBAPIError.instance(None, None, error, Error, dialect=connection.dialect) from error
     finally:
         # What may be left unread would be taken for the answer to the next query.
         connection.invalidate()
