@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from tidesink.config import Config, TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import TableId, fold_name
-from tidesink.sinks.batch.context import RetryPolicy, StopFlag, WorkerContext
+from tidesink.sinks.batch.context import StopFlag, WorkerContext
 from tidesink.sinks.batch.observers import Listeners, seconds_since_beat
-from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle, release_stored, unpacked_ranges
 from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
 from tidesink.sinks.batch.tasks import RangeTask
@@ -37,16 +36,13 @@ from tidesink.sinks.targets.base import ReadableTarget, TableReader
 from tidesink.sinks.worker.replay import ALIVE_SECONDS
 from tidesink.sinks.worker.run import assembled
 from tidesink.sinks.worker.snapshot import open_source_database
-from tidesink.sinks.worker.source_keys import KeyedRows, key_columns
+from tidesink.sinks.worker.source_keys import KeyedRows, PatientRows, key_columns
 from tidesink.typemap.target_schema import ShapeColumn, is_row_keyed, quoted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row
 
     from tidesink.sinks.batch.decoders import DecodePlan
-    from tidesink.sinks.batch.tasks import Work
-    from tidesink.sinks.kafka.fetch import FetchRange
     from tidesink.sinks.spark.digests import ComparedColumn, Verdict
     from tidesink.source_database.base import StoredTable
 
@@ -154,23 +150,6 @@ def obstacle(config: Config, settings: TableConfig) -> str | None:
 def refusal(table: TableId, reason: str) -> ConfigError:
     """What to say of a table that cannot be compared."""
     return ConfigError(f"the table cannot be compared: {reason}", table=str(table))
-
-
-@dataclass(frozen=True)
-class PatientRows:
-    """Reads ranges of the source, so many at a time, and each again for ``seconds`` where it is cut off."""
-
-    rows: SourceRows
-    connections: int
-    seconds: float
-
-    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """The rows of a range, whole."""
-        yield from RetryPolicy(self.seconds).call(lambda: [*self.rows(wanted)])
-
-    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """As ``RecordReader``."""
-        return over_ranges(session, ranges, self, work, ddl, most_tasks=self.connections)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rows of the source by keys that the target names, read in tasks.
+"""Rows of the source, read in tasks that try again: of whole ranges, and by keys that the target names.
 
 A key comes as the texts of the target's values (``spark.digests``). Of each column it is made the text that
 canal-json has of the stored value, and that a parameter of the query. Where the way back is not exact (a
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tidesink.events import ColumnType
 from tidesink.sinks.batch.context import RetryPolicy
+from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source_rows import SourceDecoder, SourceRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import Reporting
@@ -31,6 +32,23 @@ if TYPE_CHECKING:
 # Keys of one query: few enough for a database to look each up by its index.
 _KEYS_A_QUERY: Final = 500
 _UINT64: Final = 1 << 64
+
+
+@dataclass(frozen=True)
+class PatientRows:
+    """Reads ranges of the source, so many at a time, and each again for ``seconds`` where it is cut off."""
+
+    rows: SourceRows
+    connections: int
+    seconds: float
+
+    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """The rows of a range, whole."""
+        yield from RetryPolicy(self.seconds).call(lambda: [*self.rows(wanted)])
+
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """As ``RecordReader``."""
+        return over_ranges(session, ranges, self, work, ddl, most_tasks=self.connections)
 
 
 class KeyColumn(NamedTuple):
