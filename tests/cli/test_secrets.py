@@ -244,6 +244,7 @@ _COMMANDS: Final = (
     f"--debug resume {_TABLE} --accept --config {{config}}",
     f"accept-restored {_TABLE} --config {{config}}",
     *(f"snapshot {verb} {_TABLE} --config {{config}}" for verb in ("start", "pause", "resume", "cancel")),
+    f"resync {_TABLE} --config {{config}}",
     "snapshot status {config}",
     f"--debug diff {_TABLE} --values --report {{config}}.report --config {{config}}",
     "dlq list --config {config} -o json",

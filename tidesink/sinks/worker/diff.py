@@ -403,12 +403,8 @@ class TableComparison:
 
     def _key_ranges(self, stored: StoredTable) -> tuple[KeyRange, ...]:
         """All ranges of the table's key."""
-        found: list[KeyRange] = []
         with open_source_database(self.context.config) as database:
-            while not found or found[-1].up_to is not None:
-                after = found[-1].up_to if found else None
-                found += database.ranges(self.table, stored, after=after)
-        return tuple(found)
+            return database.all_ranges(self.table, stored)
 
     def _target(self, side: Side, *, detailed: bool = False) -> DataFrame:
         """The digests of the target's rows, which are read when the frame is asked for."""

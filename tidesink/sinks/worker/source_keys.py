@@ -9,18 +9,21 @@ than were asked for, as its collations compare: they are rows like others, of ot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
+from tidesink.errors import ConfigError
 from tidesink.events import ColumnType
-from tidesink.sinks.batch.context import RetryPolicy
+from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source_rows import SourceDecoder, SourceRows
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.spark.errors import Reporting
+from tidesink.sinks.spark.errors import Reporting, raised_task_errors
+from tidesink.sinks.targets.base import ReadableTarget
 from tidesink.typemap.table import Reader, row_of
 
 if TYPE_CHECKING:
@@ -28,10 +31,18 @@ if TYPE_CHECKING:
 
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Work
+    from tidesink.sinks.targets.base import TableReader
+    from tidesink.source_database.base import StoredTable
+    from tidesink.typemap.target_schema import TableShape
 
 # Keys of one query: few enough for a database to look each up by its index.
 _KEYS_A_QUERY: Final = 500
 _UINT64: Final = 1 << 64
+# The keys of a part, by the rows of a batch of rows: a key takes much less than a row.
+_KEYS_FOR_A_ROW: Final = 5
+# Each part reads all keys of the target, so that there are not more.
+MOST_PARTS: Final = 100
+_NOT_READABLE: Final = "its target gives no rows back, so that nothing tells which of them the source has not"
 
 
 @dataclass(frozen=True)
@@ -194,3 +205,44 @@ def _text(text: str, column: KeyColumn) -> str:
     """A value of the target as canal-json has the source's."""
     reader = row_of(column.stored).reader
     return _TEXTS[reader, column.spark.partition("(")[0]](text, column.stored)
+
+
+@contextmanager
+def open_target_reader(
+    context: WorkerContext, shape: TableShape, session: SparkSession
+) -> Iterator[TableReader]:
+    """What reads the table of ``shape`` at the target.
+
+    Raises:
+        ConfigError: the target has no such table, or gives no rows back.
+        TransientTargetError: it does not answer.
+    """
+    target = context.target
+    found = (
+        target.reader(shape, pipeline=context.config.pipeline, session=session)
+        if isinstance(target, ReadableTarget)
+        else None
+    )
+    if found is None:
+        raise ConfigError(f"the table cannot have a resync: {_NOT_READABLE}", table=str(shape.source))
+    try:
+        found.session.conf.set("spark.sql.session.timeZone", "UTC")  # of the texts of keys
+        yield found
+    finally:
+        found.close()
+
+
+def parts_of(context: WorkerContext, plan: DecodePlan, stored: StoredTable, *, rows: int) -> int:
+    """In how many parts the target's keys are looked up, by how many there are; ``rows``: of a batch of rows.
+
+    One where the source cannot be asked for a key: then a part reads all its rows. ``plan`` has a
+    ``SourceDecoder``.
+
+    Raises: as ``open_target_reader``.
+    """
+    if key_columns(plan, stored.key) is None:
+        return 1
+    session, table = context.spark.newSession(), str(plan.shape.source)
+    with raised_task_errors(table=table), open_target_reader(context, plan.shape, session) as reader:
+        count = reader.rows(plan.shape.key_columns).count()
+    return max(1, min(MOST_PARTS, -(-count // (rows * _KEYS_FOR_A_ROW))))
