@@ -244,6 +244,7 @@ _COMMANDS: Final = (
     f"--debug resume {_TABLE} --accept --config {{config}}",
     f"accept-restored {_TABLE} --config {{config}}",
     *(f"snapshot {verb} {_TABLE} --config {{config}}" for verb in ("start", "pause", "resume", "cancel")),
+    f"resync {_TABLE} --config {{config}}",
     "snapshot status {config}",
     f"offsets show {_TABLE} --config {{config}}",
     f"offsets rewind {_TABLE} --to-beginning --config {{config}}",

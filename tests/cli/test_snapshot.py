@@ -69,6 +69,23 @@ def test_a_snapshot_is_asked_for_rests_goes_on_and_ends(tmp_path: Path, store: S
     assert _asked(store).started > first
 
 
+def test_a_resync_is_a_snapshot_that_deletes(tmp_path: Path, store: SqlStateStore) -> None:
+    path = _config(tmp_path)
+    code, output = _run(path, "resync", "SHOP.orders")
+    assert code == 0
+    assert "shop.orders: resync asked for" in output
+    first = _asked(store).started
+    assert _asked(store) == SnapshotControl(first, deletes=True)
+    assert _run(path, "snapshot", "pause", "shop.orders")[0] == 0
+    assert _asked(store) == SnapshotControl(first, rests=True, deletes=True)
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    assert _run(path, "snapshot", "start", "shop.orders")[0] == 0
+    assert not _asked(store).deletes
+    code, output = _run(_config(tmp_path, defaults={"mode": "append"}), "resync", "shop.orders")
+    assert code == 2
+    assert "mode: append" in output
+
+
 def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:
     history = {"source__enable_tidb_extension": True, "defaults": {"mode": "history"}}
     code, output = _run(_config(tmp_path, **history), "snapshot", "start", "shop.orders")
@@ -91,6 +108,15 @@ def test_how_far_snapshots_are(tmp_path: Path, store: SqlStateStore) -> None:
     assert table == {"table": {"schema": "shop", "name": "orders"}, **shown}
     assert "snapshot running: 500 rows of about 2000" in _run(path, "status")[1]
     assert "2000" in _run(path, "snapshot", "status")[1]
+    for deletes, said in (
+        ({"parts": 0, "done": 0, "deletes": 0}, "deletes come behind the rows"),
+        ({"parts": 4, "done": 1, "deletes": 7}, "7 deletes, part 1 of 4"),
+    ):
+        details = {"snapshot": {**shown, "deletes": deletes}}
+        store.save_status(TableStatus("shop", ORDERS, "RUNNING", batch=2, details=details))
+        assert said in " ".join(_run(path, "status")[1].split())
+        (table,) = json.loads(_run(path, "snapshot", "status", "-o", "json")[1])["tables"]
+        assert table["deletes"] == deletes
 
 
 @pytest.mark.parametrize(

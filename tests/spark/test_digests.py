@@ -19,6 +19,7 @@ from tidesink.sinks.spark.digests import (
     counts_of,
     differing,
     digests,
+    keys_of,
     looked_at_source,
     looked_at_target,
     verdict_of,
@@ -54,6 +55,23 @@ def _row(key: str, **others: Any) -> tuple[Any, ...]:
 
 def _side(spark: SparkSession, rows: list[tuple[Any, ...]], **how: bool) -> DataFrame:
     return digests(spark.createDataFrame(rows, DDL), COLUMNS, **how)
+
+
+def test_each_key_is_in_one_part_once_with_the_hash_of_its_digest(spark: SparkSession) -> None:
+    rows = [_row(f"key {number % 90}") for number in range(100)]
+    frame, columns = spark.createDataFrame([row[:2] for row in rows], "a string, k binary"), COLUMNS[:2]
+    parts = [
+        [*map(tuple, keys_of(frame, columns, part=part, parts=3).select("h0", "h1", "key").collect())]
+        for part in range(3)
+    ]
+    assert all(parts)
+    whole = _side(spark, rows).select("h0", "h1", "key").distinct().collect()
+    assert sorted(one for part in parts for one in part) == sorted(map(tuple, whole))
+    # No merge would find a row whose key has a NULL.
+    without = spark.createDataFrame([("a", None)], "a string, k binary")
+    assert keys_of(without, columns, part=0, parts=1).collect() == []
+    (value,) = keys_of(frame.limit(1), columns, part=0, parts=1).select("value").collect()
+    assert (*value["value"],) == rows[0][:2]
 
 
 def _verdict(spark: SparkSession, here: list[tuple[Any, ...]], there: list[tuple[Any, ...]]) -> list[Any]:

@@ -14,6 +14,7 @@ from tidesink.sinks.state.progress import (
     PartitionProgress,
     Progress,
     SnapshotProgress,
+    Sweep,
     TopicProgress,
     from_json,
     split_txn_version,
@@ -33,6 +34,7 @@ snapshots = st.builds(
     st.integers(0, 2**63 - 1),
     st.booleans(),
     st.integers(0, 2**63 - 1),
+    st.none() | st.builds(Sweep, *[st.integers(0, 2**63 - 1)] * 3),
 )
 topics = st.lists(st.builds(TopicProgress, st.text(), st.text(), partitions), max_size=3)
 

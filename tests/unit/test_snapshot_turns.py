@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.config import Config
 from tidesink.events import TableId
 from tidesink.sinks.batch.source_rows import KeyRange
-from tidesink.sinks.state.progress import Progress, SnapshotProgress
+from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
 from tidesink.sinks.worker.control import SnapshotControl
 from tidesink.sinks.worker.snapshot import Snapshot, SnapshotPart
 from tidesink.source_database.base import StoredTable
@@ -69,6 +70,21 @@ def test_parts_and_changes_take_turns_while_both_wait() -> None:
     assert not found.comes_next(_progress(3, DONE), waiting=False)
 
 
+def test_keys_are_looked_up_behind_all_rows() -> None:
+    """The phases of one that deletes, one part after the other."""
+    stored, before = StoredTable({}, ("id",), 0, 0), SnapshotProgress(("id",), sweep=Sweep())
+    found = SnapshotPart(stored, (KeyRange(up_to=("5",)),), before).after(5)
+    assert found == SnapshotProgress(("id",), ("5",), 5, sweep=Sweep())
+    found = SnapshotPart(stored, (KeyRange(("5",)),), found, sweep_parts=2).after(3)
+    assert found == SnapshotProgress(("id",), None, 8, sweep=Sweep(2))
+    part = SnapshotPart(stored, (), found)
+    assert part.sweeps
+    found = part.after(4)
+    assert found == SnapshotProgress(("id",), None, 8, sweep=Sweep(2, 1, 4))
+    found = SnapshotPart(stored, (), found).after(0)
+    assert found == SnapshotProgress(("id",), None, 8, done=True, sweep=Sweep(2, 2, 4))
+
+
 def test_changes_go_first_where_a_row_does_not_fit() -> None:
     found = _snapshot("initial")
     assert not found.waits({0: 5}, {0: 9})
@@ -94,5 +110,8 @@ def test_changes_go_first_where_a_row_does_not_fit() -> None:
 def test_shown(asked: SnapshotControl, snapshot: SnapshotProgress, state: str) -> None:
     shown = _snapshot("initial", asked).details(_progress(3, snapshot))
     assert shown == {"snapshot": {"state": state, "rows": snapshot.rows, "estimate": None}}
+    deletes = {"parts": 2, "done": 1, "deletes": 4}
+    swept = _snapshot("never").details(_progress(3, replace(snapshot, sweep=Sweep(**deletes))))
+    assert swept["snapshot"]["deletes"] == deletes
     assert _snapshot("never").details(_progress(3)) == {}
     assert _snapshot("never").details(None) == {}

@@ -164,6 +164,7 @@ _COMMANDS = (
     ("resume", status.resume),
     ("accept-restored", status.accept_restored),
     ("diff", diff.diff),
+    ("resync", snapshot.resync),
 )
 for _name, _command in _COMMANDS:
     app.command(_name)(terminal.guarded(_command))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -15,6 +16,7 @@ import typer
 from tidesink.cli import terminal
 from tidesink.cli.status import (
     Tables,
+    deletes_text,
     known_table,
     read_statuses,
     seconds_since_turn,
@@ -47,11 +49,27 @@ def start(tables: Tables, config_option: ConfigOption = None, output: Output = O
 
     A snapshot that is under way begins again. Rows that the source does not have any more stay at the target.
     """
+    _start(tables, config_option, output, "snapshot asked for", deletes=False)
+
+
+def resync(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
+    """Repair tables at the target: write all rows of source.database again, and delete what it has not.
+
+    The tables' changes are applied meanwhile. It is a snapshot with a second phase, so that tidesink snapshot
+    status shows how far it is, and tidesink snapshot pause, resume and cancel are for it too.
+    """
+    _start(tables, config_option, output, "resync asked for", deletes=True)
+
+
+def _start(
+    tables: list[str], config_option: Path | None, output: OutputFormat, word: str, *, deletes: bool
+) -> None:
     now = time.time()
     settings = chosen_config(None, config_option)
     if settings.source.database is None:
         raise ConfigError("a snapshot is read from source.database, which is not set", key="source.database")
-    _ask(settings, tables, lambda asked: asked.start(now), output, "snapshot asked for", starts=True)
+    refuse = _refuse_resync if deletes else _refuse
+    _ask(settings, tables, lambda asked: asked.start(now, deletes=deletes), output, word, refuse)
 
 
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
@@ -86,12 +104,19 @@ def status(
     elif not found:
         typer.echo("no table has a snapshot: tidesink snapshot start, or snapshot: initial in the config")
     else:
-        show_table(None, ("table", "snapshot", "rows", "of about"), [_row(*one) for one in found.items()])
+        columns = ("table", "snapshot", "rows", "of about", "deletes")
+        show_table(None, columns, [_row(*one) for one in found.items()])
 
 
 def _row(table: TableId, shown: Mapping[str, Any]) -> tuple[Any, ...]:
     estimate = shown["estimate"]
-    return str(table), shown["state"], shown["rows"], "" if estimate is None else estimate
+    return (
+        str(table),
+        shown["state"],
+        shown["rows"],
+        "" if estimate is None else estimate,
+        deletes_text(shown),
+    )
 
 
 def _ask(
@@ -100,8 +125,7 @@ def _ask(
     change: Callable[[SnapshotControl], SnapshotControl],
     output: OutputFormat,
     word: str,
-    *,
-    starts: bool = False,
+    refuse: Callable[[Config, TableId], None] | None = None,
 ) -> None:
     """Ask something of each table's snapshot; of none where one of them cannot be asked."""
     from tidesink.sinks.worker.control import change_control
@@ -109,8 +133,9 @@ def _ask(
     with worked_with(config) as store:
         found = [one.table for one in store.statuses(config.pipeline)]
         tables = [known_table(name, config, found) for name in dict.fromkeys(names)]
-        for table in tables if starts else ():
-            _refuse(config, table)
+        if refuse is not None:
+            for table in tables:
+                refuse(config, table)
         for table in tables:
             change_control(
                 store, config.pipeline, table, lambda asked: replace(asked, snapshot=change(asked.snapshot))
@@ -131,6 +156,16 @@ def _refuse(config: Config, table: TableId) -> None:
     obstacle = snapshot_obstacle(config, settings.mode, settings.sequence_by)
     if obstacle is not None:
         raise ConfigError(f"{table} cannot have a snapshot: {obstacle}", table=str(table))
+
+
+def _refuse_resync(config: Config, table: TableId) -> None:
+    _refuse(config, table)
+    if config.table_config(table).mode == "append":
+        raise ConfigError(
+            f"{table} cannot have a resync: a log (mode: append) keeps the rows that the source has no more. "
+            "tidesink snapshot start appends the rows that the source has",
+            table=str(table),
+        )
 
 
 for _name, _command in (

@@ -272,7 +272,18 @@ def _snapshot(entry: TableStatus) -> list[str]:
         return []
     estimate, reason = shown["estimate"], shown.get("reason")
     rows = f"{shown['rows']} rows" + (f" of about {estimate}" if estimate else "")
-    return [f"snapshot {shown['state']}: {rows}" + (f"; {reason}" if reason else "")]
+    said = [f"snapshot {shown['state']}: {rows}", deletes_text(shown), reason]
+    return ["; ".join(one for one in said if one)]
+
+
+def deletes_text(shown: Mapping[str, Any]) -> str:
+    """How far the deletes of a table's snapshot are; empty for one that deletes nothing."""
+    deletes = shown.get("deletes")
+    if deletes is None:
+        return ""
+    if not deletes["parts"]:
+        return "deletes come behind the rows"
+    return f"{deletes['deletes']} deletes, part {deletes['done']} of {deletes['parts']}"
 
 
 def again_line(again: Mapping[str, Sequence[int]]) -> str:

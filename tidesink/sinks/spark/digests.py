@@ -65,7 +65,7 @@ def digests(
     keys, others = _parted(values, columns)
     key_texts, other_texts = _parted(texts, columns)
     found = [
-        *(F.xxhash64(F.lit(seed), *keys).alias(name) for seed, name in zip(_SEEDS, HASH, strict=True)),
+        *_hashes(keys),
         *(
             F.xxhash64(F.lit(seed), *_with_nulls(others)).alias(name)
             for seed, name in zip(_SEEDS, _ROW, strict=True)
@@ -84,6 +84,25 @@ def digests(
 def once(found: DataFrame) -> DataFrame:
     """Digests of rows of which some were read more than once, for several keys that one row was found by."""
     return found.dropDuplicates([*HASH, *_ROW, "bad"])
+
+
+def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, parts: int) -> DataFrame:
+    """The keys of rows whose hash falls to this part of ``parts``, each once, without those that have a NULL.
+
+    ``h0``, ``h1`` and ``key`` are those of ``digests``; ``value`` is a struct of the key's values, in the
+    types of ``columns``, which are the key's alone.
+    """
+    named = rows.toDF(*(f"c{at}" for at in range(len(columns))))
+    values = [_compared(f"c{at}", one) for at, one in enumerate(columns)]
+    texts = [_text(value, one) for value, one in zip(values, columns, strict=True)]
+    plain = (F.expr(f"try_cast(c{at} AS {one.type})").alias(f"c{at}") for at, one in enumerate(columns))
+    found = named.select(*_hashes(values), F.array(*texts).alias("key"), F.struct(*plain).alias("value"))
+    mine = found.where(F.pmod(F.col(HASH[0]), F.lit(parts)) == part)
+    return mine.where(~F.exists("key", lambda text: text.isNull())).dropDuplicates([*HASH])
+
+
+def _hashes(keys: Sequence[Column]) -> list[Column]:
+    return [F.xxhash64(F.lit(seed), *keys).alias(name) for seed, name in zip(_SEEDS, HASH, strict=True)]
 
 
 def _compared(name: str, column: ComparedColumn) -> Column:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
@@ -240,12 +240,31 @@ class OffsetsAgain(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """How far the target's keys are looked up at the source, where a snapshot deletes what that has not.
+
+    The keys are looked up in ``parts`` parts, by their hashes; 0: rows are still read. ``done``: of so many
+    parts the deletes are applied, ``deletes`` of them.
+    """
+
+    parts: int = 0
+    done: int = 0
+    deletes: int = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether all rows were read, so that keys come next."""
+        return self.parts > 0
+
+
+@dataclass(frozen=True)
 class SnapshotProgress:
     """How far a snapshot of the source's table is applied.
 
     ``key``: the columns by whose order the table is read. ``after``: the texts, as canal-json has them, of
     the last key that was read; None: none was. ``rows``: how many rows were applied. ``done``: all were.
-    ``number``: tells it from others of the table, which rise; 0 for one that nobody asked for.
+    ``number``: tells it from others of the table, which rise; 0 for one that nobody asked for. ``sweep``: how
+    far rows that the target alone has are deleted, behind all rows; None: they stay.
     """
 
     key: tuple[str, ...]
@@ -253,6 +272,7 @@ class SnapshotProgress:
     rows: int = 0
     done: bool = False
     number: int = 0
+    sweep: Sweep | None = None
 
 
 @dataclass(frozen=True)
@@ -456,19 +476,21 @@ def _snapshot_document(snapshot: SnapshotProgress) -> dict[str, Any]:
         "after": after,
         "rows": snapshot.rows,
         "done": snapshot.done,
+        **({} if snapshot.sweep is None else {"sweep": asdict(snapshot.sweep)}),
     }
 
 
 def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
     if document is None:
         return None
-    after = document["after"]
+    after, sweep = document["after"], document.get("sweep")
     return SnapshotProgress(
         tuple(document["key"]),
         None if after is None else tuple(after),
         int(document["rows"]),
         bool(document["done"]),
         int(document["number"]),
+        None if sweep is None else Sweep(**{name: int(number) for name, number in sweep.items()}),
     )
 
 

@@ -25,16 +25,17 @@ class SnapshotControl:
     """What is asked of a table's snapshots, which have rising numbers; one that nobody asked for has 0.
 
     ``started``: the last that was asked for. ``cancelled``: none up to this one goes on. ``rests``: none does
-    until it is asked to.
+    until it is asked to. ``deletes``: the one that was asked for deletes rows that the target alone has.
     """
 
     started: int = 0
     cancelled: int = -1
     rests: bool = False
+    deletes: bool = False
 
-    def start(self, now: float) -> SnapshotControl:
+    def start(self, now: float, *, deletes: bool = False) -> SnapshotControl:
         """Asked for another one; ``now``, seconds since 1970, is a number that no lost store had."""
-        return SnapshotControl(max(self.started + 1, int(now)), self.cancelled)
+        return SnapshotControl(max(self.started + 1, int(now)), self.cancelled, deletes=deletes)
 
     def cancel(self) -> SnapshotControl:
         """Asked to go on with none of those so far."""

@@ -24,9 +24,8 @@ from tidesink.config import Config
 from tidesink.config.table_checks import OWN_PREFIX
 from tidesink.errors import ConfigError, TidesinkError, ValueOutOfRangeError
 from tidesink.events import TableId, fold_name
-from tidesink.sinks.batch.context import RetryPolicy, StopFlag, WorkerContext
+from tidesink.sinks.batch.context import StopFlag, WorkerContext
 from tidesink.sinks.batch.observers import Listeners, seconds_since_beat
-from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle, release_stored, unpacked_ranges
 from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
 from tidesink.sinks.batch.tasks import RangeTask
@@ -38,16 +37,13 @@ from tidesink.sinks.targets.base import ReadableTarget, TableReader
 from tidesink.sinks.worker.replay import ALIVE_SECONDS
 from tidesink.sinks.worker.run import assembled
 from tidesink.sinks.worker.snapshot import open_source_database
-from tidesink.sinks.worker.source_keys import KeyedRows, key_columns
-from tidesink.typemap.target_schema import ShapeColumn, is_row_keyed, quoted, wider_ddl
+from tidesink.sinks.worker.source_keys import KeyedRows, PatientRows, compared_columns, key_columns, key_types
+from tidesink.typemap.target_schema import ShapeColumn, is_row_keyed, quoted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row
 
     from tidesink.sinks.batch.decoders import DecodePlan
-    from tidesink.sinks.batch.tasks import Work
-    from tidesink.sinks.kafka.fetch import FetchRange
     from tidesink.sinks.spark.digests import ComparedColumn, Verdict
     from tidesink.source_database.base import StoredTable
 
@@ -181,23 +177,6 @@ def refusal(table: TableId, reason: str) -> ConfigError:
 
 
 @dataclass(frozen=True)
-class PatientRows:
-    """Reads ranges of the source, so many at a time, and each again for ``seconds`` where it is cut off."""
-
-    rows: SourceRows
-    connections: int
-    seconds: float
-
-    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """The rows of a range, whole."""
-        yield from RetryPolicy(self.seconds).call(lambda: [*self.rows(wanted)])
-
-    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """As ``RecordReader``."""
-        return over_ranges(session, ranges, self, work, ddl, most_tasks=self.connections)
-
-
-@dataclass(frozen=True)
 class Side:
     """How both sides of a table are read: the columns that are compared, in the order of the shape."""
 
@@ -211,11 +190,6 @@ class Side:
     def keys(self) -> tuple[str, ...]:
         """The names of the key's columns."""
         return tuple(one.name for one in self.columns if one.key)
-
-    @property
-    def key_types(self) -> dict[str, str]:
-        """Their types, by name."""
-        return {one.name: one.type for one in self.columns if one.key}
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -338,7 +312,6 @@ class TableComparison:
         return refusal(self.table, reason)
 
     def _side(self, plan: DecodePlan) -> Side:
-        from tidesink.sinks.spark.digests import ComparedColumn
 
         with open_source_database(self.context.config) as database:
             stored = database.table(self.table)
@@ -355,14 +328,7 @@ class TableComparison:
             elif own is not None:
                 not_compared.append(column.name)
         not_compared += self._at_target_alone(plan, not_compared)
-        held = (one.dataType.simpleString() for one in self.reader.rows(chosen).schema.fields)
-        # In a narrower type than its own a value could be cut, and seem equal.
-        columns = (
-            ComparedColumn(
-                one.name, wider_ddl(kind, one.spark) or kind, one.key, self.reader.spelling(one.name)
-            )
-            for one, kind in zip(chosen, held, strict=True)
-        )
+        columns = compared_columns(self.reader, chosen)
         return Side(plan, stored, tuple(chosen), tuple(columns), tuple(not_compared))
 
     def _at_target_alone(self, plan: DecodePlan, named: Iterable[str]) -> Iterator[str]:
@@ -468,7 +434,7 @@ class TableComparison:
         types = {name: stored.types[name] for name in stored.key}
         url, seconds = settings.url.get_secret_value(), config.retry.for_
         asked = self.by_key and wanted is not None and count <= max(_FEW, stored.rows // _FEW_OF)
-        columns = key_columns(plan, stored.key, side.key_types) if asked else None
+        columns = key_columns(plan, stored.key, key_types(side.columns)) if asked else None
         ranges = self._key_ranges(stored) if wanted is None or columns is None else (KeyRange(),)
         rows = SourceRows(url, plan.decoder.stored, stored.key, types, ranges)
         reader: RecordReader = PatientRows(rows, settings.connections, seconds)
@@ -482,12 +448,8 @@ class TableComparison:
 
     def _key_ranges(self, stored: StoredTable) -> tuple[KeyRange, ...]:
         """All ranges of the table's key."""
-        found: list[KeyRange] = []
         with open_source_database(self.context.config) as database:
-            while not found or found[-1].up_to is not None:
-                after = found[-1].up_to if found else None
-                found += database.ranges(self.table, stored, after=after)
-        return tuple(found)
+            return database.all_ranges(self.table, stored)
 
     def _target(self, side: Side, *, detailed: bool = False) -> DataFrame:
         """The digests of the target's rows, which are read when the frame is asked for."""

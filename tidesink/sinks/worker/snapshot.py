@@ -1,5 +1,7 @@
 """A table's snapshot: rows of the source's database, in ranges of its key, while its changes are applied.
 
+Of one that deletes, a second phase takes away what the target alone has (``worker.sweep``).
+
 A batch is either changes or a part of the snapshot. Rows and progress of both are committed together, and the
 progress says which key was read last. The law (ADR 32): a part is read after the offsets at which the
 table's changes go on were fixed, and committed with them. So it shows at least what the changes before them
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.config import Config, TableConfig
@@ -40,8 +42,9 @@ from tidesink.sinks.batch.source_rows import (
 )
 from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.state.progress import Progress, SnapshotProgress
+from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
 from tidesink.sinks.worker.control import SnapshotControl
+from tidesink.sinks.worker.source_keys import parts_of
 from tidesink.source_database.base import KeyTexts, StoredTable
 from tidesink.source_database.database import begin_session, stored_table, translated
 from tidesink.typemap.target_schema import is_row_keyed
@@ -49,6 +52,7 @@ from tidesink.typemap.target_schema import is_row_keyed
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from tidesink.config.source import DatabaseSettings
     from tidesink.sinks.batch.decoders import DecodePlan
 
 _KEYLESS: Final = (
@@ -69,9 +73,10 @@ _TOO_LARGE: Final = (
 
 @dataclass(frozen=True)
 class SnapshotPart:
-    """Some ranges of a table, which one batch reads. ``before``: how far the snapshot was.
+    """Some ranges of a table, which one batch reads; or keys of the target. ``before``: how far it was.
 
     ``gap``: in what the database's columns differ. ``is_last_try``: a row that does not fit is an error.
+    ``sweep_parts``: of the last ranges, the parts of the phase that comes then; 0: none does.
     """
 
     stored: StoredTable
@@ -79,11 +84,24 @@ class SnapshotPart:
     before: SnapshotProgress
     gap: ColumnGap = ColumnGap()  # noqa: RUF009  (it is frozen)
     is_last_try: bool = True
+    sweep_parts: int = 0
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether it is of the target's keys."""
+        return self.before.sweep is not None and self.before.sweep.begun
 
     def after(self, rows: int) -> SnapshotProgress:
-        """How far the snapshot is once so many rows of the ranges are applied."""
+        """How far the snapshot is once so many rows of the ranges, or deletes, are applied."""
+        before, sweep = self.before, self.before.sweep
+        if sweep is not None and sweep.begun:
+            sweep = replace(sweep, done=sweep.done + 1, deletes=sweep.deletes + rows)
+            return replace(before, sweep=sweep, done=sweep.done == sweep.parts)
         last = self.ranges[-1].up_to
-        return replace(self.before, after=last, rows=self.before.rows + rows, done=last is None)
+        if sweep is not None and last is None:
+            sweep = replace(sweep, parts=self.sweep_parts)
+        done = last is None and sweep is None
+        return replace(before, after=last, rows=before.rows + rows, done=done, sweep=sweep)
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,16 @@ class SourceDatabase:
         """
         rows = self.rows_of(stored)
         return key_ranges(self.connection, table, stored, after=after, rows=rows, most=self.most)
+
+    def all_ranges(self, table: TableId, stored: StoredTable) -> tuple[KeyRange, ...]:
+        """All ranges of a table.
+
+        Raises: as ``table``.
+        """
+        found: list[KeyRange] = []
+        while not found or found[-1].up_to is not None:
+            found += self.ranges(table, stored, after=found[-1].up_to if found else None)
+        return tuple(found)
 
     def rows_of(self, stored: StoredTable) -> int:
         """The rows of a range of a table."""
@@ -215,6 +243,8 @@ class Snapshot:
         elif not found.done:
             state = "paused" if self.asked.rests else "cancelled"
         shown = {"state": state, "rows": found.rows, "estimate": self._estimate}
+        if found.sweep is not None:
+            shown["deletes"] = asdict(found.sweep)
         if state == "running" and self._ahead is not None:
             shown |= {"state": "waiting", "reason": self._ahead.reason}
         return {"snapshot": shown}
@@ -249,7 +279,7 @@ class Snapshot:
     def next_part(
         self, progress: Progress, plan: DecodePlan, applied: Mapping[int, int]
     ) -> SnapshotPart | None:
-        """The ranges of the next batch; asks the database for a few keys. None: it ``waits`` for changes.
+        """What the next batch reads; asks the database for a few keys. None: it ``waits`` for changes.
 
         ``plan`` is the table's as it stands, ``applied`` the offsets up to which its changes are applied.
 
@@ -258,16 +288,23 @@ class Snapshot:
             SourceError: the database has no such table.
             SourceUnavailableError: it does not answer.
         """
+        parts = 0
         with open_source_database(self._context.config) as database:
             stored = database.table(self._settings.table)
             self._estimate = stored.rows
-            _, gap = source_plan(plan, stored)
+            source, gap = source_plan(plan, stored)
             if self._is_ahead(gap, plan.decoder.tells_dropped, applied):
                 return None
             before = self._before(progress.snapshot, stored)
-            ranges = database.ranges(self._settings.table, stored, after=before.after)
+            if before.sweep is not None and before.sweep.begun:
+                ranges: tuple[KeyRange, ...] = ()
+            else:
+                ranges = database.ranges(self._settings.table, stored, after=before.after)
+                if before.sweep is not None and ranges[-1].up_to is None:
+                    rows = database.rows_of(stored) * database.most
+                    parts = parts_of(self._context, source, stored, rows=rows)
         last_try, self._ahead = self._ahead is not None and self._ahead.unfit, None
-        return SnapshotPart(stored, ranges, before, gap, last_try)
+        return SnapshotPart(stored, ranges, before, gap, last_try, parts)
 
     def _is_ahead(self, gap: ColumnGap, tells_dropped: bool, applied: Mapping[int, int]) -> bool:
         """Whether changes go first; a difference that they did not settle stays, or is waited for."""
@@ -283,9 +320,10 @@ class Snapshot:
         """How far the snapshot is: nowhere, if it is a new one, or the table has another key by now."""
         number = max(self.asked.started, found.number if found else 0)
         if found is None or found.number < number:
-            return SnapshotProgress(stored.key, number=number)
+            return SnapshotProgress(stored.key, number=number, sweep=Sweep() if self.asked.deletes else None)
         # Another key orders the rows differently: they are read again, and written again.
-        return found if found.key == stored.key else SnapshotProgress(stored.key, number=number)
+        sweep = None if found.sweep is None else Sweep()
+        return found if found.key == stored.key else SnapshotProgress(stored.key, number=number, sweep=sweep)
 
 
 class SnapshotBatch(Batch):
@@ -328,13 +366,8 @@ class SnapshotBatch(Batch):
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
         """The part's ranges as tasks, by the table's plan as it stands."""
-        number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
-        decode_plan = self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
-        database = self._context.config.source.database
-        if database is None or is_row_keyed(decode_plan.shape):
-            raise ConfigError(_KEYLESS, table=str(self._settings.table))
-        stored, part = self._part.stored, self._part
-        decode_plan, _ = source_plan(decode_plan, stored)
+        database, stored, part = self._database(), self._part.stored, self._part
+        decode_plan, _ = source_plan(self._table_plan(), stored)
         assert isinstance(decode_plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
         self._reader = SourceRows(
             database.url.get_secret_value(),
@@ -343,12 +376,29 @@ class SnapshotBatch(Batch):
             {name: stored.types[name] for name in stored.key},
             part.ranges,
         )
-        first = log_offset(number) if decode_plan.logs else 0
+        first = log_offset(self._hold.progress.batch + 1) if decode_plan.logs else 0
         ranges = [
             OffsetRange(plan.found.topic, n, first, first + database.chunk_rows)
             for n in range(len(part.ranges))
         ]
         return RangeTask.of(ranges, "", decode_plan, self._row_sink(plan, decode_plan))
+
+    def _table_plan(self) -> DecodePlan:
+        """The table's plan as it stands.
+
+        Raises:
+            ConfigError: it has no key.
+        """
+        number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
+        plan = self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
+        if is_row_keyed(plan.shape):
+            raise ConfigError(_KEYLESS, table=str(self._settings.table))
+        return plan
+
+    def _database(self) -> DatabaseSettings:
+        found = self._context.config.source.database
+        assert found is not None  # noqa: S101  (the part's bounds are from it)
+        return found
 
     def _refuse_bad(self, summary: BatchSummary) -> None:
         """Stop at a row that the target cannot hold: there is no record to put aside.

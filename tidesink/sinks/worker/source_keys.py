@@ -1,4 +1,4 @@
-"""Rows of the source by keys that the target names, read in tasks.
+"""Rows of the source, read in tasks that try again: of whole ranges, and by keys that the target names.
 
 A key comes as the texts of the target's values (``spark.digests``). Of each column it is made the text that
 canal-json has of the stored value, and that a parameter of the query. Where the way back is not exact (a
@@ -10,19 +10,23 @@ row for several keys, in queries of their own: the digests of a row are counted 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from tidesink.errors import ValueOutOfRangeError
+from tidesink.errors import ConfigError, ValueOutOfRangeError
 from tidesink.events import ColumnType
-from tidesink.sinks.batch.context import RetryPolicy
+from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
+from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source_rows import ReadColumn, SourceDecoder, SourceRows
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.spark.errors import Reporting
+from tidesink.sinks.spark.errors import Reporting, raised_task_errors
+from tidesink.sinks.targets.base import ReadableTarget
 from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import wider_ddl
 from tidesink.typemap.values import unchanged
 
 if TYPE_CHECKING:
@@ -30,10 +34,36 @@ if TYPE_CHECKING:
 
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Work
+    from tidesink.sinks.spark.digests import ComparedColumn
+    from tidesink.sinks.targets.base import TableReader
+    from tidesink.source_database.base import StoredTable
+    from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 # Keys of one query: few enough for a database to look each up by its index.
 _KEYS_A_QUERY: Final = 500
 _UINT64: Final = 1 << 64
+# The keys of a part, by the rows of a batch of rows: a key takes much less than a row.
+_KEYS_FOR_A_ROW: Final = 5
+# Each part reads all keys of the target, so that there are not more.
+MOST_PARTS: Final = 100
+_NOT_READABLE: Final = "its target gives no rows back, so that nothing tells which of them the source has not"
+
+
+@dataclass(frozen=True)
+class PatientRows:
+    """Reads ranges of the source, so many at a time, and each again for ``seconds`` where it is cut off."""
+
+    rows: SourceRows
+    connections: int
+    seconds: float
+
+    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """The rows of a range, whole."""
+        yield from RetryPolicy(self.seconds).call(lambda: [*self.rows(wanted)])
+
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """As ``RecordReader``."""
+        return over_ranges(session, ranges, self, work, ddl, most_tasks=self.connections)
 
 
 # What makes canal-json's text of a value from the target's.
@@ -216,3 +246,62 @@ def _text(text: str | None, column: KeyColumn) -> str:
     except (ValueError, ArithmeticError):
         pass
     raise ValueOutOfRangeError("a key at the target is none that the source can be asked for")
+
+
+@contextmanager
+def open_target_reader(
+    context: WorkerContext, shape: TableShape, session: SparkSession
+) -> Iterator[TableReader]:
+    """What reads the table of ``shape`` at the target.
+
+    Raises:
+        ConfigError: the target has no such table, or gives no rows back.
+        TransientTargetError: it does not answer.
+    """
+    target = context.target
+    found = (
+        target.reader(shape, pipeline=context.config.pipeline, session=session)
+        if isinstance(target, ReadableTarget)
+        else None
+    )
+    if found is None:
+        raise ConfigError(f"the table cannot have a resync: {_NOT_READABLE}", table=str(shape.source))
+    try:
+        found.session.conf.set("spark.sql.session.timeZone", "UTC")  # of the texts of keys
+        yield found
+    finally:
+        found.close()
+
+
+def compared_columns(reader: TableReader, columns: Sequence[ShapeColumn]) -> tuple[ComparedColumn, ...]:
+    """Columns of a table at the target as they are compared with the source's."""
+    from tidesink.sinks.spark.digests import ComparedColumn
+
+    held = (one.dataType.simpleString() for one in reader.rows(columns).schema.fields)
+    return tuple(
+        # In a narrower type than its own a value could be cut, and seem equal.
+        ComparedColumn(one.name, wider_ddl(kind, one.spark) or kind, one.key, reader.spelling(one.name))
+        for one, kind in zip(columns, held, strict=True)
+    )
+
+
+def key_types(columns: Sequence[ComparedColumn]) -> dict[str, str]:
+    """The types of those that are the key's, by name."""
+    return {one.name: one.type for one in columns if one.key}
+
+
+def parts_of(context: WorkerContext, plan: DecodePlan, stored: StoredTable, *, rows: int) -> int:
+    """In how many parts the target's keys are looked up, by how many there are; ``rows``: of a batch of rows.
+
+    One where the source cannot be asked for a key: then a part reads all its rows. ``plan`` has a
+    ``SourceDecoder``.
+
+    Raises: as ``open_target_reader``.
+    """
+    session, table = context.spark.newSession(), str(plan.shape.source)
+    with raised_task_errors(table=table), open_target_reader(context, plan.shape, session) as reader:
+        key = plan.shape.key_columns
+        if key_columns(plan, stored.key, key_types(compared_columns(reader, key))) is None:
+            return 1
+        count = reader.rows(key).count()
+    return max(1, min(MOST_PARTS, -(-count // (rows * _KEYS_FOR_A_ROW))))

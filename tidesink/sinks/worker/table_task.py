@@ -60,6 +60,7 @@ from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not
 from tidesink.sinks.worker.preflight import shown_goal
 from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
 from tidesink.sinks.worker.snapshot import Snapshot, SnapshotBatch
+from tidesink.sinks.worker.sweep import SweepBatch
 from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
@@ -382,7 +383,8 @@ class TableTask:
             self._change("RUNNING", None)
             return
         self._context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
-        make, ranges = partial(SnapshotBatch, part=part), BatchPlan(tuple(starts), found)
+        kind = SweepBatch if part.sweeps else SnapshotBatch
+        make, ranges = partial(kind, part=part), BatchPlan(tuple(starts), found)
         try:
             outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
         except ValueOutOfRangeError as exc:

@@ -1,0 +1,239 @@
+"""A copy that is not equal to its source is repaired while both change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.e2e.forked_worker import die_at, drain
+from tests.e2e.killing import steps_of
+from tests.e2e.live_source import LiveTable, changing, live_table
+from tests.e2e.places import KINDS, Place, place_of
+from tests.e2e.replay import Servers
+from tests.e2e.writing import shop_config
+from tests.full import FULL, quick_on
+from tidesink.cli.main import app
+from tidesink.config import Config, load_config
+from tidesink.dev.lake_check import open_lake_table
+from tidesink.events import TableId
+from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.worker.control import TableControl, change_control
+from tidesink.sinks.worker.run import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+
+_NAMES: Final = ("region", "id", "price", "note", "data")
+
+
+def _config(
+    folder: Path, servers: Servers, table: LiveTable, url: str, *, rows: int = 250, **more: Any
+) -> Path:
+    source = {
+        "brokers": servers["brokers"],
+        "protocol": "canal-json",
+        "topics": [table.topic],
+        "database": {"url": url, "chunk-rows": rows, "connections": 2},
+    }
+    return shop_config(folder, servers, {"source": source, "defaults": {"snapshot": "initial"}, **more})
+
+
+def _place(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
+    """A target; MariaDB is the source, too, so that the copy there has a name of its own."""
+    found = place_of(kind, request, folder)
+    if kind != "mysql":
+        return found
+    target = {**found.target, "table": "copy_{schema}.{table}"}
+    return Place(target, lambda table: found.rows(TableId(f"copy_{table.schema}", table.name)))
+
+
+def _ask(config: Config, table: LiveTable) -> None:
+    """As ``tidesink resync`` does."""
+    with closing(open_state_store(config.state)) as store:
+        change_control(store, config.pipeline, table.name, _resync)
+
+
+def _resync(control: TableControl) -> TableControl:
+    return replace(control, snapshot=control.snapshot.start(time.time(), deletes=True))
+
+
+def _run(config: Config, **how: Any) -> None:
+    report = run(config, **how)
+    assert report.exit_code == 0, [one.error for one in report.tables]
+
+
+def _shown(config: Config) -> Mapping[str, Any]:
+    with closing(open_state_store(config.state)) as store:
+        (status,) = store.statuses(config.pipeline)
+    found: Mapping[str, Any] = status.details["snapshot"]
+    return found
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted(
+        (tuple(row[name] for name in _NAMES) for row in rows), key=lambda row: (row[0], int(row[1]))
+    )
+
+
+def _equal(place: Place, table: LiveTable) -> bool:
+    return _sorted(place.rows(table.name) or []) == _sorted(table.rows())
+
+
+def _spoil(place: Place, table: LiveTable) -> int:
+    """Rows are missing, have other values, and are the target's alone; how many the last are."""
+    with table.unsent():
+        for _ in range(400):
+            table.change()
+    keys = {(row["region"], int(row["id"])) for row in table.rows()}
+    alone = {(row["region"], int(row["id"])) for row in place.rows(table.name) or ()} - keys
+    assert len(alone) > 50
+    return len(alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on("delta", "postgres")
+def test_a_copy_is_repaired_while_both_change(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    place = _place(kind, request, tmp_path)
+    with live_table(mariadb_url, servers) as table:
+        table.load(3_000)
+        table.change()
+        # MariaDB is the source, too: the copy needs a name of its own.
+        config = load_config(_config(tmp_path, servers, table, mariadb_url, target=place.target))
+        _run(config, until="drained")
+        assert _equal(place, table)
+        alone = _spoil(place, table)
+        assert not _equal(place, table)
+        _ask(config, table)
+        with changing(table.change):
+            _run(config, batches=12)
+        _run(config, until="drained")
+        shown = _shown(config)
+        assert shown["state"] == "done"
+        assert (shown["deletes"]["parts"], shown["deletes"]["done"]) == (2, 2)
+        # Those of which the writer made rows again, or whose key it changed, are none of it any more.
+        assert 0.5 * alone < shown["deletes"]["deletes"] <= alone
+        assert _equal(place, table)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on("postgres")
+def test_killed_at_each_step_of_a_part_of_the_deletes(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    place, log = _place(kind, request, tmp_path), tmp_path / "worker.log"
+    with live_table(mariadb_url, servers) as table:
+        table.load(1_800)
+        table.change()
+        config = load_config(_config(tmp_path, servers, table, mariadb_url, target=place.target))
+        _run(config, until="drained")
+        # Keys of about four parts, since a part has five times as many as a batch of rows.
+        path = _config(tmp_path, servers, table, mariadb_url, rows=50, target=place.target)
+        config = load_config(path)
+        _spoil(place, table)
+        _ask(config, table)
+        _run(config, batches=15)
+        while not _shown(config)["deletes"]["parts"]:
+            _run(config, batches=1)
+        assert _shown(config)["deletes"]["done"] == 0
+        assert _shown(config)["deletes"]["parts"] >= 4
+        for step in steps_of(kind):
+            for _ in range(10):
+                table.change()
+            die_at(step, spark, path, log)
+        drain(spark, path, log)
+        assert _shown(config)["state"] == "done"
+        assert _equal(place, table)
+
+
+@FULL
+def test_deletes_mark_and_a_shard_keeps_to_its_rows(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    """Columns that are left out, renamed or the target's own, a filter, and another table's rows beside."""
+    with live_table(mariadb_url, servers) as table, live_table(mariadb_url, servers) as other:
+        settings = {
+            "except_column_list": ["data"],
+            "rename": {"note": "remark", "region": "area"},
+            "filter": "price IS NULL OR price > 0",
+            "metadata": {"batch": "of_batch"},
+            "deletes": "soft",
+        }
+        more = {
+            "tables": [{"name": str(one.name), **settings} for one in (table, other)],
+            "routes": [{"match": ".*", "to": "all.orders", "shard-column": "origin"}],
+        }
+        for one in (table, other):
+            one.load(600)
+            one.change()
+        path = _config(tmp_path, servers, table, mariadb_url, **more)
+        written = yaml.safe_load(path.read_text(encoding="utf-8"))
+        written["source"]["topics"] = [table.topic, other.topic]
+        path.write_text(yaml.safe_dump(written), encoding="utf-8")
+        config = load_config(path)
+        _run(config, until="drained")
+        assert _diff(path) == 0
+        with table.unsent():
+            for _ in range(300):
+                table.change()
+        assert _diff(path) == 3
+        before = len(open_lake_table(tmp_path / "lake" / "all" / "orders").read())
+        _ask(config, table)
+        _run(config, until="drained")
+        assert _diff(path) == 0
+        assert len(open_lake_table(tmp_path / "lake" / "all" / "orders").read()) >= before
+        with closing(open_state_store(config.state)) as store:
+            status = store.status_of(config.pipeline, table.name)
+        assert status is not None
+        assert status.details["snapshot"]["deletes"]["deletes"] > 20
+
+
+def _diff(config: Path) -> int:
+    """The exit code of a comparison of both tables."""
+    found = CliRunner().invoke(app, ["diff", "-c", str(config), "--lag", "0"])
+    assert found.exit_code in (0, 3), found.output
+    return found.exit_code
+
+
+@FULL
+def test_where_the_source_has_no_index_of_the_key_all_its_rows_are_read(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    place = place_of("delta", request, tmp_path)
+    with live_table(mariadb_url, servers) as table:
+        table.load(900)
+        table.change()
+        keys = {"tables": [{"name": str(table.name), "keys": ["id"]}]}
+        config = load_config(_config(tmp_path, servers, table, mariadb_url, **keys))
+        _run(config, until="drained")
+        _spoil(place, table)
+        _ask(config, table)
+        _run(config, until="drained")
+        assert _shown(config)["deletes"]["parts"] == 1
+        assert _shown(config)["deletes"]["deletes"] > 20
+        assert _equal(place, table)

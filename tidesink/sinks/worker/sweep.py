@@ -1,0 +1,263 @@
+"""The second phase of a resync: rows that the target alone has are deleted.
+
+Part i of N takes the target's keys whose hash falls to i, and asks the source for them; of those that it has
+not a batch deletes the rows. The law (ADR 37) is that of a snapshot's rows: the offsets at which the table's
+changes go on were fixed before the source was asked, and deletes and progress are committed together.
+
+A delete goes the way of one from the topic: the tasks are given the keys as records, which a decoder of their
+own takes as they are. They are in the target's types, so that no key is made again from its texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tidesink.codecs.base import Codec
+from tidesink.codecs.batch import (
+    MARKS,
+    NAMES_TYPE,
+    SOURCE_TYPE,
+    ChangeTable,
+    DecodedBatch,
+    ValueOptions,
+    op_array,
+    op_code,
+)
+from tidesink.errors import ValueOutOfRangeError
+from tidesink.events import Op, TableId, TableSchema
+from tidesink.sinks.batch.records import TableDecoder
+from tidesink.sinks.batch.run import BatchOutcome
+from tidesink.sinks.batch.source import RecordReader, fit_shuffle, release_stored, unpacked_ranges
+from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
+from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.spark.errors import Reporting, raised_task_errors
+from tidesink.sinks.spark.session import in_session
+from tidesink.sinks.worker.snapshot import SnapshotBatch, open_source_database
+from tidesink.sinks.worker.source_keys import (
+    KeyedRows,
+    PatientRows,
+    compared_columns,
+    key_columns,
+    key_types,
+    open_target_reader,
+)
+from tidesink.typemap.target_schema import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.batch.run import BatchPlan
+    from tidesink.sinks.batch.tasks import Work
+    from tidesink.sinks.spark.digests import ComparedColumn
+
+_UNREADABLE: Final = (
+    "a row of the source cannot be a row of the target, so that nothing tells whether its key is there: "
+    "change the row at the source, or leave the column out (except_column_list); tidesink snapshot cancel "
+    "ends the resync"
+)
+
+
+@dataclass(frozen=True)
+class KeyDecoder(TableDecoder):
+    """Takes keys of the target, in its types, as deletes; ``inner`` decodes the table's records."""
+
+    inner: TableDecoder
+
+    @property
+    def table(self) -> TableId:  # type: ignore[override]  # a property here
+        """The table at the source."""
+        return self.inner.table
+
+    @property
+    def _codec(self) -> Codec:
+        return self.inner._codec
+
+    @property
+    def values(self) -> ValueOptions:
+        """As the decoder inside."""
+        return self.inner.values
+
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        """A delete of each key."""
+        count, keys = records.num_rows, records.column("target_key")
+        none = pa.nulls(count, keys.type)
+        rows = pa.table(
+            {
+                "record": pa.array(np.arange(count)),
+                "index": pa.array(np.zeros(count, np.int32)),
+                "op": op_array(np.full(count, op_code(Op.DELETE), np.int8)),
+                "topic": records.column("topic").dictionary_encode(),
+                "partition": records.column("partition"),
+                "offset": records.column("offset"),
+                "commit_ts": pa.nulls(count, pa.int64()),
+                "source": pa.nulls(count, SOURCE_TYPE),
+                "key": keys,
+                "before": none,
+                "after": none,
+                "unavailable": pa.nulls(count, NAMES_TYPE),
+                "unavailable_before": pa.nulls(count, NAMES_TYPE),
+                **{mark: pa.nulls(count, NAMES_TYPE) for mark in MARKS},
+            }
+        )
+        tables = (ChangeTable(self.table, TableSchema(self.table, ()), None, rows),) if count else ()
+        return DecodedBatch(tables, (), (), count, 0)
+
+
+def deletes_plan(plan: DecodePlan) -> DecodePlan:
+    """The plan of deletes whose keys are the target's own."""
+    shape = plan.shape
+    own = {column.name: column.name for column in shape.key_columns}
+    rows = TargetRows(shape, target=shape, sources=own, metadata=plan.rows.metadata)
+    return replace(plan, rows=rows, decoder=KeyDecoder(plan.decoder), row_filter=None, ignores_nulls=False)
+
+
+@dataclass(frozen=True)
+class KeyTask:
+    """What a task runs on its share of the keys: each is a record."""
+
+    names: tuple[str, ...]
+    wanted: FetchRange
+    work: Work
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What the work makes of the keys, which are a struct in the only column."""
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        # A range of its own for each task.
+        wanted = self.wanted._replace(partition=task.partitionId() if task is not None else 0)
+        yield from self.work(wanted, self._records(batches, wanted))
+
+    def _records(self, batches: Iterable[pa.RecordBatch], wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        start = 0
+        for batch in batches:
+            count = batch.num_rows
+            keys = pa.StructArray.from_arrays(batch.column(0).flatten(), names=[*self.names])
+            yield pa.record_batch(
+                {
+                    "topic": pa.repeat(pa.scalar(wanted.topic), count),
+                    "partition": pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
+                    "offset": pa.array(np.arange(start, start + count)),
+                    "key": pa.nulls(count, pa.binary()),
+                    "value": pa.nulls(count, pa.binary()),
+                    "target_key": keys,
+                }
+            )
+            start += count
+
+
+@dataclass(frozen=True)
+class TargetKeys:
+    """Gives keys of the target as records; as ``RecordReader``, whatever ranges it is asked for.
+
+    ``keys`` has them in the column ``value``, as ``names``.
+    """
+
+    names: tuple[str, ...]
+    keys: DataFrame = field(repr=False)
+
+    def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
+        """What ``work`` makes of them."""
+        task = KeyTask(self.names, ranges[0], work)
+        return in_session(self.keys.select("value"), session).mapInArrow(Reporting(task), ddl)
+
+
+class _Asked(NamedTuple):
+    """Keys of the target that the source is asked for, and as what they are compared."""
+
+    plan: DecodePlan
+    topic: str
+    columns: tuple[ComparedColumn, ...]
+    keys: DataFrame
+
+
+class SweepBatch(SnapshotBatch):
+    """Applies a part of the second phase. Runs once; a new object tries again."""
+
+    def __init__(self, *parts: Any, **named: Any) -> None:
+        super().__init__(*parts, **named)
+        self._kept = ExitStack()
+
+    def _outcome(self) -> BatchOutcome:
+        with self._kept:
+            return super()._outcome()
+
+    def _range_task(self, plan: BatchPlan) -> RangeTask:
+        """The keys that the source has not as a task; the target and the source are read here."""
+        table_plan = self._table_plan()
+        deletes = deletes_plan(table_plan)
+        names = tuple(column.name for column in deletes.shape.key_columns)
+        self._reader = TargetKeys(names, self._only_at_target(table_plan, plan.found.topic))
+        return RangeTask.of(
+            [OffsetRange(plan.found.topic, 0, 0, 1)], "", deletes, self._row_sink(plan, deletes)
+        )
+
+    def _only_at_target(self, plan: DecodePlan, topic: str) -> DataFrame:
+        """The part's keys of the target that the source has not."""
+        from tidesink.sinks.spark.digests import HASH, keys_of
+
+        key = plan.shape.key_columns
+        session = self._context.spark.newSession()
+        reader = self._kept.enter_context(open_target_reader(self._context, plan.shape, session))
+        columns = compared_columns(reader, key)
+        sweep = self._part.before.sweep
+        assert sweep is not None  # noqa: S101  (else there is no such batch)
+        fit_shuffle(reader.session, self._part.stored.rows // sweep.parts)
+        keys = self._stored(keys_of(reader.rows(key), columns, part=sweep.done, parts=sweep.parts))
+        asked = _Asked(plan, topic, columns, keys)
+        try:
+            there = self._at_source(reader.session, asked, by_key=True)
+        except ValueOutOfRangeError:
+            # A key at the target is no value of the source's columns, which no later try mends.
+            there = self._at_source(reader.session, asked, by_key=False)
+        if there.where("bad").count():
+            raise ValueOutOfRangeError(_UNREADABLE, table=str(self._settings.table))
+        return keys.join(there.select(*HASH), [*HASH], "left_anti")
+
+    def _at_source(self, session: SparkSession, asked: _Asked, *, by_key: bool) -> DataFrame:
+        """The hashes of the keys that the source has: of those that are asked for at least."""
+        from tidesink.sinks.spark.digests import HASH, digests
+
+        task, source = self._source_task(asked, by_key=by_key)
+        named = unpacked_ranges(session, task, source).where("_op IN ('upsert', 'bad')")
+        values = (f"after.{quoted(one.name)}" for one in asked.columns)
+        found = digests(named.selectExpr(*values, "_op = 'bad' AS bad"), asked.columns)
+        return self._stored(found.select(*HASH, "bad"))
+
+    def _source_task(self, asked: _Asked, *, by_key: bool) -> tuple[RangeTask, RecordReader]:
+        """The task over the source's rows of the keys, or over all where it cannot be asked for them."""
+        config, stored = self._context.config, self._part.stored
+        plan, _ = source_plan(asked.plan, stored)
+        assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
+        settings = self._database()
+        columns = key_columns(plan, stored.key, key_types(asked.columns)) if by_key else None
+        ranges = (KeyRange(),) if columns is not None else self._all_ranges()
+        types = {name: stored.types[name] for name in stored.key}
+        rows = SourceRows(settings.url.get_secret_value(), plan.decoder.stored, stored.key, types, ranges)
+        seconds, connections = config.retry.for_, settings.connections
+        reader: RecordReader = PatientRows(rows, connections, seconds)
+        if columns is not None:
+            reader = KeyedRows(rows, columns, connections, seconds, asked.keys)
+        offsets = [OffsetRange(asked.topic, n, 0, settings.chunk_rows) for n in range(len(ranges))]
+        return RangeTask.of(offsets, "", plan), reader
+
+    def _all_ranges(self) -> tuple[KeyRange, ...]:
+        with open_source_database(self._context.config) as database:
+            return database.all_ranges(self._settings.table, self._part.stored)
+
+    def _stored(self, frame: DataFrame) -> DataFrame:
+        """A frame's rows as they are read now, which Spark never reads again."""
+        with raised_task_errors(table=str(self._settings.table)):
+            found = frame.localCheckpoint(eager=True)
+        self._kept.callback(release_stored, found)
+        return found
