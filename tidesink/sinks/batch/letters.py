@@ -36,7 +36,7 @@ from tidesink.sinks.kafka.dead_letters import (
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import Reporting
-from tidesink.sinks.spark.payloads import ROW_KINDS
+from tidesink.sinks.spark.payloads import ROW_KINDS, task_number
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
 
 if TYPE_CHECKING:
@@ -87,12 +87,8 @@ class LetterTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """How many records were found bad, and written."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        task = 0 if context is None else context.partitionId()
         bad = faults_by_place(batches)
-        written = write_letters(self.topic, self.stamp, self.letters(bad), task=task)
+        written = write_letters(self.topic, self.stamp, self.letters(bad), task=task_number())
         yield pa.record_batch({"found": [len(bad)], "written": [written]})
 
     def letters(self, bad: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:

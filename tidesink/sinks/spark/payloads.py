@@ -36,6 +36,14 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                     yield from stream
 
 
+def task_number() -> int:
+    """The number of the task that this runs in, among those of its stage; 0 outside of Spark."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else int(context.partitionId())
+
+
 def ipc_stream(rows: pa.Table | pa.RecordBatch) -> bytes:
     """Rows as an Arrow IPC stream."""
     out = pa.BufferOutputStream()

@@ -40,6 +40,7 @@ from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import Reporting, raised_task_errors
+from tidesink.sinks.spark.payloads import task_number
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.worker.snapshot import SnapshotBatch, open_source_database
 from tidesink.sinks.worker.source_keys import (
@@ -131,11 +132,8 @@ class KeyTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What the work makes of the keys, which are a struct in the only column."""
-        from pyspark import TaskContext
-
-        task = TaskContext.get()
         # A range of its own for each task.
-        wanted = self.wanted._replace(partition=task.partitionId() if task is not None else 0)
+        wanted = self.wanted._replace(partition=task_number())
         yield from self.work(wanted, self._records(batches, wanted))
 
     def _records(self, batches: Iterable[pa.RecordBatch], wanted: FetchRange) -> Iterator[pa.RecordBatch]:
