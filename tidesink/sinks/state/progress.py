@@ -189,8 +189,8 @@ def split_txn_version(version: int) -> tuple[int, int]:
 class PartitionProgress:
     """One topic-partition.
 
-    ``next_offset`` is the first offset not yet applied. ``low_water_offset`` is the first offset that
-    may still hold a change above the last cut (equal to ``next_offset`` where no cut is kept).
+    ``next_offset`` is the first offset not yet read. ``low_water_offset`` is the first that has a row above
+    the bound of the progress, which waits (equal to ``next_offset`` where none does).
     ``applied_commit_ts`` is the greatest commit_ts applied, ``watermark`` the greatest resolved ts read
     (both TiDB TSO; None where the topic carries none).
     """
@@ -235,6 +235,7 @@ class Progress:
     ``snapshot`` is None where none was begun. ``emptied``: the TSO of the DDL that emptied the table last;
     rows that were committed up to it are void, whenever they are read. ``decided``: the TSO of the newest DDL
     that changes rows of the table and was followed, or passed over; 0 for none, None where none is read.
+    ``bound``: rows that were committed after it wait (``batch.cuts``); None: none do.
     """
 
     table: TableId
@@ -247,6 +248,7 @@ class Progress:
     snapshot: SnapshotProgress | None = None
     emptied: int | None = None
     decided: int | None = None
+    bound: int | None = None
 
     @property
     def txn_version(self) -> int:
@@ -364,6 +366,7 @@ def as_document(progress: Progress) -> dict[str, Any]:
         **({} if progress.snapshot is None else {"snapshot": _snapshot_document(progress.snapshot)}),
         **({} if progress.emptied is None else {"emptied": progress.emptied}),
         **({} if progress.decided is None else {"decided": progress.decided}),
+        **({} if progress.bound is None else {"bound": progress.bound}),
     }
 
 
@@ -408,6 +411,7 @@ def _read(document: dict[str, Any]) -> Progress:
         snapshot=_read_snapshot(document.get("snapshot")),
         emptied=_read_moment(document.get("emptied")),
         decided=_read_moment(document.get("decided")),
+        bound=_read_moment(document.get("bound")),
     )
 
 
