@@ -17,7 +17,17 @@ from tests.e2e.replay import Servers
 from tests.servers import create_topics
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
-from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
+from tidesink.events import (
+    ChangeEvent,
+    Column,
+    ColumnType,
+    Op,
+    Position,
+    Row,
+    TableId,
+    TableSchema,
+    WatermarkEvent,
+)
 from tidesink.schema_registry import open_registry
 
 PARTITIONS: Final = 3
@@ -64,9 +74,10 @@ class Change(NamedTuple):
 
 
 class Bank:
-    """What the source holds, and what its changefeed has not sent yet."""
+    """What the source holds, and what its changefeed has not sent yet; a transaction each ``step_ms``."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, step_ms: int = 1) -> None:
+        self._step = step_ms << 18
         self.rows: dict[str, dict[Key, Row]] = {schema.table.name: {} for schema in SCHEMAS}
         self.changes: list[Change] = []
         self._rng = random.Random(seed)
@@ -95,7 +106,7 @@ class Bank:
             self._rng.choice(kinds)()
 
     def _begin(self) -> None:
-        self._ts += 1 << 18
+        self._ts += self._step
 
     def _put(self, schema: TableSchema, row: Row) -> None:
         rows, key = self.rows[schema.table.name], key_of(schema, row)
@@ -195,6 +206,15 @@ class Feed:
             assert record is not None
             partition = crc32(repr(key_of(change.schema, change.row)).encode()) % PARTITIONS
             self._producer.produce(topic, key=record.key, value=record.value, partition=partition)
+        assert self._producer.flush(120) == 0
+
+    def mark(self, commit_ts: int) -> None:
+        """Send a watermark to every partition."""
+        for topic in self._topics.values():
+            record = self._codec.encode(WatermarkEvent(commit_ts, Position(topic, 0, 0)), topic=topic)
+            assert record is not None
+            for partition in range(PARTITIONS):
+                self._producer.produce(topic, key=record.key, value=record.value, partition=partition)
         assert self._producer.flush(120) == 0
 
 

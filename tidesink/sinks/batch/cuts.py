@@ -25,7 +25,8 @@ from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProg
 
 # A TiDB TSO is milliseconds since 1970, and 18 bits that count within one.
 LOGICAL_BITS: Final = 18
-_NO_MARKS: Final[Mapping[int, int]] = {}
+Marks = Mapping[int, int]
+NO_MARKS: Final[Marks] = {}
 
 
 class RangeFindings(Protocol):
@@ -53,7 +54,7 @@ def up_to_bound(
 ) -> Iterator[DecodedRecords]:
     """What the records of a range hold, up to its first watermark that is the bound or later.
 
-    The batches are in the order of their offsets; of one that was split, the part with watermarks comes first.
+    The batches are in the order of their offsets; of one that is split, the part with watermarks is first.
     """
     passed: int | None = None
     for batch in batches:
@@ -133,28 +134,36 @@ def _later(*moments: int | None) -> int | None:
     return max((moment for moment in moments if moment is not None), default=None)
 
 
+def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: Marks = NO_MARKS) -> set[int]:
+    """The partitions that have nothing more to apply up to a bound, by number: they are not read further.
+
+    What stands behind the watermark that passed it may be the first part of what is sent again. ``marks``: by
+    partition the greatest watermark that is known to stand behind what was read, with nothing but watermarks
+    before it.
+    """
+    known = progress.topics.get(topic)
+    if known is None or bound is None:
+        return set()
+    same = progress.bound == bound
+    return {
+        number
+        for number, at in known.partitions.items()
+        # What waits under another bound may be up to this one.
+        if (same or at.low_water_offset >= at.next_offset)
+        and (_later(at.watermark, marks.get(number)) or 0) >= bound
+    }
+
+
 def stands_at(
-    progress: Progress,
-    topic: str,
-    partitions: Collection[int],
-    bound: int,
-    marks: Mapping[int, int] = _NO_MARKS,
+    progress: Progress, topic: str, partitions: Collection[int], bound: int, marks: Marks = NO_MARKS
 ) -> bool:
     """Whether a table holds exactly the changes up to a bound: each partition of its topic has passed it.
 
-    ``marks``: by partition the greatest watermark that is known to stand behind what was read, with nothing
-    but watermarks before it.
+    ``marks``: as of ``passed_partitions``.
     """
     known = progress.topics.get(topic)
-    if known is None or not set(partitions) <= known.partitions.keys():
-        return False
-    same = progress.bound == bound
-    return all(
-        # What waits under another bound may be up to this one.
-        (same or at.low_water_offset >= at.next_offset)
-        and (_later(at.watermark, marks.get(number)) or 0) >= bound
-        for number, at in known.partitions.items()
-    )
+    numbers = {*partitions, *(known.partitions if known else ())}
+    return bool(numbers) and numbers <= passed_partitions(progress, topic, bound, marks)
 
 
 def least_bound(progress: Progress) -> int | None:
@@ -163,7 +172,7 @@ def least_bound(progress: Progress) -> int | None:
 
 
 def next_bound(newest: int, *, every: float, above: int | None, least: int | None) -> int:
-    """The bound of the next cut: the last instant, of those ``every`` seconds apart, that is not after newest.
+    """The bound of the next cut: of instants ``every`` seconds apart the last that is not after ``newest``.
 
     ``newest``: a commit_ts that the source is known to have passed. The bound is above ``above``, the last
     cut, and not below ``least``, if that takes a later instant.

@@ -89,9 +89,9 @@ _UNPLACED: Final = (
     "Debezium's messages TiCDC's have one), or set sequence_by: kafka and load the table again"
 )
 _UNCUT: Final = (
-    "cuts need a commit_ts in every row event, and this one has none, so nothing tells on which side of a cut "
-    "it is. Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have none even then: "
-    "use canal-json), or remove cuts"
+    "cuts need a commit_ts in every row event, and this one has none, so nothing tells on which side of a "
+    "cut it is. Enable the TiDB extension at the producer, use canal-json (flat-avro deletes of classic "
+    "TiCDC have none even with the extension), or remove cuts"
 )
 _INCOMPLETE: Final = (
     "the row leaves out values that did not change, and under sequence_by: source nothing says that the row "

@@ -259,7 +259,7 @@ class Progress:
         """The first offset of a partition not yet applied; None where it was never read."""
         known = self.topics.get(topic)
         at = known.partitions.get(partition) if known else None
-        return at.next_offset if at else None
+        return at.low_water_offset if at else None
 
 
 def check_follows(progress: Progress, applied: Progress | None) -> None:
