@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.state.progress import StateStore
     from tidesink.sinks.targets.lake.cuts import Cut, CutLog, CutTarget
 
-__all__ = ["cut_log", "kept", "open", "started_spark"]
+__all__ = ["chosen", "commit_ts_of", "cut_log", "open", "started_spark"]
 
 At = int | str | datetime
 _LOGICAL_BITS = 18
@@ -64,17 +64,6 @@ def cut_log(spark: SparkSession, config: Config) -> CutLog:
     # Nothing of the state store is asked where tables are only read.
     target = target_module(config.target).open_target(config, spark, cast("StateStore", None))
     return cast("CutTarget", target).cut_log(config.pipeline)
-
-
-def kept(config: Config) -> list[Cut]:
-    """The cuts of a pipeline that are kept, newest first, by a Spark of their own.
-
-    Raises:
-        ConfigError: the target is no lake.
-        TargetError: the cuts cannot be read.
-    """
-    with started_spark(config) as spark:
-        return cut_log(spark, config).cuts()
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Run:
         sys.stderr.write(f"seed={self.seed}\n")
         self.rng = random.Random(self.seed)
         place = place_of(kind, request, folder)
-        path = bank_config(folder, servers, place, WAY, batch=12)
+        path = bank_config(folder, servers, place, WAY, batch=60)
         settings = json.loads(path.read_text(encoding="utf-8"))
         settings["source"]["enable-tidb-extension"] = True
         settings["cuts"] = {"every": "1s"}
@@ -140,10 +140,10 @@ def run(spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, ser
 def test_the_money_is_all_there_at_every_cut(run: Run, kind: str) -> None:
     steps = STEPS if TEST_ALL else run.rng.sample(STEPS[:4], 2)
     for step in steps:
-        run.work(20)
+        run.work(12)
         assert run.worker(step).wait() == -9
         run.look()
-    run.work(20)
+    run.work(12)
     assert run.worker().wait() == 0, run._log.read_text(encoding="utf-8")
     run.look()
     run.look_again()

@@ -178,6 +178,7 @@ class Pipeline:
     cut: int | None = None
     cuts: int = 0
     bound: int | None = None
+    bounded: bool = True
 
     def choose(self, newest: int) -> None:
         """A new bound, of a worker that has none; one that has none below it never goes back."""
@@ -187,18 +188,19 @@ class Pipeline:
 
     def batch(self, name: str, sizes: Sequence[int], split: int) -> None:
         """Read and apply a batch of a table; ``split``: records of one fetch."""
-        if self.bound is None:
+        before = self.progress[name]
+        bounded = self.bounded or before.bound is not None
+        if bounded and self.bound is None:
             self.choose(0)
-        bound, before = self.bound, self.progress[name]
-        assert bound is not None
-        if stands_at(before, name, PARTITIONS, bound):
+        bound = self.bound if bounded else None
+        if bound is not None and stands_at(before, name, PARTITIONS, bound):
             return
         passed = passed_partitions(before, name, bound)
         known, read, rows = starts(before, name, bound), {}, list[dict[str, Any]]()
         for number in PARTITIONS:
             log, start = self.source.logs[name, number], known.get(number, 0)
             end = start if number in passed else min(len(log), start + sizes[number])
-            found = self._read(name, number, start, end, split)
+            found = self._read(name, number, start, end, split, bound)
             if found is not None:
                 rows += [row for one in found.tables for row in one.rows.to_pylist()]
                 read[number] = (end, self._findings(found))
@@ -215,17 +217,19 @@ class Pipeline:
         self.progress[name] = replace(
             before, batch=before.batch + 1, topics={name: after}, bound=bound, commit_ts=max(greatest) or None
         )
-        assert self.progress[name].commit_ts is None or (self.progress[name].commit_ts or 0) <= bound
+        assert bound is None or (self.progress[name].commit_ts or 0) <= bound
 
-    def _read(self, name: str, number: int, start: int, end: int, split: int) -> DecodedRecords | None:
+    def _read(
+        self, name: str, number: int, start: int, end: int, split: int, bound: int | None
+    ) -> DecodedRecords | None:
         log, plan, whole = self.source.logs[name, number], PLANS[name], DecodedRecords()
 
         def decode(records: pa.RecordBatch) -> DecodedRecords:
-            return decoded_records(records, plan.decoder, plan.rows, rules=EventRules(bound=self.bound))
+            return decoded_records(records, plan.decoder, plan.rows, rules=EventRules(bound=bound))
 
         messages = [Message(name, number, at, None, log[at]) for at in range(start, end)]
         batches = [as_records(messages[at : at + split]) for at in range(0, len(messages), split)]
-        for one in up_to_bound(batches, decode, self.bound):
+        for one in up_to_bound(batches, decode, bound):
             whole.add(one)
         assert {one.kind for one in whole.others} <= {"watermark"}
         return whole if messages else None
@@ -239,7 +243,7 @@ class Pipeline:
     def publish(self) -> None:
         """Publish the cut at the bound where all tables stand at it."""
         bound = self.bound
-        if bound is None or bound <= (self.cut or 0):
+        if bound is None or not self.bounded or bound <= (self.cut or 0):
             return
         if not all(
             stands_at(one, name, PARTITIONS, bound, self._marks(name)) for name, one in self.progress.items()
@@ -292,14 +296,21 @@ _ROUND: Final = st.tuples(
     st.sampled_from([[], [("send all",), ("mark",)], [("restart", 2), ("send", ("a", 1), 1)]]),
     st.lists(st.one_of(_BATCH, st.just(("drain",))), min_size=1, max_size=3),
 ).map(lambda parts: [step for part in parts for step in part])
-_STEPS: Final = st.lists(_ROUND, min_size=2, max_size=6).map(
-    lambda rounds: [*(step for one in rounds for step in one), ("send all",), ("mark",), ("drain",)]
+_STEPS: Final = st.tuples(
+    st.one_of(st.just([]), _ROUND.map(lambda steps: [*steps, ("cuts",)])),
+    st.lists(_ROUND, min_size=2, max_size=6),
+).map(
+    lambda parts: [
+        *(step for one in (parts[0], *parts[1]) for step in one),
+        *[("send all",), ("mark",), ("drain",)],
+    ]
 )
 
 
 def _run(steps: list[tuple[Any, ...]]) -> Pipeline:
+    """``cuts``: the config gets them now; the worker before had none."""
     source = Source()
-    pipeline = Pipeline(source)
+    pipeline = Pipeline(source, bounded=("cuts",) not in steps)
     for kind, *more in steps:
         if kind == "commit":
             source.commit(*more)
@@ -317,6 +328,8 @@ def _run(steps: list[tuple[Any, ...]]) -> Pipeline:
         elif kind == "drain":
             for name in NAMES:
                 pipeline.batch(name, [1000, 1000], 7)
+        elif kind == "cuts":
+            pipeline.bounded, pipeline.bound = True, None
         elif kind == "kill":
             pipeline.bound = None
         elif kind == "raise":
@@ -345,3 +358,22 @@ def test_cuts_are_published_whatever_is_sent_again() -> None:
         ("kill",),
     ]
     assert _run(turn * 8).cuts >= 6
+
+
+def test_a_watermark_that_was_read_before_there_were_cuts_does_not_count() -> None:
+    """What is sent again behind it may be read in part."""
+    pipeline = _run(
+        [
+            ("commit", [("a", 1, False)]),
+            ("commit", [("a", 1, False)]),
+            ("send all",),
+            ("mark",),
+            ("drain",),
+            ("restart", 3),
+            ("send", ("a", 1), 1),
+            ("drain",),
+            ("cuts",),
+            ("drain",),
+        ]
+    )
+    assert (pipeline.tables["a"], pipeline.cuts) == ({1: 1}, 0)

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from tidesink import __version__
-from tidesink.cli import codec, dead_letters, dev, diff, plan, registry, snapshot, status, terminal
+from tidesink.cli import codec, cuts, dead_letters, dev, diff, plan, registry, snapshot, status, terminal
 from tidesink.cli.sources import CodecCommand
 from tidesink.cli.status import COUNTS, commit_time, count_remarks, counts_row
 from tidesink.cli.terminal import (
@@ -172,6 +172,7 @@ app.command("encode", cls=CodecCommand)(terminal.guarded(codec.encode))
 app.add_typer(dead_letters.app, name="dlq")
 app.add_typer(dead_letters.ddl_app, name="ddl")
 app.add_typer(snapshot.app, name="snapshot")
+app.add_typer(cuts.app, name="cut")
 app.add_typer(registry.app, name="registry")
 app.add_typer(dev.app, name="dev")
 

@@ -51,6 +51,12 @@ def start(tables: Tables, config_option: ConfigOption = None, output: Output = O
     settings = chosen_config(None, config_option)
     if settings.source.database is None:
         raise ConfigError("a snapshot is read from source.database, which is not set", key="source.database")
+    if settings.cuts is not None:
+        raise ConfigError(
+            "a snapshot reads rows as of now, which are later than the cuts: remove cuts, and add them again "
+            "when it is done",
+            key="cuts",
+        )
     _ask(settings, tables, lambda asked: asked.start(now), output, "snapshot asked for", starts=True)
 
 

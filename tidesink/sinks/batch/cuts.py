@@ -124,6 +124,9 @@ def _under(at: PartitionProgress, former: int | None, bound: int | None) -> Part
 
     Rows that waited are read again, and with them the watermark that ended the read.
     """
+    if former is None and bound is not None:
+        # What was read behind a watermark without a bound may be the first part of what is sent again.
+        return replace(at, watermark=None)
     if bound == former or at.low_water_offset >= at.next_offset:
         return at
     mark = at.watermark if at.watermark is None or former is None else min(at.watermark, former)
@@ -150,7 +153,7 @@ def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: 
         for number, at in known.partitions.items()
         # What waits under another bound may be up to this one.
         if (same or at.low_water_offset >= at.next_offset)
-        and (_later(at.watermark, marks.get(number)) or 0) >= bound
+        and (_later(_under(at, progress.bound, bound).watermark, marks.get(number)) or 0) >= bound
     }
 
 

@@ -335,6 +335,7 @@ class TableTask:
             self._fail(self._refusal, passes=False)
 
     def _work(self, found: TopicOffsets | None, *, passes: bool) -> None:
+        """As ``work``; raises what it meets."""
         context = self._context
         retry = context.retry(self.table)
         opens = self._hold is None
