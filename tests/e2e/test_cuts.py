@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.e2e.bank import SCHEMAS, Bank, Change, Feed, key_of
 from tests.e2e.bank_places import Way, bank_config
-from tests.e2e.forked_worker import ForkedWorker
+from tests.e2e.forked_worker import ForkedWorker, RandomKills
 from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
-from tests.full import TEST_ALL
+from tests.full import FULL, TEST_ALL, quick_on
 from tidesink import cuts
+from tidesink.cli import terminal
+from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config, load_config
+from tidesink.errors import TargetError
 from tidesink.events import Op
 
 if TYPE_CHECKING:
@@ -33,7 +39,8 @@ OPTIONS = CodecOptions(enable_tidb_extension=True, avro_enable_watermark=False)
 WAY = Way("canal-json", "kafka")
 # Transactions are so many ms apart, and cuts a second: some transactions a cut.
 STEP_MS = 150
-STEPS = ("committed", "cutting", "staged", "cut", "committing", "reported")
+STEPS = ("committed", "cut", "cutting", "staged", "committing", "reported")
+WORK = 12
 Rows = dict[tuple[int, ...], dict[str, Any]]
 
 
@@ -58,7 +65,7 @@ class Run:
         self.spark, self._log = spark, folder / "worker.log"
         self._bank, self._feed = Bank(self.seed, step_ms=STEP_MS), Feed(servers, "canal-json", OPTIONS)
         self._history: list[Change] = []
-        self._seen = dict[int, dict[str, int]]()
+        self.seen = dict[int, dict[str, int]]()
         self.total = self._bank.total
 
     def work(self, transactions: int) -> None:
@@ -85,21 +92,27 @@ class Run:
         """Read each cut that is new, whole."""
         for cut in reversed(cuts.cut_log(self.spark, self.config).cuts()):
             versions = {str(one.table): one.version for one in cut.tables}
-            if cut.commit_ts in self._seen:
-                assert self._seen[cut.commit_ts] == versions, "a cut names other versions than before"
+            if cut.commit_ts in self.seen:
+                assert self.seen[cut.commit_ts] == versions, "a cut names other versions than before"
                 continue
             self._check(cut.commit_ts)
-            self._seen[cut.commit_ts] = versions
+            self.seen[cut.commit_ts] = versions
 
     def look_again(self) -> None:
         """Read every cut once more: what a cut names stays."""
-        for commit_ts in self._seen:
+        for commit_ts in self.seen:
             self._check(commit_ts)
+
+    def finish(self) -> None:
+        """Nobody is killed any more."""
+        self.work(WORK)
+        assert self.worker().wait() == 0, self._log.read_text(encoding="utf-8")
+        self.look()
 
     @property
     def cuts(self) -> int:
         """Cuts that were read."""
-        return len(self._seen)
+        return len(self.seen)
 
     def _check(self, commit_ts: int) -> None:
         frames = cuts.open(self.spark, self.config, at=commit_ts)
@@ -136,15 +149,62 @@ def run(spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, ser
     return Run(spark, request, tmp_path, servers)
 
 
+@quick_on("delta")
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_the_money_is_all_there_at_every_cut(run: Run, kind: str) -> None:
-    steps = STEPS if TEST_ALL else run.rng.sample(STEPS[:4], 2)
-    for step in steps:
-        run.work(12)
+    for step in STEPS if TEST_ALL else STEPS[:2]:
+        run.work(WORK)
         assert run.worker(step).wait() == -9
         run.look()
-    run.work(12)
-    assert run.worker().wait() == 0, run._log.read_text(encoding="utf-8")
-    run.look()
+    run.finish()
+    # The worker that was killed behind its cut, and the last.
+    assert run.cuts >= 2
     run.look_again()
-    assert run.cuts >= len(steps)
+    _check_commands(run)
+    _check_that_loss_is_said(run)
+
+
+@FULL
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_nor_do_kills_at_random_moments_tear_a_cut(run: Run, kind: str) -> None:
+    kills = RandomKills(run.rng)
+    for _ in range(8):
+        run.work(WORK)
+        worker = run.worker()
+        kills.end(worker, run.look)
+        assert worker.code in (0, -signal.SIGKILL)
+        run.look()
+    run.finish()
+    run.look_again()
+    assert (run.cuts > 1, kills.kills > 1) == (True, True)
+
+
+def _check_commands(run: Run) -> None:
+    """The commands show the cuts, and that their versions are there."""
+    runner, last = CliRunner(), max(run.seen)
+    found = runner.invoke(app, ["cut", "list", "--config", str(run.path), "--output", "json"])
+    assert found.exit_code == 0, found.output
+    listed = json.loads(found.stdout)
+    assert [one["commit_ts"] for one in listed["cuts"]] == sorted(run.seen, reverse=True)
+    assert (listed["next"]["last"], listed["next"]["next"] > last) == (last, True)
+    shown = runner.invoke(app, ["cut", "show", str(last), "--config", str(run.path)])
+    assert shown.exit_code == 0, shown.output
+    assert all(str(schema.table) in shown.stdout for schema in SCHEMAS)
+
+
+def _check_that_loss_is_said(run: Run) -> None:
+    """Another program removes files of an old version."""
+    first = min(run.seen)
+    newest = cuts.open(run.spark, run.config)
+    for name, frame in cuts.open(run.spark, run.config, at=first).items():
+        gone = {*frame.inputFiles()} - {*newest[name].inputFiles()}
+        for file in gone:
+            Path(unquote(urlsplit(file).path)).unlink()
+        if gone:
+            break
+    else:
+        raise AssertionError("no file is of the first cut alone")
+    with pytest.raises(TargetError, match=r"cannot be read any more .* files are not there"):
+        cuts.open(run.spark, run.config, at=first)
+    shown = CliRunner().invoke(app, ["cut", "show", str(first), "--config", str(run.path)])
+    assert (shown.exit_code, "cannot be read any more" in shown.stdout) == (terminal.UNWELL, True)

@@ -362,18 +362,25 @@ def test_cuts_are_published_whatever_is_sent_again() -> None:
 
 def test_a_watermark_that_was_read_before_there_were_cuts_does_not_count() -> None:
     """What is sent again behind it may be read in part."""
-    pipeline = _run(
-        [
-            ("commit", [("a", 1, False)]),
-            ("commit", [("a", 1, False)]),
-            ("send all",),
-            ("mark",),
-            ("drain",),
-            ("restart", 3),
-            ("send", ("a", 1), 1),
-            ("drain",),
-            ("cuts",),
-            ("drain",),
-        ]
-    )
+    pipeline = _run([*_TWICE, ("drain",), *_HALF_AGAIN, ("drain",), ("cuts",), ("drain",)])
     assert (pipeline.tables["a"], pipeline.cuts) == ({1: 1}, 0)
+
+
+_TWICE: Final[list[tuple[Any, ...]]] = [
+    ("commit", [("a", 1, False)]),
+    ("commit", [("a", 1, False)]),
+    ("send all",),
+    ("mark",),
+]
+# A new session sends the first of two changes of a row again, and not yet the second.
+_HALF_AGAIN: Final[list[tuple[Any, ...]]] = [("restart", 3), ("send", ("a", 1), 1)]
+
+
+def test_what_is_sent_again_in_part_behind_the_watermark_is_not_read() -> None:
+    pipeline = _run([*_TWICE, *_HALF_AGAIN, ("drain",)])
+    assert (pipeline.tables["a"], pipeline.cuts) == ({1: 2}, 1)
+
+
+def test_nor_is_it_when_another_partition_is_behind() -> None:
+    pipeline = _run([*_TWICE, ("batch", "a", (0, 6), 4), *_HALF_AGAIN, ("drain",)])
+    assert (pipeline.tables["a"], pipeline.cuts) == ({1: 2}, 1)

@@ -115,7 +115,7 @@ class Cuts:
 
     def _blocked(self, tasks: Iterable[TableTask], seen: Look) -> dict[TableTask, str]:
         """By table what it waits for before it stands at the bound; empty where it does."""
-        return {one: _obstacle(one, seen.found.get(one.topic)) for one in tasks}
+        return {one: _obstacle(one, seen.found.get(one.topic), self.bound) for one in tasks}
 
     def _only_stuck(
         self, tasks: Iterable[TableTask], busy: Collection[TableTask], blocked: Mapping[TableTask, str]
@@ -176,8 +176,8 @@ def _watermarks(task: TableTask) -> Iterator[int]:
     yield from (mark for mark in (*known, *task.marks.values()) if mark is not None)
 
 
-def _obstacle(task: TableTask, found: TopicOffsets | None) -> str:
-    """What keeps a table from standing at its bound; empty: nothing does."""
+def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) -> str:
+    """What keeps a table from standing at a bound; empty: nothing does."""
     if task.obstacle:
         return task.obstacle
     if found is None or task.held is None:
@@ -185,7 +185,7 @@ def _obstacle(task: TableTask, found: TopicOffsets | None) -> str:
     progress = task.held.progress
     if progress.snapshot is not None and not progress.snapshot.done:
         return "its snapshot is under way"
-    if task.bound is not None and stands_at(progress, task.topic, found.partitions, task.bound, task.marks):
+    if bound is not None and stands_at(progress, task.topic, found.partitions, bound, task.marks):
         return ""
     if task.stalled:
         return "partitions were added: what comes before them is read first"

@@ -197,10 +197,7 @@ class Worker:
         """Publish a cut that is complete; whether tables may read on by it."""
         if self._cuts is None or isinstance(seen, SourceError):
             return False
-        moved = self._cuts.turn(list(self._table_tasks), list(self._busy.values()), seen)
-        for table_task in self._idle():
-            table_task.bound = self._cuts.bound
-        return moved
+        return self._cuts.turn(list(self._table_tasks), list(self._busy.values()), seen)
 
     def _go_on(self, idle: list[TableTask], seen: Look | SourceError) -> None:
         """Have tasks that are not at work do what is asked of them, and work by what was seen."""
@@ -210,6 +207,9 @@ class Worker:
                 # A task at work hears of Kafka's silence by itself.
                 table_task.fail(seen)
             return
+        if self._cuts is not None:
+            for table_task in idle:
+                table_task.bound = self._cuts.bound
         quiet = self._quiet(idle, seen)
         idle = [table_task for table_task in idle if not self._is_settled(table_task, seen)]
         for table_task in idle:

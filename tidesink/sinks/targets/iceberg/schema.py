@@ -301,16 +301,20 @@ def _files(totals: Mapping[str, int]) -> int:
 
 
 def _expire(state: TableState, keeps: float = 0.0) -> None:
-    """Let snapshots go that are older than the table's property says (an hour, where it says nothing).
+    """Let snapshots go that are older than the table's property says (an hour, where it says nothing)."""
+    age = int(state.property(_AGE) or _HOUR_MS)
+    written = (int(snapshot.timestampMillis()) for snapshot in state.lineage())
+    oldest = oldest_kept(written, int(time.time() * 1000), age=age, keeps=keeps)
+    state.table.expireSnapshots().expireOlderThan(oldest).retainLast(SNAPSHOTS_KEPT).commit()
 
-    Those that readers saw within the last ``keeps`` seconds stay: a cut may name them.
+
+def oldest_kept(written: Iterable[int], now: int, *, age: int, keeps: float) -> int:
+    """The moment before which snapshots may go that are older than ``age``; all in ms, ``keeps`` in seconds.
+
+    Those that readers saw within the last ``keeps`` seconds stay: a cut may name them. ``written``: when each
+    was, newest first. What readers saw back then may have been written long before.
     """
-    now = int(time.time() * 1000)
-    oldest = now - int(state.property(_AGE) or _HOUR_MS)
-    if keeps:
-        # What readers saw back then may have been written long before.
-        written = (int(snapshot.timestampMillis()) for snapshot in state.lineage())
-        seen = next((at for at in written if at <= now - int(keeps * 1000)), 0)
-        oldest = min(oldest, seen)
-    expiry = state.table.expireSnapshots().expireOlderThan(oldest)
-    expiry.retainLast(SNAPSHOTS_KEPT).commit()
+    if not keeps:
+        return now - age
+    seen = next((at for at in written if at <= now - keeps * 1000), 0)
+    return min(now - age, seen)
