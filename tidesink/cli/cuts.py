@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidesink.cli import terminal
-from tidesink.cli.status import shown_moment, worked_with
+from tidesink.cli.status import cut_lines, cuts_of, shown_instant, shown_moment
 from tidesink.cli.terminal import (
     ConfigOption,
     Output,
@@ -41,7 +39,7 @@ def list_cuts(
     note(f"{settings.pipeline}: starting Spark")
     with started_spark(settings) as spark:
         found = cut_log(spark, settings).cuts()
-    waits = _waits(settings)
+    waits = cuts_of(settings)
     if output is OutputFormat.JSON:
         shown = [
             {"commit_ts": one.commit_ts, "time": one.time.isoformat(), "published": one.published.isoformat()}
@@ -51,13 +49,13 @@ def list_cuts(
         write_json({"pipeline": settings.pipeline, "cuts": shown, "next": waits})
         return
     rows = [
-        (one.commit_ts, _instant(one.time), shown_moment(one.published), len(one.tables))
+        (one.commit_ts, shown_instant(one.time), shown_moment(one.published), len(one.tables))
         for one in found[:limit]
     ]
     show_table(None, ("commit_ts", "time", "published", "tables"), rows)
     if len(found) > limit:
         typer.echo(f"{len(found) - limit} older cuts are kept: --limit shows more")
-    for line in waiting_lines(waits):
+    for line in cut_lines(waits):
         typer.echo(line)
 
 
@@ -78,7 +76,7 @@ def show(
     with started_spark(settings) as spark:
         log = cut_log(spark, settings)
         cut = chosen(log.cuts(), at)
-        gone = dict[CutTable, str]()
+        gone: dict[CutTable, str] = {}
         from tidesink.sinks.targets.lake.cuts import frame_of
 
         for one in cut.tables:
@@ -89,7 +87,9 @@ def show(
     if output is OutputFormat.JSON:
         write_json(_as_json(settings, cut, gone))
     else:
-        typer.echo(f"cut {cut.commit_ts}: {_instant(cut.time)} UTC, published {shown_moment(cut.published)}")
+        typer.echo(
+            f"cut {cut.commit_ts}: {shown_instant(cut.time)} UTC, published {shown_moment(cut.published)}"
+        )
         rows = [
             (str(one.table), one.place, one.version, "" if one.changes is None else one.changes)
             for one in cut.tables
@@ -109,38 +109,6 @@ def _as_json(config: Config, cut: Cut, gone: Mapping[CutTable, str]) -> dict[str
     ]
     moments = {"time": cut.time.isoformat(), "published": cut.published.isoformat()}
     return {"pipeline": config.pipeline, "commit_ts": cut.commit_ts, **moments, "tables": tables}
-
-
-def _waits(config: Config) -> Mapping[str, Any] | None:
-    from tidesink.sinks.worker.cuts import cut_status
-
-    with worked_with(config) as store:
-        return cut_status(store, config.pipeline)
-
-
-def waiting_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
-    """What the next cut is, and which tables hold it back."""
-    if found is None:
-        return
-    if found["published"] is not None:
-        behind = max(0.0, time.time() - _physical(found["last"]))
-        yield f"last cut: {_instant(_moment(found['last']))} UTC, {behind:.0f} s ago"
-    if found["next"] is not None:
-        yield f"next cut: {_instant(_moment(found['next']))} UTC"
-    for table, reason in found["held_back"].items():
-        yield f"next cut waits for {table}: {reason}"
-
-
-def _physical(commit_ts: int) -> float:
-    return (commit_ts >> 18) / 1000
-
-
-def _moment(commit_ts: int) -> datetime:
-    return datetime.fromtimestamp(_physical(commit_ts), timezone.utc)
-
-
-def _instant(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 app.command("list")(terminal.guarded(list_cuts))
