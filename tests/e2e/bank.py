@@ -21,6 +21,7 @@ from tidesink.events import (
     ChangeEvent,
     Column,
     ColumnType,
+    DdlEvent,
     Op,
     Position,
     Row,
@@ -104,6 +105,12 @@ class Bank:
         for _ in range(transactions):
             self._begin()
             self._rng.choice(kinds)()
+
+    def forget_transfers(self) -> None:
+        """Empty the table of transfers, which no sum is of."""
+        self._begin()
+        self.changes.append(Change(TRANSFER, Op.TRUNCATE, {}, self._ts))
+        self.rows[TRANSFER.table.name].clear()
 
     def _begin(self) -> None:
         self._ts += self._step
@@ -202,10 +209,23 @@ class Feed:
         """Send changes in their order."""
         for change in changes:
             topic = self._topics[change.schema.table]
+            if change.op is Op.TRUNCATE:
+                self._empty(change, topic)
+                continue
             record = self._codec.encode(_event(change, topic), topic=topic)
             assert record is not None
             partition = crc32(repr(key_of(change.schema, change.row)).encode()) % PARTITIONS
             self._producer.produce(topic, key=record.key, value=record.value, partition=partition)
+        assert self._producer.flush(120) == 0
+
+    def _empty(self, change: Change, topic: str) -> None:
+        """Send a TRUNCATE to partition 0, behind all rows before it, and before all behind it."""
+        assert self._producer.flush(120) == 0
+        table, position = change.schema.table, Position(topic, 0, 0)
+        event = DdlEvent(table, f"TRUNCATE TABLE {table}", "TRUNCATE", change.commit_ts, position)
+        record = self._codec.encode(event, topic=topic)
+        assert record is not None
+        self._producer.produce(topic, key=record.key, value=record.value, partition=0)
         assert self._producer.flush(120) == 0
 
     def mark(self, commit_ts: int) -> None:

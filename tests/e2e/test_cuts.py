@@ -59,6 +59,7 @@ class Run:
         settings = json.loads(path.read_text(encoding="utf-8"))
         settings["source"]["enable-tidb-extension"] = True
         settings["cuts"] = {"every": "1s"}
+        settings["defaults"]["schema-changes"] = {"truncate": "apply"}
         path.write_text(json.dumps(settings), encoding="utf-8")
         self.path = path
         self.config: Config = load_config(path)
@@ -71,6 +72,8 @@ class Run:
     def work(self, transactions: int) -> None:
         """Transactions, sent; the watermark comes behind rows that are later, and some are sent again."""
         self._bank.work(transactions)
+        self._bank.forget_transfers()
+        self._bank.work(3)
         changes = [*self._bank.changes]
         self._bank.changes.clear()
         self._history += changes
@@ -132,8 +135,11 @@ class Run:
         for change in self._history:
             if change.commit_ts > commit_ts:
                 break
-            table, key = rows[change.schema.table.name], key_of(change.schema, change.row)
-            if change.op is Op.DELETE:
+            table = rows[change.schema.table.name]
+            key = key_of(change.schema, change.row) if change.row else ()
+            if change.op is Op.TRUNCATE:
+                table.clear()
+            elif change.op is Op.DELETE:
                 table.pop(key, None)
             else:
                 table[key] = dict(change.row)

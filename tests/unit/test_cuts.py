@@ -51,6 +51,12 @@ def _mark(commit_ts: int) -> bytes:
     return json.dumps(row | {"data": None, "old": None, "_tidb": {"watermarkTs": commit_ts}}).encode()
 
 
+def _ddl(commit_ts: int) -> bytes:
+    row: dict[str, Any] = {"id": 0, "database": "shop", "table": "t", "pkNames": None, "isDdl": True, "es": 1}
+    row |= {"type": "TRUNCATE", "ts": 1, "sql": "TRUNCATE TABLE t", "sqlType": None, "mysqlType": None}
+    return json.dumps(row | {"data": None, "old": None, "_tidb": {"commitTs": commit_ts}}).encode()
+
+
 def _summary(*values: bytes, bound: int | None, fetched: int = 100) -> BatchSummary:
     """What a task counts of the records, of which it is given so many at once."""
     plan = canal_json_plan(SCHEMA, options=CodecOptions(enable_tidb_extension=True))
@@ -86,6 +92,14 @@ def test_nothing_is_read_behind_the_first_watermark_that_passes_the_bound(fetche
     place = found.places[Place("t", 0)]
     assert (place.waits, place.passed, place.watermark) == (2, 3, 10)
     assert (found.messages, found.upserts) == (4, 1)
+
+
+def test_ddl_above_the_bound_is_met_again_under_the_next() -> None:
+    """Or a table that was emptied, and has no row since, would stand at the next cut with its rows."""
+    found = _summary(_row(5), _ddl(15), _mark(10), bound=10)
+    place = found.places[Place("t", 0)]
+    assert (place.waits, place.passed, found.ddl) == (1, 2, 1)
+    assert _summary(_row(5), _ddl(10), _mark(10), bound=10).places[Place("t", 0)].waits is None
 
 
 def test_without_a_bound_nothing_waits() -> None:

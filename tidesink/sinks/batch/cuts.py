@@ -20,7 +20,8 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.sinks.batch.records import WATERMARK, DecodedRecords
+from tidesink.sinks.batch.counts import greatest, least
+from tidesink.sinks.batch.records import DDL, WATERMARK, DecodedRecords
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 
 # A TiDB TSO is milliseconds since 1970, and 18 bits that count within one.
@@ -69,11 +70,19 @@ def up_to_bound(
             passed = at
             decoded = decode(_read_to(found, passed))
             decoded.passed = passed
+        decoded.waits = least([decoded.waits, *_ddl_above(decoded, bound)])
         yield decoded
 
 
 def _read_to(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
     return batch.filter(pc.less_equal(batch.column("offset"), last))
+
+
+def _ddl_above(found: DecodedRecords, bound: int | None) -> Iterator[int]:
+    """The offsets of DDL above the bound: what it does to rows waits as they do."""
+    if bound is not None:
+        ddl = (one for one in found.others if one.kind == DDL and one.commit_ts is not None)
+        yield from (one.offset for one in ddl if (one.commit_ts or 0) > bound)
 
 
 def _first_at(found: DecodedRecords, bound: int | None) -> int | None:
@@ -134,7 +143,7 @@ def _under(at: PartitionProgress, former: int | None, bound: int | None) -> Part
 
 
 def _later(*moments: int | None) -> int | None:
-    return max((moment for moment in moments if moment is not None), default=None)
+    return greatest(moments)
 
 
 def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: Marks = NO_MARKS) -> set[int]:
