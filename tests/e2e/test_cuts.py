@@ -39,7 +39,7 @@ OPTIONS = CodecOptions(enable_tidb_extension=True, avro_enable_watermark=False)
 WAY = Way("canal-json", "kafka")
 # Transactions are so many ms apart, and cuts a second: some transactions a cut.
 STEP_MS = 150
-STEPS = ("committed", "cut", "cutting", "staged", "committing", "reported")
+STEPS = ("cut", "committed", "cutting", "staged", "committing", "reported")
 WORK = 12
 Rows = dict[tuple[int, ...], dict[str, Any]]
 
@@ -158,7 +158,7 @@ def run(spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, ser
 @quick_on("delta")
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_the_money_is_all_there_at_every_cut(run: Run, kind: str) -> None:
-    for step in STEPS if TEST_ALL else STEPS[:2]:
+    for step in STEPS if TEST_ALL else STEPS[:1]:
         run.work(WORK)
         assert run.worker(step).wait() == -9
         run.look()
