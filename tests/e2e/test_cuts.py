@@ -11,10 +11,11 @@ import random
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from typer.testing import CliRunner
 
 from tests.e2e.bank import SCHEMAS, Bank, Change, Feed, key_of
@@ -33,6 +34,7 @@ from tidesink.events import Op
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
 OPTIONS = CodecOptions(enable_tidb_extension=True, avro_enable_watermark=False)
@@ -201,7 +203,8 @@ def _check_commands(run: Run) -> None:
 def _check_that_loss_is_said(run: Run) -> None:
     """Another program removes a file of an old version."""
     first = min(run.seen)
-    (file, *_) = cuts.open(run.spark, run.config, at=first)["bank.account"].inputFiles()
+    frame = cuts.open(run.spark, run.config, at=first)["bank.account"]
+    (file,) = cast("Any", frame.select(F.input_file_name()).first())
     Path(unquote(urlsplit(file).path)).unlink()
     with pytest.raises(TargetError, match=r"cannot be read any more .* files are not there"):
         cuts.open(run.spark, run.config, at=first)

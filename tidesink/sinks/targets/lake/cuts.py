@@ -246,9 +246,12 @@ def frame_of(log: CutLog, table: CutTable) -> DataFrame:
     try:
         if log.provider == "delta":
             frame = log.session.read.format("delta").option("versionAsOf", table.version).load(table.place)
+            missing = _missing(log.session, frame.inputFiles(), encoded=True)
         else:
-            frame = log.session.read.option("snapshot-id", str(table.version)).table(table.place)
-        missing = _missing(log.session, frame.inputFiles())
+            reader = log.session.read.option("snapshot-id", str(table.version))
+            frame = reader.table(table.place)
+            files = reader.table(f"{table.place}.files").select("file_path").collect()
+            missing = _missing(log.session, [row[0] for row in files], encoded=False)
     except SPARK_ERRORS as exc:
         raise _gone(table, summary(exc)) from exc
     if missing:
@@ -256,11 +259,12 @@ def frame_of(log: CutLog, table: CutTable) -> DataFrame:
     return frame
 
 
-def _missing(session: SparkSession, files: Sequence[str]) -> list[str]:
-    """The files that are not there."""
+def _missing(session: SparkSession, files: Sequence[str], *, encoded: bool) -> list[str]:
+    """The files that are not there; ``encoded``: their names are those of URIs."""
     jvm: Any = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
-    paths = [(name, jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(name))) for name in files]
+    path_of = jvm.org.apache.hadoop.fs.Path
+    paths = [(name, path_of(jvm.java.net.URI(name) if encoded else name)) for name in files]
     return [name for name, path in paths if not path.getFileSystem(conf).exists(path)]
 
 
