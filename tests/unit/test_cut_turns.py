@@ -13,7 +13,7 @@ import pytest
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.config.models import CutSettings
-from tidesink.errors import StaleProgressError, TargetError
+from tidesink.errors import SourceUnavailableError, StaleProgressError, TargetError
 from tidesink.events import TableId
 from tidesink.sinks.batch.cuts import least_bound
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
@@ -96,10 +96,12 @@ class _Run:
         context = replace(surroundings(right(CONFIG), store=self.store), target=target)
         self.cuts = Cuts(context, CutSettings.model_validate({"every": "2s"}), lambda _message: None)
 
-    def turn(self, *busy: _Table) -> bool:
+    def turn(self, *busy: _Table, silent: Sequence[str] = ()) -> bool:
         tables = [self.first, self.second]
         found = {one.topic: TopicOffsets(one.topic, "id", {0: PartitionOffsets(0, 0)}) for one in tables}
-        return self.cuts.turn(cast("Any", tables), cast("Any", busy), Look(found, {}))
+        unanswered = {topic: SourceUnavailableError("no answer") for topic in silent}
+        answered = {topic: one for topic, one in found.items() if topic not in unanswered}
+        return self.cuts.turn(cast("Any", tables), cast("Any", busy), Look(answered, dict(unanswered)))
 
     @property
     def published(self) -> list[int]:
@@ -187,6 +189,13 @@ def test_a_table_that_waits_for_a_person_holds_back_the_cut_and_no_other_table(r
     _stand(run, 14 * SECOND)
     run.turn()
     assert (run.cuts.bound, run.published) == (16 * SECOND, [14])
+
+
+def test_a_topic_without_an_answer_does_not_either(run: _Run) -> None:
+    _stand(run, 10 * SECOND)
+    run.turn(silent=["second"])
+    assert (run.cuts.bound, run.published) == (12 * SECOND, [])
+    assert run.held_back == {"shop.second": "no broker answers for its topic"}
 
 
 def test_partitions_that_wait_for_later_rows_of_others_move_the_bound(run: _Run) -> None:

@@ -69,7 +69,7 @@ class Cuts:
         if self.bound is not None and not busy and not any(blocked.values()):
             self._publish(tasks, self.bound)
             self._move_on(tasks, seen)
-        elif self.bound is not None and self._only_stuck(tasks, busy, blocked):
+        elif self.bound is not None and not busy and _only_stuck(blocked, seen):
             # The others go on without a cut: one table never stops another (L7).
             self._move_on(tasks, seen)
         self._show(blocked)
@@ -117,14 +117,6 @@ class Cuts:
         """By table what it waits for before it stands at the bound; empty where it does."""
         return {one: _obstacle(one, seen.found.get(one.topic), self.bound) for one in tasks}
 
-    def _only_stuck(
-        self, tasks: Iterable[TableTask], busy: Collection[TableTask], blocked: Mapping[TableTask, str]
-    ) -> bool:
-        """Whether nothing holds the cut back but tables that a bound does not help, and others wait."""
-        held = [one for one in tasks if blocked[one]]
-        others = any(not reason or one.stalled for one, reason in blocked.items())
-        return others and not busy and all(one.obstacle or one.stalled for one in held)
-
     def _publish(self, tasks: Sequence[TableTask], bound: int) -> None:
         """Write the cut; one that cannot be written is passed over."""
         assert self._log is not None  # noqa: S101  (opened before)
@@ -169,6 +161,13 @@ class Cuts:
             _log.debug("cuts not saved", error=str(exc))
 
 
+def _only_stuck(blocked: Mapping[TableTask, str], seen: Look) -> bool:
+    """Whether nothing holds the cut back but tables that do not go on by themselves, and others wait."""
+    stuck = {one for one in blocked if one.obstacle or one.stalled or one.topic in seen.unanswered}
+    others = any(not reason or one.stalled for one, reason in blocked.items())
+    return others and all(one in stuck for one, reason in blocked.items() if reason)
+
+
 def _watermarks(task: TableTask) -> Iterator[int]:
     """The watermarks that a table's partitions have passed, as far as they are known."""
     topic = task.held.progress.topics.get(task.topic) if task.held else None
@@ -180,7 +179,9 @@ def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) ->
     """What keeps a table from standing at a bound; empty: nothing does."""
     if task.obstacle:
         return task.obstacle
-    if found is None or task.held is None:
+    if found is None:
+        return "no broker answers for its topic"
+    if task.held is None:
         return "not opened yet"
     progress = task.held.progress
     if progress.snapshot is not None and not progress.snapshot.done:
