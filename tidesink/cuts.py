@@ -56,19 +56,28 @@ def cut_log(spark: SparkSession, config: Config) -> CutLog:
     """
     from tidesink.sinks.targets import target_module
 
-    if not isinstance(config.target, DeltaSettings | IcebergSettings):
-        raise ConfigError(
-            f"a target of type {config.target.type} keeps no versions of tables, so that it has no cuts",
-            key="target.type",
-        )
+    _check_lake(config)
     # Nothing of the state store is asked where tables are only read.
     target = target_module(config.target).open_target(config, spark, cast("StateStore", None))
     return cast("CutTarget", target).cut_log(config.pipeline)
 
 
+def _check_lake(config: Config) -> None:
+    if not isinstance(config.target, DeltaSettings | IcebergSettings):
+        raise ConfigError(
+            f"a target of type {config.target.type} keeps no versions of tables, so that it has no cuts",
+            key="target.type",
+        )
+
+
 @contextmanager
 def started_spark(config: Config) -> Iterator[SparkSession]:
-    """The Spark session that runs, or one of the config's, stopped at the end."""
+    """The Spark session that runs, or one of the config's, stopped at the end.
+
+    Raises:
+        ConfigError: the target is no lake.
+    """
+    _check_lake(config)
     from tidesink.sinks.spark.session import build_session, running_session, stop_session
 
     was_there = running_session() is not None

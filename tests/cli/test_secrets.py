@@ -245,6 +245,8 @@ _COMMANDS: Final = (
     f"accept-restored {_TABLE} --config {{config}}",
     *(f"snapshot {verb} {_TABLE} --config {{config}}" for verb in ("start", "pause", "resume", "cancel")),
     "snapshot status {config}",
+    "--debug cut list --config {config}",
+    "cut show --config {config} -o json",
     f"--debug diff {_TABLE} --values --report {{config}}.report --config {{config}}",
     "dlq list --config {config} -o json",
     f"--debug dlq show {_TABLE} 0@1 --config {{config}}",
@@ -292,7 +294,7 @@ def _named(group: Any, before: str = "") -> Iterator[str]:
 
 def _name(command: str) -> str:
     words = command.removeprefix("--debug ").split()
-    return " ".join(words[: 2 if words[0] in ("dlq", "ddl", "registry", "snapshot") else 1])
+    return " ".join(words[: 2 if words[0] in ("cut", "dlq", "ddl", "registry", "snapshot") else 1])
 
 
 def _captured(source: str) -> str:
