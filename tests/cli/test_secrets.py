@@ -248,6 +248,8 @@ _COMMANDS: Final = (
     "snapshot status {config}",
     f"offsets show {_TABLE} --config {{config}}",
     f"offsets rewind {_TABLE} --to-beginning --config {{config}}",
+    "--debug cut list --config {config}",
+    "cut show --config {config} -o json",
     f"--debug diff {_TABLE} --values --report {{config}}.report --config {{config}}",
     "dlq list --config {config} -o json",
     f"--debug dlq show {_TABLE} 0@1 --config {{config}}",
@@ -295,7 +297,7 @@ def _named(group: Any, before: str = "") -> Iterator[str]:
 
 def _name(command: str) -> str:
     words = command.removeprefix("--debug ").split()
-    return " ".join(words[: 2 if words[0] in ("dlq", "ddl", "registry", "snapshot", "offsets") else 1])
+    return " ".join(words[: 2 if words[0] in ("dlq", "ddl", "registry", "snapshot", "offsets", "cut") else 1])
 
 
 def _captured(source: str) -> str:

@@ -17,7 +17,18 @@ from tests.e2e.replay import Servers
 from tests.servers import create_topics
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
-from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
+from tidesink.events import (
+    ChangeEvent,
+    Column,
+    ColumnType,
+    DdlEvent,
+    Op,
+    Position,
+    Row,
+    TableId,
+    TableSchema,
+    WatermarkEvent,
+)
 from tidesink.schema_registry import open_registry
 
 PARTITIONS: Final = 3
@@ -64,9 +75,10 @@ class Change(NamedTuple):
 
 
 class Bank:
-    """What the source holds, and what its changefeed has not sent yet."""
+    """What the source holds, and what its changefeed has not sent yet; a transaction each ``step_ms``."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, step_ms: int = 1) -> None:
+        self._step = step_ms << 18
         self.rows: dict[str, dict[Key, Row]] = {schema.table.name: {} for schema in SCHEMAS}
         self.changes: list[Change] = []
         self._rng = random.Random(seed)
@@ -94,8 +106,14 @@ class Bank:
             self._begin()
             self._rng.choice(kinds)()
 
+    def forget_transfers(self) -> None:
+        """Empty the table of transfers, which no sum is of."""
+        self._begin()
+        self.changes.append(Change(TRANSFER, Op.TRUNCATE, {}, self._ts))
+        self.rows[TRANSFER.table.name].clear()
+
     def _begin(self) -> None:
-        self._ts += 1 << 18
+        self._ts += self._step
 
     def _put(self, schema: TableSchema, row: Row) -> None:
         rows, key = self.rows[schema.table.name], key_of(schema, row)
@@ -191,10 +209,32 @@ class Feed:
         """Send changes in their order."""
         for change in changes:
             topic = self._topics[change.schema.table]
+            if change.op is Op.TRUNCATE:
+                self._empty(change, topic)
+                continue
             record = self._codec.encode(_event(change, topic), topic=topic)
             assert record is not None
             partition = crc32(repr(key_of(change.schema, change.row)).encode()) % PARTITIONS
             self._producer.produce(topic, key=record.key, value=record.value, partition=partition)
+        assert self._producer.flush(120) == 0
+
+    def _empty(self, change: Change, topic: str) -> None:
+        """Send a TRUNCATE to partition 0, behind all rows before it, and before all behind it."""
+        assert self._producer.flush(120) == 0
+        table, position = change.schema.table, Position(topic, 0, 0)
+        event = DdlEvent(table, f"TRUNCATE TABLE {table}", "TRUNCATE", change.commit_ts, position)
+        record = self._codec.encode(event, topic=topic)
+        assert record is not None
+        self._producer.produce(topic, key=record.key, value=record.value, partition=0)
+        assert self._producer.flush(120) == 0
+
+    def mark(self, commit_ts: int) -> None:
+        """Send a watermark to every partition."""
+        for topic in self._topics.values():
+            record = self._codec.encode(WatermarkEvent(commit_ts, Position(topic, 0, 0)), topic=topic)
+            assert record is not None
+            for partition in range(PARTITIONS):
+                self._producer.produce(topic, key=record.key, value=record.value, partition=partition)
         assert self._producer.flush(120) == 0
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed
 from tests.unit.debezium_refusals import DEBEZIUM
 
+HTTP_TARGET = {"type": "http", "url": "http://127.0.0.1:1/x"}
 HADOOP_ON_S3 = {"type": "hadoop", "warehouse": "s3a://lake/shop"}
 CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
     *DEBEZIUM,
@@ -16,6 +17,66 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "source.protocl",
         "did you mean protocol?",
         "use one of",
+    ),
+    (
+        "cuts without watermarks",
+        changed(CANAL_JSON, cuts={}),
+        "cuts",
+        "need watermarks in the topics",
+        "enable-tidb-extension: true",
+    ),
+    (
+        "cuts of flat-avro without watermarks",
+        changed(FLAT_AVRO, source__enable_tidb_extension=True, cuts={"every": "1m"}),
+        "cuts",
+        "need watermarks in the topics",
+        "avro-enable-watermark: true",
+    ),
+    (
+        "cuts at a target without versions",
+        changed(
+            CANAL_JSON,
+            source__enable_tidb_extension=True,
+            cuts={},
+            target=HTTP_TARGET,
+        ),
+        "cuts",
+        "a target of type http does not keep",
+        "delta or iceberg",
+    ),
+    (
+        "cuts and a log of changes",
+        changed(CANAL_JSON, source__enable_tidb_extension=True, cuts={}, defaults={"mode": "append"}),
+        "defaults.mode",
+        "would be appended twice",
+        "mode: upsert or history",
+    ),
+    (
+        "cuts and a snapshot",
+        changed(
+            CANAL_JSON,
+            source__enable_tidb_extension=True,
+            source__database="mysql+pymysql://reader@tidb:4000",
+            cuts={},
+            defaults={"snapshot": "initial"},
+        ),
+        "defaults.snapshot",
+        "later than the cuts",
+        "add cuts afterwards",
+    ),
+    (
+        "cuts more often than watermarks",
+        changed(CANAL_JSON, source__enable_tidb_extension=True, cuts={"every": "100ms"}),
+        "cuts.every",
+        "below a second",
+        "raise it",
+    ),
+    (
+        "cuts that are not kept",
+        changed(CANAL_JSON, source__enable_tidb_extension=True, cuts={"every": "1h", "keep": "1m"}),
+        "cuts.keep",
+        "no cut would be kept",
+        "raise it",
     ),
     (
         "a regular expression for a pattern",

@@ -25,6 +25,7 @@ FLOORS: Final = (
     ("config",),
     ("consumer",),
     ("sinks",),
+    ("cuts",),
     ("control",),
     ("dev",),
     ("cli",),

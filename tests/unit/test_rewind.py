@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.unit.config_samples import FLAT_AVRO, changed, right
+from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
@@ -19,6 +19,7 @@ from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange, PartitionOff
 from tidesink.sinks.kafka.rewind import (
     beginning,
     offsets_at,
+    refuse_beside_cuts,
     rewound_offsets,
     steps_back,
     time_of_commit,
@@ -87,6 +88,13 @@ def test_what_would_lose_rows_or_keep_older_ones_is_refused(
     wanted: dict[int, int], more: dict[str, Any], reason: str
 ) -> None:
     assert reason in _refused(wanted, **more)
+
+
+def test_a_pipeline_with_cuts_is_not_rewound() -> None:
+    own = {"source__enable_tidb_extension": True, "target": {"path": "./lake"}}
+    refuse_beside_cuts(right(changed(CANAL_JSON, **own)), ORDERS)
+    with pytest.raises(ConfigError, match="remove cuts from the config"):
+        refuse_beside_cuts(right(changed(CANAL_JSON, **own, cuts={"every": "1m"})), ORDERS)
 
 
 def test_modes_and_orders() -> None:

@@ -15,7 +15,7 @@ from tidesink.events import Message, Position, WatermarkEvent
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.worker import watermarks
-from tidesink.sinks.worker.watermarks import UNSEEN_SECONDS, Standing, WatermarkFollower, watermark_test
+from tidesink.sinks.worker.watermarks import UNSEEN_SECONDS, Standing, WatermarkFollower, watermark_reader
 
 WATERMARK, ROW, LOST = b"watermark", b"row", None
 
@@ -94,7 +94,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> _Broker:
 
 def _follower(broker: _Broker, *, ends: bool = False) -> WatermarkFollower:
     return WatermarkFollower(
-        dict, lambda message: message.value == WATERMARK, ends=ends, clock=lambda: broker.now
+        dict, lambda message: 7 if message.value == WATERMARK else None, ends=ends, clock=lambda: broker.now
     )
 
 
@@ -183,7 +183,8 @@ def test_a_watermark_is_told_from_other_records(config: dict[str, Any], protocol
     codec = open_codec(protocol, options=_SENT, registry=MemorySchemaRegistry())
     sent = codec.encode(WatermarkEvent(449, Position("app", 0, 0)), topic="app")
     assert sent is not None
-    is_watermark = watermark_test(right(changed(config, source__enable_tidb_extension=True)).source, None)
-    assert is_watermark(_message(sent.value))
+    watermark_of = watermark_reader(right(changed(config, source__enable_tidb_extension=True)).source, None)
+    assert watermark_of(_message(sent.value)) == 449
     row, framed = row_bytes({"id": "1"}), b"\x00\x00\x00\x00\x07\x02"
-    assert not any(is_watermark(_message(value, b"key")) for value in (row, framed, b"{", b"", None))
+    others = (row, framed, b"{", b"", None)
+    assert [watermark_of(_message(value, b"key")) for value in others] == [None] * len(others)

@@ -16,7 +16,19 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from tidesink import __version__
-from tidesink.cli import codec, dead_letters, dev, diff, offsets, plan, registry, snapshot, status, terminal
+from tidesink.cli import (
+    codec,
+    cuts,
+    dead_letters,
+    dev,
+    diff,
+    offsets,
+    plan,
+    registry,
+    snapshot,
+    status,
+    terminal,
+)
 from tidesink.cli.sources import CodecCommand
 from tidesink.cli.status import COUNTS, commit_time, count_remarks, counts_row
 from tidesink.cli.terminal import (
@@ -174,6 +186,7 @@ app.add_typer(dead_letters.app, name="dlq")
 app.add_typer(dead_letters.ddl_app, name="ddl")
 app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(offsets.app, name="offsets")
+app.add_typer(cuts.app, name="cut")
 app.add_typer(registry.app, name="registry")
 app.add_typer(dev.app, name="dev")
 

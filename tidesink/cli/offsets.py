@@ -204,13 +204,14 @@ def rewind(
     rows, or keep older ones, is refused. The worker does it at the table's next turn.
     """
     from tidesink.sinks.kafka.offsets import TopicGrowth
-    from tidesink.sinks.kafka.rewind import rewound_offsets, steps_back
+    from tidesink.sinks.kafka.rewind import refuse_beside_cuts, rewound_offsets, steps_back
     from tidesink.sinks.worker.control import RewindControl, change_control
 
     place = _Place.of(to_offset or [], to_time, to_commit_ts, to_beginning)
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store, _brokers(settings) as brokers:
         (status,) = _chosen(settings, store, [table])
+        refuse_beside_cuts(settings, status.table)
         one = _standing(settings, store, status, _look(brokers, [status]))
         if one.found is None:
             raise ConfigError(str(one.reason), table=str(one.table), topic=one.topic)

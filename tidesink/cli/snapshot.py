@@ -68,6 +68,12 @@ def _start(
     settings = chosen_config(None, config_option)
     if settings.source.database is None:
         raise ConfigError("a snapshot is read from source.database, which is not set", key="source.database")
+    if settings.cuts is not None:
+        raise ConfigError(
+            "a snapshot reads rows as of now, which are later than the cuts: remove cuts, and add them again "
+            "when it is done",
+            key="cuts",
+        )
     refuse = _refuse_resync if deletes else _refuse
     _ask(settings, tables, lambda asked: asked.start(now, deletes=deletes), output, word, refuse)
 

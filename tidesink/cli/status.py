@@ -88,6 +88,8 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
         show_statuses(found)
         for table in _asked_to_rest(settings, found):
             typer.echo(f"{table}: asked to rest; it does after its batch, or when a worker runs")
+        for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
+            typer.echo(line)
         typer.echo(_worker_line(seconds_since_turn(settings), found))
     return any(entry.state in UNWELL_STATES for entry in found)
 
@@ -100,6 +102,7 @@ def _pipeline_json(config: Config, found: tuple[TableStatus, ...]) -> dict[str, 
         "pipeline": config.pipeline,
         "worker": {"alive": alive, "seconds_since_turn": seconds},
         "asked_to_rest": [table._asdict() for table in _asked_to_rest(config, found)],
+        **({} if config.cuts is None else {"cuts": cuts_of(config)}),
     }
 
 
@@ -146,6 +149,35 @@ def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:
 def shown_moment(moment: datetime | None) -> str:
     """A moment for people, UTC; empty where there is none."""
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if moment else ""
+
+
+def cuts_of(config: Config) -> Mapping[str, Any] | None:
+    """The last cut and the next, and what holds it back; None where there are none."""
+    from tidesink.sinks.worker.cuts import cut_status
+
+    return _asked(config, lambda store: cut_status(store, config.pipeline))
+
+
+def cut_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
+    """What the last and the next cut are, and which tables hold it back."""
+    if found is None:
+        return
+    if found["last"] is not None:
+        behind = max(0.0, time.time() - physical_ms(found["last"]) / 1000)
+        yield f"last cut: {shown_instant(_moment(found['last']))} UTC, {behind:.0f} s ago"
+    if found["next"] is not None:
+        yield f"next cut: {shown_instant(_moment(found['next']))} UTC"
+    for table, reason in found["held_back"].items():
+        yield f"next cut waits for {table}: {reason}"
+
+
+def _moment(commit_ts: int) -> datetime:
+    return datetime.fromtimestamp(physical_ms(commit_ts) / 1000, timezone.utc)
+
+
+def shown_instant(moment: datetime) -> str:
+    """A moment to the millisecond, UTC."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def read_statuses(config: Config) -> tuple[TableStatus, ...]:

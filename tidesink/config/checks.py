@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from tidesink.codecs.open import CODECS, without_effect
 from tidesink.config.fields import Problem
@@ -122,6 +123,39 @@ def _overwriting(target: DeltaSettings | IcebergSettings) -> Problem:
         "are of a catalog of type hadoop on S3, where two workers overwrite each other's commits",
         f"use a catalog that compares versions (rest, glue, jdbc, hive), give it a lock-impl, or {alone}",
     )
+
+
+_WATERMARKED: Final = (
+    "use canal-json with enable-tidb-extension: true, or flat-avro with enable-tidb-extension and "
+    "avro-enable-watermark: true, as the changefeed has them"
+)
+
+
+def cut_problems(config: Config) -> Iterator[Problem]:
+    """Why cuts cannot be published."""
+    cuts, source = config.cuts, config.source
+    if cuts is None:
+        return
+    if not isinstance(config.target, DeltaSettings | IcebergSettings):
+        reason = f"name versions of tables, which a target of type {config.target.type} does not keep"
+        yield Problem("cuts", reason, "use a target of type delta or iceberg, or remove cuts")
+    marked = source.protocol == "flat-avro" and source.avro_enable_watermark
+    marked |= source.protocol == "canal-json" and source.enable_tidb_extension
+    if not marked:
+        yield Problem("cuts", "need watermarks in the topics, and these have none", _WATERMARKED)
+    if cuts.every < 1:
+        yield Problem(
+            "cuts.every", "is below a second, which is how often TiCDC sends watermarks", "raise it"
+        )
+    if cuts.keep < cuts.every:
+        yield Problem("cuts.keep", "is shorter than cuts.every, so that no cut would be kept", "raise it")
+    for at in sections_of(config):
+        if at.own.mode == "append":
+            reason = "rows around a cut are read twice, and would be appended twice: not with cuts"
+            yield at.problem("mode", reason, "use mode: upsert or history, or remove cuts")
+        if at.own.snapshot == "initial":
+            reason = "reads rows as of now, which are later than the cuts: not with cuts in this version"
+            yield at.problem("snapshot", reason, "load the tables first, and add cuts afterwards")
 
 
 def route_problems(config: Config) -> Iterator[Problem]:
@@ -357,6 +391,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _dead_letters,
     message_target_problems,
     commit_problems,
+    cut_problems,
 )
 
 

@@ -408,6 +408,16 @@ class BatchSettings(Model):
     other tables. Its own rows are read and committed at once."""
 
 
+class CutSettings(Model):
+    """All tables of the pipeline as of one instant, again and again (`docs/cuts.md`)."""
+
+    every: PositiveDuration = 60.0
+    """How far apart the instants are, in the source's time. Tables are committed once a cut at the least
+    often, so that rows are seen so much later."""
+    keep: PositiveDuration = 7 * 86400.0
+    """How long a cut, and the versions that it names, are kept."""
+
+
 class RetrySettings(Model):
     """How long a failing step is tried again, with growing pauses, before its table is FAILING."""
 
@@ -497,6 +507,9 @@ class Config(Model):
     """The topic of records that cannot be decoded."""
     batch: BatchSettings = BatchSettings()
     """Limits of a batch."""
+    cuts: CutSettings | None = None
+    """Publish cuts: all tables as of one instant of the source (`docs/cuts.md`). None are published if not
+    given."""
     retry: RetrySettings = RetrySettings()
     """How long to retry a failing step."""
     state: StatePlace = Field(default="./.tidesink/state.db", validate_default=True, repr=False)

@@ -314,6 +314,11 @@ LAKE_FAILPOINTS: Final = (
     "written",  # files have the rows
     "located",  # the stored rows that they replace are marked
 )
+# Of a cut.
+CUT_FAILPOINTS: Final = (
+    "cutting",  # every table stands at the cut
+    "cut",  # the cut is committed, and no table has read on
+)
 # Of a replay of dead letters.
 REPLAY_FAILPOINTS: Final = (
     "replayed",  # the rows are applied, and the letters are still there
@@ -337,7 +342,7 @@ def parse_failpoint(text: str) -> Armed:
     Raises:
         ConfigError: no such failpoint, or N is not a number above zero.
     """
-    known = (*FAILPOINTS, *LAKE_FAILPOINTS, *REPLAY_FAILPOINTS)
+    known = (*FAILPOINTS, *LAKE_FAILPOINTS, *CUT_FAILPOINTS, *REPLAY_FAILPOINTS)
     found = _ARMED.fullmatch(text)
     if found is None or found["name"] not in known:
         raise ConfigError(

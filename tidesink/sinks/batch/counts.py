@@ -42,12 +42,18 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class PlaceSummary:
-    """One topic-partition's share of a batch. Offsets are of events, the largest one met."""
+    """One topic-partition's share of a batch. Offsets are of events, the largest one met.
+
+    ``waits``: the first offset with a row above the bound. ``passed``: that of the first watermark at or
+    above it, behind which nothing was read (``batch.cuts``).
+    """
 
     messages: int
     max_offset: int
     max_commit_ts: int | None = None
     watermark: int | None = None
+    waits: int | None = None
+    passed: int | None = None
 
 
 class BadRecord(NamedTuple):

@@ -88,6 +88,11 @@ _UNPLACED: Final = (
     "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have none even then; of "
     "Debezium's messages TiCDC's have one), or set sequence_by: kafka and load the table again"
 )
+_UNCUT: Final = (
+    "cuts need a commit_ts in every row event, and this one has none, so nothing tells on which side of a "
+    "cut it is. Enable the TiDB extension at the producer, use canal-json (flat-avro deletes of classic "
+    "TiCDC have none even with the extension), or remove cuts"
+)
 _INCOMPLETE: Final = (
     "the row leaves out values that did not change, and under sequence_by: source nothing says that the row "
     "which has them came before it. Have the source send whole rows (REPLICA IDENTITY FULL), set another "
@@ -135,7 +140,9 @@ class EventRules:
     ``versions``: the table keeps a row for each commit_ts: a row event needs one. ``horizon``: deletes up
     to this commit_ts are forgotten: a row event up to it is refused. ``truncates``: whether the table can be
     emptied: an event that does so says nothing about the other partitions of a topic. ``emptied``: DDL
-    emptied the table at this commit_ts: a row event up to it is void, and nothing is asked of it.
+    emptied the table at this commit_ts: a row event up to it is void, and nothing is asked of it. ``bound``:
+    a row event above this commit_ts waits for a later batch, and nothing is asked of it; one without a
+    commit_ts is bad.
     """
 
     sequenced: bool = False
@@ -143,6 +150,7 @@ class EventRules:
     horizon: int | None = None
     truncates: bool = True
     emptied: int | None = None
+    bound: int | None = None
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
         """By row what is wrong with it; of several reasons for a row the last counts."""
@@ -153,8 +161,8 @@ class EventRules:
         if self.horizon is not None:
             beyond = pc.fill_null(pc.less_equal(moments, self.horizon), False)
             yield from _each(pc.and_(rows, beyond), HorizonError(_BEYOND.format(horizon=self.horizon)))
-        if self.versions or self.sequenced:
-            reason = _UNDATED if self.versions else _UNPLACED
+        if self.versions or self.sequenced or self.bound is not None:
+            reason = _UNDATED if self.versions else _UNPLACED if self.sequenced else _UNCUT
             yield from _each(pc.and_(rows, pc.is_null(moments)), UnsupportedMessageError(reason))
         if self.sequenced:
             unsent = pc.list_value_length(changes.rows["unavailable"].combine_chunks())
@@ -344,7 +352,8 @@ class DecodedRecords:
     ``bytes`` count all that were asked about, ``row_codec_records`` those that went to the row codec.
     ``strangers`` are rows of tables that nobody knows yet, counted nowhere else. ``void`` counts the row
     changes that are left out since the table was emptied behind them, ``void_records`` the records that begin
-    with one.
+    with one; ``waiting`` and ``waiting_records`` those above the bound, of which ``waits`` is the first
+    offset. ``passed``: the offset of the watermark that ends the records under the bound.
     """
 
     tables: list[ChangeTable] = field(default_factory=list)
@@ -356,6 +365,10 @@ class DecodedRecords:
     strangers: int = 0
     void: int = 0
     void_records: int = 0
+    waiting: int = 0
+    waiting_records: int = 0
+    waits: int | None = None
+    passed: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -374,6 +387,10 @@ class DecodedRecords:
         self.strangers += other.strangers
         self.void += other.void
         self.void_records += other.void_records
+        self.waiting += other.waiting
+        self.waiting_records += other.waiting_records
+        self.waits = min((at for at in (self.waits, other.waits) if at is not None), default=None)
+        self.passed = self.passed if other.passed is None else other.passed
 
 
 def decoded_records(
@@ -440,12 +457,18 @@ def _take(
     silent = np.ones(records.num_rows, np.bool_)
     for table in decoded.tables:
         silent[table.rows["record"].to_numpy()] = False
-        void = validation.void(table, records)
+        first, void, waits = table.rows["index"].to_numpy() == 0, *validation.left_out(table, records)
         whole.void += int(void.sum())
-        whole.void_records += int((table.rows["index"].to_numpy()[void] == 0).sum())
-        if void.all():
+        whole.void_records += int(first[void].sum())
+        if waits.any():
+            whole.waiting += int(waits.sum())
+            whole.waiting_records += int(first[waits].sum())
+            low = int(table.rows["offset"].to_numpy()[waits].min())
+            whole.waits = low if whole.waits is None else min(low, whole.waits)
+        left = void | waits
+        if left.all():
             continue
-        living = replace(table, rows=table.rows.filter(pa.array(~void))) if void.any() else table
+        living = replace(table, rows=table.rows.filter(pa.array(~left))) if left.any() else table
         sound, bad = validation.of(living)
         whole.others += bad
         if sound is not None:
@@ -540,13 +563,18 @@ class _Validation:
         """Whether a fault may be of an old row's value, which is of no use here."""
         return isinstance(error, ValueOutOfRangeError) and not self._logs
 
-    def void(self, changes: ChangeTable, records: pa.RecordBatch) -> Flags:
-        """Which changes came before the table was emptied."""
-        if self.rules.emptied is None or changes.table != self._decoder.table:
-            return np.zeros(changes.rows.num_rows, np.bool_)
-        before = pc.less_equal(self._decoder.moments(changes, records), self.rules.emptied)
-        found: Flags = pc.fill_null(before, False).to_numpy(zero_copy_only=False)
-        return found
+    def left_out(self, changes: ChangeTable, records: pa.RecordBatch) -> tuple[Flags, Flags]:
+        """Which changes came before the table was emptied, and which are above the bound."""
+        void = waits = np.zeros(changes.rows.num_rows, np.bool_)
+        if changes.table != self._decoder.table:
+            return void, waits
+        if self.rules.emptied is not None:
+            before = pc.less_equal(self._decoder.moments(changes, records), self.rules.emptied)
+            void = pc.fill_null(before, False).to_numpy(zero_copy_only=False)
+        if self.rules.bound is not None:
+            above = pc.greater(changes.rows["commit_ts"].combine_chunks(), self.rules.bound)
+            waits = pc.fill_null(above, False).to_numpy(zero_copy_only=False)
+        return void, waits & ~void
 
     def of(self, changes: ChangeTable) -> tuple[ChangeTable | None, list[OtherRecord]]:
         """The sound rows, None where there are none, and the others."""

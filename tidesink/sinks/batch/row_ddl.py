@@ -75,6 +75,13 @@ def decide_rows(
     return RowDecision(shown, max(empties, default=None), max((progress.decided or 0, *moments)))
 
 
+def up_to(found: Sequence[RowDdl] | None, bound: int | None) -> Sequence[RowDdl] | None:
+    """The statements that are not above a bound: what a later one does to rows waits as rows do."""
+    if found is None or bound is None:
+        return found
+    return tuple(one for one in found if one.moment is None or one.moment <= bound)
+
+
 def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:
     """Whether a batch was applied that knew the statement, so that rows which are there may be later ones.
 

@@ -42,10 +42,11 @@ from tidesink.sinks.batch.counts import (
     account_of,
     filtered_of,
 )
+from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.reduce import mixed_message
-from tidesink.sinks.batch.row_ddl import RowDecision, TableEmptiesError, decide_rows
+from tidesink.sinks.batch.row_ddl import RowDecision, TableEmptiesError, decide_rows, up_to
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
     ChangesWaitError,
@@ -70,7 +71,7 @@ from tidesink.sinks.batch.source import (
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
-from tidesink.sinks.state.progress import PartitionProgress, Progress, SnapshotProgress, TopicProgress
+from tidesink.sinks.state.progress import Progress, SnapshotProgress, TopicProgress
 from tidesink.sinks.targets.base import (
     ApplyResult,
     EvolveResult,
@@ -103,7 +104,7 @@ class Hold:
     the columns that a person accepted. ``known``: the columns of the batches before, where they are known.
     ``loads``: the table's snapshot is not over. A change may come before its row, which a part brings with
     all values: what the change leaves out is NULL until then. Progress says that the snapshot has begun,
-    though no part was read yet.
+    though no part was read yet. ``bound``: rows that were committed after it wait (``batch.cuts``).
     """
 
     table: TargetTable
@@ -113,6 +114,7 @@ class Hold:
     accepted: Accepted = field(default_factory=dict)
     known: KnownColumns | None = None
     loads: bool = False
+    bound: int | None = None
 
 
 @dataclass(frozen=True)
@@ -286,8 +288,8 @@ class Batch:
             TableEmptiesError: the table is to be emptied before rows are applied.
         """
         self._row_ddl = self._decoding.row_ddl()
-        topic = self._plan.found.topic
-        self._row_decision = decide_rows(self._row_ddl, self._policies, self._hold.progress, topic)
+        topic, known = self._plan.found.topic, up_to(self._row_ddl, self._hold.bound)
+        self._row_decision = decide_rows(known, self._policies, self._hold.progress, topic)
         if self._row_decision.pending:
             raise ChangesWaitError(self._row_decision.pending)
         if self._row_decision.empties is not None:
@@ -352,6 +354,7 @@ class Batch:
             horizon=horizon,
             truncates=not self._refuses_truncates,
             emptied=void,
+            bound=self._hold.bound,
         )
 
     @property
@@ -531,10 +534,19 @@ class Batch:
             before,
             epoch=self._hold.epoch,
             batch=before.batch + 1,
-            topics={**before.topics, plan.found.topic: _topic_progress(before, plan, summary)},
+            topics={**before.topics, plan.found.topic: self._topic_progress(plan, summary)},
             commit_ts=_later(before.commit_ts, summary.max_commit_ts),
             snapshot=before.snapshot or (SnapshotProgress(()) if self._hold.loads else None),
+            bound=self._hold.bound,
         )
+
+    def _topic_progress(self, plan: BatchPlan, summary: BatchSummary) -> TopicProgress:
+        read = {
+            part.partition: (part.end, summary.places.get(Place(part.topic, part.partition)))
+            for part in plan.ranges
+        }
+        found = plan.found
+        return topic_after(self._hold.progress, found.topic, found.topic_id, read, self._hold.bound)
 
     def _checked_account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
         """The batch's account, which holds."""
@@ -645,31 +657,6 @@ def released_on_error(release: Callable[[], object]) -> Iterator[None]:
     except BaseException:
         release()
         raise
-
-
-def _topic_progress(before: Progress, plan: BatchPlan, summary: BatchSummary) -> TopicProgress:
-    topic = plan.found.topic
-    old = before.topics[topic].partitions if topic in before.topics else {}
-    new = {
-        part.partition: _partition_progress(old.get(part.partition), part, summary) for part in plan.ranges
-    }
-    return TopicProgress(topic, plan.found.topic_id, {**old, **new})
-
-
-def _partition_progress(
-    old: PartitionProgress | None, part: OffsetRange, summary: BatchSummary
-) -> PartitionProgress:
-    here = summary.places.get(Place(part.topic, part.partition))
-    applied = max(old.next_offset, old.again_to or 0) if old else part.end
-    return PartitionProgress(
-        next_offset=part.end,
-        low_water_offset=part.end,
-        applied_commit_ts=_later(
-            old.applied_commit_ts if old else None, here.max_commit_ts if here else None
-        ),
-        watermark=_later(old.watermark if old else None, here.watermark if here else None),
-        again_to=applied if part.end < applied else None,
-    )
 
 
 def _later(*moments: int | None) -> int | None:

@@ -57,7 +57,7 @@ def range_summary(
     watermarks = [one.commit_ts for one in others if one.kind == WATERMARK]
     moments = [_extreme(one, "max", "commit_ts") for one in _moments(found.tables, apart=truncates)]
     messages = silent + sum(one.index == 0 for one in others)
-    messages += sum(_messages(one) for one in found.tables) + found.void_records
+    messages += sum(_messages(one) for one in found.tables) + found.void_records + found.waiting_records
     last = greatest(moments)
     unplanned = [one for one in others if one.kind == UNPLANNED]
     return BatchSummary(
@@ -78,7 +78,11 @@ def range_summary(
         max_commit_ts=last,
         min_commit_ts=least([_extreme(one, "min", "_commit_ts") for one in rows]),
         key_range=_key_range(rows, shape),
-        places={place: PlaceSummary(messages, _max_offset(found), last, greatest(watermarks))},
+        places={
+            place: PlaceSummary(
+                messages, _max_offset(found), last, greatest(watermarks), found.waits, found.passed
+            )
+        },
         zero_dates=_marked(rows, "_zero_dates", shape, _DATES) if shape.zero_date == "null" else {},
         ambiguous_times=_marked(rows, "_ambiguous_times", shape, ("timestamp",)),
         bad_records=_first(place, others),

@@ -29,6 +29,7 @@ from tidesink.codecs.batch import MARKS, NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.sinks.batch.change_log import log_rows
 from tidesink.sinks.batch.counts import Place
+from tidesink.sinks.batch.cuts import up_to_bound
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.filtering import Verdicts, decoded_chunk, verdicts_of
 from tidesink.sinks.batch.records import (
@@ -266,8 +267,11 @@ class RangeTask:
     def _decoded(self, records: Iterable[pa.RecordBatch]) -> Iterator[DecodedRecords]:
         """What the records of a range hold, batch by batch."""
         plan = self.plan
-        for batch in records:
-            yield decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules)
+
+        def decode(batch: pa.RecordBatch) -> DecodedRecords:
+            return decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules)
+
+        yield from up_to_bound(records, decode, plan.rules.bound)
 
 
 def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray[np.uint64]:

@@ -6,7 +6,8 @@ target had lost some. It is refused where that does not hold:
 
 - in ``mode: append`` each record is a row, and would be one twice;
 - what Kafka does not hold any more is not read again, and what is ahead of the table would be passed over;
-- in Kafka's order a key that has moved to another partition would get an older row from the one it was in.
+- in Kafka's order a key that has moved to another partition would get an older row from the one it was in;
+- a pipeline with cuts has tables that stand at one instant, and one that steps back does not.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tidesink.config import TableConfig
+from tidesink.config import Config, TableConfig
 from tidesink.errors import ConfigError
-from tidesink.events import physical_ms
+from tidesink.events import TableId, physical_ms
 from tidesink.sinks.kafka.offsets import Ends, KafkaOffsets, TopicOffsets, is_other_topic
 from tidesink.sinks.state.progress import TopicProgress
 
@@ -26,6 +27,10 @@ CLOCK_MARGIN_SECONDS: Final = 600.0
 _APPEND: Final = (
     "mode: append keeps each record as rows, and a record that is read again would be there twice: load the "
     "table again under another name"
+)
+_CUTS: Final = (
+    "with cuts all tables stand at one instant of the source, again and again, and a table that reads again "
+    "does not: remove cuts from the config, and add them again once tidesink status says that it is done"
 )
 _NOTHING: Final = "nothing of the table is applied yet, so there is nothing to read again"
 _OTHER: Final = "the topic was made again since, and its offsets mean other records: ask for the rewind again"
@@ -48,6 +53,12 @@ _OLDER: Final = (
     "--to-beginning reads what there is"
 )
 _BACK: Final = "the table is to read on from there already"
+
+
+def refuse_beside_cuts(config: Config, table: TableId) -> None:
+    """Raise ConfigError where the pipeline has cuts."""
+    if config.cuts is not None:
+        raise ConfigError(_CUTS, table=str(table))
 
 
 def refuse_mode(settings: TableConfig) -> None:

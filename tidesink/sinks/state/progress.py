@@ -196,8 +196,8 @@ def split_txn_version(version: int) -> tuple[int, int]:
 class PartitionProgress:
     """One topic-partition.
 
-    ``next_offset`` is the first offset not yet applied. ``low_water_offset`` is the first offset that
-    may still hold a change above the last cut (equal to ``next_offset`` where no cut is kept).
+    ``next_offset`` is the first offset not yet read. ``low_water_offset`` is the first that has a row above
+    the bound of the progress, which waits (equal to ``next_offset`` where none does).
     ``applied_commit_ts`` is the greatest commit_ts applied, ``watermark`` the greatest resolved ts read
     (both TiDB TSO; None where the topic carries none).
     ``again_to``: the offset up to which the partition was applied before it was rewound, until it is applied
@@ -285,6 +285,7 @@ class Progress:
     rows that were committed up to it are void, whenever they are read. ``decided``: the TSO of the newest DDL
     that changes rows of the table and was followed, or passed over; 0 for none, None where none is read.
     ``rewound``: the number of the last rewind, of those that people asked for; 0 for none.
+    ``bound``: rows that were committed after it wait (``batch.cuts``); None: none do.
     """
 
     table: TableId
@@ -298,6 +299,7 @@ class Progress:
     emptied: int | None = None
     decided: int | None = None
     rewound: int = 0
+    bound: int | None = None
 
     @property
     def txn_version(self) -> int:
@@ -308,7 +310,7 @@ class Progress:
         """The first offset of a partition not yet applied; None where it was never read."""
         known = self.topics.get(topic)
         at = known.partitions.get(partition) if known else None
-        return at.next_offset if at else None
+        return at.low_water_offset if at else None
 
 
 def check_follows(progress: Progress, applied: Progress | None) -> None:
@@ -416,6 +418,7 @@ def as_document(progress: Progress) -> dict[str, Any]:
         **({} if progress.emptied is None else {"emptied": progress.emptied}),
         **({} if progress.decided is None else {"decided": progress.decided}),
         **({"rewound": progress.rewound} if progress.rewound else {}),
+        **({} if progress.bound is None else {"bound": progress.bound}),
     }
 
 
@@ -465,6 +468,7 @@ def _read(document: dict[str, Any]) -> Progress:
         emptied=_read_moment(document.get("emptied")),
         decided=_read_moment(document.get("decided")),
         rewound=int(document.get("rewound", 0)),
+        bound=_read_moment(document.get("bound")),
     )
 
 

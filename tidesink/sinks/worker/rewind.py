@@ -21,7 +21,7 @@ from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, topic_progress
-from tidesink.sinks.kafka.rewind import rewound_offsets
+from tidesink.sinks.kafka.rewind import refuse_beside_cuts, rewound_offsets
 from tidesink.sinks.state.progress import Progress, TopicProgress
 from tidesink.sinks.worker.control import RewindControl, change_control
 
@@ -55,6 +55,7 @@ class Rewinds:
         if asked is None or not self.is_due(progress):
             return None
         try:
+            refuse_beside_cuts(self._context.config, self._settings.table)
             offsets = rewound_offsets(
                 topic_progress(progress, found.topic),
                 found,

@@ -49,10 +49,11 @@ from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.worker.control import Requests, TableControl
+from tidesink.sinks.worker.cuts import Cuts
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.look_ups import TopicLookUps
 from tidesink.sinks.worker.table_task import TableTask
-from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, watermark_test
+from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, watermark_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,13 +122,15 @@ class Worker:
         self._silent: dict[str, float] = {}
         self._failed: dict[str, SourceError] = {}
         # The tasks that had nothing to do by what was seen of their topic, and asked of them.
-        self._settled: dict[TableTask, tuple[TopicOffsets | None, TableControl]] = {}
+        self._settled: dict[TableTask, tuple[TopicOffsets | None, TableControl, int | None]] = {}
         self._reported_patterns = False
         self._watermarks = WatermarkFollower(
             context.config.source.confluent_properties,
-            watermark_test(context.config.source, context.registry),
+            watermark_of := watermark_reader(context.config.source, context.registry),
             ends=self._ends,
         )
+        cuts = context.config.cuts
+        self._cuts = Cuts(context, cuts, watermark_of) if cuts is not None else None
         self._gave_overdue = False
 
     def run(self) -> RunReport:
@@ -179,13 +182,22 @@ class Worker:
         ended = self._collect()
         idle = self._idle()
         self._go_on(idle, seen)
+        moved = self._moves_bound(seen)
         if under_way := self._under_way():
             wait(under_way, timeout=self._context.config.batch.poll_interval, return_when=FIRST_COMPLETED)
+            return True
+        if moved:
             return True
         # Kafka's silence stops every topic: another look would find no more.
         if not isinstance(seen, SourceError) and (ended or self._table_tasks.newly_stuck()):
             return True
         return self._rest(idle)
+
+    def _moves_bound(self, seen: Look | SourceError) -> bool:
+        """Publish a cut that is complete; whether tables may read on by it."""
+        if self._cuts is None or isinstance(seen, SourceError):
+            return False
+        return self._cuts.turn(list(self._table_tasks), list(self._busy.values()), seen)
 
     def _go_on(self, idle: list[TableTask], seen: Look | SourceError) -> None:
         """Have tasks that are not at work do what is asked of them, and work by what was seen."""
@@ -195,6 +207,9 @@ class Worker:
                 # A task at work hears of Kafka's silence by itself.
                 table_task.fail(seen)
             return
+        if self._cuts is not None:
+            for table_task in idle:
+                table_task.bound = self._cuts.bound
         quiet = self._quiet(idle, seen)
         idle = [table_task for table_task in idle if not self._is_settled(table_task, seen)]
         for table_task in idle:
@@ -216,6 +231,8 @@ class Worker:
             topic = standing.found.topic
             topics[topic] = standing.joined(topics.get(topic, standing))
         alone = self._watermarks.look(topics)
+        for table_task in followed:
+            table_task.marks = {**table_task.marks, **self._watermarks.marks(table_task.topic)}
         return {table_task for table_task in followed if table_task.topic in alone}
 
     def _is_settled(self, table_task: TableTask, seen: Look) -> bool:
@@ -227,6 +244,7 @@ class Worker:
             and not table_task.owes_commit
             and known[0] is seen.found.get(table_task.topic)
             and known[1] == self._requests.of(table_task.table)
+            and known[2] == table_task.bound
         )
 
     def _rest(self, idle: list[TableTask]) -> bool:
@@ -257,7 +275,7 @@ class Worker:
             table_task.look(found.get(table_task.topic))
             if not self._may_work(table_task, seen):
                 asked = self._requests.of(table_task.table)
-                self._settled[table_task] = found.get(table_task.topic), asked
+                self._settled[table_task] = found.get(table_task.topic), asked, table_task.bound
             elif table_task not in quiet:
                 ready.append(table_task)
             elif self._is_due(table_task) or table_task.owes_commit:

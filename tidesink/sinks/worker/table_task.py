@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from tidesink.errors import (
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.counts import passed
+from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, starts
 from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, TableChanged, TableReport
 from tidesink.sinks.batch.row_ddl import unfollowed
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
@@ -71,7 +72,10 @@ _TAKEN: Final = "another worker took this table, as its status says, and goes on
 class TableTask:
     """The work of one table. ``lag``: how many offsets of its topic it had to read by the last look.
 
-    ``turn``: the number of its last turn among all tables' turns; 0: it had none.
+    ``turn``: the number of its last turn among all tables' turns; 0: it had none. ``bound``: what the next
+    batch is read under, where the pipeline has cuts. ``marks``: by partition the greatest watermark that is
+    known to stand behind what was read, with nothing but watermarks before it. ``stalled``: what is left
+    under the bound waits for what is above it.
     """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
@@ -80,6 +84,9 @@ class TableTask:
         self.state: TableState = "IDLE"
         self.batches = 0
         self.turn = 0
+        self.bound: int | None = None
+        self.marks: Marks = NO_MARKS
+        self.stalled = False
         self.cooldown = Cooldown(context.config.retry.for_)
         self._context = context
         self._settings = context.config.table_config(table)
@@ -142,7 +149,52 @@ class TableTask:
             return True
         if self._rewinds.is_due(self._hold.progress):
             return True
-        return self.lag > 0 or self.is_short(found) or self._reads_part(self._hold.progress, found)
+        if self.is_short(found) or self._reads_part(self._hold.progress, found):
+            return True
+        if self._context.config.cuts is None:
+            return self.lag > 0
+        return self._may_read and self.unread(found) > 0
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether the table may be read under the bound, if it must have one."""
+        least = self.least_bound
+        fits = self.bound is not None and (least is None or least <= self.bound)
+        return fits or self._context.config.cuts is None
+
+    def unread(self, found: TopicOffsets) -> int:
+        """How many records there are that may be read under the bound."""
+        passed = self._passed_partitions
+        known = self._next_offsets()
+        ends = ((n, at) for n, at in found.partitions.items() if n not in passed)
+        return sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
+
+    @property
+    def _passed_partitions(self) -> Collection[int]:
+        """The partitions that are not read further under the bound."""
+        if self._hold is None or self.bound is None:
+            return ()
+        return passed_partitions(self._hold.progress, self.topic, self.bound, self.marks)
+
+    @property
+    def least_bound(self) -> int | None:
+        """The least bound that the table can be read under; None: any, or it is not open."""
+        return least_bound(self._hold.progress) if self._hold else None
+
+    @property
+    def held(self) -> Hold | None:
+        """The open table, and what is applied."""
+        return self._hold
+
+    @property
+    def applied(self) -> int:
+        """How many row events were applied, by whichever worker."""
+        return self._tally.total.applied
+
+    @property
+    def obstacle(self) -> str:
+        """Why the table does not go on by itself; empty where it does."""
+        return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
         """The next offset of each partition, where watermarks alone that wait there need no batch yet.
@@ -264,6 +316,7 @@ class TableTask:
         if self._hold is not None:
             self._hold.table.close()
             self._hold = None
+        self.marks = NO_MARKS
         self._passed.clear()
 
     def report(self) -> TableReport:
@@ -292,6 +345,7 @@ class TableTask:
             self._fail(self._refusal, passes=False)
 
     def _work(self, found: TopicOffsets | None, *, passes: bool) -> None:
+        """As ``work``; raises what it meets."""
         context = self._context
         retry = context.retry(self.table)
         opens = self._hold is None
@@ -314,12 +368,17 @@ class TableTask:
             caught_up=self._tally.caught_up,
             pauses=self._pauses,
         )
+        if not self._may_read:
+            return  # the bound is raised first
         if self._takes_other_turn(self._hold.progress, found):
             return
         plan, reader = self._plan(found)
-        if plan.records == 0:
+        self.stalled = plan.records == 0
+        if self.stalled:
             self.rest()
             return
+        # Watermarks count where cuts are published: they are in the progress.
+        passes &= context.config.cuts is None
         if passes and progress is not None and self._is_for_others(reader):
             self._passed.add(plan.ranges)
             return
@@ -437,7 +496,7 @@ class TableTask:
         """What of each partition is to be read next."""
         known = self._next_offsets()
         grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(found))
-        held = held_back(grown, known, found.partitions)
+        held = {*held_back(grown, known, found.partitions), *self._passed_partitions}
         readable = self._added.readable(known, found.partitions)
         starts = {n: known.get(n, found.partitions[n].earliest) for n in readable}
         # One that waits is in the progress all the same: what it holds must not expire unseen.
@@ -479,7 +538,7 @@ class TableTask:
     def _next_offsets(self) -> dict[int, int]:
         """Where to read next, by partition; empty where nothing was ever applied."""
         progress = self._topic_progress()
-        committed = {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
+        committed = starts(self._hold.progress, self.topic, self.bound) if self._hold and progress else {}
         return self._passed.behind(committed)
 
     def _topic_progress(self) -> TopicProgress | None:
@@ -491,7 +550,7 @@ class TableTask:
         loads = self._snapshot.is_under_way(self._hold.progress)
         return make(
             self._context,
-            replace(self._hold, accepted=self._pauses.accepted, loads=loads),
+            replace(self._hold, accepted=self._pauses.accepted, loads=loads, bound=self.bound),
             self._decoding,
             settings=self._settings,
             session=self._session,

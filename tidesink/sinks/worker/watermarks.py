@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
@@ -53,22 +53,25 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 }
 
 
-def watermark_test(source: SourceSettings, registry: SchemaRegistry | None) -> Callable[[Message], bool]:
-    """Whether a record is nothing but a watermark; a record that cannot be read is none."""
+def watermark_reader(
+    source: SourceSettings, registry: SchemaRegistry | None
+) -> Callable[[Message], int | None]:
+    """The commit_ts of a record that is nothing but watermarks; a record that cannot be read is none."""
     # A row that was left out of its message need not be fetched to know that it is no watermark.
     options = replace(source.codec_options(), claim_check_storage_uri="", upstream_url="")
     # Nor need a row's schema: flat-avro's watermarks have none, and the registry's answer may take seconds.
     known = MemorySchemaRegistry() if source.protocol == "flat-avro" else registry
     codec = open_codec(source.protocol, options=options, registry=known)
 
-    def is_watermark(message: Message) -> bool:
+    def watermark_of(message: Message) -> int | None:
         try:
             events = codec.decode(message)
         except TidesinkError:
-            return False
-        return bool(events) and all(isinstance(event, WatermarkEvent) for event in events)
+            return None
+        marks = [event.commit_ts for event in events if isinstance(event, WatermarkEvent)]
+        return max(marks) if marks and len(marks) == len(events) else None
 
-    return is_watermark
+    return watermark_of
 
 
 class Standing(NamedTuple):
@@ -86,13 +89,15 @@ class Standing(NamedTuple):
 class _Followed:
     """What is known of a topic: from ``starts`` up to ``seen`` it has nothing but watermarks.
 
-    ``other``: partition and offset of the first record that is none; nothing is read behind it.
+    ``other``: partition and offset of the first record that is none; nothing is read behind it. ``marks``:
+    the greatest watermark of each partition.
     ``awaited``: records that are there and were not seen, by the end of each partition, and since when.
     """
 
     topic_id: str
     starts: dict[int, int]
     seen: dict[int, int]
+    marks: dict[int, int] = field(default_factory=dict)
     other: tuple[int, int] | None = None
     awaited: tuple[Mapping[int, int], float] | None = None
 
@@ -131,20 +136,20 @@ class _Followed:
 class WatermarkFollower:
     """Follows topics behind their tables. Used by one thread; opens its consumer when it is first needed.
 
-    ``properties``: confluent-kafka's. ``is_watermark`` says it of one record. ``ends``: the run ends once
+    ``properties``: confluent-kafka's. ``watermark_of`` reads one record. ``ends``: the run ends once
     nothing waits, so a record that was not seen yet counts as one to read.
     """
 
     def __init__(
         self,
         properties: Callable[[], Mapping[str, str]],
-        is_watermark: Callable[[Message], bool],
+        watermark_of: Callable[[Message], int | None],
         *,
         ends: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._properties = properties
-        self._is_watermark = is_watermark
+        self._watermark_of = watermark_of
         self._wait, self._patience = (UNSEEN_SECONDS, 0.0) if ends else (_LOOK_SECONDS, UNSEEN_SECONDS)
         self._clock = clock
         self._topics: dict[str, _Followed] = {}
@@ -163,6 +168,11 @@ class WatermarkFollower:
             _log.debug("watermarks not followed", error=exc.args[0].name())
             self.close()
         return frozenset(topic for topic, known in self._topics.items() if self._is_alone(known))
+
+    def marks(self, topic: str) -> Mapping[int, int]:
+        """By partition the greatest watermark seen behind the tables, with no other record before it."""
+        known = self._topics.get(topic)
+        return dict(known.marks) if known is not None else {}
 
     def close(self) -> None:
         """Let go of the consumer, and of what is known."""
@@ -213,8 +223,10 @@ class WatermarkFollower:
             if known is None or known.other is not None:
                 continue
             number, failed = message.partition(), message.error() is not None
-            if not failed and self._is_watermark(_plain(message)):
+            mark = None if failed else self._watermark_of(_plain(message))
+            if mark is not None:
                 known.seen[number] = message.offset() + 1
+                known.marks[number] = max(mark, known.marks.get(number, 0))
             elif number in known.seen:
                 known.other = number, known.seen[number] if failed else message.offset()
                 others.append(message.topic())

@@ -46,6 +46,8 @@ from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
 from tidesink.sinks.targets.lake.batches import FilesOrMerge
+from tidesink.sinks.targets.lake.cuts import NAME as CUTS
+from tidesink.sinks.targets.lake.cuts import CutLog, TableVersion, check_named
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of, rows_that_live
 from tidesink.sinks.targets.lake.tables import (
     long_names_refused,
@@ -217,6 +219,21 @@ class DeltaTarget:
             schema.register(session, path, self.catalog_table, shape.table)
         return table
 
+    def cut_log(self, pipeline: str) -> CutLog:
+        """The cuts of a pipeline, in a table at the lake's root."""
+        session, path = open_session(self.spark, self.settings), f"{self.root.rstrip('/')}/{CUTS}"
+        location, log = f"delta.{quote_identifier(path)}", DeltaLog(session, path)
+        packing = Compaction(session, log, location)
+        return CutLog(
+            session,
+            location,
+            "delta",
+            pipeline,
+            exists=lambda: log.exists,
+            maintain=packing.run_if_due,
+            translate=translated,
+        )
+
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> DeltaReader | None:
         """What reads the Delta table of ``shape``."""
         path = self.path_of(shape.table)
@@ -323,6 +340,14 @@ class DeltaTable(DeltaColumns):
         """The progress the table's commits hold now."""
         with self._translating(reading_error):
             return self._ledger.committed()
+
+    def version_of(self, progress: Progress) -> TableVersion:
+        """The latest version, where its newest commit of ours has this progress."""
+        with self._translating(reading_error):
+            at = self._log.latest()
+            entry = self._ledger.newest(at)
+        check_named(entry, progress)
+        return TableVersion(self.path, at)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""

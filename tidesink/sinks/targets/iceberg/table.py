@@ -39,6 +39,8 @@ from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedge
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
 from tidesink.sinks.targets.lake.batches import FilesOrMerge
+from tidesink.sinks.targets.lake.cuts import NAME as CUTS
+from tidesink.sinks.targets.lake.cuts import CutLog, TableVersion, check_named
 from tidesink.sinks.targets.lake.merge import rows_that_live
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 
 
 _log = structlog.get_logger("tidesink.iceberg")
+# Stands in a template for the tables' names, so that the table of cuts has a namespace of its own.
+_CUTS_TABLE: Final = TableId("tidesink", "cuts")
 
 
 class IcebergColumns(ABC):
@@ -120,6 +124,7 @@ def open_target(config: Config, spark: SparkSession, _store: StateStore) -> Iceb
         template=settings.table,
         properties=settings.catalog_values(),
         table_properties=settings.table_properties,
+        keeps=config.cuts.keep if config.cuts is not None else 0.0,
     )
 
 
@@ -138,7 +143,8 @@ class IcebergTarget:
     """Iceberg tables of a catalog, each named by ``template`` with ``{schema}`` and ``{table}`` filled in.
 
     ``properties`` are the catalog's (type, uri, warehouse, …); without them it is one that Spark's own
-    settings define. ``table_properties`` are a table's own, where it is made.
+    settings define. ``table_properties`` are a table's own, where it is made. ``keeps``: for so many seconds
+    every snapshot that readers saw stays.
     """
 
     spark: SparkSession
@@ -146,6 +152,7 @@ class IcebergTarget:
     template: str = "{schema}.{table}"
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     table_properties: Mapping[str, str] = field(default_factory=dict)
+    keeps: float = 0.0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -170,7 +177,31 @@ class IcebergTarget:
                 pipeline=pipeline,
                 delete_mode=delete_mode,
                 properties=self.table_properties,
+                keeps=self.keeps,
             )
+
+    def cut_log(self, pipeline: str) -> CutLog:
+        """The cuts of a pipeline, in a table beside the first level of the tables' names."""
+        session = open_session(self.spark, self.catalog, self.properties)
+        spaces = table_names(self.template, _CUTS_TABLE)[:-1]
+        location = f"{self.catalog}.{quote_path(*spaces, CUTS)}"
+        table = JvmTable(session, location)
+        packing = Maintenance(session, table)
+
+        def maintain() -> None:
+            state = table.state()
+            packing.run_if_due(state.totals, state.snapshot_count())
+
+        return CutLog(
+            session,
+            location,
+            "iceberg",
+            pipeline,
+            namespace=f"{self.catalog}.{quote_path(*spaces)}" if spaces else "",
+            exists=lambda: table.exists,
+            maintain=maintain,
+            translate=reading_error,
+        )
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> IcebergReader | None:
         """What reads the Iceberg table of ``shape``."""
@@ -223,6 +254,7 @@ class IcebergTable(IcebergColumns):
         pipeline: str,
         delete_mode: DeleteMode,
         properties: Mapping[str, str],
+        keeps: float = 0.0,
     ) -> None:
         check_shape(shape)
         self.location = location
@@ -236,7 +268,7 @@ class IcebergTable(IcebergColumns):
         self._staging = Staging(session, self._table, self._holder, shape.source)
         self._files = FileWriter(session, self._table, shape.source)
         self._files_or_merge = FilesOrMerge(shape.source, _log)
-        self._maintenance = Maintenance(session, self._table)
+        self._maintenance = Maintenance(session, self._table, keeps=keeps)
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
             self._created = iceberg_schema.open_table(
@@ -258,6 +290,14 @@ class IcebergTable(IcebergColumns):
         with self._translating(reading_error):
             entry = self._ledger.entry(self._table.state())
         return entry.progress if entry else None
+
+    def version_of(self, progress: Progress) -> TableVersion:
+        """The snapshot that readers see, where the ledger beside it has this progress."""
+        with self._translating(reading_error):
+            state = self._table.state()
+            entry = self._ledger.entry(state)
+        check_named(entry, progress)
+        return TableVersion(self.location, cast(int, state.head))
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""

@@ -1,0 +1,226 @@
+"""The worker's cuts: when one is published, what bound comes next, and who holds it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+import pytest
+
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.worker_bed import surroundings
+from tidesink.config.models import CutSettings
+from tidesink.errors import SourceUnavailableError, StaleProgressError, TargetError
+from tidesink.events import TableId
+from tidesink.sinks.batch.cuts import least_bound
+from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.targets.lake.cuts import CutTable, TableVersion
+from tidesink.sinks.worker.cuts import Cuts, cut_status
+
+SECOND: Final = 1000 << 18
+CONFIG: Final = changed(
+    CANAL_JSON, source__enable_tidb_extension=True, target={"path": "./lake"}, retry={"for": "0s"}
+)
+
+
+@dataclass
+class _Log:
+    """The table of cuts."""
+
+    cuts: list[tuple[int, list[CutTable]]] = field(default_factory=list)
+    fails: bool = False
+
+    def last(self) -> int | None:
+        return self.cuts[-1][0] if self.cuts else None
+
+    def publish(self, commit_ts: int, tables: Sequence[CutTable], *, keep: float) -> None:
+        assert keep > 0
+        if self.fails:
+            raise TargetError("no space")
+        self.cuts.append((commit_ts, list(tables)))
+
+
+class _Table:
+    """A table's task, as far as cuts ask it: one partition, read as the test says."""
+
+    def __init__(self, name: str) -> None:
+        self.table = TableId("shop", name)
+        self.topic = name
+        self.lag = self.applied = 0
+        self.marks: dict[int, int] = {}
+        self.obstacle, self.stalled, self.lost = "", False, False
+        self.held: Any = None
+        self.failed: list[Exception] = []
+
+    def read(self, bound: int, *, watermark: int | None, low: int = 9) -> None:
+        """Have a batch applied under a bound."""
+        part = PartitionProgress(9, low, watermark and watermark - 1, watermark)
+        topics = {self.topic: TopicProgress(self.topic, "id", {0: part})}
+        progress = Progress(self.table, "shop", 1, 7, topics, bound=bound)
+        self.held = SimpleNamespace(progress=progress, table=self)
+        self.applied += 5
+
+    def version_of(self, progress: Progress) -> TableVersion:
+        if self.lost:
+            raise StaleProgressError("another worker holds the table")
+        return TableVersion(f"lake/{self.table}", progress.batch)
+
+    @property
+    def least_bound(self) -> int | None:
+        return least_bound(self.held.progress) if self.held else None
+
+    def unread(self, _found: TopicOffsets) -> int:
+        return self.lag
+
+    def fail(self, error: Exception) -> None:
+        self.failed.append(error)
+        self.obstacle = str(error)
+
+
+class _Run:
+    """Two tables, their cuts, and the turns of a worker."""
+
+    def __init__(self, store: SqlStateStore) -> None:
+        self.log, self.store = _Log(), store
+        self.first, self.second = _Table("first"), _Table("second")
+        self.start()
+
+    def start(self) -> None:
+        """A worker that knows nothing yet."""
+        target: Any = SimpleNamespace(cut_log=lambda _pipeline: self.log)
+        context = replace(surroundings(right(CONFIG), store=self.store), target=target)
+        self.cuts = Cuts(context, CutSettings.model_validate({"every": "2s"}), lambda _message: None)
+
+    def turn(self, *busy: _Table, silent: Sequence[str] = ()) -> bool:
+        tables = [self.first, self.second]
+        found = {one.topic: TopicOffsets(one.topic, "id", {0: PartitionOffsets(0, 0)}) for one in tables}
+        unanswered = {topic: SourceUnavailableError("no answer") for topic in silent}
+        answered = {topic: one for topic, one in found.items() if topic not in unanswered}
+        return self.cuts.turn(cast("Any", tables), cast("Any", busy), Look(answered, dict(unanswered)))
+
+    @property
+    def published(self) -> list[int]:
+        return [commit_ts // SECOND for commit_ts, _ in self.log.cuts]
+
+    @property
+    def held_back(self) -> dict[str, str]:
+        found = cut_status(self.store, "shop")
+        assert found is not None
+        return cast("dict[str, str]", found["held_back"])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[_Run]:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    yield _Run(store)
+    store.close()
+
+
+def _stand(run: _Run, bound: int, *tables: _Table) -> None:
+    for one in tables or (run.first, run.second):
+        one.read(bound, watermark=bound + SECOND)
+
+
+def test_a_cut_is_published_when_every_table_stands_at_it(run: _Run) -> None:
+    run.first.read(10 * SECOND, watermark=10 * SECOND)
+    run.second.read(10 * SECOND, watermark=None)
+    run.second.lag = 3
+    assert run.turn()
+    assert (run.cuts.bound, run.published) == (10 * SECOND, [])
+    assert run.held_back == {"shop.second": "3 records to read"}
+    _stand(run, 10 * SECOND, run.second)
+    # While a batch is under way nobody knows what its table holds.
+    assert not run.turn(run.second)
+    assert run.turn()
+    assert (run.published, run.cuts.bound) == ([10], 12 * SECOND)
+    assert [one.version for _, tables in run.log.cuts for one in tables] == [7, 7]
+    assert run.held_back == {}
+
+
+def test_changes_are_counted_from_cut_to_cut(run: _Run) -> None:
+    _stand(run, 10 * SECOND)
+    run.turn()
+    run.turn()
+    run.first.read(12 * SECOND, watermark=12 * SECOND)
+    run.second.marks = {0: 12 * SECOND}
+    run.turn()
+    run.turn()
+    assert run.published == [10, 12]
+    assert [[one.changes for one in tables] for _, tables in run.log.cuts] == [[None, None], [5, 0]]
+
+
+def test_a_worker_that_is_started_again_goes_on_above_what_is_applied_and_published(run: _Run) -> None:
+    _stand(run, 10 * SECOND)
+    run.turn()
+    run.turn()
+    run.start()
+    # Both stand at the last cut still, which is not published again.
+    assert run.turn()
+    assert run.cuts.bound == 12 * SECOND
+    run.start()
+    run.first.read(16 * SECOND, watermark=None)
+    run.turn()
+    assert (run.cuts.bound, run.published) == (16 * SECOND, [10])
+
+
+def test_a_table_that_is_opened_late_raises_the_bound(run: _Run) -> None:
+    run.first.read(10 * SECOND, watermark=10 * SECOND)
+    run.turn()
+    assert run.cuts.bound == 10 * SECOND
+    run.second.read(14 * SECOND, watermark=14 * SECOND)
+    assert run.turn()
+    assert (run.cuts.bound, run.published) == (14 * SECOND, [])
+
+
+def test_a_table_that_waits_for_a_person_holds_back_the_cut_and_no_other_table(run: _Run) -> None:
+    _stand(run, 10 * SECOND)
+    run.second.obstacle = "PAUSED: a column was dropped"
+    run.turn()
+    assert (run.cuts.bound, run.published) == (12 * SECOND, [])
+    assert run.held_back == {"shop.second": "PAUSED: a column was dropped"}
+    _stand(run, 12 * SECOND, run.first)
+    run.turn()
+    run.second.obstacle = ""
+    _stand(run, 14 * SECOND)
+    run.turn()
+    assert (run.cuts.bound, run.published) == (16 * SECOND, [14])
+
+
+def test_a_topic_without_an_answer_does_not_either(run: _Run) -> None:
+    _stand(run, 10 * SECOND)
+    run.turn(silent=["second"])
+    assert (run.cuts.bound, run.published) == (12 * SECOND, [])
+    assert run.held_back == {"shop.second": "no broker answers for its topic"}
+
+
+def test_partitions_that_wait_for_later_rows_of_others_move_the_bound(run: _Run) -> None:
+    _stand(run, 10 * SECOND)
+    run.second.read(10 * SECOND, watermark=None)
+    run.second.stalled = True
+    run.turn()
+    assert (run.cuts.bound, run.published) == (12 * SECOND, [])
+
+
+def test_no_version_is_named_of_a_table_that_another_worker_holds(run: _Run) -> None:
+    _stand(run, 10 * SECOND)
+    run.second.lost = True
+    run.turn()
+    run.turn()
+    assert run.published == []
+    assert [type(one) for one in run.second.failed] == [StaleProgressError]
+
+
+def test_a_cut_that_cannot_be_written_is_passed_over(run: _Run) -> None:
+    _stand(run, 10 * SECOND)
+    run.log.fails = True
+    run.turn()
+    assert (run.cuts.bound, run.published) == (12 * SECOND, [])
+    run.log.fails = False
+    _stand(run, 12 * SECOND)
+    run.turn()
+    assert run.published == [12]

@@ -1,0 +1,190 @@
+"""Rows under a bound: which wait, what is counted, and where a range ends; and which bound comes next."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from datetime import datetime, timezone
+from typing import Any, Final
+
+import pytest
+
+from tests.decoded_batches import as_records
+from tidesink import cuts
+from tidesink.codecs.base import CodecOptions
+from tidesink.ddl.catalog import parse_create_table
+from tidesink.ddl.row_changes import RowDdl
+from tidesink.errors import ConfigError
+from tidesink.events import Message, TableId
+from tidesink.sinks.batch.counts import BatchSummary, Place, account_of
+from tidesink.sinks.batch.cuts import (
+    least_bound,
+    next_bound,
+    passed_partitions,
+    stands_at,
+    starts,
+    topic_after,
+)
+from tidesink.sinks.batch.records import EventRules
+from tidesink.sinks.batch.row_ddl import up_to
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress, from_json, to_json
+from tidesink.sinks.targets.iceberg.schema import oldest_kept
+from tidesink.sinks.targets.lake.cuts import Cut
+
+SCHEMA: Final = parse_create_table("CREATE TABLE shop.t (id INT PRIMARY KEY)")
+TABLE: Final = TableId("shop", "t")
+
+
+def _row(commit_ts: int | None, key: int = 1) -> bytes:
+    extension = {} if commit_ts is None else {"_tidb": {"commitTs": commit_ts}}
+    row = {"id": 0, "database": "shop", "table": "t", "pkNames": ["id"], "isDdl": False, "type": "INSERT"}
+    row |= {"es": 1, "ts": 1, "sql": "", "sqlType": {"id": 4}, "mysqlType": {"id": "int"}, "old": None}
+    return json.dumps(row | {"data": [{"id": str(key)}]} | extension).encode()
+
+
+def _mark(commit_ts: int) -> bytes:
+    row: dict[str, Any] = {"id": 0, "database": "", "table": "", "pkNames": None, "isDdl": False, "es": 1}
+    row |= {"type": "TIDB_WATERMARK", "ts": 1, "sql": "", "sqlType": None, "mysqlType": None}
+    return json.dumps(row | {"data": None, "old": None, "_tidb": {"watermarkTs": commit_ts}}).encode()
+
+
+def _ddl(commit_ts: int) -> bytes:
+    row: dict[str, Any] = {"id": 0, "database": "shop", "table": "t", "pkNames": None, "isDdl": True, "es": 1}
+    row |= {"type": "TRUNCATE", "ts": 1, "sql": "TRUNCATE TABLE t", "sqlType": None, "mysqlType": None}
+    return json.dumps(row | {"data": None, "old": None, "_tidb": {"commitTs": commit_ts}}).encode()
+
+
+def _summary(*values: bytes, bound: int | None, fetched: int = 100) -> BatchSummary:
+    """What a task counts of the records, of which it is given so many at once."""
+    plan = canal_json_plan(SCHEMA, options=CodecOptions(enable_tidb_extension=True))
+    plan = plan.for_batch(1, EventRules(bound=bound), marks_deletes=False)
+    messages = [Message("t", 0, at, None, value) for at, value in enumerate(values)]
+    parts = [as_records(messages[at : at + fetched]) for at in range(0, len(messages), fetched)]
+    wanted = FetchRange("t", 0, 0, len(values))
+    packed = list(RangeTask((wanted,), plan).packed(wanted, parts))
+    errors = [row["error"] for one in packed for row in one.to_pylist() if row["error"]]
+    assert not errors
+    (head,) = (row for one in packed for row in one.to_pylist() if row["summary"])
+    found: BatchSummary = pickle.loads(head["summary"])  # noqa: S301  (our own task's)
+    assert head["records"] == found.messages
+    return found
+
+
+@pytest.mark.parametrize("fetched", [1, 2, 100])
+def test_rows_above_the_bound_wait_and_are_not_read(fetched: int) -> None:
+    found = _summary(_row(5), _row(11, 2), _row(7), _row(12, 3), _mark(9), bound=10, fetched=fetched)
+    place = found.places[Place("t", 0)]
+    assert (place.waits, place.passed, place.max_commit_ts, place.watermark) == (1, None, 7, 9)
+    assert (found.messages, found.read, found.upserts, found.superseded, found.filtered) == (5, 3, 1, 1, 1)
+    account = account_of(found, kafka_records=5, applied_rows=1, rejected=0)
+    account.check(table="shop.t")
+    assert account.read == 3
+
+
+@pytest.mark.parametrize("fetched", [1, 3, 100])
+def test_nothing_is_read_behind_the_first_watermark_that_passes_the_bound(fetched: int) -> None:
+    found = _summary(
+        _row(5), _mark(9), _row(11), _mark(10), _row(5), _mark(14), _row(9), bound=10, fetched=fetched
+    )
+    place = found.places[Place("t", 0)]
+    assert (place.waits, place.passed, place.watermark) == (2, 3, 10)
+    assert (found.messages, found.upserts) == (4, 1)
+
+
+def test_ddl_above_the_bound_is_met_again_under_the_next() -> None:
+    """Or a table that was emptied, and has no row since, would stand at the next cut with its rows."""
+    found = _summary(_row(5), _ddl(15), _mark(10), bound=10)
+    place = found.places[Place("t", 0)]
+    assert (place.waits, place.passed, found.ddl) == (1, 2, 1)
+    assert _summary(_row(5), _ddl(10), _mark(10), bound=10).places[Place("t", 0)].waits is None
+
+
+def test_without_a_bound_nothing_waits() -> None:
+    found = _summary(_row(5), _mark(9), _row(11), _mark(10), _row(12), bound=None)
+    assert (found.messages, found.read, found.places[Place("t", 0)].passed) == (5, 5, None)
+
+
+def test_a_row_without_a_commit_ts_is_bad_under_a_bound() -> None:
+    found = _summary(_row(None), bound=10)
+    assert (found.bad, "on which side of a cut" in found.bad_records[0].reason) == (1, True)
+    assert _summary(_row(None), bound=None).bad == 0
+
+
+def _progress(bound: int | None, *parts: PartitionProgress) -> Progress:
+    topics = {"t": TopicProgress("t", "id", dict(enumerate(parts)))}
+    return Progress(TABLE, "p", 1, 1, topics, commit_ts=8, bound=bound)
+
+
+def test_what_waits_is_read_again_under_another_bound() -> None:
+    waits = _progress(10, PartitionProgress(50, 40, 8, 12))
+    assert starts(waits, "t", 10) == {0: 50}
+    assert starts(waits, "t", 20) == {0: 40}
+    assert from_json(to_json(waits)) == waits
+    assert stands_at(waits, "t", [0], 10)
+    # The watermark is behind the rows that wait.
+    assert not stands_at(waits, "t", [0], 11)
+    after = topic_after(waits, "t", "id", {0: (45, None)}, 11).partitions[0]
+    assert after == PartitionProgress(45, 45, 8, 10)
+
+
+def test_a_partition_stands_by_watermarks_behind_it_too() -> None:
+    idle = _progress(10, PartitionProgress(50, 50, 8, 12), PartitionProgress(50, 50, 8, 12))
+    assert stands_at(idle, "t", [0, 1], 12)
+    assert not stands_at(idle, "t", [0, 1], 13)
+    assert stands_at(idle, "t", [0, 1], 13, {0: 14, 1: 13})
+    assert passed_partitions(idle, "t", 13, {0: 14}) == {0}
+    # A partition that was added, and one of which nothing is known.
+    assert not stands_at(idle, "t", [0, 1, 2], 12)
+    assert not stands_at(_progress(None, PartitionProgress(50, 50, 8, 12)), "t", [0], 12)
+
+
+def test_the_next_bound_is_an_instant_that_the_source_has_passed() -> None:
+    second = 1000 << 18
+    assert next_bound(7 * second + 5, every=2, above=2 * second, least=None) == 6 * second
+    assert next_bound(7 * second + 5, every=2, above=6 * second, least=None) == 8 * second
+    assert next_bound(3 * second, every=2, above=None, least=6 * second) == 6 * second
+    assert next_bound(3 * second, every=2, above=None, least=6 * second + 1) == 8 * second
+    assert least_bound(_progress(5)) == 8
+    assert least_bound(_progress(9)) == 9
+
+
+def test_ddl_above_the_bound_waits() -> None:
+    early, late, untimed = (
+        RowDdl(TABLE, "truncate", "is emptied", "TRUNCATE t", str(at), at, 0) for at in (5, 15, None)
+    )
+    assert up_to([early, late, untimed], 10) == (early, untimed)
+    assert up_to([early, late], None) == [early, late]
+    assert up_to(None, 10) is None
+
+
+def test_snapshots_that_readers_saw_of_late_stay_however_old_they_are() -> None:
+    now, hour = 1_000_000_000, 3_600_000
+    written = [now - 1, now - 2 * hour, now - 90 * hour, now - 99 * hour]
+    # Readers saw the third until two hours ago.
+    assert oldest_kept(written, now, age=hour, keeps=3 * 3600) == now - 90 * hour
+    assert oldest_kept(written, now, age=hour, keeps=1 * 3600) == now - 2 * hour
+    assert oldest_kept(written, now, age=95 * hour, keeps=3 * 3600) == now - 95 * hour
+    assert oldest_kept(written, now, age=hour, keeps=0) == now - hour
+    assert oldest_kept(written[:2], now, age=hour, keeps=3 * 3600) == 0
+
+
+def _cut(second: int) -> Cut:
+    return Cut(second * 1000 << 18, datetime.now(timezone.utc), ())
+
+
+def test_the_newest_cut_that_is_not_later_is_opened() -> None:
+    kept = [_cut(30), _cut(20), _cut(10)]
+    assert cuts.chosen(kept, None) is kept[0]
+    assert cuts.chosen(kept, "1970-01-01T00:00:20Z") is kept[1]
+    assert cuts.chosen(kept, "1970-01-01 00:00:29.999") is kept[1]
+    assert cuts.chosen(kept, datetime.fromtimestamp(19, timezone.utc)) is kept[2]
+    assert cuts.chosen(kept, kept[1].commit_ts) is kept[1]
+    with pytest.raises(ConfigError, match=r"no cut is as old as .* the oldest that is kept is of"):
+        cuts.chosen(kept, kept[2].commit_ts - 1)
+    with pytest.raises(ConfigError, match="published no cut yet"):
+        cuts.chosen([], None)
+    with pytest.raises(ConfigError, match="is no time"):
+        cuts.chosen(kept, "yesterday")

@@ -1,0 +1,115 @@
+"""``tidesink cut``: the cuts of a pipeline, and whether what they name can still be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidesink.cli import terminal
+from tidesink.cli.status import cut_lines, cuts_of, shown_instant, shown_moment
+from tidesink.cli.terminal import (
+    ConfigOption,
+    Output,
+    OutputFormat,
+    chosen_config,
+    note,
+    show_table,
+    write_json,
+)
+from tidesink.config import Config
+from tidesink.cuts import chosen, cut_log, started_spark
+from tidesink.errors import TargetError
+
+if TYPE_CHECKING:
+    from tidesink.sinks.targets.lake.cuts import Cut, CutTable
+
+app = typer.Typer(no_args_is_help=True, help="All tables of a pipeline as of one instant.")
+
+
+def list_cuts(
+    config_option: ConfigOption = None,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="Show the newest N cuts.")] = 20,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """List the cuts that are kept, newest first, and what the next one waits for."""
+    settings = chosen_config(None, config_option)
+    note(f"{settings.pipeline}: starting Spark")
+    with started_spark(settings) as spark:
+        found = cut_log(spark, settings).cuts()
+    waits = cuts_of(settings)
+    if output is OutputFormat.JSON:
+        shown = [
+            {"commit_ts": one.commit_ts, "time": one.time.isoformat(), "published": one.published.isoformat()}
+            | {"tables": len(one.tables)}
+            for one in found[:limit]
+        ]
+        write_json({"pipeline": settings.pipeline, "cuts": shown, "next": waits})
+        return
+    rows = [
+        (one.commit_ts, shown_instant(one.time), shown_moment(one.published), len(one.tables))
+        for one in found[:limit]
+    ]
+    show_table(None, ("commit_ts", "time", "published", "tables"), rows)
+    if len(found) > limit:
+        typer.echo(f"{len(found) - limit} older cuts are kept: --limit shows more")
+    for line in cut_lines(waits):
+        typer.echo(line)
+
+
+def show(
+    at: Annotated[
+        str | None,
+        typer.Argument(help="A commit_ts, or a time of the source (UTC): the newest cut that is not later."),
+    ] = None,
+    config_option: ConfigOption = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Show a cut: the version of each table, and whether it can still be read.
+
+    The newest cut if no time is given. The exit code is 3 if a version is gone.
+    """
+    settings = chosen_config(None, config_option)
+    note(f"{settings.pipeline}: starting Spark")
+    with started_spark(settings) as spark:
+        log = cut_log(spark, settings)
+        cut = chosen(log.cuts(), at)
+        gone: dict[CutTable, str] = {}
+        from tidesink.sinks.targets.lake.cuts import frame_of
+
+        for one in cut.tables:
+            try:
+                frame_of(log, one)
+            except TargetError as exc:
+                gone[one] = exc.message
+    if output is OutputFormat.JSON:
+        write_json(_as_json(settings, cut, gone))
+    else:
+        typer.echo(
+            f"cut {cut.commit_ts}: {shown_instant(cut.time)} UTC, published {shown_moment(cut.published)}"
+        )
+        rows = [
+            (str(one.table), one.place, one.version, "" if one.changes is None else one.changes)
+            for one in cut.tables
+        ]
+        show_table(None, ("table", "place", "version", "changes"), rows)
+        for table, reason in gone.items():
+            typer.echo(f"{table.table}: {reason}")
+    if gone:
+        raise typer.Exit(terminal.UNWELL)
+
+
+def _as_json(config: Config, cut: Cut, gone: Mapping[CutTable, str]) -> dict[str, Any]:
+    tables = [
+        {"table": one.table._asdict(), "place": one.place, "version": one.version, "changes": one.changes}
+        | {"gone": gone.get(one)}
+        for one in cut.tables
+    ]
+    moments = {"time": cut.time.isoformat(), "published": cut.published.isoformat()}
+    return {"pipeline": config.pipeline, "commit_ts": cut.commit_ts, **moments, "tables": tables}
+
+
+app.command("list")(terminal.guarded(list_cuts))
+app.command("show")(terminal.guarded(show))

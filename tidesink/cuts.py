@@ -1,0 +1,134 @@
+"""Read the tables of a lake as of one instant: the cuts that a worker published (``docs/cuts.md``).
+
+from tidesink import cuts
+
+tables = cuts.open(spark, "pipeline.yaml", at="2026-11-26T12:00:00Z")
+tables["shop.orders"].join(tables["shop.customers"], …)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from tidesink.config import Config, load_config
+from tidesink.config.targets import DeltaSettings, IcebergSettings
+from tidesink.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.state.progress import StateStore
+    from tidesink.sinks.targets.lake.cuts import Cut, CutLog, CutTarget
+
+__all__ = ["chosen", "commit_ts_of", "cut_log", "open", "started_spark"]
+
+At = int | str | datetime
+_LOGICAL_BITS = 18
+
+
+def open(spark: SparkSession, config: Config | Path | str, *, at: At | None = None) -> dict[str, DataFrame]:
+    """The tables of a pipeline, ``schema.table`` of the source, as of one cut.
+
+    ``config`` is the pipeline's, or its file. ``at``: the newest cut that is not later; a commit_ts (TiDB
+    TSO), or a time of the source, also as ISO text, which is UTC if it names no zone. None: the newest cut.
+    ``spark`` must have the lake's format and file system.
+
+    Raises:
+        ConfigError: the config has no lake, or no cut is as old.
+        TargetError: a version that the cut names is gone, with what may have removed it.
+    """
+    from tidesink.sinks.targets.lake.cuts import frame_of
+
+    log = cut_log(spark, config if isinstance(config, Config) else load_config(Path(config)))
+    cut = chosen(log.cuts(), at)
+    return {str(table.table): frame_of(log, table) for table in cut.tables}
+
+
+def cut_log(spark: SparkSession, config: Config) -> CutLog:
+    """The cuts of a pipeline.
+
+    Raises:
+        ConfigError: its target is no lake.
+    """
+    from tidesink.sinks.targets import target_module
+
+    _check_lake(config)
+    # Nothing of the state store is asked where tables are only read.
+    target = target_module(config.target).open_target(config, spark, cast("StateStore", None))
+    return cast("CutTarget", target).cut_log(config.pipeline)
+
+
+def _check_lake(config: Config) -> None:
+    if not isinstance(config.target, DeltaSettings | IcebergSettings):
+        raise ConfigError(
+            f"a target of type {config.target.type} keeps no versions of tables, so that it has no cuts",
+            key="target.type",
+        )
+
+
+@contextmanager
+def started_spark(config: Config) -> Iterator[SparkSession]:
+    """The Spark session that runs, or one of the config's, stopped at the end.
+
+    Raises:
+        ConfigError: the target is no lake.
+    """
+    _check_lake(config)
+    from tidesink.sinks.spark.session import build_session, running_session, stop_session
+
+    was_there = running_session() is not None
+    session = build_session(
+        app_name=f"tidesink {config.pipeline}",
+        master=config.spark.master,
+        conf=config.spark.conf_values(),
+        target=config.target.type,
+    )
+    try:
+        yield session
+    finally:
+        if not was_there:
+            stop_session(session)
+
+
+def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
+    """The newest of cuts that is not later than a moment; the newest first.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not cuts:
+        raise ConfigError(
+            "the pipeline has published no cut yet: set cuts in the config and run it", key="cuts"
+        )
+    limit = None if at is None else commit_ts_of(at)
+    found = next((cut for cut in cuts if limit is None or cut.commit_ts <= limit), None)
+    if found is None:
+        raise ConfigError(
+            f"no cut is as old as {at}: the oldest that is kept is of {cuts[-1].time.isoformat()} "
+            f"(commit_ts {cuts[-1].commit_ts})",
+            key="cuts.keep",
+        )
+    return found
+
+
+def commit_ts_of(at: At) -> int:
+    """A moment as TiDB's TSO: the last one of its millisecond.
+
+    Raises:
+        ConfigError: the text is no time.
+    """
+    if isinstance(at, int):
+        return at
+    if isinstance(at, str):
+        if at.isdigit():
+            return int(at)
+        try:
+            at = datetime.fromisoformat(at.replace("Z", "+00:00"))
+        except ValueError as error:
+            raise ConfigError(f"{at!r} is no time: give a commit_ts, or 2026-11-26T12:00:00Z") from error
+    moment = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+    return (int(moment.timestamp() * 1000) + 1 << _LOGICAL_BITS) - 1

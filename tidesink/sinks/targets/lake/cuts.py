@@ -1,0 +1,276 @@
+"""The table of cuts in a lake: which version of each table has the source's rows as of one instant (ADR 36).
+
+A cut is one commit to this table, a row for each table of the pipeline. It is written when every table stands
+at the cut, and names versions that are there; a table that did not change is named by the version it had.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
+
+from tidesink.errors import StaleProgressError, TargetError, TidesinkError
+from tidesink.events import TableId
+from tidesink.sinks.spark.errors import SPARK_ERRORS, summary, translating
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.targets.base import Target, TargetTable
+from tidesink.sinks.targets.sharing import quote_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+Provider = Literal["delta", "iceberg"]
+
+NAME: Final = "_tidesink_cuts"
+_COLUMNS: Final = {
+    "pipeline": "string",
+    "commit_ts": "bigint",
+    "time": "timestamp",
+    "published": "timestamp",
+    "schema": "string",
+    "table": "string",
+    "place": "string",
+    "version": "bigint",
+    "changes": "bigint",
+}
+# Old cuts go after so many new ones: that rewrites files.
+_CUTS_BETWEEN: Final = 100
+_LOGICAL_BITS: Final = 18
+
+
+class TableVersion(NamedTuple):
+    """Where a table is, as its format's readers name it, and its version, which is Iceberg's snapshot id."""
+
+    place: str
+    version: int
+
+
+@runtime_checkable
+class VersionedTable(TargetTable, Protocol):
+    """A table whose earlier versions can be read."""
+
+    def version_of(self, progress: Progress) -> TableVersion:
+        """The version that readers see now, whose rows are those of the progress.
+
+        Raises:
+            StaleProgressError: the table holds other progress: another worker has it.
+            TargetError: the table cannot be read.
+        """
+
+
+class Held(Protocol):
+    """An entry of a ledger."""
+
+    @property
+    def epoch(self) -> int:
+        """The holder's epoch."""
+
+    @property
+    def batch(self) -> int:
+        """The last batch."""
+
+
+class CutTarget(Target, Protocol):
+    """A lake that keeps cuts."""
+
+    def cut_log(self, pipeline: str) -> CutLog:
+        """The cuts of a pipeline."""
+
+
+class CutTable(NamedTuple):
+    """A table in a cut. ``changes``: row events applied since the cut before; None where nobody knows."""
+
+    table: TableId
+    place: str
+    version: int
+    changes: int | None = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One cut: all tables as of ``commit_ts`` (TiDB TSO). ``published``: when it was written."""
+
+    commit_ts: int
+    published: datetime
+    tables: tuple[CutTable, ...]
+
+    @property
+    def time(self) -> datetime:
+        """The source's time of the cut."""
+        return datetime.fromtimestamp((self.commit_ts >> _LOGICAL_BITS) / 1000, timezone.utc)
+
+
+def check_named(held: Held | None, progress: Progress) -> None:
+    """Refuse to name a version for another worker's progress; ``held``: the entry of the ledger.
+
+    Raises:
+        StaleProgressError: the ledger has others than the progress.
+    """
+    at = (held.epoch, held.batch) if held is not None else None
+    if at != (progress.epoch, progress.batch):
+        raise StaleProgressError(
+            f"the table's ledger has epoch and batch {at}, and this worker applied epoch {progress.epoch} "
+            f"batch {progress.batch}: another worker holds the table. Run one worker a table",
+            table=str(progress.table),
+        )
+
+
+class CutLog:
+    """The cuts of one pipeline, in a lake's table ``location`` (quoted), which need not exist yet.
+
+    ``namespace`` (quoted) is made before the table. ``maintain`` packs the table's files. ``translate`` makes
+    our errors of Spark's.
+    """
+
+    def __init__(  # noqa: PLR0913  (what differs between the lakes)
+        self,
+        session: SparkSession,
+        location: str,
+        provider: Provider,
+        pipeline: str,
+        *,
+        namespace: str = "",
+        exists: Callable[[], bool],
+        maintain: Callable[[], object],
+        translate: Callable[..., TidesinkError],
+    ) -> None:
+        self.session = session
+        self.location = location
+        self.provider = provider
+        self._pipeline, self._namespace = pipeline, namespace
+        self._table = TableId("tidesink", NAME)
+        self._exists, self._maintain, self._translate = exists, maintain, translate
+        self._published = 0
+
+    def last(self) -> int | None:
+        """The commit_ts of the newest cut; None where there is none.
+
+        Raises:
+            TargetError: the table of cuts cannot be read.
+        """
+        with translating(self._translate, self._table):
+            if not self._exists():
+                return None
+            newest = f"SELECT max(commit_ts) FROM {self.location} WHERE {self._mine}"  # noqa: S608
+            ((found,),) = self.session.sql(newest).collect()
+        return None if found is None else int(found)
+
+    def publish(self, commit_ts: int, tables: Sequence[CutTable], *, keep: float) -> None:
+        """Write a cut, in one commit; now and then remove those that are older than ``keep`` seconds.
+
+        Raises:
+            TargetError: it was not written, or nobody knows.
+        """
+        now = datetime.now(timezone.utc)
+        cut = Cut(commit_ts, now, tuple(tables))
+        with translating(self._translate, self._table):
+            if self._published == 0:
+                self._create()
+            rows = ", ".join(f"({', '.join(row)})" for row in self._rows(cut))
+            self.session.sql(f"INSERT INTO {self.location} SELECT /*+ COALESCE(1) */ * FROM VALUES {rows}")  # noqa: S608
+            self._published += 1
+        if self._published % _CUTS_BETWEEN == 1:
+            self._remove(time.time() - keep)
+
+    def cuts(self) -> list[Cut]:
+        """The cuts that are kept, newest first.
+
+        Raises:
+            TargetError: the table of cuts cannot be read.
+        """
+        with translating(self._translate, self._table):
+            if not self._exists():
+                return []
+            columns = "commit_ts, unix_micros(published) AS published, schema, table, place, version, changes"
+            found = self.session.sql(f"SELECT {columns} FROM {self.location} WHERE {self._mine}").collect()  # noqa: S608
+        cuts = dict[int, dict[TableId, Any]]()
+        for row in found:
+            tables = cuts.setdefault(row["commit_ts"], {})
+            name = TableId(row["schema"], row["table"])
+            # Two workers may publish one cut: both say what is right.
+            if name not in tables or row["version"] > tables[name]["version"]:
+                tables[name] = row
+        return [_cut(commit_ts, cuts[commit_ts]) for commit_ts in sorted(cuts, reverse=True)]
+
+    @property
+    def _mine(self) -> str:
+        return f"pipeline = {quote_text(self._pipeline)}"
+
+    def _create(self) -> None:
+        if not self._exists():
+            columns = ", ".join(f"`{name}` {ddl}" for name, ddl in _COLUMNS.items())
+            comment = quote_text("all tables of a pipeline as of one instant, kept by tidesink")
+            if self._namespace:
+                self.session.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._namespace}")
+            self.session.sql(
+                f"CREATE TABLE IF NOT EXISTS {self.location} ({columns}) USING {self.provider} "
+                f"COMMENT {comment}"
+            )
+
+    def _rows(self, cut: Cut) -> Iterator[tuple[str, ...]]:
+        pipeline, moments = quote_text(self._pipeline), (cut.time, cut.published)
+        times = [f"timestamp_micros({round(moment.timestamp() * 1_000_000)}L)" for moment in moments]
+        for one in cut.tables:
+            names = (quote_text(text) for text in (*one.table, one.place))
+            changes = "CAST(NULL AS BIGINT)" if one.changes is None else f"{one.changes}L"
+            yield pipeline, f"{cut.commit_ts}L", *times, *names, f"{one.version}L", changes
+
+    def _remove(self, before: float) -> None:
+        """Remove what was published before; what fails is tried again after as many cuts."""
+        try:
+            old = f"unix_micros(published) < {round(before * 1_000_000)}L"
+            self.session.sql(f"DELETE FROM {self.location} WHERE {self._mine} AND {old}")  # noqa: S608
+            self._maintain()
+        except SPARK_ERRORS:
+            return
+
+
+def _cut(commit_ts: int, tables: dict[TableId, Any]) -> Cut:
+    published = max(row["published"] for row in tables.values())
+    found = (
+        CutTable(name, row["place"], row["version"], row["changes"]) for name, row in sorted(tables.items())
+    )
+    return Cut(commit_ts, datetime.fromtimestamp(published / 1_000_000, timezone.utc), tuple(found))
+
+
+def frame_of(log: CutLog, table: CutTable) -> DataFrame:
+    """A table's rows as of a cut.
+
+    Raises:
+        TargetError: the version is gone: another program removed it, or files of it.
+    """
+    try:
+        if log.provider == "delta":
+            frame = log.session.read.format("delta").option("versionAsOf", table.version).load(table.place)
+            missing = _missing(log.session, frame.inputFiles(), encoded=True)
+        else:
+            reader = log.session.read.option("snapshot-id", str(table.version))
+            frame = reader.table(table.place)
+            files = reader.table(f"{table.place}.files").select("file_path").collect()
+            missing = _missing(log.session, [row[0] for row in files], encoded=False)
+    except SPARK_ERRORS as exc:
+        raise _gone(table, summary(exc)) from exc
+    if missing:
+        raise _gone(table, f"{len(missing)} of its files are not there, such as {missing[0]}")
+    return frame
+
+
+def _missing(session: SparkSession, files: Sequence[str], *, encoded: bool) -> list[str]:
+    """The files that are not there; ``encoded``: their names are those of URIs."""
+    jvm: Any = session._jvm
+    conf = session._jsparkSession.sessionState().newHadoopConf()
+    path_of = jvm.org.apache.hadoop.fs.Path
+    paths = [(name, path_of(jvm.java.net.URI(name) if encoded else name)) for name in files]
+    return [name for name, path in paths if not path.getFileSystem(conf).exists(path)]
+
+
+def _gone(table: CutTable, reason: str) -> TargetError:
+    return TargetError(
+        f"version {table.version} of {table.place} cannot be read any more ({reason}): something removed it, "
+        "as VACUUM or expire_snapshots with a shorter retention than cuts.keep do. Use a later cut",
+        table=str(table.table),
+    )

@@ -1,0 +1,210 @@
+"""When the tables of a pipeline stand at a cut, and what bound they are read under next (ADR 36).
+
+One object chooses the bound for all tables, in the worker's own thread. What survives a kill is the bound in
+each table's progress, and the last cut: a worker that is started again begins with a bound that is not below
+any of them, so nothing above it is applied anywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import structlog
+
+from tidesink.errors import StaleProgressError, TidesinkError
+from tidesink.events import Message
+from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.cuts import LOGICAL_BITS, next_bound, stands_at
+from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
+from tidesink.sinks.state.progress import StateStore
+from tidesink.sinks.targets.lake.cuts import CutLog, CutTable, CutTarget, TableVersion, VersionedTable
+from tidesink.sinks.worker.watermarks import MOST_WAITING
+
+if TYPE_CHECKING:
+    from tidesink.config.models import CutSettings
+    from tidesink.events import TableId
+    from tidesink.sinks.worker.table_task import TableTask
+
+
+_log = structlog.get_logger("tidesink.worker")
+_KIND: Final = "cuts"
+# So many records from the end of a partition are looked through for a watermark.
+_TAIL: Final = 2000
+
+
+class Cuts:
+    """The cuts of a worker's tables; ``bound`` is None until it is chosen."""
+
+    def __init__(
+        self, context: WorkerContext, settings: CutSettings, watermark_of: Callable[[Message], int | None]
+    ) -> None:
+        self.bound: int | None = None
+        self._context = context
+        self._settings = settings
+        self._watermark_of = watermark_of
+        self._log: CutLog | None = None
+        self._last: int | None = None
+        self._published_at: float | None = None
+        # Row events that each table had applied at the last cut of this worker.
+        self._applied: dict[TableId, int] = {}
+        self._shown: Mapping[str, Any] | None = None
+
+    def turn(self, tasks: Sequence[TableTask], busy: Collection[TableTask], seen: Look) -> bool:
+        """Publish the cut that is complete, and choose the next bound; whether the bound is another now.
+
+        Raises:
+            TidesinkError: the earlier cuts cannot be read.
+        """
+        if not tasks:
+            return False
+        before = self.bound
+        if self._log is None:
+            self._log = cast("CutTarget", self._context.target).cut_log(self._context.config.pipeline)
+            self._last = self._context.retry().call(self._log.last)
+        self._raise(tasks, seen)
+        blocked = self._blocked(tasks, seen)
+        if self.bound is not None and not busy and not any(blocked.values()):
+            self._publish(tasks, self.bound)
+            self._move_on(tasks, seen)
+        elif self.bound is not None and not busy and _only_stuck(blocked, seen):
+            # The others go on without a cut: one table never stops another (L7).
+            self._move_on(tasks, seen)
+        self._show(blocked)
+        return self.bound != before
+
+    def _raise(self, tasks: Iterable[TableTask], seen: Look) -> None:
+        """Have a bound that is not below what any open table was read under."""
+        known = [at for one in tasks if (at := one.least_bound) is not None]
+        least = max(known, default=None)
+        if self.bound is None or (least is not None and least > self.bound):
+            newest = self._newest(list(tasks), seen)
+            self.bound = next_bound(newest, every=self._settings.every, above=self._last, least=least)
+
+    def _move_on(self, tasks: Sequence[TableTask], seen: Look) -> None:
+        newest = self._newest(tasks, seen)
+        self.bound = next_bound(newest, every=self._settings.every, above=self.bound, least=self.bound)
+
+    def _newest(self, tasks: Sequence[TableTask], seen: Look) -> int:
+        """What the source is known to have passed: by the end of the topic that is read least far, too.
+
+        So a backlog of days is one cut, and not one for each minute of it.
+        """
+        found = [mark for one in tasks for mark in _watermarks(one)]
+        late = max(tasks, key=lambda one: one.lag)
+        topic = seen.found.get(late.topic)
+        if topic is not None and (not found or late.lag > MOST_WAITING):
+            tail = self._tail(topic)
+            found += [] if tail is None else [tail]
+        return max(found, default=int(time.time() * 1000) << LOGICAL_BITS)
+
+    def _tail(self, topic: TopicOffsets) -> int | None:
+        """The greatest watermark at the end of the topic's longest partition."""
+        number, at = max(topic.partitions.items(), key=lambda one: one[1].latest)
+        part = OffsetRange(topic.topic, number, max(at.earliest, at.latest - _TAIL), at.latest)
+        if not part.records:
+            return None
+        try:
+            marks = [self._watermark_of(one) for one in self._context.source.messages_here([part])]
+        except TidesinkError as exc:
+            _log.debug("the end of a topic was not read", topic=topic.topic, error=str(exc))
+            return None
+        return max((mark for mark in marks if mark is not None), default=None)
+
+    def _blocked(self, tasks: Iterable[TableTask], seen: Look) -> dict[TableTask, str]:
+        """By table what it waits for before it stands at the bound; empty where it does."""
+        return {one: _obstacle(one, seen.found.get(one.topic), self.bound) for one in tasks}
+
+    def _publish(self, tasks: Sequence[TableTask], bound: int) -> None:
+        """Write the cut; one that cannot be written is passed over."""
+        assert self._log is not None  # noqa: S101  (opened before)
+        tables = list[CutTable]()
+        for one in tasks:
+            try:
+                version = self._context.retry(one.table).call(partial(_version, one))
+            except StaleProgressError as exc:
+                one.fail(exc)
+                return
+            except TidesinkError as exc:
+                _log.warning("cut not published", commit_ts=bound, table=str(one.table), error=str(exc))
+                return
+            known = self._applied.get(one.table)
+            changes = None if known is None else one.applied - known
+            tables.append(CutTable(one.table, version.place, version.version, changes))
+        self._context.failpoints.reach("cutting")
+        try:
+            self._log.publish(bound, tables, keep=self._settings.keep)
+        except TidesinkError as exc:
+            _log.warning("cut not published", commit_ts=bound, error=str(exc))
+            return
+        self._context.failpoints.reach("cut")
+        self._last, self._published_at = bound, time.time()
+        self._applied = {one.table: one.applied for one in tasks}
+        _log.info("cut", commit_ts=bound, tables=len(tables))
+
+    def _show(self, blocked: Mapping[TableTask, str]) -> None:
+        """Have the state store know the cut that is waited for, and what holds it back."""
+        shown = {
+            "last": self._last,
+            "published": self._published_at,
+            "next": self.bound,
+            "held_back": {str(one.table): reason for one, reason in blocked.items() if reason},
+        }
+        if shown == self._shown:
+            return
+        self._shown = shown
+        try:
+            self._context.store.save_document(_KIND, self._context.config.pipeline, shown)
+        except TidesinkError as exc:
+            _log.debug("cuts not saved", error=str(exc))
+
+
+def _only_stuck(blocked: Mapping[TableTask, str], seen: Look) -> bool:
+    """Whether nothing holds the cut back but tables that do not go on by themselves, and others wait."""
+    stuck = {one for one in blocked if one.obstacle or one.stalled or one.topic in seen.unanswered}
+    others = any(not reason or one.stalled for one, reason in blocked.items())
+    return others and all(one in stuck for one, reason in blocked.items() if reason)
+
+
+def _watermarks(task: TableTask) -> Iterator[int]:
+    """The watermarks that a table's partitions have passed, as far as they are known."""
+    topic = task.held.progress.topics.get(task.topic) if task.held else None
+    known = (part.watermark for part in topic.partitions.values()) if topic else ()
+    yield from (mark for mark in (*known, *task.marks.values()) if mark is not None)
+
+
+def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) -> str:
+    """What keeps a table from standing at a bound; empty: nothing does."""
+    if task.obstacle:
+        return task.obstacle
+    if found is None:
+        return "no broker answers for its topic"
+    if task.held is None:
+        return "not opened yet"
+    progress = task.held.progress
+    if progress.snapshot is not None and not progress.snapshot.done:
+        return "its snapshot is under way"
+    if bound is not None and stands_at(progress, task.topic, found.partitions, bound, task.marks):
+        return ""
+    if task.stalled:
+        return "partitions were added: what comes before them is read first"
+    unread = task.unread(found)
+    return f"{unread} records to read" if unread else "watermarks to come"
+
+
+def _version(task: TableTask) -> TableVersion:
+    """The version of a table that holds what is applied; raises as ``VersionedTable.version_of``."""
+    assert task.held is not None  # noqa: S101  (the table stands at a cut)
+    return cast("VersionedTable", task.held.table).version_of(task.held.progress)
+
+
+def cut_status(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:
+    """The last cut of a pipeline, the next, and what holds it back; None where there were none.
+
+    Raises:
+        StateStoreError: the store does not answer.
+    """
+    found: Mapping[str, Any] | None = store.load_document(_KIND, pipeline)
+    return found
