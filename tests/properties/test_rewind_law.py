@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.run import BatchPlan, _topic_progress
+from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.kafka.rewind import rewound_offsets
 from tidesink.sinks.state.progress import Progress
@@ -92,7 +91,8 @@ class World:
         self._commit(ranges)
 
     def _commit(self, ranges: list[OffsetRange]) -> None:
-        topic = _topic_progress(self.progress, BatchPlan(tuple(ranges), self.found), BatchSummary())
+        read = {part.partition: (part.end, None) for part in ranges}
+        topic = topic_after(self.progress, "t", self.found.topic_id, read, None)
         self.progress = Progress(ORDERS, "shop", 1, self.progress.batch + 1, {"t": topic})
 
     def drain(self) -> None:

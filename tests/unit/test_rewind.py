@@ -12,8 +12,7 @@ from tests.unit.worker_bed import surroundings
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.run import BatchPlan, _topic_progress
+from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.kafka.rewind import (
@@ -161,8 +160,8 @@ def test_a_commit_is_sent_after_it_by_other_clocks() -> None:
 def _next(progress: TopicProgress, ends: dict[int, tuple[int, int]]) -> TopicProgress:
     """The progress after a batch of ranges, by partition."""
     before = Progress(ORDERS, "shop", 1, 1, {"t": progress})
-    ranges = tuple(OffsetRange("t", number, *ends[number]) for number in ends)
-    return _topic_progress(before, BatchPlan(ranges, FOUND), BatchSummary())
+    read = {number: (end, None) for number, (_, end) in ends.items()}
+    return topic_after(before, "t", FOUND.topic_id, read, None)
 
 
 def test_progress_remembers_how_far_it_was() -> None:
