@@ -7,8 +7,8 @@ set -m
 cd "$(dirname "$0")/.."
 python="$1/bin/python"
 shift
-# By their time on two cores, about half of all: the other half is end-to-end, property and unit tests. Their Spark generates no code (tests/sessions.py).
-beside=(tests/contracts tests/spark tests/golden tests/cli)
+# By their time on two cores, about half of all: the other half is end-to-end and unit tests. Their Spark generates no code (tests/sessions.py).
+beside=(tests/contracts tests/spark tests/golden tests/cli tests/properties)
 log="$(mktemp)"
 interpreted=1
 [ -z "${TIDESINK_TEST_ALL:-}" ] || interpreted=
