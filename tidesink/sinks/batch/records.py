@@ -457,7 +457,7 @@ def _take(
     silent = np.ones(records.num_rows, np.bool_)
     for table in decoded.tables:
         silent[table.rows["record"].to_numpy()] = False
-        first, void, waits = table.rows["index"].to_numpy() == 0, *validation.left_out(table, records)
+        first, void, waits = table.rows["index"].to_numpy() == 0, *validation.void_and_waiting(table, records)
         whole.void += int(void.sum())
         whole.void_records += int(first[void].sum())
         if waits.any():
@@ -563,7 +563,7 @@ class _Validation:
         """Whether a fault may be of an old row's value, which is of no use here."""
         return isinstance(error, ValueOutOfRangeError) and not self._logs
 
-    def left_out(self, changes: ChangeTable, records: pa.RecordBatch) -> tuple[Flags, Flags]:
+    def void_and_waiting(self, changes: ChangeTable, records: pa.RecordBatch) -> tuple[Flags, Flags]:
         """Which changes came before the table was emptied, and which are above the bound."""
         void = waits = np.zeros(changes.rows.num_rows, np.bool_)
         if changes.table != self._decoder.table:

@@ -1,15 +1,18 @@
-"""What must hold of a topic before its next records go to a table: nothing between was lost unseen."""
+"""What must hold of a table and its topic before the next records go to it: nothing was lost unseen."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import replace
+from typing import Final, cast
 
 from tidesink.config import TableConfig
-from tidesink.errors import ConfigError, SourceError
+from tidesink.errors import ConfigError, SourceError, StaleProgressError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.run import Hold
+from tidesink.sinks.batch.schema_changes import KnownColumns
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction, digest_of, missed_deletes, refusal
 from tidesink.sinks.kafka.offsets import (
     NO_ID,
@@ -19,8 +22,10 @@ from tidesink.sinks.kafka.offsets import (
     check_continuity,
     made_again,
 )
-from tidesink.sinks.state.progress import StateStore, TopicProgress
-from tidesink.sinks.worker.control import Pauses, Unaccepted
+from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
+from tidesink.sinks.targets.base import SequencedTable, TargetTable
+from tidesink.sinks.worker.control import Pauses, Unaccepted, check_not_restored
+from tidesink.sinks.worker.tally import Tally, Tombstones
 
 _FIRST_RECORDS: Final = "first-records"
 
@@ -153,3 +158,46 @@ def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | No
         f"partition {number} begins with offset {now.offset} of time {now.timestamp}, and began with offset "
         f"{before.offset} of time {before.timestamp}; it has no topic id",
     )
+
+
+# Taking a table
+
+
+def taken(
+    context: WorkerContext, table: TargetTable, name: TableId, tally: Tally, pauses: Pauses
+) -> tuple[Hold, Tombstones | None]:
+    """Take a table's epoch, and know what is applied, and which deletes are remembered.
+
+    Raises:
+        AccountingError: a count of it did not add up before, and nobody accepted that.
+        StaleProgressError: another worker took it meanwhile, or it was brought back from a backup.
+    """
+    pipeline, settings = context.config.pipeline, context.config.table_config(name)
+    # Read before the claim: an epoch that is not above this one's began its count again.
+    before, place = context.store.status_of(pipeline, name), context.place_of(name)
+    pauses.check_law(before, place)
+    claim = table.claim()
+    tally.claimed(claim.epoch, before)
+    progress = table.committed()
+    if progress != claim.progress:
+        raise StaleProgressError(
+            "progress changed between the claim and the look at it: another worker holds the table",
+            table=str(name),
+        )
+    check_not_restored(context.store, progress, place, life=tally.life)
+    tally.resume(context, name)
+    fresh = Progress(name, pipeline, claim.epoch, 0, sequence_by=settings.sequence_by)
+    known = progress if progress is not None else fresh
+    tally.stands(known, place)
+    tombstones = _tombstones(table, settings)
+    horizon = tombstones.horizon if tombstones else None
+    columns = KnownColumns(context.store, known, settings.layout)
+    known = replace(known, sequence_by=settings.sequence_by)
+    return Hold(table, claim.epoch, known, horizon=horizon, known=columns), tombstones
+
+
+def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:
+    if settings.sequence_by != "source" or settings.mode != "upsert":
+        return None
+    retention = settings.tombstone_retention if settings.deletes == "hard" else None
+    return Tombstones(cast(SequencedTable, table), retention)

@@ -129,7 +129,7 @@ def diff(
     """Compare tables with their source, one after the other.
 
     ``tell`` hears what is done, ``keep`` is given every key that differs. ``goes_on``: a table that cannot be
-    compared is told of, and the others are.
+    compared is reported as refused, and the others are compared.
 
     Raises:
         ConfigError: a table cannot be compared as it is configured, or no worker applies what waits for it.

@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 import structlog
 
-from tidesink.config import TableConfig
 from tidesink.errors import (
     AccountingError,
     ConfigError,
@@ -30,7 +29,7 @@ from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_parti
 from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, TableChanged, TableReport
 from tidesink.sinks.batch.row_ddl import unfollowed
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
-from tidesink.sinks.batch.schema_changes import KnownColumns, Policies, pending_of
+from tidesink.sinks.batch.schema_changes import Policies, pending_of
 from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
@@ -54,10 +53,9 @@ from tidesink.sinks.kafka.offsets import (
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus, TopicProgress
-from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
-from tidesink.sinks.worker.continuity import Continuity
-from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
+from tidesink.sinks.worker.continuity import Continuity, taken
+from tidesink.sinks.worker.control import PLACE, Pauses, TableControl
 from tidesink.sinks.worker.preflight import shown_goal
 from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
 from tidesink.sinks.worker.snapshot import Snapshot, SnapshotBatch
@@ -675,46 +673,6 @@ class TableTask:
             rows, progress = self._decoding.row_ddl(), self._hold.progress
             self._unfollowed = tuple(unfollowed(rows, policies, progress, self.topic))
         return tuple(dict.fromkeys((*own, *self._unfollowed, *self._tally.warnings)))
-
-
-def taken(
-    context: WorkerContext, table: TargetTable, name: TableId, tally: Tally, pauses: Pauses
-) -> tuple[Hold, Tombstones | None]:
-    """Take a table's epoch, and know what is applied, and which deletes are remembered.
-
-    Raises:
-        AccountingError: a count of it did not add up before, and nobody accepted that.
-        StaleProgressError: another worker took it meanwhile, or it was brought back from a backup.
-    """
-    pipeline, settings = context.config.pipeline, context.config.table_config(name)
-    # Read before the claim: an epoch that is not above this one's began its count again.
-    before, place = context.store.status_of(pipeline, name), context.place_of(name)
-    pauses.check_law(before, place)
-    claim = table.claim()
-    tally.claimed(claim.epoch, before)
-    progress = table.committed()
-    if progress != claim.progress:
-        raise StaleProgressError(
-            "progress changed between the claim and the look at it: another worker holds the table",
-            table=str(name),
-        )
-    check_not_restored(context.store, progress, place, life=tally.life)
-    tally.resume(context, name)
-    fresh = Progress(name, pipeline, claim.epoch, 0, sequence_by=settings.sequence_by)
-    known = progress if progress is not None else fresh
-    tally.stands(known, place)
-    tombstones = _tombstones(table, settings)
-    horizon = tombstones.horizon if tombstones else None
-    columns = KnownColumns(context.store, known, settings.layout)
-    known = replace(known, sequence_by=settings.sequence_by)
-    return Hold(table, claim.epoch, known, horizon=horizon, known=columns), tombstones
-
-
-def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:
-    if settings.sequence_by != "source" or settings.mode != "upsert":
-        return None
-    retention = settings.tombstone_retention if settings.deletes == "hard" else None
-    return Tombstones(cast(SequencedTable, table), retention)
 
 
 def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
