@@ -298,7 +298,7 @@ def test_a_reference_to_nothing_counts_as_not_given() -> None:
     ("state", "shown"),
     [
         ("postgresql://u:s3cr3t@h/db", "postgresql://u:***@h/db"),
-        ("postgresql://u:s3@cr3t@h/db?password=s3cr3t&x=y", "postgresql://u:***@h/db?password=***&x=***"),
+        ("postgresql://u:s3%40cr3t@h/db?password=s3cr3t&x=y", "postgresql://u:***@h/db?password=***&x=***"),
         ("sqlite:////var/lib/t.db", "sqlite:////var/lib/t.db"),
         ("/var/lib/t.db", "/var/lib/t.db"),
     ],

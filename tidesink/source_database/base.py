@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidesink.events import ColumnType, TableId
-from tidesink.typemap.table import row_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from sqlalchemy import ColumnElement, Connection, Select, TableClause
 
 KeyTexts = tuple[str, ...]
@@ -21,8 +19,6 @@ ErrorCode = int | str
 Selected = str | bytes | float
 # What a task makes of what the driver gives.
 ValueReader = Callable[[Any], Selected]
-# By what reads a column's values: as what Arrow holds them, if they are no texts.
-_SELECTED: Final = {"float32": pa.float64(), "float64": pa.float64(), "binary": pa.binary()}
 
 
 class StoredTable(NamedTuple):
@@ -89,32 +85,6 @@ class SourceDialect(Protocol):
         self, key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
     ) -> ColumnElement[bool]:
         """Whether a key is above a bound, or not above it, spelt so that an index of the key serves it."""
-
-
-def selected_type(column_type: ColumnType) -> pa.DataType:
-    """As what Arrow holds the values that are selected of a column."""
-    return _SELECTED.get(row_of(column_type).reader, pa.string())
-
-
-def arrow_of(values: Iterable[Any], column_type: ColumnType, read: ValueReader | None) -> pa.Array:
-    """What a driver gave of a column, through its ``value_reader``."""
-    plain = values if read is None else (None if one is None else read(one) for one in values)
-    return pa.array(plain, selected_type(column_type))
-
-
-def batches_of_rows(
-    connection: Connection,
-    query: Select[Any],
-    types: Sequence[ColumnType],
-    rows: int,
-    value_reader: Callable[[ColumnType], ValueReader | None],
-) -> Iterator[list[pa.Array]]:
-    """As ``SourceDialect.column_batches``, from the rows that any driver makes."""
-    readers = [value_reader(one) for one in types]
-    found = connection.execution_options(stream_results=True, max_row_buffer=rows).execute(query)
-    for part in found.partitions(rows):
-        columns = zip(zip(*part, strict=True), types, readers, strict=True)
-        yield [arrow_of(*column) for column in columns]
 
 
 def table_of(table: TableId) -> TableClause:

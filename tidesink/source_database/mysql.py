@@ -12,26 +12,15 @@ from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import pyarrow as pa
-
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, Value
-from tidesink.source_database import mysql_packets
-from tidesink.source_database.base import (
-    KeyTexts,
-    StoredTable,
-    ValueReader,
-    arrow_of,
-    batches_of_rows,
-    column_of,
-    selected_type,
-)
+from tidesink.source_database.base import KeyTexts, StoredTable, ValueReader, column_of
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
 from tidesink.typemap.values import text_reader, text_writer
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from sqlalchemy import ColumnElement, Connection, Select
 
 RANGE_OPTIONS: Final[Mapping[str, Any]] = {}
@@ -183,50 +172,11 @@ def column_batches(
     connection: Connection, query: Select[Any], types: Sequence[ColumnType], rows: int
 ) -> Iterator[list[pa.Array]]:
     """From the bytes that the server sends, where PyMySQL is the driver; else from the driver's rows."""
-    if connection.dialect.driver != "pymysql":
-        yield from batches_of_rows(connection, query, types, rows, value_reader)
-        return
-    from pymysql.cursors import SSCursor
-    from pymysql.err import Error
-    from sqlalchemy.exc import DBAPIError
+    from tidesink.source_database.arrow_rows import batches_of_packets, batches_of_rows
 
-    compiled = query.compile(dialect=connection.dialect, compile_kwargs={"render_postcompile": True})
-    values: Any = compiled.params
-    if compiled.positional:  # in some versions of SQLAlchemy
-        values = [values[name] for name in compiled.positiontup or ()]
-    try:
-        # Not by SQLAlchemy, which would fetch the first row.
-        cursor = connection.connection.cursor(SSCursor)
-        cursor.execute(str(compiled), values)
-        for columns in mysql_packets.column_batches(cursor):
-            yield [_arrow(*column) for column in zip(columns, types, strict=True)]
-    except Error as error:
-        # As the class that SQLAlchemy has for it.
-        raise DBAPIError.instance(None, None, error, Error, dialect=connection.dialect) from error
-    finally:
-        # What may be left unread would be taken for the answer to the next query.
-        connection.invalidate()
-
-
-def _arrow(values: pa.Array, column_type: ColumnType) -> pa.Array:
-    """The texts that the server sent of a column, as it is ``selected``."""
-    texts = values.cast(pa.string())
-    if row_of(column_type).reader == "binary":
-        return _from_hex(texts)
-    read = value_reader(column_type)
-    if read is None:
-        return texts.cast(selected_type(column_type))
-    return arrow_of(texts.to_pylist(), column_type, read)
-
-
-def _from_hex(texts: pa.Array) -> pa.Array:
-    """The bytes of texts of hex digits, which stand one behind the other from the buffer's beginning."""
-    there, ends, digits = texts.buffers()
-    ends, digits = np.frombuffer(ends, np.int32), np.frombuffer(digits or b"", np.uint8)
-    nibbles = np.where(digits < ord("A"), digits - ord("0"), (digits & 0xDF) - ord("A") + 10)
-    data = nibbles[0::2] << 4 | nibbles[1::2]
-    buffers = [there, pa.py_buffer(ends // 2), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), len(texts), buffers)
+    if connection.dialect.driver == "pymysql":
+        return batches_of_packets(connection, query, types, value_reader)
+    return batches_of_rows(connection, query, types, rows, value_reader)
 
 
 def value_reader(column_type: ColumnType) -> ValueReader | None:

@@ -19,7 +19,6 @@ from tidesink.source_database.base import (
     Selected,
     StoredTable,
     ValueReader,
-    batches_of_rows,
     column_of,
     table_of,
 )
@@ -253,6 +252,8 @@ def column_batches(
     connection: Connection, query: Select[Any], types: Sequence[ColumnType], rows: int
 ) -> Iterator[list[pa.Array]]:
     """From the driver's rows, by a cursor of the server."""
+    from tidesink.source_database.arrow_rows import batches_of_rows
+
     return batches_of_rows(connection, query, types, rows, value_reader)
 
 

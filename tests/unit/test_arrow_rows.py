@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pymysql.err import InternalError, OperationalError, ProgrammingError
 
-from tidesink.source_database import mysql_packets
-from tidesink.source_database.mysql import _from_hex
-from tidesink.source_database.mysql_packets import column_batches
+from tidesink.source_database.arrow_rows import BATCH_BYTES, column_batches, from_hex
 
 Row = Sequence[bytes | None]
 _LONGEST = (1 << 24) - 1
@@ -97,7 +95,7 @@ def test_many_rows_come_in_batches_of_bounded_size() -> None:
     found = list(column_batches(_cursor(_sent(rows), 2)))
     sizes = [one[0].nbytes + one[1].nbytes for one in found]
     assert len(sizes) > 1
-    assert max(sizes) < 2 * mysql_packets.BATCH_BYTES
+    assert max(sizes) < 2 * BATCH_BYTES
     assert [value for one in found for value in one[0].to_pylist()] == [row[0] for row in rows]
 
 
@@ -146,7 +144,7 @@ def test_a_cursor_that_is_closed_early_looks_for_no_end() -> None:
 
 
 @given(st.lists(st.none() | st.binary(max_size=20)))
-def test_bytes_from_hex(values: list[bytes | None]) -> None:
+def test_bytesfrom_hex(values: list[bytes | None]) -> None:
     for digits in (bytes.hex, lambda one: bytes.hex(one).upper()):
         texts = pa.array([None if one is None else digits(one) for one in values], pa.string())
-        assert _from_hex(texts).to_pylist() == values
+        assert from_hex(texts).to_pylist() == values

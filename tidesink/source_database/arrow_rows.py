@@ -1,21 +1,28 @@
-"""Rows of MySQL's text protocol as Arrow columns, without a Python object a value.
+"""Rows of a query as Arrow columns: those that a driver makes, or those of MySQL's text protocol itself.
 
-PyMySQL makes a tuple of each row, which takes longer than all that comes after it. Here the bytes of many
-rows are taken from its connection at once. A row is a packet: three bytes of length, one of its number, then
-for each column a length and a text (MySQL's Client/Server Protocol, "Text Resultset Row"; "Sending More Than
-16Mb" for a row of several packets). Where packets begin is found one by one; where values begin is found for
-a column of all rows at once.
+PyMySQL makes a tuple of each row, which takes longer than all that comes after it. So the bytes of many rows
+are taken from its connection at once, without a Python object a value. A row is a packet: three bytes of
+length, one of its number, then for each column a length and a text (MySQL's Client/Server Protocol, "Text
+Resultset Row"; "Sending More Than 16Mb" for a row of several packets). Where packets begin is found one by
+one; where values begin is found for a column of all rows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from tidesink.events import ColumnType
+from tidesink.source_database.base import ValueReader
+from tidesink.typemap.table import row_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Select
 
 # Bytes of rows that are one batch; more where one row is larger.
 BATCH_BYTES: Final = 4 << 20
@@ -31,6 +38,85 @@ _NULL: Final = 0xFB
 _WIDTHS: Final = {0xFC: 2, 0xFD: 3, 0xFE: 8}
 
 Positions = npt.NDArray[np.int64]
+# By what reads a column's values: as what Arrow holds them, if they are no texts.
+_SELECTED: Final = {"float32": pa.float64(), "float64": pa.float64(), "binary": pa.binary()}
+ReaderOf = Callable[[ColumnType], ValueReader | None]
+
+
+def _selected_type(column_type: ColumnType) -> pa.DataType:
+    """As what Arrow holds the values that are selected of a column."""
+    return _SELECTED.get(row_of(column_type).reader, pa.string())
+
+
+def _arrow_of(values: Iterable[Any], column_type: ColumnType, read: ValueReader | None) -> pa.Array:
+    """What a driver gave of a column, through its ``value_reader``."""
+    plain = values if read is None else (None if one is None else read(one) for one in values)
+    return pa.array(plain, _selected_type(column_type))
+
+
+def batches_of_rows(
+    connection: Connection,
+    query: Select[Any],
+    types: Sequence[ColumnType],
+    rows: int,
+    value_reader: ReaderOf,
+) -> Iterator[list[pa.Array]]:
+    """As ``SourceDialect.column_batches``, from the rows that any driver makes."""
+    readers = [value_reader(one) for one in types]
+    found = connection.execution_options(stream_results=True, max_row_buffer=rows).execute(query)
+    for part in found.partitions(rows):
+        columns = zip(zip(*part, strict=True), types, readers, strict=True)
+        yield [_arrow_of(*column) for column in columns]
+
+
+# The packets of MySQL's text protocol
+
+
+def batches_of_packets(
+    connection: Connection, query: Select[Any], types: Sequence[ColumnType], value_reader: ReaderOf
+) -> Iterator[list[pa.Array]]:
+    """As ``SourceDialect.column_batches``, from the bytes that a server of MySQL's protocol sends PyMySQL."""
+    from pymysql.cursors import SSCursor
+    from pymysql.err import Error
+    from sqlalchemy.exc import DBAPIError
+
+    compiled = query.compile(dialect=connection.dialect, compile_kwargs={"render_postcompile": True})
+    values: Any = compiled.params
+    if compiled.positional:  # in some versions of SQLAlchemy
+        values = [values[name] for name in compiled.positiontup or ()]
+    readers = [value_reader(one) for one in types]
+    try:
+        # Not by SQLAlchemy, which would fetch the first row.
+        cursor = connection.connection.cursor(SSCursor)
+        cursor.execute(str(compiled), values)
+        for columns in column_batches(cursor):
+            yield [_arrow(*column) for column in zip(columns, types, readers, strict=True)]
+    except Error as error:
+        # As the class that SQLAlchemy has for it.
+        raise DBAPIError.instance(None, None, error, Error, dialect=connection.dialect) from error
+    finally:
+        # What may be left unread would be taken for the answer to the next query.
+        connection.invalidate()
+
+
+def _arrow(values: pa.Array, column_type: ColumnType, read: ValueReader | None) -> pa.Array:
+    """The texts that the server sent of a column, as it is ``selected``."""
+    texts = values.cast(pa.string())
+    if row_of(column_type).reader == "binary":
+        return from_hex(texts)
+    if read is None:
+        return texts.cast(_selected_type(column_type))
+    return _arrow_of(texts.to_pylist(), column_type, read)
+
+
+def from_hex(texts: pa.Array) -> pa.Array:
+    """The bytes of texts of hex digits, which stand one behind the other from the buffer's beginning."""
+    there, ends, digits = texts.buffers()
+    ends, digits = np.frombuffer(ends, np.int32), np.frombuffer(digits or b"", np.uint8)
+    nibbles = np.where(digits < ord("A"), digits - ord("0"), (digits & 0xDF) - ord("A") + 10)
+    data = nibbles[0::2] << 4 | nibbles[1::2]
+    buffers = [there, pa.py_buffer(ends // 2), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(texts), buffers)
 
 
 def column_batches(cursor: Any) -> Iterator[list[pa.Array]]:
