@@ -242,9 +242,13 @@ class Message:
     headers: tuple[tuple[str, bytes | None], ...] = field(default=())
 
 
+# A TiDB TSO is ms since 1970, and so many bits that count within one.
+LOGICAL_BITS: Final = 18
+
+
 def physical_ms(commit_ts: int) -> int:
-    """The wall clock of a TiDB TSO, in ms since 1970 (physical ms << 18 | logical)."""
-    return commit_ts >> 18
+    """The wall clock of a TiDB TSO, in ms since 1970."""
+    return commit_ts >> LOGICAL_BITS
 
 
 @lru_cache(maxsize=4096)  # asked for each column of a row; half the time

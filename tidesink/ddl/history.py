@@ -18,14 +18,13 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from tidesink.ddl.statements import TableDefinition
-from tidesink.events import Column, ColumnType, EarlierType, TableId, fold_name
+from tidesink.events import LOGICAL_BITS, Column, ColumnType, EarlierType, TableId, fold_name
 from tidesink.typemap.table import Reader, row_of, spark_type
 from tidesink.typemap.target_schema import wider_ddl
 
 Key = tuple[str, str]
 
 # Below the physical milliseconds of a TiDB TSO stands an 18-bit counter.
-LOGICAL_BITS: Final = 18
 LOGICAL: Final = (1 << LOGICAL_BITS) - 1
 # So many statements are known again. A producer that restarts repeats what it sent since its last checkpoint.
 _MOST_HEARD: Final = 200

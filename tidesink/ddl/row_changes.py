@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
-from tidesink.ddl.history import LOGICAL_BITS, table_key
+from tidesink.ddl.history import table_key
 from tidesink.ddl.statements import (
     producer_statements,
     read_alter,
@@ -19,7 +19,7 @@ from tidesink.ddl.statements import (
     read_table_name,
     starts_constraint,
 )
-from tidesink.events import TableId, fold_name
+from tidesink.events import LOGICAL_BITS, TableId, fold_name
 from tidesink.typemap.mysql_types import SqlReader
 
 RowChangeKind = Literal["truncate", "drop-table", "rename-table", "partition", "unknown"]

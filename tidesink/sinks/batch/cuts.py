@@ -20,12 +20,11 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidesink.events import LOGICAL_BITS
 from tidesink.sinks.batch.counts import greatest, least
 from tidesink.sinks.batch.records import DDL, WATERMARK, DecodedRecords
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 
-# A TiDB TSO is milliseconds since 1970, and 18 bits that count within one.
-LOGICAL_BITS: Final = 18
 Marks = Mapping[int, int]
 NO_MARKS: Final[Marks] = {}
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from tidesink.config import Config, TableConfig
 from tidesink.errors import ConfigError
-from tidesink.events import TableId, physical_ms
+from tidesink.events import LOGICAL_BITS, TableId, physical_ms
 from tidesink.sinks.kafka.offsets import Ends, KafkaOffsets, TopicOffsets, is_other_topic
 from tidesink.sinks.state.progress import TopicProgress
 
@@ -182,4 +182,4 @@ def time_of_commit(commit_ts: int, applied: int | None) -> float:
 
 
 # Of the year 2000: milliseconds, seconds and dates written as numbers are all below.
-_FIRST_TSO: Final = 946_684_800_000 << 18
+_FIRST_TSO: Final = 946_684_800_000 << LOGICAL_BITS

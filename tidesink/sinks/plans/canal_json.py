@@ -22,9 +22,19 @@ from tidesink.codecs.canal_json.scan import NamedRecords, TableNames, stamped_es
 from tidesink.codecs.canal_json.schema import DefinedShapes
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import LAST_MS, LOGICAL, LOGICAL_BITS, reads_same
+from tidesink.ddl.history import LAST_MS, LOGICAL, reads_same
 from tidesink.errors import DecodeError, FramingError
-from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, TableSchema, fold_name
+from tidesink.events import (
+    LOGICAL_BITS,
+    ChangeEvent,
+    Column,
+    Event,
+    Message,
+    Op,
+    TableId,
+    TableSchema,
+    fold_name,
+)
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.records import Flags, TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows

@@ -122,8 +122,6 @@ def log_shape(shape: TableShape) -> TableShape:
 # The exact commit_ts of a version's two ends: the first is inside, the last outside, null for none yet.
 FROM_COLUMN: Final = "_tidesink_from_ts"
 TO_COLUMN: Final = "_tidesink_to_ts"
-# A TSO's lower bits count within a millisecond of 1970's time.
-LOGICAL_BITS: Final = 18
 
 
 class HistoryNames(NamedTuple):

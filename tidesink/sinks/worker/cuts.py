@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import structlog
 
 from tidesink.errors import StaleProgressError, TidesinkError
-from tidesink.events import Message
+from tidesink.events import LOGICAL_BITS, Message
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.cuts import LOGICAL_BITS, next_bound, stands_at
+from tidesink.sinks.batch.cuts import next_bound, stands_at
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets.lake.cuts import CutLog, CutTable, CutTarget, TableVersion, VersionedTable

@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from tidesink.errors import TidesinkError
-from tidesink.events import TableId
+from tidesink.events import LOGICAL_BITS, TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import Account, Filtered
 from tidesink.sinks.batch.run import BatchOutcome
@@ -122,8 +122,7 @@ class Tally:
         return {_TOMBSTONES: dict(known)} if known and holds else {}
 
 
-# A TiDB TSO is milliseconds since 1970, and 18 bits that count within one.
-_TSO_PER_SECOND: Final = 1000 << 18
+_TSO_PER_SECOND: Final = 1000 << LOGICAL_BITS
 # Deletes are collected so many times in a retention: each time the table's marks are read once.
 _TIMES_A_RETENTION: Final = 4
 

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from tidesink.errors import StaleProgressError, TargetError, TidesinkError
-from tidesink.events import TableId
+from tidesink.events import TableId, physical_ms
 from tidesink.sinks.spark.errors import SPARK_ERRORS, summary, translating
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import Target, TargetTable
@@ -39,7 +39,6 @@ _COLUMNS: Final = {
 }
 # Old cuts go after so many new ones: that rewrites files.
 _CUTS_BETWEEN: Final = 100
-_LOGICAL_BITS: Final = 18
 
 
 class TableVersion(NamedTuple):
@@ -101,7 +100,7 @@ class Cut:
     @property
     def time(self) -> datetime:
         """The source's time of the cut."""
-        return datetime.fromtimestamp((self.commit_ts >> _LOGICAL_BITS) / 1000, timezone.utc)
+        return datetime.fromtimestamp(physical_ms(self.commit_ts) / 1000, timezone.utc)
 
 
 def check_named(held: Held | None, progress: Progress) -> None:

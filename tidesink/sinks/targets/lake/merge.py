@@ -29,7 +29,7 @@ from pyspark.sql import Column, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
-from tidesink.events import fold_name
+from tidesink.events import LOGICAL_BITS, fold_name
 from tidesink.sinks.spark.payloads import UPSERT
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
@@ -43,7 +43,7 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.column_changes import literal_text
 from tidesink.sinks.targets.delta.log import Commit
 from tidesink.sinks.targets.lake.versions import Counts
-from tidesink.sinks.targets.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames, history_shape
+from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 

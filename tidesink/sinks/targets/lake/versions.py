@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.errors import AccountingError
+from tidesink.events import LOGICAL_BITS
 from tidesink.sinks.spark.payloads import UPSERT
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.lake.rows import (
@@ -30,7 +31,7 @@ from tidesink.sinks.targets.lake.rows import (
     matched,
     numbered,
 )
-from tidesink.sinks.targets.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames
+from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames
 
 COMMIT_TS: Final = "_commit_ts"
 # In a table of events: whether it writes the row.

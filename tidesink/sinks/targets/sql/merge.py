@@ -23,10 +23,10 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
-from tidesink.events import fold_name
+from tidesink.events import LOGICAL_BITS, fold_name
 from tidesink.sinks.spark.errors import NOT_STORED
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, RowFormat
-from tidesink.sinks.targets.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames
+from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames
 from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql.load import (
     AFTER_DELETE,
