@@ -18,7 +18,7 @@ from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange, PartitionOff
 from tidesink.sinks.kafka.rewind import (
     beginning,
     offsets_at,
-    refuse_beside_cuts,
+    refuse_meanwhile,
     rewound_offsets,
     steps_back,
     time_of_commit,
@@ -89,11 +89,25 @@ def test_what_would_lose_rows_or_keep_older_ones_is_refused(
     assert reason in _refused(wanted, **more)
 
 
-def test_a_pipeline_with_cuts_is_not_rewound() -> None:
+def test_what_expired_while_it_was_read_again_is_passed_over() -> None:
+    """It was applied before the first rewind, and the table would stand still in front of it."""
+    back = TopicProgress("t", "id", {0: PartitionProgress(2, 2, again_to=90), 1: PartitionProgress(40, 40)})
+    assert rewound_offsets(back, FOUND, {0: 10}, _settings()) == {0: 10}
+    assert _next(back, {0: (10, 10)}).read_again == {0: (10, 90)}
+    assert beginning(back, FOUND)[0] == 10
+    assert "goes up to 90" in _refused({0: 91}, progress=back)
+    assert "from there already" in _refused(
+        {0: 2}, progress=back, found=FOUND._replace(partitions={0: PartitionOffsets(0, 95)})
+    )
+
+
+def test_a_pipeline_with_cuts_is_not_rewound_nor_a_table_that_is_loaded() -> None:
     own = {"source__enable_tidb_extension": True, "target": {"path": "./lake"}}
-    refuse_beside_cuts(right(changed(CANAL_JSON, **own)), ORDERS)
+    refuse_meanwhile(right(changed(CANAL_JSON, **own)), ORDERS, loads=False)
     with pytest.raises(ConfigError, match="remove cuts from the config"):
-        refuse_beside_cuts(right(changed(CANAL_JSON, **own, cuts={"every": "1m"})), ORDERS)
+        refuse_meanwhile(right(changed(CANAL_JSON, **own, cuts={"every": "1m"})), ORDERS, loads=False)
+    with pytest.raises(ConfigError, match="a snapshot of the table is under way"):
+        refuse_meanwhile(right(changed(CANAL_JSON, **own)), ORDERS, loads=True)
 
 
 def test_modes_and_orders() -> None:

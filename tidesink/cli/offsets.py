@@ -204,14 +204,14 @@ def rewind(
     rows, or keep older ones, is refused. The worker does it at the table's next turn.
     """
     from tidesink.sinks.kafka.offsets import TopicGrowth
-    from tidesink.sinks.kafka.rewind import refuse_beside_cuts, rewound_offsets, steps_back
+    from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets, steps_back
     from tidesink.sinks.worker.control import RewindControl, change_control
 
     place = _Place.of(to_offset or [], to_time, to_commit_ts, to_beginning)
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store, _brokers(settings) as brokers:
         (status,) = _chosen(settings, store, [table])
-        refuse_beside_cuts(settings, status.table)
+        refuse_meanwhile(settings, status.table, loads=_loads(status))
         one = _standing(settings, store, status, _look(brokers, [status]))
         if one.found is None:
             raise ConfigError(str(one.reason), table=str(one.table), topic=one.topic)
@@ -223,6 +223,12 @@ def rewind(
         asked = RewindControl(number, one.topic, one.found.topic_id, offsets)
         change_control(store, settings.pipeline, one.table, lambda control: control.rewound(asked))
     _show_rewind(settings, one, offsets, output, steps=steps_back(config))
+
+
+def _loads(status: TableStatus) -> bool:
+    """Whether the status says of a snapshot that it is under way."""
+    shown = status.details.get("snapshot")
+    return shown is not None and shown["state"] not in ("done", "cancelled")
 
 
 def _show_rewind(
@@ -240,7 +246,7 @@ def _show_rewind(
         write_json({"pipeline": config.pipeline, "worker_alive": alive, "steps_back": steps, **asked})
         return
     for number, offset in sorted(offsets.items()):
-        end = applied[number].next_offset
+        end = max(applied[number].next_offset, applied[number].again_to or 0)
         typer.echo(
             f"{one.table}: partition {number} is read again from {offset} to {end}, {end - offset} offsets"
         )

@@ -30,7 +30,7 @@ from tidesink.errors import (
     SchemaRefusedError,
     TransientTargetError,
 )
-from tidesink.events import fold_name
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import (
     Account,
@@ -44,6 +44,7 @@ from tidesink.sinks.batch.counts import (
 )
 from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
+from tidesink.sinks.batch.observers import BatchApplied
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.reduce import mixed_message
 from tidesink.sinks.batch.row_ddl import RowDecision, TableEmptiesError, decide_rows, up_to
@@ -647,6 +648,22 @@ class Batch:
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
         self._context.failpoints.reach(name)
+
+
+def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
+    """A batch that was applied and accounted for."""
+    assert outcome.account is not None and outcome.read is not None  # noqa: S101, PT018  (it was applied)
+    return BatchApplied(
+        table,
+        outcome.progress.batch,
+        outcome.account,
+        outcome.version,
+        outcome.progress.commit_ts,
+        bytes_read=outcome.read.bytes,
+        seconds=dict(outcome.seconds),
+        doubted=outcome.doubted,
+        doubts=outcome.doubts,
+    )
 
 
 @contextmanager

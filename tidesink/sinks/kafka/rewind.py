@@ -32,6 +32,10 @@ _CUTS: Final = (
     "with cuts all tables stand at one instant of the source, again and again, and a table that reads again "
     "does not: remove cuts from the config, and add them again once tidesink status says that it is done"
 )
+_LOADS: Final = (
+    "a snapshot of the table is under way, and changes that are read again may be older than its rows: "
+    "rewind once it is over, or cancel it"
+)
 _NOTHING: Final = "nothing of the table is applied yet, so there is nothing to read again"
 _OTHER: Final = "the topic was made again since, and its offsets mean other records: ask for the rewind again"
 _UNKNOWN: Final = "partition {} is not one that the table has read: it has read {}"
@@ -55,10 +59,11 @@ _OLDER: Final = (
 _BACK: Final = "the table is to read on from there already"
 
 
-def refuse_beside_cuts(config: Config, table: TableId) -> None:
-    """Raise ConfigError where the pipeline has cuts."""
-    if config.cuts is not None:
-        raise ConfigError(_CUTS, table=str(table))
+def refuse_meanwhile(config: Config, table: TableId, *, loads: bool) -> None:
+    """Raise ConfigError where the pipeline has cuts, or a snapshot of the table is under way."""
+    reason = _CUTS if config.cuts is not None else _LOADS if loads else None
+    if reason is not None:
+        raise ConfigError(reason, table=str(table))
 
 
 def refuse_mode(settings: TableConfig) -> None:
@@ -102,7 +107,7 @@ def rewound_offsets(
     back = {
         number: offset
         for (number, offset), refused in zip(wanted.items(), refusals, strict=True)
-        if refused is None and offset < progress.partitions[number].next_offset
+        if refused is None and offset != progress.partitions[number].next_offset
     }
     if steps_back(settings):
         refusals += [_growth_refusal(grown, *one) for one in back.items()]
@@ -116,8 +121,10 @@ def _offset_refusal(progress: TopicProgress, found: TopicOffsets, number: int, o
     applied, there = progress.partitions.get(number), found.partitions.get(number)
     if applied is None or there is None:
         return _UNKNOWN.format(number, ", ".join(map(str, sorted(progress.partitions))))
-    if offset > applied.next_offset:
-        return _AHEAD.format(offset, number, applied.next_offset)
+    # What expired while it was read again is passed over: it was applied before.
+    end = max(applied.next_offset, applied.again_to or 0)
+    if offset > end:
+        return _AHEAD.format(offset, number, end)
     if offset < there.earliest:
         return _EXPIRED.format(offset, number, there.earliest)
     return None

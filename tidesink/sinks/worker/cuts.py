@@ -184,8 +184,6 @@ def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) ->
     if task.held is None:
         return "not opened yet"
     progress = task.held.progress
-    if progress.snapshot is not None and not progress.snapshot.done:
-        return "its snapshot is under way"
     if bound is not None and stands_at(progress, task.topic, found.partitions, bound, task.marks):
         return ""
     if task.stalled:

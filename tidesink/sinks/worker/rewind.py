@@ -21,7 +21,7 @@ from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, topic_progress
-from tidesink.sinks.kafka.rewind import refuse_beside_cuts, rewound_offsets
+from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets
 from tidesink.sinks.state.progress import Progress, TopicProgress
 from tidesink.sinks.worker.control import RewindControl, change_control
 
@@ -43,8 +43,10 @@ class Rewinds:
         """Whether a rewind was asked for that was neither done nor refused."""
         return self.asked is not None and self.asked.number > max(progress.rewound, self._refused)
 
-    def plan(self, progress: Progress, found: TopicOffsets) -> BatchPlan | None:
+    def plan(self, progress: Progress, found: TopicOffsets, *, loads: bool = False) -> BatchPlan | None:
         """The offsets that the table goes back to, as ranges without records; None: none is due.
+
+        ``loads``: the table's snapshot is under way.
 
         Raises:
             ConfigError: it may not be rewound; the request is over.
@@ -55,7 +57,7 @@ class Rewinds:
         if asked is None or not self.is_due(progress):
             return None
         try:
-            refuse_beside_cuts(self._context.config, self._settings.table)
+            refuse_meanwhile(self._context.config, self._settings.table, loads=loads)
             offsets = rewound_offsets(
                 topic_progress(progress, found.topic),
                 found,

@@ -19,7 +19,7 @@ import structlog
 
 from tidesink.config import Config
 from tidesink.config.models import idle_patterns
-from tidesink.errors import SourceError
+from tidesink.errors import SourceError, TidesinkError
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.context import (
     Failpoints,
@@ -197,7 +197,12 @@ class Worker:
         """Publish a cut that is complete; whether tables may read on by it."""
         if self._cuts is None or isinstance(seen, SourceError):
             return False
-        return self._cuts.turn(list(self._table_tasks), list(self._busy.values()), seen)
+        try:
+            return self._cuts.turn(list(self._table_tasks), list(self._busy.values()), seen)
+        except TidesinkError as exc:
+            # Tables wait for their bound; the worker looks again.
+            _log.warning("cuts cannot be looked at", error=str(exc))
+            return False
 
     def _go_on(self, idle: list[TableTask], seen: Look | SourceError) -> None:
         """Have tasks that are not at work do what is asked of them, and work by what was seen."""
@@ -232,7 +237,7 @@ class Worker:
             topics[topic] = standing.joined(topics.get(topic, standing))
         alone = self._watermarks.look(topics)
         for table_task in followed:
-            table_task.marks = {**table_task.marks, **self._watermarks.marks(table_task.topic)}
+            table_task.marks = self._watermarks.marks(table_task.topic)
         return {table_task for table_task in followed if table_task.topic in alone}
 
     def _is_settled(self, table_task: TableTask, seen: Look) -> bool:

@@ -26,9 +26,9 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.counts import passed
 from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, starts
-from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, TableChanged, TableReport
+from tidesink.sinks.batch.observers import BatchStarted, TableChanged, TableReport
 from tidesink.sinks.batch.row_ddl import unfollowed
-from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
+from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold, applied_event
 from tidesink.sinks.batch.schema_changes import Policies, pending_of
 from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords
@@ -191,8 +191,11 @@ class TableTask:
 
     @property
     def obstacle(self) -> str:
-        """Why the table does not go on by itself; empty where it does."""
-        return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
+        """Why the table does not come to a cut by itself; empty where it does."""
+        if self.state in ("PAUSED", "FAILING"):
+            return f"{self.state}: {self._error}"
+        loads = self._hold is not None and self._snapshot.is_under_way(self._hold.progress)
+        return "its snapshot is not over: cancel it, or remove cuts until it is" if loads else ""
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
         """The next offset of each partition, where watermarks alone that wait there need no batch yet.
@@ -346,7 +349,7 @@ class TableTask:
         """As ``work``; raises what it meets."""
         context = self._context
         retry = context.retry(self.table)
-        opens = self._hold is None
+        opens, self.stalled = self._hold is None, False
         if found is not None:
             self._continuity.refuse_mode(found)
         if self._hold is None:
@@ -359,6 +362,10 @@ class TableTask:
             return  # now that it shows, it is looked at again before it is believed
         if found is None:
             raise topic_gone(self.topic)
+        if self._rewinds.is_due(self._hold.progress) and self._may_read:
+            # It may lead past what expired while the table was read again.
+            self._rewind(found)
+            return
         self._continuity.check(
             progress,
             found,
@@ -388,10 +395,9 @@ class TableTask:
         self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
     def _takes_other_turn(self, progress: Progress, found: TopicOffsets) -> bool:
-        """Do what comes before changes of the topic: a rewind, or the next part of a snapshot."""
+        """Do what comes before changes of the topic: the next part of a snapshot."""
         if self._rewinds.asked is not None:
-            self._rewind(found)
-            return True
+            self._rewinds.settle()  # done, by a worker that was killed behind it
         reads_part = self._reads_part(progress, found)
         if reads_part and self._snapshot.comes_next(progress, waiting=self.lag > 0):
             self._read_part(found)
@@ -403,7 +409,8 @@ class TableTask:
         assert self._hold is not None  # noqa: S101  (opened before)
         context, progress, asked = self._context, self._hold.progress, self._rewinds.asked
         try:
-            plan = context.retry(self.table).call(lambda: self._rewinds.plan(progress, found))
+            loads = self._snapshot.is_under_way(progress)
+            plan = context.retry(self.table).call(lambda: self._rewinds.plan(progress, found, loads=loads))
         except ConfigError as exc:
             self._tally.warnings += (refused(exc),)
             self._change("RUNNING", None)
@@ -421,7 +428,13 @@ class TableTask:
         self._rewinds.settle()
 
     def _reads_part(self, progress: Progress, found: TopicOffsets) -> bool:
-        """Whether the table's snapshot is to go on before changes that are waited for."""
+        """Whether the table's snapshot is to go on before changes that are waited for.
+
+        Its rows are of now: later than a cut that is waited for, and than changes that are read again.
+        """
+        topic = progress.topics.get(self.topic)
+        if self._context.config.cuts is not None or (topic is not None and topic.read_again):
+            return False
         ends = {number: at.latest for number, at in found.partitions.items()}
         return self._snapshot.is_due(progress) and not self._snapshot.waits(self._next_offsets(), ends)
 
@@ -562,6 +575,8 @@ class TableTask:
             self.batches += 1
             self._hold = replace(self._hold, progress=outcome.progress)
             self._passed.clear()
+            # Under another bound rows that waited come first, and what was behind them was not read.
+            self.marks = NO_MARKS
             if self._hold.known is not None and self._decoding is not None:
                 self._hold.known.applied(self._decoding, outcome.progress)
             if self._tombstones is not None:
@@ -673,19 +688,3 @@ class TableTask:
             rows, progress = self._decoding.row_ddl(), self._hold.progress
             self._unfollowed = tuple(unfollowed(rows, policies, progress, self.topic))
         return tuple(dict.fromkeys((*own, *self._unfollowed, *self._tally.warnings)))
-
-
-def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
-    """A batch that was applied and accounted for."""
-    assert outcome.account is not None and outcome.read is not None  # noqa: S101, PT018  (it was applied)
-    return BatchApplied(
-        table,
-        outcome.progress.batch,
-        outcome.account,
-        outcome.version,
-        outcome.progress.commit_ts,
-        bytes_read=outcome.read.bytes,
-        seconds=dict(outcome.seconds),
-        doubted=outcome.doubted,
-        doubts=outcome.doubts,
-    )
