@@ -10,8 +10,10 @@ import sys
 from contextlib import suppress
 
 import pytest
+import typer
 
 from tests.cli.samples import CANAL, capture
+from tidesink.cli.terminal import guarded
 
 
 def tidesink(*args: str) -> subprocess.Popen[bytes]:
@@ -48,3 +50,25 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
         process.wait(120)
         assert process.stderr.read() == b""
         assert process.returncode == 0
+
+
+def test_what_fails_because_an_interrupt_cut_it_off_is_the_interrupt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @guarded
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("the answer of the JVM is of another call")
+
+    @guarded
+    def failing() -> None:
+        raise RuntimeError("it failed")
+
+    with pytest.raises(typer.Exit) as ended:
+        interrupted()
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    with pytest.raises(RuntimeError, match="it failed"):
+        failing()

@@ -195,10 +195,23 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             # The reader of our output has closed it: what is left must not fail on exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(DONE) from None
+        except Exception as error:
+            if not _was_interrupted(error):
+                raise
+            sys.stderr.write("interrupted\n")
+            raise typer.Exit(INTERRUPTED) from None
         finally:  # whoever called the command as a function has a stderr of its own
             structlog.configure(**before)
 
     return run
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether an error came when an interrupt was dealt with: the call of a JVM that it cut off, say."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__context__
+    return cause is not None
 
 
 def _show(error: TidesinkError) -> None:

@@ -197,6 +197,16 @@ def signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def raise_on_interrupt() -> None:
+    """Make an interrupt a KeyboardInterrupt and nothing else. To be called as ``stop_on_signals``.
+
+    PySpark's handler cancels every job first, on the connection on which the main thread may wait for an
+    answer: what is raised is then an error of that connection.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def stop_on_signals(stop: StopFlag) -> None:
     """Turn the first SIGINT or SIGTERM into a wish to stop, and the second into a wish to hurry.
 

@@ -24,7 +24,7 @@ from tidesink.config import Config
 from tidesink.config.table_checks import OWN_PREFIX
 from tidesink.errors import ConfigError, TidesinkError, ValueOutOfRangeError
 from tidesink.events import TableId, fold_name
-from tidesink.sinks.batch.context import StopFlag, WorkerContext
+from tidesink.sinks.batch.context import StopFlag, WorkerContext, raise_on_interrupt, signals_kept
 from tidesink.sinks.batch.observers import Listeners, seconds_since_beat
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle, release_stored, unpacked_ranges
 from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
@@ -135,7 +135,8 @@ def diff(
         ConfigError: a table cannot be compared as it is configured, or no worker applies what waits for it.
         TidesinkError: a side, Kafka or the state store cannot be asked.
     """
-    with assembled(config, (), StopFlag()) as context:
+    with signals_kept(), assembled(config, (), StopFlag()) as context:
+        raise_on_interrupt()
         # A sign of life is a worker's.
         quiet = replace(context, listeners=Listeners(()))
         for table in tables:
