@@ -169,7 +169,7 @@ def demo(
     ] = False,
     events: Annotated[
         int | None,
-        typer.Option(min=1, help="About how many row events to write: 20,000; with --snapshot 3,000."),
+        typer.Option(min=1, help="About how many row events to write: 20,000; with --snapshot at least 3,000, until all is loaded."),
     ] = None,
     rows: Annotated[
         int | None,
