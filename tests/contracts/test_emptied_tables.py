@@ -241,6 +241,26 @@ def test_a_column_is_renamed_before_the_table_is_emptied(begin: Begin, rename: s
         assert {name: row.get(name) for name in ("chosen", "select")} == {"chosen": "three", "select": None}
 
 
+@pytest.mark.parametrize(
+    ("kind", "sql"),
+    [
+        ("drop-table", f"DROP TABLE {NAME}"),
+        pytest.param("rename-table", f"RENAME TABLE {NAME} TO `sh``op`.gone", marks=FULL),
+    ],
+)
+def test_a_table_that_is_gone_at_the_source_waits_for_a_person(begin: Begin, kind: str, sql: str) -> None:
+    """No DDL has its columns any more: what is left of its rows is read as it was."""
+    waiting = begin(sql)
+    with waiting.table.table_task() as table_task:
+        waiting.table.take(table_task, waiting.before)
+        waiting.turn(table_task)
+        assert (table_task.state, waiting.ids()) == ("PAUSED", [1, 2]), table_task.report().error
+        assert [one["kind"] for one in waiting.pending()] == [kind]
+        assert "accepted (ignore)" in waiting.resume("--accept", "--ignore")
+        waiting.turn(table_task)
+        assert (table_task.state, waiting.ids()) == ("IDLE", [1, 2, 3]), table_task.report().error
+
+
 @FULL
 def test_statements_that_cannot_be_followed_are_accepted_as_ignored(begin: Begin) -> None:
     waiting = begin(TRUNCATE, DROP_PARTITION, f"RECOVER TABLE {NAME}")
