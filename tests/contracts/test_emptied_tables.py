@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tests.contracts.coded_changes import CREATE, NAME, TABLE, TOPIC, Changefeed, sent_again
+from tests.contracts.coded_changes import CREATE, NAME, TABLE, TOPIC, Changefeed, placed, sent_again
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tests.contracts.targets_bed import Bed
@@ -19,7 +19,7 @@ from tests.full import FULL, needs, quick_on
 from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions, EncodedRecord
-from tidesink.events import ChangeEvent, DdlEvent, Message, TableSchema
+from tidesink.events import ChangeEvent, DdlEvent, Message, TableId, TableSchema
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.worker.control import Requests
 from tidesink.sinks.worker.table_task import TableTask
@@ -259,6 +259,54 @@ def test_a_table_that_is_gone_at_the_source_waits_for_a_person(begin: Begin, kin
         assert "accepted (ignore)" in waiting.resume("--accept", "--ignore")
         waiting.turn(table_task)
         assert (table_task.state, waiting.ids()) == ("IDLE", [1, 2, 3]), table_task.report().error
+
+
+OTHER = TableId(TABLE.schema, "other")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sql", "alone"),
+    [
+        ("partition", f"ALTER TABLE `sh``op`.other EXCHANGE PARTITION p0 WITH TABLE {NAME}", True),
+        ("partition", f"ALTER TABLE `sh``op`.other EXCHANGE PARTITION p0 WITH TABLE {NAME}", False),
+        pytest.param("rename-table", f"RENAME TABLE {NAME} TO `sh``op`.other", True, marks=FULL),
+        pytest.param("rename-table", f"RENAME TABLE {NAME} TO `sh``op`.other", False, marks=FULL),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=FULL)])
+def test_ddl_under_another_tables_name_is_known_before_later_rows_of_the_same_partition(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    tmp_path: Path,
+    kind: str,
+    sql: str,
+    alone: bool,
+    at_once: bool,
+) -> None:
+    """Also where tables read together, and where the DDL comes with no row of this table."""
+    feed = Changefeed("canal-json", TableSchema(TABLE, ()))
+    feed.define(CREATE)
+    feed.put(1, 0, "one", 1, None)
+    before = len(feed.records)
+    feed.tell(sql, of=OTHER)
+    feed.put(2, 0, "two", 2, None)
+    table = open_table(
+        memory_bed(request, tmp_path),
+        spark,
+        tmp_path,
+        feed=feed,
+        messages=placed(feed.records),
+        config=config_of(feed),
+    )
+    if not alone:
+        table.around.topics.reads(TOPIC).expect(OTHER)
+    with table.table_task() as table_task:
+        table.take(table_task, before)
+        for upto in (before + 2,) if at_once else (before + 1, before + 2):
+            table.offer(table_task, upto)
+        (status,) = table.around.store.statuses("shop")
+        assert [one["kind"] for one in status.details.get("pending", ())] == [kind]
+        assert (table_task.state, [row["id"] for row in table.bed.read(TABLE)]) == ("PAUSED", [1])
 
 
 @FULL

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -48,6 +49,7 @@ VALUES = (
 NAMED = (None, None, None, "t", "u", "x", "T", None, "t", "u", "x", "u", "x", None, None, "u", None, "t")
 # Those whose row somebody has to take.
 STRANGERS = (5, 6, 10, 18, 19)
+DDL_EVENTS = (11, 12, 13)
 
 
 def test_records_are_told_apart() -> None:
@@ -59,8 +61,24 @@ def test_records_are_told_apart() -> None:
     ]
     assert named[len(NAMED) :] == ['a"b', "é" * 64]
     assert tuple(at for at, one in enumerate(found.strangers.tolist()) if one) == STRANGERS
+    assert tuple(np.flatnonzero(found.ddl).tolist()) == DDL_EVENTS
     assert not found.watermarks.any()
     assert found.own(T).tolist() == [name in (None, "t") for name in named]
+
+
+@pytest.mark.parametrize("name", ["t", "t" * 60], ids=["short", "longer than what is looked at"])
+@pytest.mark.parametrize("keys", ['["isDdl"]', "null"])
+def test_ddl_is_told_from_rows_of_the_same_table(name: str, keys: str) -> None:
+    """With the text of one in it, with and without a key."""
+    start = f'{{"id":0,"database":"s","table":"{name}","pkNames":'
+    text = '\\"isDdl\\":true'
+    row = f'{start}{keys},"isDdl":false,"type":"INSERT","es":1,"ts":1,"data":[{{"id":"{text}"}}]}}'
+    ddl = f'{start}null,"isDdl":true,"type":"QUERY","es":1,"ts":1,"sql":"truncate {name}"}}'
+    values = (row.encode(), None, ddl.encode(), row.encode())
+    records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(values))
+    found = TableNames(frozenset({TableId("s", name)})).of(records)
+    assert found.ddl.tolist() == [False, False, True, False]
+    assert found.codes.tolist() == [0, -1, 0, 0]
 
 
 def test_watermarks_are_known_by_the_form_that_ticdc_writes() -> None:
