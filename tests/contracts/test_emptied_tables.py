@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,6 +222,47 @@ def test_a_truncate_that_is_ignored_stays_said(begin: Begin) -> None:
         waiting.table.offer(table_task, len(waiting.feed.records))
         (said,) = table_task.report().warnings
         assert said == f"not applied, rows that TRUNCATE removed at the source stay in the target: {TRUNCATE}"
+
+
+@pytest.mark.parametrize("options", [CodecOptions(), CodecOptions(enable_tidb_extension=True)])
+def test_a_truncate_of_an_impossible_time_makes_no_later_row_void(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, options: CodecOptions
+) -> None:
+    """It waits to be ignored, whatever the policy says; the next one, of a sound time, is followed."""
+    feed = Changefeed("canal-json", TableSchema(TABLE, ()), options)
+    feed.define(CREATE)
+    feed.put(1, 0, "one", 1, None)
+    feed.tell(TRUNCATE, at=4_000_000_000_000 << 18)
+    feed.put(2, 0, "two", 2, None)
+    before = len(feed.records)
+    feed.tell(TRUNCATE)
+    feed.put(3, 0, "three", 3, None)
+    sent = list(zip(feed.records, feed.events, strict=True))
+    messages = [replace(one, timestamp=1_764_158_400_000) for one in _in_two_partitions(sent)]
+    table = open_table(
+        memory_bed(request, tmp_path),
+        spark,
+        tmp_path,
+        feed=feed,
+        messages=messages,
+        config=config_of(feed, **{"schema-changes": {"truncate": "apply"}}),
+    )
+    waiting = Waiting(table, feed, tmp_path, before)
+    with table.table_task() as table_task:
+        table.offer(table_task, before)
+        (shown,) = waiting.pending()
+        assert (table_task.state, waiting.ids(), shown["accepts"]) == ("PAUSED", [], ["ignore"])
+        assert "its time is impossible" in shown["reason"]
+        assert "accepted (ignore)" in waiting.resume("--accept", "--ignore")
+        asked = Requests(table.around.store, "shop")
+        asked.look()
+        table_task.apply_control(asked.of(TABLE))
+        _drain(table, table_task, before)
+        assert waiting.ids() == [1, 2]
+        _drain(table, table_task, len(messages))
+        assert waiting.ids() == [3]
+        (said,) = table_task.report().warnings
+        assert said.startswith("not applied, rows that TRUNCATE removed at the source stay")
 
 
 @pytest.mark.parametrize("rename", ["apply", "pause"])

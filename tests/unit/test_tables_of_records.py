@@ -125,19 +125,22 @@ def test_compressed_values_are_seen(kind: Compression) -> None:
 
 
 def _in_threes() -> Iterator[pa.RecordBatch]:
-    records = as_records(Message("cdc", 0, 50 + at, None, value) for at, value in enumerate(VALUES))
+    times = {12: 5}
+    records = as_records(
+        Message("cdc", 0, 50 + at, None, value, times.get(at)) for at, value in enumerate(VALUES)
+    )
     return (records.slice(at, 3) for at in range(0, len(records), 3))
 
 
 def test_values_that_may_be_ddl_come_in_their_order() -> None:
-    assert marked_ddl(1 << 20, _in_threes()) == (list(VALUES[11:14]), [61, 62, 63], None)
+    assert marked_ddl(1 << 20, _in_threes()) == (list(VALUES[11:14]), [61, 62, 63], [None, 5, None], None)
 
 
 def test_of_values_that_may_be_ddl_no_more_come_than_are_asked_for() -> None:
     """The rest begins with the batch after the one that has the first too many."""
     one = len(VALUES[11] or b"")
-    assert marked_ddl(one, _in_threes()) == (list(VALUES[11:12]), [61], 62)
-    assert marked_ddl(one + 1, _in_threes()) == (list(VALUES[11:14]), [61, 62, 63], 65)
+    assert marked_ddl(one, _in_threes()) == (list(VALUES[11:12]), [61], [None], 62)
+    assert marked_ddl(one + 1, _in_threes()) == (list(VALUES[11:14]), [61, 62, 63], [None, 5, None], 65)
 
 
 def _row(table: str, *names: str, types: str = "int") -> bytes:

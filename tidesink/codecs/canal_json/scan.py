@@ -571,12 +571,13 @@ def census(records: Iterator[pa.RecordBatch]) -> Census:
 class MarkedDdl(NamedTuple):
     """Values that may be DDL events, in their order; a row with these bytes in a value is among them.
 
-    ``offsets`` are those of their records. ``end``: the offset from which on nothing was looked at; None
-    where that is the end of the records.
+    ``offsets`` are those of their records, ``times`` Kafka's (ms since 1970). ``end``: the offset from which
+    on nothing was looked at; None where that is the end of the records.
     """
 
     values: list[bytes]
     offsets: list[int]
+    times: list[int | None]
     end: int | None
 
 
@@ -584,16 +585,18 @@ def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
     """The first values that may be DDL events: of no further batch once there are so many bytes of them."""
     values: list[bytes] = []
     offsets: list[int] = []
+    times: list[int | None] = []
     size = 0
     for batch in records:
         if size >= most_bytes and len(batch):
-            return MarkedDdl(values, offsets, batch.column("offset")[0].as_py())
+            return MarkedDdl(values, offsets, times, batch.column("offset")[0].as_py())
         found = batch.filter(pa.array(_marked(batch.column("value"))))
         marked = found.column("value").to_pylist()
         values += marked
         offsets += found.column("offset").to_pylist()
+        times += found.column("timestamp").to_pylist()
         size += sum(map(len, marked))
-    return MarkedDdl(values, offsets, None)
+    return MarkedDdl(values, offsets, times, None)
 
 
 class RowWords(NamedTuple):
