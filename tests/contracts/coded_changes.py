@@ -149,12 +149,13 @@ class Changefeed:
         if CODECS[self.protocol].tells_ddl:
             self.tell(sql)
 
-    def tell(self, sql: str) -> None:
-        """A DDL that changes no column."""
-        event = DdlEvent(
-            self.schema.table, sql, sql.split(maxsplit=1)[0], self._next_commit(), Position(TOPIC, 0, 0)
-        )
-        self._keep(event)
+    def tell(self, sql: str, *, of: TableId | None = None, at: int | None = None) -> None:
+        """A DDL that changes no column.
+
+        ``of``: the event names this table, which may be another. ``at``: its time, if it is to be odd.
+        """
+        table, at = of or self.schema.table, at or self._next_commit()
+        self._keep(DdlEvent(table, sql, sql.split(maxsplit=1)[0], at, Position(TOPIC, 0, 0)))
 
     def truncate(self) -> None:
         """A TRUNCATE of the table."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tests.contracts.coded_changes import CREATE, NAME, TABLE, TOPIC, Changefeed, sent_again
+from tests.contracts.coded_changes import CREATE, NAME, TABLE, TOPIC, Changefeed, placed, sent_again
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tests.contracts.targets_bed import Bed
@@ -19,7 +20,7 @@ from tests.full import FULL, needs, quick_on
 from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions, EncodedRecord
-from tidesink.events import ChangeEvent, DdlEvent, Message, TableSchema
+from tidesink.events import ChangeEvent, DdlEvent, Message, TableId, TableSchema
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.worker.control import Requests
 from tidesink.sinks.worker.table_task import TableTask
@@ -223,6 +224,47 @@ def test_a_truncate_that_is_ignored_stays_said(begin: Begin) -> None:
         assert said == f"not applied, rows that TRUNCATE removed at the source stay in the target: {TRUNCATE}"
 
 
+@pytest.mark.parametrize("options", [CodecOptions(), CodecOptions(enable_tidb_extension=True)])
+def test_a_truncate_of_an_impossible_time_makes_no_later_row_void(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, options: CodecOptions
+) -> None:
+    """It waits to be ignored, whatever the policy says; the next one, of a sound time, is followed."""
+    feed = Changefeed("canal-json", TableSchema(TABLE, ()), options)
+    feed.define(CREATE)
+    feed.put(1, 0, "one", 1, None)
+    feed.tell(TRUNCATE, at=4_000_000_000_000 << 18)
+    feed.put(2, 0, "two", 2, None)
+    before = len(feed.records)
+    feed.tell(TRUNCATE)
+    feed.put(3, 0, "three", 3, None)
+    sent = list(zip(feed.records, feed.events, strict=True))
+    messages = [replace(one, timestamp=1_764_158_400_000) for one in _in_two_partitions(sent)]
+    table = open_table(
+        memory_bed(request, tmp_path),
+        spark,
+        tmp_path,
+        feed=feed,
+        messages=messages,
+        config=config_of(feed, **{"schema-changes": {"truncate": "apply"}}),
+    )
+    waiting = Waiting(table, feed, tmp_path, before)
+    with table.table_task() as table_task:
+        table.offer(table_task, before)
+        (shown,) = waiting.pending()
+        assert (table_task.state, waiting.ids(), shown["accepts"]) == ("PAUSED", [], ["ignore"])
+        assert "its time is impossible" in shown["reason"]
+        assert "accepted (ignore)" in waiting.resume("--accept", "--ignore")
+        asked = Requests(table.around.store, "shop")
+        asked.look()
+        table_task.apply_control(asked.of(TABLE))
+        _drain(table, table_task, before)
+        assert waiting.ids() == [1, 2]
+        _drain(table, table_task, len(messages))
+        assert waiting.ids() == [3]
+        (said,) = table_task.report().warnings
+        assert said.startswith("not applied, rows that TRUNCATE removed at the source stay")
+
+
 @pytest.mark.parametrize("rename", ["apply", "pause"])
 def test_a_column_is_renamed_before_the_table_is_emptied(begin: Begin, rename: str) -> None:
     """The rows behind both have the new name, and no rows are left in which the old one would be missed."""
@@ -239,6 +281,74 @@ def test_a_column_is_renamed_before_the_table_is_emptied(begin: Begin, rename: s
         assert (table_task.state, waiting.ids()) == ("IDLE", [3])
         (row,) = waiting.table.bed.read(TABLE)
         assert {name: row.get(name) for name in ("chosen", "select")} == {"chosen": "three", "select": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sql"),
+    [
+        ("drop-table", f"DROP TABLE {NAME}"),
+        pytest.param("rename-table", f"RENAME TABLE {NAME} TO `sh``op`.gone", marks=FULL),
+    ],
+)
+def test_a_table_that_is_gone_at_the_source_waits_for_a_person(begin: Begin, kind: str, sql: str) -> None:
+    """No DDL has its columns any more: what is left of its rows is read as it was."""
+    waiting = begin(sql)
+    with waiting.table.table_task() as table_task:
+        waiting.table.take(table_task, waiting.before)
+        waiting.turn(table_task)
+        assert (table_task.state, waiting.ids()) == ("PAUSED", [1, 2]), table_task.report().error
+        assert [one["kind"] for one in waiting.pending()] == [kind]
+        assert "accepted (ignore)" in waiting.resume("--accept", "--ignore")
+        waiting.turn(table_task)
+        assert (table_task.state, waiting.ids()) == ("IDLE", [1, 2, 3]), table_task.report().error
+
+
+OTHER = TableId(TABLE.schema, "other")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sql", "alone"),
+    [
+        ("partition", f"ALTER TABLE `sh``op`.other EXCHANGE PARTITION p0 WITH TABLE {NAME}", True),
+        ("partition", f"ALTER TABLE `sh``op`.other EXCHANGE PARTITION p0 WITH TABLE {NAME}", False),
+        pytest.param("rename-table", f"RENAME TABLE {NAME} TO `sh``op`.other", True, marks=FULL),
+        pytest.param("rename-table", f"RENAME TABLE {NAME} TO `sh``op`.other", False, marks=FULL),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=FULL)])
+def test_ddl_under_another_tables_name_is_known_before_later_rows_of_the_same_partition(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    tmp_path: Path,
+    kind: str,
+    sql: str,
+    alone: bool,
+    at_once: bool,
+) -> None:
+    """Also where tables read together, and where the DDL comes with no row of this table."""
+    feed = Changefeed("canal-json", TableSchema(TABLE, ()))
+    feed.define(CREATE)
+    feed.put(1, 0, "one", 1, None)
+    before = len(feed.records)
+    feed.tell(sql, of=OTHER)
+    feed.put(2, 0, "two", 2, None)
+    table = open_table(
+        memory_bed(request, tmp_path),
+        spark,
+        tmp_path,
+        feed=feed,
+        messages=placed(feed.records),
+        config=config_of(feed),
+    )
+    if not alone:
+        table.around.topics.reads(TOPIC).expect(OTHER)
+    with table.table_task() as table_task:
+        table.take(table_task, before)
+        for upto in (before + 2,) if at_once else (before + 1, before + 2):
+            table.offer(table_task, upto)
+        (status,) = table.around.store.statuses("shop")
+        assert [one["kind"] for one in status.details.get("pending", ())] == [kind]
+        assert (table_task.state, [row["id"] for row in table.bed.read(TABLE)]) == ("PAUSED", [1])
 
 
 @FULL

@@ -419,6 +419,36 @@ def test_a_time_that_cannot_be_is_said_and_orders_nothing(said: dict[str, Any]) 
     assert "c" in found.by_name, "what comes later is not taken for a statement sent again"
 
 
+_SENT = 1_764_158_400_000
+_DAY = 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("at", "sent", "odd"),
+    [
+        (_SENT + _DAY, _SENT, False),  # clocks differ
+        (_SENT + _DAY + 1, _SENT, True),
+        (_SENT + _DAY + 1, None, False),  # nothing says when the record was sent
+        (1000, _SENT, False),  # an old topic that is sent once more
+    ],
+)
+@pytest.mark.parametrize("extended", [True, False])
+def test_a_time_a_day_after_the_record_cannot_be(
+    at: int, sent: int | None, odd: bool, extended: bool
+) -> None:
+    time = {"_tidb": {"commitTs": at << 18}, "es": 5} if extended else {"es": at}
+    message = {"isDdl": True, "database": "s", "sql": "truncate t", "type": "TRUNCATE", **time}
+    found = _statement(json.dumps(message).encode(), 7, sent)
+    assert found is not None
+    assert (found.since, bool(found.odd_time)) == (None if odd else at << 18, odd)
+    (one,) = topic_ddl.with_rows((), [found])
+    assert (one.moment, one.odd_time) == (found.since, found.odd_time)
+    if odd:
+        said = f"commitTs {at << 18}" if extended else f"es {at}"
+        assert found.odd_time.startswith(said)
+        assert found.odd_time.endswith("of a record that was sent at 2025-11-26 12:00:00.000 UTC")
+
+
 class _Topic:
     """A source whose partition 0 has a statement an offset; tasks read halves, in batches of two records."""
 

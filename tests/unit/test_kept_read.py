@@ -24,12 +24,14 @@ from tidesink.sinks.batch.shared_reads import KeptRead
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
+from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, RecordSize, TopicOffsets
 from tidesink.sinks.plans.canal_json import canal_json_plan
 
 RANGES = (OffsetRange("t", 0, 0, 9),)
 _SESSION = cast("Any", None)
 TABLES = cast("Any", SimpleNamespace(known=lambda: ()))
+DDL = cast("Any", None)
+FOUND = TopicOffsets("t", "topic id", {0: PartitionOffsets(0, 9)})
 
 
 class _Silent(KafkaSource):
@@ -65,7 +67,7 @@ class _Asking(threading.Thread):
 
 def test_a_read_that_fails_fails_for_all_who_waited() -> None:
     source = _Silent()
-    kept = KeptRead(source, TABLES, RANGES, "topic id", RecordSize())
+    kept = KeptRead(source, TABLES, DDL, RANGES, FOUND, RecordSize())
     kept._lock = lock = cast("Any", WatchedLock())
     first = _Asking(kept)
     assert source.begun.wait(240)
@@ -119,7 +121,7 @@ def test_each_table_is_given_its_records_and_those_without_a_name() -> None:
     assert {row["named"]: row["strangers"] for row in rows if row["strangers"]} == {
         full_name(TableId("s", "x")): 1
     }
-    assert sum(row["watermarks"] for row in rows) == 0
+    assert sum(row["watermarks"] + row["ddl"] for row in rows) == 0
     assert _worked(rows, T) == ["[(2, 2), (2, 0), (2, 3), (2, 4), (2, 7)]"]
     assert _worked(rows, U) == ["[(2, 2), (2, 1), (2, 4), (2, 5)]"]
     assert table_of(full_name(T)) == T
@@ -136,5 +138,5 @@ def test_a_tables_batch_has_the_ranges_of_the_read_that_it_shares() -> None:
     """Other ranges are read from Kafka, by each table for itself."""
     ranges = (*RANGES, OffsetRange("t", 1, 4, 4))
     plan = canal_json_plan(parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY)"))
-    kept = KeptRead(KafkaSource(no_fetch), TABLES, ranges, "topic id", RecordSize())
+    kept = KeptRead(KafkaSource(no_fetch), TABLES, DDL, ranges, FOUND, RecordSize())
     assert kept.ranges == RangeTask.of(ranges, "topic id", plan).ranges

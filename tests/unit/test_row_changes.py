@@ -193,6 +193,15 @@ def test_a_statement_without_a_time_can_only_be_ignored() -> None:
     assert again.change.digest != pending.change.digest
 
 
+def test_a_statement_with_an_impossible_time_says_so_and_decides_no_later_one() -> None:
+    odd, policies = _ddl(moment=None)._replace(odd_time="es 9"), _policies(truncate="apply")
+    (pending,) = decide_rows([odd], policies, NOTHING, "cdc").pending
+    assert (pending.accepts, "its time is impossible (es 9)" in pending.reason) == (("ignore",), True)
+    ignored = replace(policies, accepted={pending.change.digest: "ignore"})
+    found = decide_rows([odd, _ddl(moment=60)], ignored, LATER, "cdc")
+    assert (found.pending, found.empties, found.decided) == ((), 60, 60)
+
+
 def test_a_history_is_not_emptied() -> None:
     policies = replace(_policies(truncate="apply"), added=("valid_from",))
     (pending,) = decide_rows([_ddl()], policies, NOTHING, "cdc").pending

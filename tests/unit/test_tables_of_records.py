@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -48,6 +49,7 @@ VALUES = (
 NAMED = (None, None, None, "t", "u", "x", "T", None, "t", "u", "x", "u", "x", None, None, "u", None, "t")
 # Those whose row somebody has to take.
 STRANGERS = (5, 6, 10, 18, 19)
+DDL_EVENTS = (11, 12, 13)
 
 
 def test_records_are_told_apart() -> None:
@@ -59,8 +61,24 @@ def test_records_are_told_apart() -> None:
     ]
     assert named[len(NAMED) :] == ['a"b', "é" * 64]
     assert tuple(at for at, one in enumerate(found.strangers.tolist()) if one) == STRANGERS
+    assert tuple(np.flatnonzero(found.ddl).tolist()) == DDL_EVENTS
     assert not found.watermarks.any()
     assert found.own(T).tolist() == [name in (None, "t") for name in named]
+
+
+@pytest.mark.parametrize("name", ["t", "t" * 60], ids=["short", "longer than what is looked at"])
+@pytest.mark.parametrize("keys", ['["isDdl"]', "null"])
+def test_ddl_is_told_from_rows_of_the_same_table(name: str, keys: str) -> None:
+    """With the text of one in it, with and without a key."""
+    start = f'{{"id":0,"database":"s","table":"{name}","pkNames":'
+    text = '\\"isDdl\\":true'
+    row = f'{start}{keys},"isDdl":false,"type":"INSERT","es":1,"ts":1,"data":[{{"id":"{text}"}}]}}'
+    ddl = f'{start}null,"isDdl":true,"type":"QUERY","es":1,"ts":1,"sql":"truncate {name}"}}'
+    values = (row.encode(), None, ddl.encode(), row.encode())
+    records = as_records(Message("cdc", 0, at, None, value) for at, value in enumerate(values))
+    found = TableNames(frozenset({TableId("s", name)})).of(records)
+    assert found.ddl.tolist() == [False, False, True, False]
+    assert found.codes.tolist() == [0, -1, 0, 0]
 
 
 def test_watermarks_are_known_by_the_form_that_ticdc_writes() -> None:
@@ -107,19 +125,22 @@ def test_compressed_values_are_seen(kind: Compression) -> None:
 
 
 def _in_threes() -> Iterator[pa.RecordBatch]:
-    records = as_records(Message("cdc", 0, 50 + at, None, value) for at, value in enumerate(VALUES))
+    times = {12: 5}
+    records = as_records(
+        Message("cdc", 0, 50 + at, None, value, times.get(at)) for at, value in enumerate(VALUES)
+    )
     return (records.slice(at, 3) for at in range(0, len(records), 3))
 
 
 def test_values_that_may_be_ddl_come_in_their_order() -> None:
-    assert marked_ddl(1 << 20, _in_threes()) == (list(VALUES[11:14]), [61, 62, 63], None)
+    assert marked_ddl(1 << 20, _in_threes()) == (list(VALUES[11:14]), [61, 62, 63], [None, 5, None], None)
 
 
 def test_of_values_that_may_be_ddl_no_more_come_than_are_asked_for() -> None:
     """The rest begins with the batch after the one that has the first too many."""
     one = len(VALUES[11] or b"")
-    assert marked_ddl(one, _in_threes()) == (list(VALUES[11:12]), [61], 62)
-    assert marked_ddl(one + 1, _in_threes()) == (list(VALUES[11:14]), [61, 62, 63], 65)
+    assert marked_ddl(one, _in_threes()) == (list(VALUES[11:12]), [61], [None], 62)
+    assert marked_ddl(one + 1, _in_threes()) == (list(VALUES[11:14]), [61, 62, 63], [None, 5, None], 65)
 
 
 def _row(table: str, *names: str, types: str = "int") -> bytes:

@@ -44,7 +44,7 @@ class _Topic:
         for table in tables:
             self.reads.expect(_table(table))
 
-    def _keep(self, ranges: tuple[OffsetRange, ...], _topic_id: str, _size: RecordSize) -> _Records:
+    def _keep(self, ranges: tuple[OffsetRange, ...], _found: TopicOffsets, _size: RecordSize) -> _Records:
         self.kept.append(_Records(ranges))
         return self.kept[-1]
 

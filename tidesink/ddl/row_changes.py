@@ -47,7 +47,8 @@ class RowDdl(NamedTuple):
     """A statement of a topic that changes rows of a table.
 
     ``statement`` is its text, cut where it is long, and ``digest`` of the whole. ``moment`` is the TSO it was
-    committed at, None where nothing says it; ``offset`` is its record's.
+    committed at, None where nothing says it; ``odd_time`` what does, if that is impossible. ``offset`` is its
+    record's.
     """
 
     table: TableId
@@ -57,12 +58,15 @@ class RowDdl(NamedTuple):
     digest: str
     moment: int | None
     offset: int
+    odd_time: str = ""
 
     @classmethod
-    def of(cls, change: RowChange, sql: str, *, moment: int | None, offset: int) -> RowDdl:
+    def of(
+        cls, change: RowChange, sql: str, *, moment: int | None, offset: int, odd_time: str = ""
+    ) -> RowDdl:
         """A change with its statement."""
         digest = hashlib.sha256(sql.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return cls(*change, sql[:_SHOWN_SQL], digest, moment, offset)
+        return cls(*change, sql[:_SHOWN_SQL], digest, moment, offset, odd_time)
 
     @property
     def at(self) -> str:
@@ -72,14 +76,16 @@ class RowDdl(NamedTuple):
     @property
     def time(self) -> str:
         """When it was committed, for people; empty where nothing says it."""
-        if self.moment is None:
-            return ""
-        found = _EPOCH + timedelta(milliseconds=self.moment >> LOGICAL_BITS)
-        return f"{found.isoformat(' ', 'milliseconds')} UTC"
+        return "" if self.moment is None else shown_time(self.moment >> LOGICAL_BITS)
 
     def concerns(self, table: TableId) -> bool:
         """Whether it is about a table."""
         return named_by(self.table, table)
+
+
+def shown_time(ms: int) -> str:
+    """A time in ms since 1970, for people."""
+    return f"{(_EPOCH + timedelta(milliseconds=ms)).isoformat(' ', 'milliseconds')} UTC"
 
 
 def named_by(name: TableId, table: TableId) -> bool:

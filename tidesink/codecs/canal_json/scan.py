@@ -454,6 +454,8 @@ _WATERMARK_FORM: Final = re.compile(
     rb'"_tidb":\{"watermarkTs":\d{1,18}\}\}'
 )
 _DDL_MARK: Final = '"isDdl":true'
+# Behind the names: of a row, whatever its key; a DDL event has no key, and is marked.
+_ROW_HEADS: Final = (b'"pkNames":[', b'"pkNames":null,"isDdl":false')
 # Indices of records by their first bytes.
 _NO_TABLE: Final = -1
 _TO_PARSE: Final = -2
@@ -462,13 +464,14 @@ _TO_PARSE: Final = -2
 class NamedRecords(NamedTuple):
     """The table that each record names: ``codes`` are indices of ``tables``, -1 for what names none.
 
-    ``strangers``: which records are rows of tables that are not known. ``watermarks``: which of those that
-    name none are watermarks for certain.
+    ``strangers``: which records are rows of tables that are not known. ``ddl``: which are DDL events, of
+    whatever table. ``watermarks``: which of those that name none are watermarks for certain.
     """
 
     tables: tuple[TableId, ...]
     codes: Indices
     strangers: Mask
+    ddl: Mask
     watermarks: Mask
 
     def own(self, table: TableId) -> Mask:
@@ -491,10 +494,13 @@ class TableNames:
         values = records.column("value")
         tables = dict(zip(sorted(self.known), range(len(self.known)), strict=True))
         heads = pc.binary_slice(values, 0, _HEAD_BYTES).dictionary_encode()
-        named = (self._in_head(head) for head in heads.dictionary.to_pylist())
+        named = [self._in_head(head) for head in heads.dictionary.to_pylist()]
         # Of a table that is not known the whole record has to be sound.
-        by_head = [_TO_PARSE if one is None else tables.get(one, _TO_PARSE) for one in named]
-        codes = np.array([*by_head, _NO_TABLE], np.int64)[_indices(heads)]
+        by_head = [tables.get(one.table, _TO_PARSE) if one.table else _TO_PARSE for one in named]
+        indices = _indices(heads)
+        codes = np.array([*by_head, _NO_TABLE], np.int64)[indices]
+        ddl = np.array([*(one.may_be_ddl for one in named), False], np.bool_)[indices]
+        ddl[ddl] = _marked(values.filter(pa.array(ddl)))
         strangers, watermarks = np.zeros((2, len(codes)), np.bool_)
         for at in np.flatnonzero(codes == _TO_PARSE).tolist():
             value = self._opened(values[at].as_py())
@@ -505,17 +511,18 @@ class TableNames:
             table = _table_of(parsed)
             codes[at] = _NO_TABLE if table is None else tables.setdefault(table, len(tables))
             strangers[at] = table is not None and table not in self.known and _is_row(parsed)
-        return NamedRecords(tuple(tables), codes, strangers, watermarks)
+            ddl[at] = isinstance(parsed, dict) and parsed.get("isDdl") is True
+        return NamedRecords(tuple(tables), codes, strangers, ddl, watermarks)
 
-    def _in_head(self, head: bytes) -> TableId | None:
+    def _in_head(self, head: bytes) -> _Head:
         if head not in self._heads:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
-            self._heads[head] = _table_in(head)
+            self._heads[head] = _head_of(head)
         return self._heads[head]
 
     @cached_property
-    def _heads(self) -> dict[bytes, TableId | None]:
+    def _heads(self) -> dict[bytes, _Head]:
         return {}
 
     def _opened(self, value: bytes) -> bytes:
@@ -547,7 +554,7 @@ def census(records: Iterator[pa.RecordBatch]) -> Census:
     for batch in records:
         values = batch.column("value")
         heads = pc.binary_slice(values, 0, _HEAD_BYTES).dictionary_encode()
-        named = [_table_in(head) for head in heads.dictionary.to_pylist()]
+        named = [_head_of(head).table for head in heads.dictionary.to_pylist()]
         for at, code in enumerate(_indices(heads).tolist()):
             if code == len(named) or named[code] in found:
                 continue
@@ -564,12 +571,13 @@ def census(records: Iterator[pa.RecordBatch]) -> Census:
 class MarkedDdl(NamedTuple):
     """Values that may be DDL events, in their order; a row with these bytes in a value is among them.
 
-    ``offsets`` are those of their records. ``end``: the offset from which on nothing was looked at; None
-    where that is the end of the records.
+    ``offsets`` are those of their records, ``times`` Kafka's (ms since 1970). ``end``: the offset from which
+    on nothing was looked at; None where that is the end of the records.
     """
 
     values: list[bytes]
     offsets: list[int]
+    times: list[int | None]
     end: int | None
 
 
@@ -577,16 +585,18 @@ def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
     """The first values that may be DDL events: of no further batch once there are so many bytes of them."""
     values: list[bytes] = []
     offsets: list[int] = []
+    times: list[int | None] = []
     size = 0
     for batch in records:
         if size >= most_bytes and len(batch):
-            return MarkedDdl(values, offsets, batch.column("offset")[0].as_py())
-        found = batch.filter(pc.match_substring(batch.column("value"), _DDL_MARK))
+            return MarkedDdl(values, offsets, times, batch.column("offset")[0].as_py())
+        found = batch.filter(pa.array(_marked(batch.column("value"))))
         marked = found.column("value").to_pylist()
         values += marked
         offsets += found.column("offset").to_pylist()
+        times += found.column("timestamp").to_pylist()
         size += sum(map(len, marked))
-    return MarkedDdl(values, offsets, None)
+    return MarkedDdl(values, offsets, times, None)
 
 
 class RowWords(NamedTuple):
@@ -641,16 +651,31 @@ def _indices(heads: pa.DictionaryArray) -> Indices:
     return found.astype(np.int64)
 
 
-def _table_in(head: bytes) -> TableId | None:
-    """The table that the first bytes of a record name; None where they do not say it in TiCDC's form."""
+class _Head(NamedTuple):
+    """The table that the first bytes of a record name; None where they do not say it in TiCDC's form.
+
+    ``may_be_ddl``: they do not say either that it is a row.
+    """
+
+    table: TableId | None = None
+    may_be_ddl: bool = False
+
+
+def _head_of(head: bytes) -> _Head:
     found = _HEAD.match(head)
     if found is None:
-        return None
+        return _Head()
     try:
         schema, name = (json.loads(b'"' + part + b'"') for part in found.groups())
     except ValueError:
-        return None
-    return TableId(schema, name) if name else None
+        return _Head()
+    return _Head(TableId(schema, name), not head.startswith(_ROW_HEADS, found.end())) if name else _Head()
+
+
+def _marked(values: pa.Array) -> Mask:
+    """Which values may be DDL events: text in a row has no such bytes, since its quotes are escaped."""
+    found: Mask = pc.match_substring(values, _DDL_MARK).fill_null(False).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _parsed(value: bytes) -> Any:

@@ -157,8 +157,8 @@ def _with_values(batch: pa.RecordBatch, place: int, values: list[bytes | None]) 
 
 
 KEPT_DDL: Final = (
-    "partition int, named string, records bigint, bytes bigint, strangers bigint, watermarks bigint, "
-    "payload binary, error binary"
+    "partition int, named string, records bigint, bytes bigint, strangers bigint, ddl bigint, "
+    "watermarks bigint, payload binary, error binary"
 )
 _KEPT: Final = pa.schema(
     [
@@ -167,6 +167,7 @@ _KEPT: Final = pa.schema(
         ("records", pa.int64()),
         ("bytes", pa.int64()),
         ("strangers", pa.int64()),
+        ("ddl", pa.int64()),
         ("watermarks", pa.int64()),
         ("payload", pa.binary()),
         ("error", pa.binary()),
@@ -181,8 +182,9 @@ class SplitByTable:
     """Packs the records of a range by the table they name; what names none is by itself.
 
     A row of ``KEPT_DDL`` is a payload with the records of one table, raw and in their order. ``strangers``:
-    how many of them are rows of a table that is not known; ``watermarks``: how many are watermarks. An
-    error of ours is a row with it, so that it keeps its class. ``most_bytes``: of one range.
+    how many of them are rows of a table that is not known; ``ddl``: how many are DDL events;
+    ``watermarks``: how many are
+    watermarks. An error of ours is a row with it, so that it keeps its class. ``most_bytes``: of one range.
     """
 
     names: TableNames
@@ -214,6 +216,7 @@ class SplitByTable:
                 records=len(mine),
                 bytes=record_bytes(part),
                 strangers=int(found.strangers[mine].sum()),
+                ddl=int(found.ddl[mine].sum()),
                 watermarks=int(found.watermarks[mine].sum()),
                 payload=ipc_stream(part),
             )

@@ -261,6 +261,10 @@ class TableDecoder(ABC):
         """How many of the records are rows of tables that nobody knows yet."""
         return 0
 
+    def ddl(self, _records: pa.RecordBatch) -> int:
+        """How many of the records are DDL events, also of other tables, which may be about this one too."""
+        return 0
+
     def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
         """The records whose schemas the plan does not know, or cannot use."""
         return ()
@@ -350,7 +354,8 @@ class DecodedRecords:
 
     ``silent`` are the records without any event (tombstones): topic, partition and offset. ``records`` and
     ``bytes`` count all that were asked about, ``row_codec_records`` those that went to the row codec.
-    ``strangers`` are rows of tables that nobody knows yet, counted nowhere else. ``void`` counts the row
+    ``strangers`` are rows of tables that nobody knows yet, counted nowhere else; ``ddl`` the DDL events of
+    whatever table. ``void`` counts the row
     changes that are left out since the table was emptied behind them, ``void_records`` the records that begin
     with one; ``waiting`` and ``waiting_records`` those above the bound, of which ``waits`` is the first
     offset. ``passed``: the offset of the watermark that ends the records under the bound.
@@ -363,6 +368,7 @@ class DecodedRecords:
     bytes: int = 0
     row_codec_records: int = 0
     strangers: int = 0
+    ddl: int = 0
     void: int = 0
     void_records: int = 0
     waiting: int = 0
@@ -385,6 +391,7 @@ class DecodedRecords:
         self.bytes += other.bytes
         self.row_codec_records += other.row_codec_records
         self.strangers += other.strangers
+        self.ddl += other.ddl
         self.void += other.void
         self.void_records += other.void_records
         self.waiting += other.waiting
@@ -407,10 +414,11 @@ def decoded_records(
         SourceUnavailableError: what a record leaves out (claim check, upstream) is not to be had now.
         ConfigError: it cannot be had as it is configured.
     """
-    usable, strangers = decoder.usable(records), decoder.strangers(records)
+    usable = decoder.usable(records)
+    whole = DecodedRecords(strangers=decoder.strangers(records), ddl=decoder.ddl(records))
     if usable is not None and not usable.all():
         records = records.filter(pa.array(usable))
-    whole = DecodedRecords(records=records.num_rows, bytes=record_bytes(records), strangers=strangers)
+    whole.records, whole.bytes = records.num_rows, record_bytes(records)
     places = _Places(records, decoder)
     known = np.ones(records.num_rows, np.bool_)
     for one in decoder.unplanned(records):

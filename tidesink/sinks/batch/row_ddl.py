@@ -23,6 +23,10 @@ _UNTIMED: Final = (
     "nothing says when it was committed, so earlier rows cannot be distinguished from later ones: have the "
     "producer write the time (TiCDC: enable-tidb-extension), or load the table again"
 )
+_ODD: Final = (
+    "its time is impossible ({}): were it followed, all rows until then would be void. Correct the clock of "
+    "the producer (its es is in milliseconds), and empty the target's table by hand or load it again"
+)
 _VERSIONS: Final = (
     "in mode history the versions of a whole table are not ended in this version: delete the rows at the "
     "source, or load the table again"
@@ -114,7 +118,9 @@ def _refusal(one: RowDdl, policies: Policies) -> str:
     """Why a statement that empties the table cannot be followed; empty where it can, and for any other."""
     if one.kind not in EMPTYING:
         return ""
-    return _UNTIMED if one.moment is None else _VERSIONS if policies.added else ""
+    if one.moment is None:
+        return _ODD.format(one.odd_time) if one.odd_time else _UNTIMED
+    return _VERSIONS if policies.added else ""
 
 
 def _reason(one: RowDdl) -> str:

@@ -377,10 +377,10 @@ class Batch:
         if reduction.truncates and len(reduction.plan.found.partitions) > 1:
             self._refuses_truncates = True
             return True
-        if reduction.summary.unplanned or reduction.summary.bad:
-            learnt = self._learnt(missed) or self._decoding.row_ddl() != self._row_ddl
-            return learnt or self._must_stage_again(reduction)
-        if reduction.summary.ddl and self._decoding.take_ddl(missed):
+        # Also that of other tables: a partition or a name may be exchanged with this one's.
+        if reduction.read.ddl and self._decoding.take_ddl(missed):
+            return True
+        if (reduction.summary.unplanned or reduction.summary.bad) and self._learnt(missed):
             return True
         # Rows of the batch may be later than DDL that was not known when it was begun.
         return self._decoding.row_ddl() != self._row_ddl or self._must_stage_again(reduction)

@@ -137,10 +137,10 @@ class Topics:
 
     def reads(self, topic: str) -> TopicReads[KeptRead]:
         """What the tables of a topic read together."""
-        tables = self.tables(topic)
+        tables, ddl = self.tables(topic), self.ddl(topic)
 
-        def keep(ranges: tuple[OffsetRange, ...], topic_id: str, size: RecordSize) -> KeptRead:
-            return KeptRead(self._source, tables, ranges, topic_id, size)
+        def keep(ranges: tuple[OffsetRange, ...], found: TopicOffsets, size: RecordSize) -> KeptRead:
+            return KeptRead(self._source, tables, ddl, ranges, found, size)
 
         with self._lock:
             return self._reads.setdefault(topic, TopicReads(keep, interval=self._interval))
@@ -233,13 +233,14 @@ class _Open(Generic[K]):
 class TopicReads(Generic[K]):
     """The reads of one topic. Used by the tasks of all its tables, from several threads.
 
-    ``keep`` makes what is kept of ranges, under the topic's id; nothing is read before somebody asks for it.
+    ``keep`` makes what is kept of ranges of a topic as it was found; nothing is read before somebody asks for
+    it.
     ``interval``: seconds after which a read is again one that all its tables commit.
     """
 
     def __init__(
         self,
-        keep: Callable[[tuple[OffsetRange, ...], str, RecordSize], K],
+        keep: Callable[[tuple[OffsetRange, ...], TopicOffsets, RecordSize], K],
         *,
         interval: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
@@ -312,7 +313,7 @@ class TopicReads(Generic[K]):
         commits = self._committed is None or now - self._committed >= self._interval
         if commits:
             self._committed = now
-        read = _Open(ranges, found, starts, self._keep(ranges, found.topic_id, self._size), commits)
+        read = _Open(ranges, found, starts, self._keep(ranges, found, self._size), commits)
         self._open.append(read)
         joinable = [one for one in self._open if not one.closed]
         for old in joinable[:-MOST_KEPT]:
@@ -339,20 +340,25 @@ _log = structlog.get_logger("tidesink.spark")
 class KeptRead:
     """What some ranges of a topic hold, packed by table. Used by several threads, each with a session.
 
-    ``topic_id``: Kafka must still say it after the read. ``size`` learns what a record weighs.
+    ``found``: the topic as it stood when they were chosen, whose id Kafka must still say after the read.
+    ``size`` learns what a record weighs.
     """
 
     def __init__(
         self,
         source: KafkaSource,
         tables: TopicTables,
+        ddl: TopicDdl,
         ranges: Sequence[OffsetRange],
-        topic_id: str,
+        found: TopicOffsets,
         size: RecordSize,
     ) -> None:
-        self.ranges = tuple(FetchRange(*part, topic_id, headers=False) for part in ranges if part.records)
+        wanted = (FetchRange(*part, found.topic_id, headers=False) for part in ranges if part.records)
+        self.ranges = tuple(wanted)
         self._source = source
         self._tables = tables
+        self._ddl = ddl
+        self._found = found
         self._size = size
         self._lock = threading.Lock()
         self._frame: DataFrame | None = None
@@ -404,6 +410,9 @@ class KeptRead:
             raise_first(heads)
             # They get tasks of their own by their first row: a CREATE alone leaves nothing to apply.
             self._tables.add(sorted({table_of(head["named"]) for head in heads if head["strangers"]}))
+            if any(head["ddl"] for head in heads):
+                # It may be about tables that it does not name, to which it is given no more than to others.
+                self._ddl.scan(session, self._found)
             self._named = frozenset(head["named"] for head in heads if head["named"] is not None)
             self._for_all = any(
                 head["named"] is None and head["watermarks"] < head["records"] for head in heads

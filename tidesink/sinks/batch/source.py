@@ -56,13 +56,15 @@ _RECORDS_A_SHUFFLE_TASK: Final = 25_000
 class KafkaRead(NamedTuple):
     """Records and bytes of keys and values that Kafka gave; ``strangers`` are of tables nobody knows.
 
-    ``decoded``: the bytes that they took in the tasks' memory once they were decoded.
+    ``decoded``: the bytes that they took in the tasks' memory once they were decoded. ``ddl``: how many were
+    DDL events, of whatever table.
     """
 
     records: int
     bytes: int
     strangers: int = 0
     decoded: int = 0
+    ddl: int = 0
 
 
 class RecordReader(Protocol):

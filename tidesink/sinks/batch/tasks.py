@@ -62,10 +62,10 @@ Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, decoded bigint, row_codec_records bigint, "
-    "strangers bigint, hashes binary, summary binary, staged binary, payload binary, error binary"
+    "strangers bigint, ddl bigint, hashes binary, summary binary, staged binary, payload binary, error binary"
 )
 # Columns of numbers, which are those of a range as a whole, in its first payload.
-_COUNTS: Final = ("records", "bytes", "decoded", "row_codec_records", "strangers")
+_COUNTS: Final = ("records", "bytes", "decoded", "row_codec_records", "strangers", "ddl")
 # A payload ends before either.
 _PAYLOAD_ROWS: Final = 50_000
 _PAYLOAD_BYTES: Final = 8 << 20
@@ -80,6 +80,7 @@ _PACKED: Final = pa.schema(
         ("decoded", pa.int64()),
         ("row_codec_records", pa.int64()),
         ("strangers", pa.int64()),
+        ("ddl", pa.int64()),
         ("hashes", pa.binary()),
         ("summary", pa.binary()),
         ("staged", pa.binary()),
@@ -335,6 +336,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterato
         "decoded": found.nbytes,
         "row_codec_records": found.row_codec_records,
         "strangers": found.strangers,
+        "ddl": found.ddl,
         "hashes": hashes,
         "summary": pickle.dumps(summary),
         "staged": staged,

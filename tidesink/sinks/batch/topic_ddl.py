@@ -19,7 +19,7 @@ import structlog
 
 from tidesink.codecs.canal_json.scan import MarkedDdl, census, marked_ddl
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import ddl_moment
+from tidesink.ddl.history import LOGICAL_BITS, ddl_moment
 from tidesink.ddl.row_changes import (
     NOT_UNDERSTOOD,
     RowChange,
@@ -29,6 +29,7 @@ from tidesink.ddl.row_changes import (
     named_by,
     renamed_columns,
     row_changes,
+    shown_time,
 )
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema, fold_name
@@ -317,7 +318,7 @@ class TopicDdl:
             return [], part.end
         statements: list[DdlStatement] = []
         for found in self._marked(session, part):
-            statements += filter(None, map(_statement, found.values, found.offsets))
+            statements += filter(None, map(_statement, found.values, found.offsets, found.times))
             if found.end is not None:
                 # What later tasks found comes after what this one left.
                 return statements, found.end
@@ -343,7 +344,13 @@ def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tu
     found = {(one.table, one.kind, one.at): one for one in known}
     for statement in statements:
         for change in _row_changes(statement):
-            one = RowDdl.of(change, statement.sql, moment=statement.since, offset=statement.offset)
+            one = RowDdl.of(
+                change,
+                statement.sql,
+                moment=statement.since,
+                offset=statement.offset,
+                odd_time=statement.odd_time,
+            )
             found.setdefault((one.table, one.kind, one.at), one)
     count, kept = Counter[tuple[TableId, str]](), list[RowDdl]()
     for one in reversed(found.values()):
@@ -423,8 +430,12 @@ def _unreported(table: TableId) -> DdlWarning:
     )
 
 
-def _statement(value: bytes, offset: int = 0) -> DdlStatement | None:
-    """The statement of a DDL event; None for any other record."""
+# A statement is committed before its record is sent: by so much clocks do not differ.
+_MOST_AHEAD_MS: Final = 86_400_000
+
+
+def _statement(value: bytes, offset: int = 0, sent: int | None = None) -> DdlStatement | None:
+    """The statement of a DDL event; None for any other record. ``sent``: Kafka's time, in ms since 1970."""
     try:
         message = orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -437,6 +448,9 @@ def _statement(value: bytes, offset: int = 0) -> DdlStatement | None:
     commit_ts, es = (extension.get("commitTs") if isinstance(extension, dict) else None), message.get("es")
     since = ddl_moment(commit_ts if type(commit_ts) is int else None, es)
     odd_time = "" if since is not None else _odd_time(commit_ts, es)
+    if since is not None and sent and since >> LOGICAL_BITS > sent + _MOST_AHEAD_MS:
+        # It would make void, or like a statement that was sent again, whatever comes until then.
+        since, odd_time = None, f"{_odd_time(commit_ts, es)} of a record that was sent at {shown_time(sent)}"
     database, table = (name if isinstance(name, str) else "" for name in (database, table))
     return DdlStatement(database, sql, since, odd_time, table, offset)
 

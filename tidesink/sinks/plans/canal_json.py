@@ -88,6 +88,11 @@ class CanalJsonDecoder(TableDecoder):
         found = self._named_by(records)
         return 0 if found is None else int(found.strangers.sum())
 
+    def ddl(self, records: pa.RecordBatch) -> int:
+        """How many of the records are DDL events, of whatever table."""
+        found = self._named_by(records)
+        return 0 if found is None else int(found.ddl.sum())
+
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events.
 

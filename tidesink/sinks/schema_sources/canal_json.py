@@ -209,7 +209,9 @@ class CanalJsonDecoding(PlannedDecoding):
     def _newer_ddl(self, found: TopicOffsets) -> bool:
         """Plan again where the topic's DDL says other than the plan, whichever task read it."""
         self._ddl.scan(self._session, found)
-        if self._schema() == self._planned:
+        schema = self._schema()
+        # A table that was dropped or renamed has no columns any more: what is left of its rows had them.
+        if schema is None or schema == self._planned:
             return False
         self._make()
         return True
