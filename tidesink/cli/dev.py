@@ -169,7 +169,10 @@ def demo(
     ] = False,
     events: Annotated[
         int | None,
-        typer.Option(min=1, help="About how many row events to write: 20,000; with --snapshot at least 3,000, until all is loaded."),
+        typer.Option(
+            min=1,
+            help="About how many row events to write: 20,000; with --snapshot 3,000, or until all is loaded.",
+        ),
     ] = None,
     rows: Annotated[
         int | None,

@@ -583,10 +583,7 @@ class MarkedDdl(NamedTuple):
 
 def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
     """The first values that may be DDL events: of no further batch once there are so many bytes of them."""
-    values: list[bytes] = []
-    offsets: list[int] = []
-    times: list[int | None] = []
-    size = 0
+    values, offsets, times, size = list[bytes](), list[int](), list[int | None](), 0
     for batch in records:
         if size >= most_bytes and len(batch):
             return MarkedDdl(values, offsets, times, batch.column("offset")[0].as_py())
@@ -652,10 +649,7 @@ def _indices(heads: pa.DictionaryArray) -> Indices:
 
 
 class _Head(NamedTuple):
-    """The table that the first bytes of a record name; None where they do not say it in TiCDC's form.
-
-    ``may_be_ddl``: they do not say either that it is a row.
-    """
+    """The table that the first bytes of a record name, if in TiCDC's form; whether it may be no row."""
 
     table: TableId | None = None
     may_be_ddl: bool = False

@@ -19,7 +19,7 @@ import structlog
 
 from tidesink.codecs.canal_json.scan import MarkedDdl, census, marked_ddl
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import LOGICAL_BITS, ddl_moment
+from tidesink.ddl.history import ddl_moment
 from tidesink.ddl.row_changes import (
     NOT_UNDERSTOOD,
     RowChange,
@@ -32,7 +32,7 @@ from tidesink.ddl.row_changes import (
     shown_time,
 )
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
-from tidesink.events import Column, TableId, TableSchema, fold_name
+from tidesink.events import Column, TableId, TableSchema, fold_name, physical_ms
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, is_other_topic
 from tidesink.sinks.state.progress import StateStore
@@ -448,7 +448,7 @@ def _statement(value: bytes, offset: int = 0, sent: int | None = None) -> DdlSta
     commit_ts, es = (extension.get("commitTs") if isinstance(extension, dict) else None), message.get("es")
     since = ddl_moment(commit_ts if type(commit_ts) is int else None, es)
     odd_time = "" if since is not None else _odd_time(commit_ts, es)
-    if since is not None and sent and since >> LOGICAL_BITS > sent + _MOST_AHEAD_MS:
+    if since is not None and sent and physical_ms(since) > sent + _MOST_AHEAD_MS:
         # It would make void, or like a statement that was sent again, whatever comes until then.
         since, odd_time = None, f"{_odd_time(commit_ts, es)} of a record that was sent at {shown_time(sent)}"
     database, table = (name if isinstance(name, str) else "" for name in (database, table))
