@@ -50,11 +50,11 @@ class LiveTable:
         create_topics(servers["brokers"], {self.topic: partitions})
         self._feed = TableWriter(servers, schema, protocol="canal-json", topic=self.topic)
         columns = ", ".join(f"`{one.name}` {(one.type.sql or '')}" for one in COLUMNS)
-        self._create = f"CREATE TABLE `{self.name.schema}`.orders ({columns}, PRIMARY KEY (region, id))"
+        self.create = f"CREATE TABLE `{self.name.schema}`.orders ({columns}, PRIMARY KEY (region, id))"
         with self._engine.begin() as connection:
             connection.exec_driver_sql(f"CREATE DATABASE `{self.name.schema}`")
-            connection.exec_driver_sql(f"{self._create} CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
-        self._feed.ddl(self._create)
+            connection.exec_driver_sql(f"{self.create} CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
+        self._feed.ddl(self.create)
 
     def load(self, count: int) -> None:
         """Rows from before the topic: nothing is sent of them."""

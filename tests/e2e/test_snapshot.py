@@ -160,10 +160,14 @@ def _shown(config: Config) -> Mapping[str, Any]:
 
 
 @FULL
+@pytest.mark.parametrize("declared", [False, True])
 def test_a_table_is_emptied_before_its_snapshot_where_the_rows_behind_that_have_expired(
-    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str, declared: bool
 ) -> None:
-    """The database alone has rows of after the TRUNCATE, which is still in the topic."""
+    """The database alone has rows of after the TRUNCATE, which is still in the topic.
+
+    DDL of a table that the config declares is not read when the table is opened.
+    """
     with live_table(mariadb_url, servers) as table:
         table.load(200)
         table.change()
@@ -172,7 +176,9 @@ def test_a_table_is_emptied_before_its_snapshot_where_the_rows_behind_that_have_
         for _ in range(50):
             table.change()
         _expire(servers, table)
-        more = {"defaults": {"snapshot": "initial", "schema-changes": {"truncate": "apply"}}}
+        more: dict[str, Any] = {"defaults": {"snapshot": "initial", "schema-changes": {"truncate": "apply"}}}
+        if declared:
+            more["tables"] = [{"name": str(table.name), "definition": table.create}]
         config = load_config(_config(tmp_path, servers, table, mariadb_url, **more))
         _check(run(config, until="drained"))
         lake = tmp_path / "lake" / table.name.schema / table.name.name
