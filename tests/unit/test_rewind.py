@@ -95,7 +95,11 @@ def test_what_expired_while_it_was_read_again_is_passed_over() -> None:
     assert rewound_offsets(back, FOUND, {0: 10}, _settings()) == {0: 10}
     assert _next(back, {0: (10, 10)}).read_again == {0: (10, 90)}
     assert beginning(back, FOUND)[0] == 10
-    assert "goes up to 90" in _refused({0: 91}, progress=back)
+    # What Kafka still holds is read again: rows from before it stepped back.
+    assert "ahead of what is applied" in _refused({0: 11}, progress=back)
+    gone = FOUND._replace(partitions={0: PartitionOffsets(95, 100)})
+    assert "does not hold" in _refused({0: 90}, progress=back, found=gone)
+    assert "ahead of what is applied" in _refused({0: 95}, progress=back, found=gone)
     assert "from there already" in _refused(
         {0: 2}, progress=back, found=FOUND._replace(partitions={0: PartitionOffsets(0, 95)})
     )

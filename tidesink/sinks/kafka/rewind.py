@@ -121,10 +121,10 @@ def _offset_refusal(progress: TopicProgress, found: TopicOffsets, number: int, o
     applied, there = progress.partitions.get(number), found.partitions.get(number)
     if applied is None or there is None:
         return _UNKNOWN.format(number, ", ".join(map(str, sorted(progress.partitions))))
-    # What expired while it was read again is passed over: it was applied before.
-    end = max(applied.next_offset, applied.again_to or 0)
-    if offset > end:
-        return _AHEAD.format(offset, number, end)
+    # What expired while it was read again is passed over, since it was applied before; and nothing else: rows
+    # that stepped back would stay.
+    if offset > max(applied.next_offset, min(there.earliest, applied.again_to or 0)):
+        return _AHEAD.format(offset, number, applied.next_offset)
     if offset < there.earliest:
         return _EXPIRED.format(offset, number, there.earliest)
     return None
