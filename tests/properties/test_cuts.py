@@ -22,6 +22,7 @@ from tests.full import TEST_ALL
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
+from tidesink.sinks.batch.counts import PlaceSummary
 from tidesink.sinks.batch.cuts import (
     least_bound,
     next_bound,
@@ -157,15 +158,6 @@ class Source:
         return {key: value for key, (_, value) in found.items() if value is not None}
 
 
-class Findings(NamedTuple):
-    """What a range held."""
-
-    max_commit_ts: int | None
-    watermark: int | None
-    waits: int | None
-    passed: int | None
-
-
 @dataclass
 class Pipeline:
     """The target: tables with their progress, and the cuts; and a worker that may be killed."""
@@ -235,10 +227,12 @@ class Pipeline:
         return whole if messages else None
 
     @staticmethod
-    def _findings(found: DecodedRecords) -> Findings:
+    def _findings(found: DecodedRecords) -> PlaceSummary:
         moments = [row for one in found.tables for row in one.rows["commit_ts"].to_pylist()]
         marks = [one.commit_ts or 0 for one in found.others]
-        return Findings(max(moments, default=None), max(marks, default=None), found.waits, found.passed)
+        return PlaceSummary(
+            found.records, -1, max(moments, default=None), max(marks, default=None), found.waits, found.passed
+        )
 
     def publish(self) -> None:
         """Publish the cut at the bound where all tables stand at it."""

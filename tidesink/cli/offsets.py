@@ -246,7 +246,7 @@ def _show_rewind(
         write_json({"pipeline": config.pipeline, "worker_alive": alive, "steps_back": steps, **asked})
         return
     for number, offset in sorted(offsets.items()):
-        end = max(applied[number].next_offset, applied[number].again_to or 0)
+        end = applied[number].applied_to
         typer.echo(
             f"{one.table}: partition {number} is read again from {offset} to {end}, {end - offset} offsets"
         )

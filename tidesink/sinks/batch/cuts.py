@@ -15,38 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.events import LOGICAL_BITS
-from tidesink.sinks.batch.counts import greatest, least
+from tidesink.sinks.batch.counts import PlaceSummary, greatest, least
 from tidesink.sinks.batch.records import DDL, WATERMARK, DecodedRecords
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 
 Marks = Mapping[int, int]
 NO_MARKS: Final[Marks] = {}
-
-
-class RangeFindings(Protocol):
-    """What a range of a partition held, as ``counts.PlaceSummary`` has it."""
-
-    @property
-    def max_commit_ts(self) -> int | None:
-        """The greatest commit_ts of its rows."""
-
-    @property
-    def watermark(self) -> int | None:
-        """The greatest watermark."""
-
-    @property
-    def waits(self) -> int | None:
-        """The first offset with a row above the bound; None: there is none."""
-
-    @property
-    def passed(self) -> int | None:
-        """The offset of the first watermark at or above the bound; nothing was read behind it."""
 
 
 def up_to_bound(
@@ -56,6 +36,9 @@ def up_to_bound(
 
     The batches are in the order of their offsets; of one that is split, the part with watermarks is first.
     """
+    if bound is None:
+        yield from map(decode, batches)
+        return
     passed: int | None = None
     for batch in batches:
         found = batch if passed is None else _read_to(batch, passed)
@@ -77,16 +60,14 @@ def _read_to(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
     return batch.filter(pc.less_equal(batch.column("offset"), last))
 
 
-def _ddl_above(found: DecodedRecords, bound: int | None) -> Iterator[int]:
+def _ddl_above(found: DecodedRecords, bound: int) -> Iterator[int]:
     """The offsets of DDL above the bound: what it does to rows waits as they do."""
-    if bound is not None:
-        ddl = (one for one in found.others if one.kind == DDL and one.commit_ts is not None)
-        yield from (one.offset for one in ddl if (one.commit_ts or 0) > bound)
+    ddl = (one for one in found.others if one.kind == DDL and one.commit_ts is not None)
+    yield from (one.offset for one in ddl if (one.commit_ts or 0) > bound)
 
 
-def _first_at(found: DecodedRecords, bound: int | None) -> int | None:
-    if bound is None:
-        return None
+def _first_at(found: DecodedRecords, bound: int) -> int | None:
+    """The offset of the first watermark at or above the bound."""
     marks = (one for one in found.others if one.kind == WATERMARK and one.commit_ts is not None)
     return min((one.offset for one in marks if (one.commit_ts or 0) >= bound), default=None)
 
@@ -102,7 +83,7 @@ def topic_after(
     before: Progress,
     topic: str,
     topic_id: str,
-    read: Mapping[int, tuple[int, RangeFindings | None]],
+    read: Mapping[int, tuple[int, PlaceSummary | None]],
     bound: int | None,
 ) -> TopicProgress:
     """A topic's progress once ranges of it are applied, by their ends and what they held."""
@@ -112,19 +93,19 @@ def topic_after(
     return TopicProgress(topic, topic_id, {**stands, **new})
 
 
-def _after(at: PartitionProgress | None, end: int, found: RangeFindings | None) -> PartitionProgress:
+def _after(at: PartitionProgress | None, end: int, found: PlaceSummary | None) -> PartitionProgress:
     passed = found.passed if found else None
     following = end if passed is None else passed + 1
     waited = at.low_water_offset if at is not None and at.low_water_offset < at.next_offset else None
     waits = waited if waited is not None or found is None else found.waits
-    applied = max(at.next_offset, at.again_to or 0) if at is not None else following
+    applied = at.applied_to if at is not None else following
     return PartitionProgress(
         next_offset=following,
         low_water_offset=following if waits is None else waits,
-        applied_commit_ts=_later(
-            at.applied_commit_ts if at else None, found.max_commit_ts if found else None
+        applied_commit_ts=greatest(
+            [at.applied_commit_ts if at else None, found.max_commit_ts if found else None]
         ),
-        watermark=_later(at.watermark if at else None, found.watermark if found else None),
+        watermark=greatest([at.watermark if at else None, found.watermark if found else None]),
         again_to=applied if following < applied else None,
     )
 
@@ -143,10 +124,6 @@ def _under(at: PartitionProgress, former: int | None, bound: int | None) -> Part
     return replace(at, next_offset=at.low_water_offset, watermark=mark)
 
 
-def _later(*moments: int | None) -> int | None:
-    return greatest(moments)
-
-
 def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: Marks = NO_MARKS) -> set[int]:
     """The partitions that have nothing more to apply up to a bound, by number: they are not read further.
 
@@ -163,7 +140,7 @@ def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: 
         for number, at in known.partitions.items()
         # What waits under another bound may be up to this one.
         if (same or at.low_water_offset >= at.next_offset)
-        and (_later(_under(at, progress.bound, bound).watermark, marks.get(number)) or 0) >= bound
+        and (greatest([_under(at, progress.bound, bound).watermark, marks.get(number)]) or 0) >= bound
     }
 
 
@@ -181,7 +158,7 @@ def stands_at(
 
 def least_bound(progress: Progress) -> int | None:
     """The least bound that a table can be read under: nothing above it may be applied. None: any."""
-    return _later(progress.bound, progress.commit_ts)
+    return greatest([progress.bound, progress.commit_ts])
 
 
 def next_bound(newest: int, *, every: float, above: int | None, least: int | None) -> int:

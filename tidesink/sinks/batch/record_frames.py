@@ -182,9 +182,9 @@ class SplitByTable:
     """Packs the records of a range by the table they name; what names none is by itself.
 
     A row of ``KEPT_DDL`` is a payload with the records of one table, raw and in their order. ``strangers``:
-    how many of them are rows of a table that is not known; ``ddl``: how many are DDL events;
-    ``watermarks``: how many are
-    watermarks. An error of ours is a row with it, so that it keeps its class. ``most_bytes``: of one range.
+    how many of them are rows of a table that is not known; ``ddl``: how many are DDL events; ``watermarks``:
+    how many are watermarks. An error of ours is a row with it, so that it keeps its class. ``most_bytes``: of
+    one range.
     """
 
     names: TableNames

@@ -46,6 +46,7 @@ from tidesink.events import (
     WatermarkEvent,
     fold_name,
 )
+from tidesink.sinks.batch.counts import least
 from tidesink.sinks.batch.reduce import WARNING, named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
@@ -355,10 +356,10 @@ class DecodedRecords:
     ``silent`` are the records without any event (tombstones): topic, partition and offset. ``records`` and
     ``bytes`` count all that were asked about, ``row_codec_records`` those that went to the row codec.
     ``strangers`` are rows of tables that nobody knows yet, counted nowhere else; ``ddl`` the DDL events of
-    whatever table. ``void`` counts the row
-    changes that are left out since the table was emptied behind them, ``void_records`` the records that begin
-    with one; ``waiting`` and ``waiting_records`` those above the bound, of which ``waits`` is the first
-    offset. ``passed``: the offset of the watermark that ends the records under the bound.
+    whatever table. ``void`` counts the row changes that are left out since the table was emptied behind
+    them, ``void_records`` the records that begin with one; ``waiting_records`` the records that begin with
+    one above the bound, of which ``waits`` is the first offset. ``passed``: the offset of the watermark that
+    ends the records under the bound.
     """
 
     tables: list[ChangeTable] = field(default_factory=list)
@@ -371,7 +372,6 @@ class DecodedRecords:
     ddl: int = 0
     void: int = 0
     void_records: int = 0
-    waiting: int = 0
     waiting_records: int = 0
     waits: int | None = None
     passed: int | None = None
@@ -394,9 +394,8 @@ class DecodedRecords:
         self.ddl += other.ddl
         self.void += other.void
         self.void_records += other.void_records
-        self.waiting += other.waiting
         self.waiting_records += other.waiting_records
-        self.waits = min((at for at in (self.waits, other.waits) if at is not None), default=None)
+        self.waits = least([self.waits, other.waits])
         self.passed = self.passed if other.passed is None else other.passed
 
 
@@ -469,10 +468,8 @@ def _take(
         whole.void += int(void.sum())
         whole.void_records += int(first[void].sum())
         if waits.any():
-            whole.waiting += int(waits.sum())
             whole.waiting_records += int(first[waits].sum())
-            low = int(table.rows["offset"].to_numpy()[waits].min())
-            whole.waits = low if whole.waits is None else min(low, whole.waits)
+            whole.waits = least([whole.waits, int(table.rows["offset"].to_numpy()[waits].min())])
         left = void | waits
         if left.all():
             continue

@@ -41,6 +41,7 @@ from tidesink.sinks.batch.counts import (
     Place,
     account_of,
     filtered_of,
+    greatest,
 )
 from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.batch.letters import keep_ddl, write_bad_records
@@ -536,7 +537,7 @@ class Batch:
             epoch=self._hold.epoch,
             batch=before.batch + 1,
             topics={**before.topics, plan.found.topic: self._topic_progress(plan, summary)},
-            commit_ts=_later(before.commit_ts, summary.max_commit_ts),
+            commit_ts=greatest([before.commit_ts, summary.max_commit_ts]),
             snapshot=before.snapshot or (SnapshotProgress(()) if self._hold.loads else None),
             bound=self._hold.bound,
         )
@@ -674,7 +675,3 @@ def released_on_error(release: Callable[[], object]) -> Iterator[None]:
     except BaseException:
         release()
         raise
-
-
-def _later(*moments: int | None) -> int | None:
-    return max((moment for moment in moments if moment is not None), default=None)

@@ -210,6 +210,11 @@ class PartitionProgress:
     watermark: int | None = None
     again_to: int | None = None
 
+    @property
+    def applied_to(self) -> int:
+        """The offset up to which the partition was ever applied."""
+        return max(self.next_offset, self.again_to or 0)
+
 
 @dataclass(frozen=True)
 class TopicProgress:
