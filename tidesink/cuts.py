@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 from tidesink.config import Config, load_config
 from tidesink.config.targets import DeltaSettings, IcebergSettings
 from tidesink.errors import ConfigError
+from tidesink.events import LOGICAL_BITS, time_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["chosen", "commit_ts_of", "cut_log", "open", "started_spark"]
 
 At = int | str | datetime
-_LOGICAL_BITS = 18
 
 
 def open(spark: SparkSession, config: Config | Path | str, *, at: At | None = None) -> dict[str, DataFrame]:
@@ -78,20 +78,10 @@ def started_spark(config: Config) -> Iterator[SparkSession]:
         ConfigError: the target is no lake.
     """
     _check_lake(config)
-    from tidesink.sinks.spark.session import build_session, running_session, stop_session
+    from tidesink.sinks.spark.session import session_of
 
-    was_there = running_session() is not None
-    session = build_session(
-        app_name=f"tidesink {config.pipeline}",
-        master=config.spark.master,
-        conf=config.spark.conf_values(),
-        target=config.target.type,
-    )
-    try:
+    with session_of(config) as session:
         yield session
-    finally:
-        if not was_there:
-            stop_session(session)
 
 
 def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
@@ -127,8 +117,8 @@ def commit_ts_of(at: At) -> int:
         if at.isdigit():
             return int(at)
         try:
-            at = datetime.fromisoformat(at.replace("Z", "+00:00"))
+            at = time_of(at)
         except ValueError as error:
             raise ConfigError(f"{at!r} is no time: give a commit_ts, or 2026-11-26T12:00:00Z") from error
     moment = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
-    return (int(moment.timestamp() * 1000) + 1 << _LOGICAL_BITS) - 1
+    return (int(moment.timestamp() * 1000) + 1 << LOGICAL_BITS) - 1

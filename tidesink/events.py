@@ -16,8 +16,10 @@ binary                                 ``bytes``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -249,6 +251,17 @@ LOGICAL_BITS: Final = 18
 def physical_ms(commit_ts: int) -> int:
     """The wall clock of a TiDB TSO, in ms since 1970."""
     return commit_ts >> LOGICAL_BITS
+
+
+def time_of(text: str) -> datetime:
+    """A moment that a person gives as ISO 8601, which is UTC if it names no zone.
+
+    Raises:
+        ValueError: the text is no such time.
+    """
+    # Before Python 3.11 Z is not read.
+    moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
 
 
 @lru_cache(maxsize=4096)  # asked for each column of a row; half the time

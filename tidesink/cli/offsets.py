@@ -11,19 +11,17 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from tidesink.cli import terminal
 from tidesink.cli.status import (
-    ALIVE_SECONDS,
     again_line,
     commit_time,
     known_table,
-    seconds_since_turn,
     worked_with,
+    worker_is_alive,
 )
 from tidesink.cli.terminal import (
     ConfigOption,
@@ -35,6 +33,7 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.events import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,8 +234,7 @@ def _show_rewind(
     config: Config, one: _Standing, offsets: Mapping[int, int], output: OutputFormat, *, steps: bool
 ) -> None:
     applied = one.applied.partitions if one.applied is not None else {}
-    seconds = seconds_since_turn(config)
-    alive = seconds is not None and seconds <= ALIVE_SECONDS
+    alive = worker_is_alive(config)
     if output is OutputFormat.JSON:
         shown = [
             {"partition": number, "applied": applied[number].next_offset, "offset": offset}
@@ -320,11 +318,9 @@ def _partition(text: str) -> tuple[int, int]:
 
 def _seconds(text: str) -> float:
     try:
-        # Before Python 3.11 Z is not read.
-        moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+        return time_of(text).timestamp()
     except ValueError:
         raise ConfigError(f"--to-time {text!r}: give ISO 8601, as 2026-11-26T08:00:00Z") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
 for _name, _command in (("show", show), ("rewind", rewind)):

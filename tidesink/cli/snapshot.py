@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,8 +19,8 @@ from tidesink.cli.status import (
     deletes_text,
     known_table,
     read_statuses,
-    seconds_since_turn,
     worked_with,
+    worker_is_alive,
 )
 from tidesink.cli.terminal import (
     ConfigArgument,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from tidesink.sinks.worker.control import SnapshotControl
 
 app = typer.Typer(no_args_is_help=True, help="Read tables from the source's database while they change.")
-
-_ALIVE_SECONDS: Final = 60.0
 
 
 def start(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
@@ -146,8 +144,7 @@ def _ask(
             change_control(
                 store, config.pipeline, table, lambda asked: replace(asked, snapshot=change(asked.snapshot))
             )
-    seconds = seconds_since_turn(config)
-    alive = seconds is not None and seconds <= _ALIVE_SECONDS
+    alive = worker_is_alive(config)
     if output is OutputFormat.JSON:
         shown = [table._asdict() for table in tables]
         write_json({"pipeline": config.pipeline, "worker_alive": alive, "asked": word, "tables": shown})

@@ -31,6 +31,7 @@ from tidesink.cli.terminal import (
 from tidesink.config import Config
 from tidesink.errors import ConfigError, nearest
 from tidesink.events import TableId, fold_name, physical_ms
+from tidesink.sinks.batch.observers import is_alive, seconds_since_beat
 
 if TYPE_CHECKING:
     from tidesink.config.fields import ChangePolicy
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-# A worker leaves a mark every 5 seconds; a slow state store may make some of them late.
-ALIVE_SECONDS = 60.0
 COUNTS = ("table", "read", "applied", "superseded", "filtered", "dead letters")
 UNWELL_STATES = frozenset({"PAUSED", "FAILING"})
 
@@ -97,7 +96,7 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
 def _pipeline_json(config: Config, found: tuple[TableStatus, ...]) -> dict[str, Any]:
     """The whole pipeline: whether a worker is alive, and which tables are still to pause."""
     seconds = seconds_since_turn(config)
-    alive = seconds is not None and seconds <= ALIVE_SECONDS
+    alive = is_alive(seconds)
     return {
         "pipeline": config.pipeline,
         "worker": {"alive": alive, "seconds_since_turn": seconds},
@@ -121,8 +120,6 @@ def _show_life(config: Config, alive_within: float, output: OutputFormat) -> Non
 
 def seconds_since_turn(config: Config) -> float | None:
     """How long ago the worker's loop turned; None where none works."""
-    from tidesink.sinks.batch.observers import seconds_since_beat
-
     return _asked(config, lambda store: seconds_since_beat(store, config.pipeline))
 
 
@@ -137,7 +134,7 @@ def _asked_to_rest(config: Config, found: tuple[TableStatus, ...]) -> list[Table
 
 def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:
     """Whether somebody works. ``seconds`` is None before the first worker, and after one that ended."""
-    if seconds is not None and seconds <= ALIVE_SECONDS:
+    if is_alive(seconds):
         return f"worker: alive (seen {seconds:.0f} s ago)"
     if seconds is not None:
         seen = datetime.now(timezone.utc) - timedelta(seconds=seconds)
@@ -164,20 +161,11 @@ def cut_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
         return
     if found["last"] is not None:
         behind = max(0.0, time.time() - physical_ms(found["last"]) / 1000)
-        yield f"last cut: {shown_instant(_moment(found['last']))} UTC, {behind:.0f} s ago"
+        yield f"last cut: {commit_time(found['last'])} UTC, {behind:.0f} s ago"
     if found["next"] is not None:
-        yield f"next cut: {shown_instant(_moment(found['next']))} UTC"
+        yield f"next cut: {commit_time(found['next'])} UTC"
     for table, reason in found["held_back"].items():
         yield f"next cut waits for {table}: {reason}"
-
-
-def _moment(commit_ts: int) -> datetime:
-    return datetime.fromtimestamp(physical_ms(commit_ts) / 1000, timezone.utc)
-
-
-def shown_instant(moment: datetime) -> str:
-    """A moment to the millisecond, UTC."""
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def read_statuses(config: Config) -> tuple[TableStatus, ...]:
@@ -432,7 +420,7 @@ def _ask(
 
 
 def _show(config: Config, asked: Sequence[Asked], output: OutputFormat, *, word: str) -> None:
-    alive = _is_alive(config)
+    alive = worker_is_alive(config)
     if output is OutputFormat.JSON:
         tables = [_as_json(*one) for one in asked]
         write_json({"pipeline": config.pipeline, "worker_alive": alive, "tables": tables})
@@ -473,9 +461,9 @@ def _as_json(table: TableId, status: TableStatus | None, control: TableControl) 
     }
 
 
-def _is_alive(config: Config) -> bool:
-    seconds = seconds_since_turn(config)
-    return seconds is not None and seconds <= ALIVE_SECONDS
+def worker_is_alive(config: Config) -> bool:
+    """Whether a worker of the pipeline left a mark lately."""
+    return is_alive(seconds_since_turn(config))
 
 
 def accept_restored(

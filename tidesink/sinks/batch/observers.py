@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, get_args
+from typing import Any, Final, Protocol, TypeGuard, get_args
 
 import structlog
 
@@ -292,6 +292,16 @@ class Heartbeat:
             self._store.save_document(_KIND, self._pipeline, document)
         except StateStoreError as exc:
             _log.warning("no sign of life could be left", error=type(exc).__name__)
+
+
+# A worker leaves a mark every 5 seconds, some of them late by a slow state store; one that left none for so
+# long counts as gone.
+ALIVE_SECONDS: Final = 60.0
+
+
+def is_alive(seconds: float | None) -> TypeGuard[float]:
+    """Whether a worker works, by ``seconds_since_beat``."""
+    return seconds is not None and seconds <= ALIVE_SECONDS
 
 
 def seconds_since_beat(store: StateStore, pipeline: str, *, now: float | None = None) -> float | None:

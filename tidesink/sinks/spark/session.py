@@ -42,6 +42,8 @@ from tidesink.sinks.spark.jvm import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidesink.config import Config
+
 
 _log = structlog.get_logger("tidesink.spark")
 # The generated code of a wide table's MERGE is one method of more than 8,000 bytes of bytecode, which
@@ -102,6 +104,27 @@ _USUALLY_REDACTED: Final = "(?i)secret|password|token|access[.]?key"
 _CATALOGS: Final = r"^spark\.sql\.catalog\."
 _HADOOP: Final = "spark.hadoop."
 _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+
+
+@contextmanager
+def session_of(config: Config, *, progress: Progress = silent) -> Iterator[SparkSession]:
+    """The session that runs, or one of a pipeline's config, stopped at the end.
+
+    Raises: as ``build_session``.
+    """
+    was_there = running_session() is not None
+    session = build_session(
+        app_name=f"tidesink {config.pipeline}",
+        master=config.spark.master,
+        conf=config.spark.conf_values(),
+        target=config.target.type,
+        progress=progress,
+    )
+    try:
+        yield session
+    finally:
+        if not was_there:
+            stop_session(session)
 
 
 def build_session(

@@ -25,7 +25,7 @@ from tidesink.config.table_checks import OWN_PREFIX
 from tidesink.errors import ConfigError, TidesinkError, ValueOutOfRangeError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.batch.context import StopFlag, WorkerContext, raise_on_interrupt, signals_kept
-from tidesink.sinks.batch.observers import Listeners, seconds_since_beat
+from tidesink.sinks.batch.observers import ALIVE_SECONDS, Listeners, is_alive, seconds_since_beat
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle, release_stored, unpacked_ranges
 from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
 from tidesink.sinks.batch.tasks import RangeTask
@@ -34,7 +34,6 @@ from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.spark.errors import raised_task_errors
 from tidesink.sinks.state.progress import Progress, TableStatus
 from tidesink.sinks.targets.base import ReadableTarget, TableReader
-from tidesink.sinks.worker.replay import ALIVE_SECONDS
 from tidesink.sinks.worker.run import assembled
 from tidesink.sinks.worker.snapshot import open_source_database
 from tidesink.sinks.worker.source_keys import KeyedRows, PatientRows, compared_columns, key_columns, key_types
@@ -381,7 +380,7 @@ class TableComparison:
     def _check_worker(self, waiting: int, still: Standstill) -> None:
         store, pipeline = self.context.store, self.context.config.pipeline
         seconds = seconds_since_beat(store, pipeline)
-        if seconds is None or seconds > ALIVE_SECONDS:
+        if not is_alive(seconds):
             raise self._refused(
                 f"{waiting:,} records of {self.topic} are not applied, and no worker runs: start tidesink "
                 "run beside this, or give --no-wait to compare all the same"

@@ -24,7 +24,7 @@ from tidesink.sinks.batch.letters import (
     offsets_by_partition,
     sorted_letters,
 )
-from tidesink.sinks.batch.observers import Heartbeat, seconds_since_beat
+from tidesink.sinks.batch.observers import ALIVE_SECONDS, Heartbeat, is_alive, seconds_since_beat
 from tidesink.sinks.batch.row_ddl import TableEmptiesError
 from tidesink.sinks.batch.run import Batch, BatchPlan, Reduction, released_on_error
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, Pending
@@ -49,9 +49,6 @@ from tidesink.sinks.targets.modes import kept_shape
 from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
 from tidesink.sinks.worker.run import assembled
 from tidesink.sinks.worker.table_task import TableTask
-
-# A worker leaves a mark every 5 seconds; one that did not for so long has ended.
-ALIVE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def refuse_replay(config: Config, table: TableId, seconds: float | None) -> None
 
 
 def _refuse_beside_worker(config: Config, seconds: float | None) -> None:
-    if seconds is not None and seconds <= ALIVE_SECONDS:
+    if is_alive(seconds):
         raise StaleProgressError(
             f"a worker of {config.pipeline} is at work (seen {seconds:.0f} s ago), and a replay would "
             f"take its tables away: stop it first. One that was killed counts as gone after "

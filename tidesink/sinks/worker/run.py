@@ -37,14 +37,7 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import dead_letters_of
 from tidesink.sinks.kafka.fetch import KafkaFetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
-from tidesink.sinks.spark.session import (
-    build_session,
-    cancel_jobs,
-    running_session,
-    start_thread,
-    stop_session,
-    threads_tagged,
-)
+from tidesink.sinks.spark.session import cancel_jobs, session_of, start_thread, threads_tagged
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
@@ -56,7 +49,7 @@ from tidesink.sinks.worker.table_task import TableTask
 from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, watermark_reader
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 
 Until = Literal["drained"]
@@ -418,7 +411,9 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
     with ExitStack() as closing:
         registry = _registry(config, closing, stop)
         store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
-        spark = closing.enter_context(_spark_of(config, Listeners(listeners)))
+        spark = closing.enter_context(
+            session_of(config, progress=lambda what: Listeners(listeners).hear(Waiting(what)))
+        )
         fetch = KafkaFetch(config.source.confluent_properties())
         source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
         yield WorkerContext(
@@ -448,21 +443,3 @@ def _store(config: Config, closing: ExitStack) -> SqlStateStore:
     store = open_state_store(config.state)
     closing.callback(store.close)
     return store
-
-
-@contextmanager
-def _spark_of(config: Config, listeners: Listeners) -> Iterator[SparkSession]:
-    """The session that runs, or one of the config's, stopped at the end."""
-    was_there = running_session() is not None
-    session = build_session(
-        app_name=f"tidesink {config.pipeline}",
-        master=config.spark.master,
-        conf=config.spark.conf_values(),
-        target=config.target.type,
-        progress=lambda what: listeners.hear(Waiting(what)),
-    )
-    try:
-        yield session
-    finally:
-        if not was_there:
-            stop_session(session)
