@@ -5,16 +5,21 @@ from __future__ import annotations
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from tests.e2e.replay import Servers
-from tests.e2e.writing import TableWriter
+from tests.e2e.writing import TableWriter, shop_config
+from tidesink.config import Config
 from tidesink.events import Column, ColumnType, Op, Row, TableId, TableSchema
+from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.worker.control import SnapshotControl, change_control
 
 # A key of two columns, of which the text compares in any case, and one value of each kind of text.
 COLUMNS: Final = (
@@ -192,6 +197,43 @@ class LiveTable:
         # A key stays in its partition, as the dispatcher index-value has it.
         partition = hash(named) % self._partitions
         self._send(lambda: self._feed.send(record.key, record.value, partition=partition))
+
+
+def live_config(
+    folder: Path, servers: Servers, table: LiveTable, url: str, *, rows: int = 250, **more: Any
+) -> Path:
+    """A pipeline that loads the table from its database, in ranges of so many ``rows``."""
+    source = {
+        "brokers": servers["brokers"],
+        "protocol": "canal-json",
+        "topics": [table.topic],
+        "database": {"url": url, "chunk-rows": rows, "connections": 2},
+    }
+    return shop_config(folder, servers, {"source": source, "defaults": {"snapshot": "initial"}, **more})
+
+
+def ask_snapshot(
+    config: Config, table: LiveTable, change: Callable[[SnapshotControl], SnapshotControl]
+) -> None:
+    """Ask something of the table's snapshots, as a person does."""
+    with closing(open_state_store(config.state)) as store:
+        asked = lambda control: replace(control, snapshot=change(control.snapshot))  # noqa: E731
+        change_control(store, config.pipeline, table.name, asked)
+
+
+def shown_snapshot(config: Config) -> Mapping[str, Any]:
+    """What the status of the only table shows of its snapshot."""
+    with closing(open_state_store(config.state)) as store:
+        (status,) = store.statuses(config.pipeline)
+    found: Mapping[str, Any] = status.details["snapshot"]
+    return found
+
+
+def in_order(
+    rows: list[dict[str, Any]], names: Sequence[str] = ("region", "id", "price", "note", "data")
+) -> list[tuple[Any, ...]]:
+    """Rows of the table by its key, as tuples of some columns."""
+    return sorted((tuple(row[name] for name in names) for row in rows), key=lambda row: (row[0], int(row[1])))
 
 
 @contextmanager

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -15,37 +13,29 @@ from typer.testing import CliRunner
 
 from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import steps_of
-from tests.e2e.live_source import LiveTable, changing, live_table
+from tests.e2e.live_source import (
+    LiveTable,
+    ask_snapshot,
+    changing,
+    in_order,
+    live_config,
+    live_table,
+    shown_snapshot,
+)
 from tests.e2e.places import KINDS, Place, place_of
 from tests.e2e.replay import Servers
-from tests.e2e.writing import shop_config
 from tests.full import FULL, quick_on
 from tidesink.cli.main import app
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import TableId
 from tidesink.sinks.state.sql_store import open_state_store
-from tidesink.sinks.worker.control import TableControl, change_control
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
-
-_NAMES: Final = ("region", "id", "price", "note", "data")
-
-
-def _config(
-    folder: Path, servers: Servers, table: LiveTable, url: str, *, rows: int = 250, **more: Any
-) -> Path:
-    source = {
-        "brokers": servers["brokers"],
-        "protocol": "canal-json",
-        "topics": [table.topic],
-        "database": {"url": url, "chunk-rows": rows, "connections": 2},
-    }
-    return shop_config(folder, servers, {"source": source, "defaults": {"snapshot": "initial"}, **more})
 
 
 def _place(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
@@ -59,12 +49,7 @@ def _place(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
 
 def _ask(config: Config, table: LiveTable) -> None:
     """As ``tidesink resync`` does."""
-    with closing(open_state_store(config.state)) as store:
-        change_control(store, config.pipeline, table.name, _resync)
-
-
-def _resync(control: TableControl) -> TableControl:
-    return replace(control, snapshot=control.snapshot.start(time.time(), deletes=True))
+    ask_snapshot(config, table, lambda asked: asked.start(time.time(), deletes=True))
 
 
 def _run(config: Config, **how: Any) -> None:
@@ -72,21 +57,8 @@ def _run(config: Config, **how: Any) -> None:
     assert report.exit_code == 0, [one.error for one in report.tables]
 
 
-def _shown(config: Config) -> Mapping[str, Any]:
-    with closing(open_state_store(config.state)) as store:
-        (status,) = store.statuses(config.pipeline)
-    found: Mapping[str, Any] = status.details["snapshot"]
-    return found
-
-
-def _sorted(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    return sorted(
-        (tuple(row[name] for name in _NAMES) for row in rows), key=lambda row: (row[0], int(row[1]))
-    )
-
-
 def _equal(place: Place, table: LiveTable) -> bool:
-    return _sorted(place.rows(table.name) or []) == _sorted(table.rows())
+    return in_order(place.rows(table.name) or []) == in_order(table.rows())
 
 
 def _spoil(place: Place, table: LiveTable) -> int:
@@ -115,7 +87,7 @@ def test_a_copy_is_repaired_while_both_change(
         table.load(3_000)
         table.change()
         # MariaDB is the source, too: the copy needs a name of its own.
-        config = load_config(_config(tmp_path, servers, table, mariadb_url, target=place.target))
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url, target=place.target))
         _run(config, until="drained")
         assert _equal(place, table)
         alone = _spoil(place, table)
@@ -124,7 +96,7 @@ def test_a_copy_is_repaired_while_both_change(
         with changing(table.change):
             _run(config, batches=12)
         _run(config, until="drained")
-        shown = _shown(config)
+        shown = shown_snapshot(config)
         assert shown["state"] == "done"
         assert (shown["deletes"]["parts"], shown["deletes"]["done"]) == (2, 2)
         # Those of which the writer made rows again, or whose key it changed, are none of it any more.
@@ -146,24 +118,24 @@ def test_killed_at_each_step_of_a_part_of_the_deletes(
     with live_table(mariadb_url, servers) as table:
         table.load(1_800)
         table.change()
-        config = load_config(_config(tmp_path, servers, table, mariadb_url, target=place.target))
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url, target=place.target))
         _run(config, until="drained")
         # Keys of about four parts, since a part has five times as many as a batch of rows.
-        path = _config(tmp_path, servers, table, mariadb_url, rows=50, target=place.target)
+        path = live_config(tmp_path, servers, table, mariadb_url, rows=50, target=place.target)
         config = load_config(path)
         _spoil(place, table)
         _ask(config, table)
         _run(config, batches=15)
-        while not _shown(config)["deletes"]["parts"]:
+        while not shown_snapshot(config)["deletes"]["parts"]:
             _run(config, batches=1)
-        assert _shown(config)["deletes"]["done"] == 0
-        assert _shown(config)["deletes"]["parts"] >= 4
+        assert shown_snapshot(config)["deletes"]["done"] == 0
+        assert shown_snapshot(config)["deletes"]["parts"] >= 4
         for step in steps_of(kind):
             for _ in range(10):
                 table.change()
             die_at(step, spark, path, log)
         drain(spark, path, log)
-        assert _shown(config)["state"] == "done"
+        assert shown_snapshot(config)["state"] == "done"
         assert _equal(place, table)
 
 
@@ -187,7 +159,7 @@ def test_deletes_mark_and_a_shard_keeps_to_its_rows(
         for one in (table, other):
             one.load(600)
             one.change()
-        path = _config(tmp_path, servers, table, mariadb_url, **more)
+        path = live_config(tmp_path, servers, table, mariadb_url, **more)
         written = yaml.safe_load(path.read_text(encoding="utf-8"))
         written["source"]["topics"] = [table.topic, other.topic]
         path.write_text(yaml.safe_dump(written), encoding="utf-8")
@@ -229,11 +201,11 @@ def test_where_the_source_has_no_index_of_the_key_all_its_rows_are_read(
         table.load(900)
         table.change()
         keys = {"tables": [{"name": str(table.name), "keys": ["id"]}]}
-        config = load_config(_config(tmp_path, servers, table, mariadb_url, **keys))
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url, **keys))
         _run(config, until="drained")
         _spoil(place, table)
         _ask(config, table)
         _run(config, until="drained")
-        assert _shown(config)["deletes"]["parts"] == 1
-        assert _shown(config)["deletes"]["deletes"] > 20
+        assert shown_snapshot(config)["deletes"]["parts"] == 1
+        assert shown_snapshot(config)["deletes"]["deletes"] > 20
         assert _equal(place, table)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,41 +15,29 @@ from deltalake import DeltaTable
 
 from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import steps_of
-from tests.e2e.live_source import COLUMNS, LiveTable, changing, live_table
+from tests.e2e.live_source import (
+    COLUMNS,
+    LiveTable,
+    ask_snapshot,
+    changing,
+    in_order,
+    live_config,
+    live_table,
+    shown_snapshot,
+)
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
-from tests.e2e.writing import shop_config
 from tests.full import FULL, quick_on
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.batch.observers import RunReport
-from tidesink.sinks.state.sql_store import open_state_store
-from tidesink.sinks.worker.control import SnapshotControl, change_control
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
-
-
-def _config(folder: Path, servers: Servers, table: LiveTable, url: str, **more: Any) -> Path:
-    database = {"url": url, "chunk-rows": 250, "connections": 2}
-    source = {
-        "brokers": servers["brokers"],
-        "protocol": "canal-json",
-        "topics": [table.topic],
-        "database": database,
-    }
-    return shop_config(folder, servers, {"source": source, "defaults": {"snapshot": "initial"}, **more})
-
-
-NAMES: Final = ("region", "id", "price", "note", "data")
-
-
-def _sorted(rows: list[dict[str, Any]], names: Sequence[str] = NAMES) -> list[tuple[Any, ...]]:
-    return sorted((tuple(row[name] for name in names) for row in rows), key=lambda row: (row[0], int(row[1])))
 
 
 def _check(report: RunReport) -> Mapping[str, int]:
@@ -66,17 +53,17 @@ def test_rows_from_before_the_topic_and_changes_while_they_are_read(
         table.load(3_000)
         for _ in range(50):
             table.change()
-        config = load_config(_config(tmp_path, servers, table, mariadb_url))
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url))
         with changing(table.change):
             _check(run(config, batches=5))
-        assert _shown(config)["state"] == "running"
+        assert shown_snapshot(config)["state"] == "running"
         # Of the five some were parts of about 500 rows, and some were changes. Rows come and go in a range
         # before it is read.
-        assert 750 <= _shown(config)["rows"] <= 2250
+        assert 750 <= shown_snapshot(config)["rows"] <= 2250
         counters = _check(run(config, until="drained"))
-        assert _shown(config)["state"] == "done"
+        assert shown_snapshot(config)["state"] == "done"
         lake = tmp_path / "lake" / table.name.schema / table.name.name
-        assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
+        assert in_order(open_lake_table(lake).read().to_pylist()) == in_order(table.rows())
         assert counters["read"] >= 500
         _another(config, table, lake)
 
@@ -95,14 +82,14 @@ def test_columns_change_at_the_source_before_the_topic_tells(
         table.load(2_000)
         table.change()
         more = {"defaults": {"snapshot": "initial", "schema-changes": {"rename": "apply"}}}
-        config = load_config(_config(tmp_path, servers, table, mariadb_url, **more))
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url, **more))
         _check(run(config, batches=2))
-        begun = _shown(config)["rows"]
+        begun = shown_snapshot(config)["rows"]
         with table.held_back():
             table.alter("RENAME COLUMN note TO remark", columns, {"note": "remark"})
             table.change()
             _check(run(config, until="drained"))
-            shown = _shown(config)
+            shown = shown_snapshot(config)
             assert (shown["state"], shown["rows"]) == ("waiting", begun)
             assert "note" in shown["reason"]
         # This one comes while the snapshot is under way, and its default is not what all rows have.
@@ -111,17 +98,17 @@ def test_columns_change_at_the_source_before_the_topic_tells(
         for _ in range(50):
             table.change()
         _check(run(config, until="drained"))
-        assert _shown(config)["state"] == "done"
+        assert shown_snapshot(config)["state"] == "done"
         lake = tmp_path / "lake" / table.name.schema / table.name.name
         names = ("region", "id", "price", "remark", "data", "size")
-        assert _sorted(open_lake_table(lake).read().to_pylist(), names) == _sorted(table.rows(), names)
+        assert in_order(open_lake_table(lake).read().to_pylist(), names) == in_order(table.rows(), names)
         _widened(config, table, added)
-        assert _sorted(open_lake_table(lake).read().to_pylist(), names) == _sorted(table.rows(), names)
+        assert in_order(open_lake_table(lake).read().to_pylist(), names) == in_order(table.rows(), names)
 
 
 def _widened(config: Config, table: LiveTable, columns: tuple[Column, ...]) -> None:
     """Another snapshot meets values of a wider type than the changes have yet."""
-    _ask(config, table, lambda asked: asked.start(time.time()))
+    ask_snapshot(config, table, lambda asked: asked.start(time.time()))
     with table.held_back():
         wide = tuple(WIDE_SIZE if one is SIZE else one for one in columns)
         table.alter("MODIFY size bigint NOT NULL DEFAULT 7", wide, {})
@@ -132,31 +119,18 @@ def _widened(config: Config, table: LiveTable, columns: tuple[Column, ...]) -> N
         assert found.state == "FAILING"
         assert "size" in str(found.error)
     _check(run(config, until="drained"))
-    assert _shown(config)["state"] == "done"
-
-
-def _ask(config: Config, table: LiveTable, change: Callable[[SnapshotControl], SnapshotControl]) -> None:
-    with closing(open_state_store(config.state)) as store:
-        asked = lambda control: replace(control, snapshot=change(control.snapshot))  # noqa: E731
-        change_control(store, config.pipeline, table.name, asked)
+    assert shown_snapshot(config)["state"] == "done"
 
 
 def _another(config: Config, table: LiveTable, lake: Path) -> None:
     """A snapshot that a person asks for, rests, and goes on: it mends what the target lost."""
     DeltaTable(str(lake)).delete("id % 2 = 0")
-    _ask(config, table, lambda asked: replace(asked.start(time.time()), rests=True))
+    ask_snapshot(config, table, lambda asked: replace(asked.start(time.time()), rests=True))
     _check(run(config, until="drained"))
     assert len(open_lake_table(lake).read()) < len(table.rows())
-    _ask(config, table, lambda asked: replace(asked, rests=False))
+    ask_snapshot(config, table, lambda asked: replace(asked, rests=False))
     _check(run(config, until="drained"))
-    assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
-
-
-def _shown(config: Config) -> Mapping[str, Any]:
-    with closing(open_state_store(config.state)) as store:
-        (status,) = store.statuses(config.pipeline)
-    found: Mapping[str, Any] = status.details["snapshot"]
-    return found
+    assert in_order(open_lake_table(lake).read().to_pylist()) == in_order(table.rows())
 
 
 @FULL
@@ -179,10 +153,10 @@ def test_a_table_is_emptied_before_its_snapshot_where_the_rows_behind_that_have_
         more: dict[str, Any] = {"defaults": {"snapshot": "initial", "schema-changes": {"truncate": "apply"}}}
         if declared:
             more["tables"] = [{"name": str(table.name), "definition": table.create}]
-        config = load_config(_config(tmp_path, servers, table, mariadb_url, **more))
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url, **more))
         _check(run(config, until="drained"))
         lake = tmp_path / "lake" / table.name.schema / table.name.name
-        assert _sorted(open_lake_table(lake).read().to_pylist()) == _sorted(table.rows())
+        assert in_order(open_lake_table(lake).read().to_pylist()) == in_order(table.rows())
 
 
 def _expire(servers: Servers, table: LiveTable) -> None:
@@ -207,7 +181,7 @@ def test_killed_at_each_step_of_a_part(
     place, log = place_of(kind, request, tmp_path), tmp_path / "worker.log"
     with live_table(mariadb_url, servers) as table:
         table.load(9_000)
-        config = _config(tmp_path, servers, table, mariadb_url, target=place.target)
+        config = live_config(tmp_path, servers, table, mariadb_url, target=place.target)
         for step in steps_of(kind):
             for _ in range(20):
                 table.change()
@@ -216,7 +190,7 @@ def test_killed_at_each_step_of_a_part(
         drain(spark, config, log)
         rows = place.rows(table.name)
         assert rows is not None
-        assert _sorted(rows) == _sorted(table.rows())
+        assert in_order(rows) == in_order(table.rows())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -240,7 +214,7 @@ def test_a_log_begins_with_the_rows_of_a_snapshot(
             "defaults": {"snapshot": "initial", "mode": "append"},
             "routes": [{"match": r"(\w+)\.(\w+)", "to": "log_of_$1.$2"}],
         }
-        config = _config(tmp_path, servers, table, mariadb_url, **more)
+        config = live_config(tmp_path, servers, table, mariadb_url, **more)
         for step in ("reduced", "committing", "committed", "reported"):
             for _ in range(20):
                 table.change()
@@ -256,7 +230,7 @@ def test_a_log_begins_with_the_rows_of_a_snapshot(
         for row in sorted(found, key=lambda row: (row["_tidesink_offset"], row["_tidesink_index"])):
             last[row["region"], row["id"]] = row
         state = [row for row in last.values() if row["_tidesink_op"] not in ("delete", "update_preimage")]
-        assert _sorted(state) == _sorted(table.rows())
+        assert in_order(state) == in_order(table.rows())
 
 
 @FULL
@@ -269,13 +243,13 @@ def test_a_log_keeps_the_values_of_a_column_that_is_renamed_ahead_of_the_topic(
         table.load(2_000)
         table.change()
         defaults = {"snapshot": "initial", "mode": "append"}
-        config = load_config(_config(tmp_path, servers, table, mariadb_url, defaults=defaults))
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url, defaults=defaults))
         _check(run(config, batches=2))
-        begun = _shown(config)["rows"]
+        begun = shown_snapshot(config)["rows"]
         with table.held_back():
             table.alter("RENAME COLUMN note TO remark", columns, {"note": "remark"})
             _check(run(config, until="drained"))
-            assert (_shown(config)["state"], _shown(config)["rows"]) == ("waiting", begun)
+            assert (shown_snapshot(config)["state"], shown_snapshot(config)["rows"]) == ("waiting", begun)
         _check(run(config, until="drained"))
         lake = tmp_path / "lake" / table.name.schema / table.name.name
         read = [row for row in open_lake_table(lake).read().to_pylist() if row["_tidesink_offset"] < 0]
@@ -284,7 +258,7 @@ def test_a_log_keeps_the_values_of_a_column_that_is_renamed_ahead_of_the_topic(
         assert len(renamed) > 0
         found = [{**row, "note": row["remark"] if row["note"] is None else row["note"]} for row in read]
         expected = [{**row, "note": row["remark"]} for row in table.rows()]
-        assert _sorted(found) == _sorted(expected)
+        assert in_order(found) == in_order(expected)
 
 
 def _place(row: dict[str, Any]) -> tuple[int, ...]:
