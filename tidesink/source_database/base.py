@@ -37,6 +37,11 @@ class StoredTable(NamedTuple):
     required: frozenset[str] = frozenset()
     generated: Mapping[str, ColumnType] = MappingProxyType({})
 
+    @property
+    def key_types(self) -> dict[str, ColumnType]:
+        """The types of the key's columns."""
+        return {name: self.types[name] for name in self.key}
+
 
 class SourceDialect(Protocol):
     """What one kind of database does in its own way; a module of this package is one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
@@ -20,6 +20,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.batch import messages
+from tidesink.errors import ContextValue
 from tidesink.events import Message
 from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
 from tidesink.sinks.batch.filtering import CHUNK
@@ -246,6 +247,17 @@ def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> Dat
     verdict = F.expr(rule.expression).alias("verdict")
     chunks = reader.over(session, task.ranges, task.chunks, rule.chunks_ddl)
     return chunks.select(CHUNK, verdict).mapInArrow(Reporting(task.filtered), PACKED_DDL)
+
+
+def checkpointed(frame: DataFrame, kept: ExitStack, **context: ContextValue) -> DataFrame:
+    """A frame's rows as they are read now, which Spark never reads again, until ``kept`` is closed.
+
+    Raises: as ``raised_task_errors``.
+    """
+    with raised_task_errors(**context):
+        found = frame.localCheckpoint(eager=True)
+    kept.callback(release_stored, found)
+    return found
 
 
 def release_stored(stored: DataFrame) -> None:

@@ -10,10 +10,11 @@ follows (columns of the target, filters, packing, staging) is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone, tzinfo
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -237,17 +238,57 @@ class SourceRows:
         return rows_between(query, self.key, self.key_types, dialect, after=part.after, up_to=part.up_to)
 
     def _records(self, wanted: FetchRange, columns: Sequence[pa.Array], start: int) -> pa.RecordBatch:
-        count, names = len(columns[0]), [column.name for column in self.schema.columns]
-        return pa.record_batch(
-            {
-                "topic": pa.repeat(pa.scalar(wanted.topic), count),
-                "partition": pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
-                "offset": pa.array(np.arange(start, start + count)),
-                "key": pa.nulls(count, pa.binary()),
-                "value": pa.nulls(count, pa.binary()),
-                _ROW: pa.StructArray.from_arrays(columns, names=names),
-            }
-        )
+        names = [column.name for column in self.schema.columns]
+        return numbered_records(wanted, start, pa.StructArray.from_arrays(columns, names=names))
+
+
+def numbered_records(wanted: FetchRange, start: int, rows: pa.Array) -> pa.RecordBatch:
+    """Rows as records without key and value: a decoder that knows them reads the rows (``rows_of``)."""
+    count = len(rows)
+    return pa.record_batch(
+        {
+            "topic": pa.repeat(pa.scalar(wanted.topic), count),
+            "partition": pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
+            "offset": pa.array(np.arange(start, start + count)),
+            "key": pa.nulls(count, pa.binary()),
+            "value": pa.nulls(count, pa.binary()),
+            _ROW: rows,
+        }
+    )
+
+
+def rows_of(records: pa.RecordBatch) -> pa.Array:
+    """The rows that ``numbered_records`` was given."""
+    return records.column(_ROW)
+
+
+def changes_of(
+    records: pa.RecordBatch,
+    op: Op,
+    *,
+    key: pa.Array,
+    row: pa.DataType,
+    after: pa.Array | None = None,
+    marks: Mapping[str, pa.Array] = MappingProxyType({}),
+) -> dict[str, pa.Array]:
+    """The columns of changes that such records are, one each; ``row`` is the type of whole rows."""
+    count = records.num_rows
+    return {
+        "record": pa.array(np.arange(count)),
+        "index": pa.array(np.zeros(count, np.int32)),
+        "op": op_array(np.full(count, op_code(op), np.int8)),
+        "topic": records.column("topic").dictionary_encode(),
+        "partition": records.column("partition"),
+        "offset": records.column("offset"),
+        "commit_ts": pa.nulls(count, pa.int64()),
+        "source": pa.nulls(count, SOURCE_TYPE),
+        "key": key,
+        "before": pa.nulls(count, row),
+        "after": pa.nulls(count, row) if after is None else after,
+        "unavailable": pa.nulls(count, NAMES_TYPE),
+        "unavailable_before": pa.nulls(count, NAMES_TYPE),
+        **{mark: marks.get(mark, pa.nulls(count, NAMES_TYPE)) for mark in MARKS},
+    }
 
 
 class ReadColumn(NamedTuple):
@@ -258,12 +299,10 @@ class ReadColumn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SourceDecoder(TableDecoder):
-    """A table's decoder, for the rows that ``SourceRows`` reads; ``inner`` is the one for its records."""
+class NumberedDecoder(TableDecoder):
+    """Decodes ``numbered_records`` of a table; ``inner`` is the one for its records in Kafka."""
 
     inner: TableDecoder
-    columns: tuple[ReadColumn, ...]
-    keys: tuple[str, ...]
 
     @property
     def table(self) -> TableId:  # type: ignore[override]  # a property here
@@ -279,6 +318,14 @@ class SourceDecoder(TableDecoder):
         """As the decoder inside."""
         return self.inner.values
 
+
+@dataclass(frozen=True)
+class SourceDecoder(NumberedDecoder):
+    """A table's decoder, for the rows that ``SourceRows`` reads."""
+
+    columns: tuple[ReadColumn, ...]
+    keys: tuple[str, ...]
+
     @property
     def stored(self) -> TableSchema:
         """The columns as the database has them."""
@@ -289,7 +336,7 @@ class SourceDecoder(TableDecoder):
         count = records.num_rows
         schema = self._schema
         types = RowTypes(schema, self.keys, self.values)
-        found = {one.column.recorded.name: one.read(records.column(_ROW)) for one in self._readers(types)}
+        found = {one.column.recorded.name: one.read(rows_of(records)) for one in self._readers(types)}
         faults = tuple(self._faults(records, found, types))
         marks = {
             mark: name_lists(
@@ -297,22 +344,8 @@ class SourceDecoder(TableDecoder):
             )
             for mark in MARKS
         }
-        columns = {
-            "record": pa.array(np.arange(count)),
-            "index": pa.array(np.zeros(count, np.int32)),
-            "op": op_array(np.full(count, op_code(Op.UPSERT), np.int8)),
-            "topic": records.column("topic").dictionary_encode(),
-            "partition": records.column("partition"),
-            "offset": records.column("offset"),
-            "commit_ts": pa.nulls(count, pa.int64()),
-            "source": pa.nulls(count, SOURCE_TYPE),
-            "key": _struct(found, types.key, count),
-            "before": pa.nulls(count, types.row),
-            "after": _struct(found, types.row, count),
-            "unavailable": pa.nulls(count, NAMES_TYPE),
-            "unavailable_before": pa.nulls(count, NAMES_TYPE),
-            **marks,
-        }
+        key, after = _struct(found, types.key, count), _struct(found, types.row, count)
+        columns = changes_of(records, Op.UPSERT, key=key, row=types.row, after=after, marks=marks)
         rows = pa.table(columns, schema=types.table)
         if faults:
             bad = np.ones(count, np.bool_)
@@ -348,7 +381,7 @@ class SourceDecoder(TableDecoder):
             if unproven is None:
                 continue
             where = np.flatnonzero(unproven)
-            values = reader.of(records.column(_ROW)).take(pa.array(where)).to_pylist()
+            values = reader.of(rows_of(records)).take(pa.array(where)).to_pylist()
             for at, value in zip(where.tolist(), values, strict=True):
                 if (error := reader.refusal(value)) is not None:
                     named = error.with_context(table=str(self.table), column=reader.column.recorded.name)

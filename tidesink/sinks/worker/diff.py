@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tidesink.config import Config
@@ -26,17 +27,24 @@ from tidesink.errors import ConfigError, TidesinkError, ValueOutOfRangeError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.batch.context import StopFlag, WorkerContext, raise_on_interrupt, signals_kept
 from tidesink.sinks.batch.observers import ALIVE_SECONDS, Listeners, is_alive, seconds_since_beat
-from tidesink.sinks.batch.source import RecordReader, fit_shuffle, release_stored, unpacked_ranges
-from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
+from tidesink.sinks.batch.source import RecordReader, checkpointed, fit_shuffle, unpacked_ranges
+from tidesink.sinks.batch.source_rows import SourceDecoder, source_plan
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.spark.errors import raised_task_errors
 from tidesink.sinks.state.progress import Progress, TableStatus
-from tidesink.sinks.targets.base import ReadableTarget, TableReader
+from tidesink.sinks.targets.base import TableReader
 from tidesink.sinks.worker.run import assembled
-from tidesink.sinks.worker.snapshot import open_source_database
-from tidesink.sinks.worker.source_keys import KeyedRows, PatientRows, compared_columns, key_columns, key_types
+from tidesink.sinks.worker.snapshot import all_ranges, open_source_database
+from tidesink.sinks.worker.source_keys import (
+    KeyedRows,
+    WantedKeys,
+    compared_columns,
+    key_columns,
+    key_types,
+    open_target_reader,
+    source_task,
+)
 from tidesink.typemap.target_schema import ShapeColumn, is_row_keyed, quoted
 
 if TYPE_CHECKING:
@@ -286,17 +294,10 @@ class TableComparison:
         return self._side(decoding.columns())
 
     def _reader(self, plan: DecodePlan) -> TableReader:
-        context, target = self.context, self.context.target
         if is_row_keyed(plan.shape):
             raise self._refused("it has no key of its own")
-        assert isinstance(target, ReadableTarget)  # noqa: S101  (``obstacle`` says so of others)
-        session = context.spark.newSession()
-        found = target.reader(plan.shape, pipeline=context.config.pipeline, session=session)
-        if found is None:
-            raise self._refused("the target has no such table: let tidesink run make it")
-        self.kept.callback(found.close)
-        found.session.conf.set("spark.sql.session.timeZone", "UTC")  # of the texts of keys
-        return found
+        missing = self._refused("the target has no such table: let tidesink run make it")
+        return self.kept.enter_context(open_target_reader(self.context, plan.shape, missing=missing))
 
     def _check_begun(self) -> None:
         progress = self.reader.committed()
@@ -405,12 +406,9 @@ class TableComparison:
         """A frame's rows as they are read now, which Spark never reads again; tried again where it fails."""
 
         def store() -> DataFrame:
-            with raised_task_errors(table=str(self.table)):
-                return frame().localCheckpoint(eager=True)
+            return checkpointed(frame(), self.kept, table=str(self.table))
 
-        found = self.context.retry(self.table).call(store)
-        self.kept.callback(release_stored, found)
-        return found
+        return self.context.retry(self.table).call(store)
 
     def _source(self, side: Side, wanted: DataFrame | None = None, count: int = 0) -> DataFrame:
         """The digests of the source's rows; with details of the ``count`` keys that are ``wanted``."""
@@ -428,28 +426,14 @@ class TableComparison:
     ) -> tuple[RangeTask, RecordReader]:
         """The task over all ranges of the source, or over a few keys where it can be asked for them."""
         config, plan, stored = self.context.config, side.plan, side.stored
-        settings = config.source.database
-        assert settings is not None  # noqa: S101  (the database was open)
-        assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
-        types = {name: stored.types[name] for name in stored.key}
-        url, seconds = settings.url.get_secret_value(), config.retry.for_
         asked = self.by_key and wanted is not None and count <= max(_FEW, stored.rows // _FEW_OF)
         columns = key_columns(plan, stored.key, key_types(side.columns)) if asked else None
-        ranges = self._key_ranges(stored) if wanted is None or columns is None else (KeyRange(),)
-        rows = SourceRows(url, plan.decoder.stored, stored.key, types, ranges)
-        reader: RecordReader = PatientRows(rows, settings.connections, seconds)
-        if wanted is not None and columns is not None:
-            reader = KeyedRows(rows, columns, settings.connections, seconds, wanted)
-        offsets = [OffsetRange(self.topic, n, 0, settings.chunk_rows) for n in range(len(ranges))]
-        return RangeTask.of(offsets, "", plan), reader
+        keys = WantedKeys(columns, wanted) if wanted is not None and columns is not None else None
+        ranges = partial(all_ranges, config, self.table, stored)
+        return source_task(config, plan, stored, self.topic, wanted=keys, ranges=ranges)
 
     def _details(self, detailed: bool) -> dict[str, bool]:
         return {"detailed": detailed, "shown": detailed and self.options.values}
-
-    def _key_ranges(self, stored: StoredTable) -> tuple[KeyRange, ...]:
-        """All ranges of the table's key."""
-        with open_source_database(self.context.config) as database:
-            return database.all_ranges(self.table, stored)
 
     def _target(self, side: Side, *, detailed: bool = False) -> DataFrame:
         """The digests of the target's rows, which are read when the frame is asked for."""

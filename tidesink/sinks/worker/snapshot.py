@@ -141,20 +141,19 @@ class SourceDatabase:
         rows = self.rows_of(stored)
         return key_ranges(self.connection, table, stored, after=after, rows=rows, most=self.most)
 
-    def all_ranges(self, table: TableId, stored: StoredTable) -> tuple[KeyRange, ...]:
-        """All ranges of a table.
-
-        Raises: as ``table``.
-        """
-        found: list[KeyRange] = []
-        while not found or found[-1].up_to is not None:
-            found += self.ranges(table, stored, after=found[-1].up_to if found else None)
-        return tuple(found)
-
     def rows_of(self, stored: StoredTable) -> int:
         """The rows of a range of a table."""
         size = max(1, stored.bytes // max(1, stored.rows))
         return max(1, min(self.rows, self.bytes // size))
+
+
+def all_ranges(config: Config, table: TableId, stored: StoredTable) -> tuple[KeyRange, ...]:
+    """All ranges of a table of the source. Raises: as ``SourceDatabase.table``."""
+    found: list[KeyRange] = []
+    with open_source_database(config) as database:
+        while not found or found[-1].up_to is not None:
+            found += database.ranges(table, stored, after=found[-1].up_to if found else None)
+    return tuple(found)
 
 
 @contextmanager
@@ -373,7 +372,7 @@ class SnapshotBatch(Batch):
             database.url.get_secret_value(),
             decode_plan.decoder.stored,
             stored.key,
-            {name: stored.types[name] for name in stored.key},
+            stored.key_types,
             part.ranges,
         )
         first = log_offset(self._hold.progress.batch + 1) if decode_plan.logs else 0

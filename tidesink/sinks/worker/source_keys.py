@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
+from tidesink.config import Config
 from tidesink.errors import ConfigError, ValueOutOfRangeError
-from tidesink.events import ColumnType
+from tidesink.events import ColumnType, TableId
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.record_frames import over_ranges
-from tidesink.sinks.batch.source_rows import ReadColumn, SourceDecoder, SourceRows
+from tidesink.sinks.batch.source import RecordReader
+from tidesink.sinks.batch.source_rows import KeyRange, ReadColumn, SourceDecoder, SourceRows
+from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import Reporting, raised_task_errors
 from tidesink.sinks.targets.base import ReadableTarget
 from tidesink.typemap.table import row_of
@@ -248,29 +252,67 @@ def _text(text: str | None, column: KeyColumn) -> str:
     raise ValueOutOfRangeError("a key at the target is none that the source can be asked for")
 
 
+class WantedKeys(NamedTuple):
+    """Keys that the target names, as ``KeyedRows`` has them, and the columns by which the source is asked."""
+
+    columns: tuple[KeyColumn, ...]
+    keys: DataFrame
+
+
+def source_task(
+    config: Config,
+    plan: DecodePlan,
+    stored: StoredTable,
+    topic: str,
+    *,
+    wanted: WantedKeys | None,
+    ranges: Callable[[], tuple[KeyRange, ...]],
+) -> tuple[RangeTask, RecordReader]:
+    """The task over the source's rows of some keys, or of all ``ranges``, and its reader, which tries again.
+
+    ``plan`` has a ``SourceDecoder``.
+    """
+    settings, seconds = config.source.database, config.retry.for_
+    assert settings is not None  # noqa: S101  (the database was open)
+    assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
+    read = (KeyRange(),) if wanted is not None else ranges()
+    url = settings.url.get_secret_value()
+    rows = SourceRows(url, plan.decoder.stored, stored.key, stored.key_types, read)
+    reader: RecordReader = PatientRows(rows, settings.connections, seconds)
+    if wanted is not None:
+        reader = KeyedRows(rows, wanted.columns, settings.connections, seconds, wanted.keys)
+    offsets = [OffsetRange(topic, number, 0, settings.chunk_rows) for number in range(len(read))]
+    return RangeTask.of(offsets, "", plan), reader
+
+
 @contextmanager
 def open_target_reader(
-    context: WorkerContext, shape: TableShape, session: SparkSession
+    context: WorkerContext, shape: TableShape, *, missing: ConfigError
 ) -> Iterator[TableReader]:
-    """What reads the table of ``shape`` at the target.
+    """What reads the table of ``shape`` at the target, in a session of its own.
 
     Raises:
-        ConfigError: the target has no such table, or gives no rows back.
+        ConfigError: ``missing``, where the target has no such table, or gives no rows back.
         TransientTargetError: it does not answer.
     """
-    target = context.target
+    target, session = context.target, context.spark.newSession()
     found = (
         target.reader(shape, pipeline=context.config.pipeline, session=session)
         if isinstance(target, ReadableTarget)
         else None
     )
     if found is None:
-        raise ConfigError(f"the table cannot have a resync: {_NOT_READABLE}", table=str(shape.source))
+        raise missing
     try:
         found.session.conf.set("spark.sql.session.timeZone", "UTC")  # of the texts of keys
         yield found
     finally:
         found.close()
+
+
+def no_resync(table: TableId) -> ConfigError:
+    """What to say of a table whose rows at the target cannot be asked for."""
+    return ConfigError(f"the table cannot have a resync: {_NOT_READABLE}", table=str(table))
 
 
 def compared_columns(reader: TableReader, columns: Sequence[ShapeColumn]) -> tuple[ComparedColumn, ...]:
@@ -298,8 +340,11 @@ def parts_of(context: WorkerContext, plan: DecodePlan, stored: StoredTable, *, r
 
     Raises: as ``open_target_reader``.
     """
-    session, table = context.spark.newSession(), str(plan.shape.source)
-    with raised_task_errors(table=table), open_target_reader(context, plan.shape, session) as reader:
+    table = plan.shape.source
+    with (
+        raised_task_errors(table=str(table)),
+        open_target_reader(context, plan.shape, missing=no_resync(table)) as reader,
+    ):
         key = plan.shape.key_columns
         if key_columns(plan, stored.key, key_types(compared_columns(reader, key))) is None:
             return 1

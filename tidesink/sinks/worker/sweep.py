@@ -13,43 +13,39 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
-from tidesink.codecs.base import Codec
-from tidesink.codecs.batch import (
-    MARKS,
-    NAMES_TYPE,
-    SOURCE_TYPE,
-    ChangeTable,
-    DecodedBatch,
-    ValueOptions,
-    op_array,
-    op_code,
-)
+from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.errors import ValueOutOfRangeError
-from tidesink.events import Op, TableId, TableSchema
-from tidesink.sinks.batch.records import TableDecoder
+from tidesink.events import Op, TableSchema
 from tidesink.sinks.batch.run import BatchOutcome
-from tidesink.sinks.batch.source import RecordReader, fit_shuffle, release_stored, unpacked_ranges
-from tidesink.sinks.batch.source_rows import KeyRange, SourceDecoder, SourceRows, source_plan
+from tidesink.sinks.batch.source import checkpointed, fit_shuffle, unpacked_ranges
+from tidesink.sinks.batch.source_rows import (
+    NumberedDecoder,
+    changes_of,
+    numbered_records,
+    rows_of,
+    source_plan,
+)
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.spark.errors import Reporting, raised_task_errors
+from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.spark.payloads import task_number
 from tidesink.sinks.spark.session import in_session
-from tidesink.sinks.worker.snapshot import SnapshotBatch, open_source_database
+from tidesink.sinks.worker.snapshot import SnapshotBatch, all_ranges
 from tidesink.sinks.worker.source_keys import (
-    KeyedRows,
-    PatientRows,
+    WantedKeys,
     compared_columns,
     key_columns,
     key_types,
+    no_resync,
     open_target_reader,
+    source_task,
 )
 from tidesink.typemap.target_schema import quoted
 
@@ -69,47 +65,13 @@ _UNREADABLE: Final = (
 
 
 @dataclass(frozen=True)
-class KeyDecoder(TableDecoder):
-    """Takes keys of the target, in its types, as deletes; ``inner`` decodes the table's records."""
-
-    inner: TableDecoder
-
-    @property
-    def table(self) -> TableId:  # type: ignore[override]  # a property here
-        """The table at the source."""
-        return self.inner.table
-
-    @property
-    def _codec(self) -> Codec:
-        return self.inner._codec
-
-    @property
-    def values(self) -> ValueOptions:
-        """As the decoder inside."""
-        return self.inner.values
+class KeyDecoder(NumberedDecoder):
+    """Takes keys of the target, in its types, as deletes."""
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """A delete of each key."""
-        count, keys = records.num_rows, records.column("target_key")
-        none = pa.nulls(count, keys.type)
-        rows = pa.table(
-            {
-                "record": pa.array(np.arange(count)),
-                "index": pa.array(np.zeros(count, np.int32)),
-                "op": op_array(np.full(count, op_code(Op.DELETE), np.int8)),
-                "topic": records.column("topic").dictionary_encode(),
-                "partition": records.column("partition"),
-                "offset": records.column("offset"),
-                "commit_ts": pa.nulls(count, pa.int64()),
-                "source": pa.nulls(count, SOURCE_TYPE),
-                "key": keys,
-                "before": none,
-                "after": none,
-                "unavailable": pa.nulls(count, NAMES_TYPE),
-                "unavailable_before": pa.nulls(count, NAMES_TYPE),
-                **{mark: pa.nulls(count, NAMES_TYPE) for mark in MARKS},
-            }
-        )
+        count, keys = records.num_rows, rows_of(records)
+        rows = pa.table(changes_of(records, Op.DELETE, key=keys, row=keys.type))
         tables = (ChangeTable(self.table, TableSchema(self.table, ()), None, rows),) if count else ()
         return DecodedBatch(tables, (), (), count, 0)
 
@@ -139,19 +101,9 @@ class KeyTask:
     def _records(self, batches: Iterable[pa.RecordBatch], wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         start = 0
         for batch in batches:
-            count = batch.num_rows
             keys = pa.StructArray.from_arrays(batch.column(0).flatten(), names=[*self.names])
-            yield pa.record_batch(
-                {
-                    "topic": pa.repeat(pa.scalar(wanted.topic), count),
-                    "partition": pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
-                    "offset": pa.array(np.arange(start, start + count)),
-                    "key": pa.nulls(count, pa.binary()),
-                    "value": pa.nulls(count, pa.binary()),
-                    "target_key": keys,
-                }
-            )
-            start += count
+            yield numbered_records(wanted, start, keys)
+            start += batch.num_rows
 
 
 @dataclass(frozen=True)
@@ -205,8 +157,8 @@ class SweepBatch(SnapshotBatch):
         from tidesink.sinks.spark.digests import HASH, keys_of
 
         key = plan.shape.key_columns
-        session = self._context.spark.newSession()
-        reader = self._kept.enter_context(open_target_reader(self._context, plan.shape, session))
+        missing = no_resync(self._settings.table)
+        reader = self._kept.enter_context(open_target_reader(self._context, plan.shape, missing=missing))
         columns = compared_columns(reader, key)
         sweep = self._part.before.sweep
         assert sweep is not None  # noqa: S101  (else there is no such batch)
@@ -226,36 +178,17 @@ class SweepBatch(SnapshotBatch):
         """The hashes of the keys that the source has: of those that are asked for at least."""
         from tidesink.sinks.spark.digests import HASH, digests
 
-        task, source = self._source_task(asked, by_key=by_key)
+        config, stored = self._context.config, self._part.stored
+        plan, _ = source_plan(asked.plan, stored)
+        columns = key_columns(plan, stored.key, key_types(asked.columns)) if by_key else None
+        wanted = WantedKeys(columns, asked.keys) if columns is not None else None
+        ranges = partial(all_ranges, config, self._settings.table, stored)
+        task, source = source_task(config, plan, stored, asked.topic, wanted=wanted, ranges=ranges)
         named = unpacked_ranges(session, task, source).where("_op IN ('upsert', 'bad')")
         values = (f"after.{quoted(one.name)}" for one in asked.columns)
         found = digests(named.selectExpr(*values, "_op = 'bad' AS bad"), asked.columns)
         return self._stored(found.select(*HASH, "bad"))
 
-    def _source_task(self, asked: _Asked, *, by_key: bool) -> tuple[RangeTask, RecordReader]:
-        """The task over the source's rows of the keys, or over all where it cannot be asked for them."""
-        config, stored = self._context.config, self._part.stored
-        plan, _ = source_plan(asked.plan, stored)
-        assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
-        settings = self._database()
-        columns = key_columns(plan, stored.key, key_types(asked.columns)) if by_key else None
-        ranges = (KeyRange(),) if columns is not None else self._all_ranges()
-        types = {name: stored.types[name] for name in stored.key}
-        rows = SourceRows(settings.url.get_secret_value(), plan.decoder.stored, stored.key, types, ranges)
-        seconds, connections = config.retry.for_, settings.connections
-        reader: RecordReader = PatientRows(rows, connections, seconds)
-        if columns is not None:
-            reader = KeyedRows(rows, columns, connections, seconds, asked.keys)
-        offsets = [OffsetRange(asked.topic, n, 0, settings.chunk_rows) for n in range(len(ranges))]
-        return RangeTask.of(offsets, "", plan), reader
-
-    def _all_ranges(self) -> tuple[KeyRange, ...]:
-        with open_source_database(self._context.config) as database:
-            return database.all_ranges(self._settings.table, self._part.stored)
-
     def _stored(self, frame: DataFrame) -> DataFrame:
-        """A frame's rows as they are read now, which Spark never reads again."""
-        with raised_task_errors(table=str(self._settings.table)):
-            found = frame.localCheckpoint(eager=True)
-        self._kept.callback(release_stored, found)
-        return found
+        """A frame's rows as they are read now."""
+        return checkpointed(frame, self._kept, table=str(self._settings.table))
