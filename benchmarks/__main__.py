@@ -6,9 +6,8 @@ reducing alone; ``start``, the first commit of a new process; the whole job into
 Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``protocols``, the first load of the others into
 Delta beside flat-avro's; ``memory``, the driver's for many events beside few; ``sizes``, small batches into
 tables of 200,000 and of ten million rows; ``age``, the thousandth small batch into a table; ``idle``, what
-500 idle tables cost; ``snapshots``, the rows of a database; ``diff``, comparing
-them with their copy. Everything is a ratio to a floor or a baseline of the same run, since machines differ
-and are noisy.
+500 idle tables cost; ``snapshots``, the rows of a database; ``diff``, comparing them with their copy.
+Everything is a ratio to a floor or a baseline of the same run, since machines differ and are noisy.
 """
 
 from __future__ import annotations

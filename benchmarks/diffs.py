@@ -11,43 +11,34 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.baseline import COLUMNS
-from benchmarks.events import TABLE, events, write_events
+from benchmarks.events import TABLE, events
 from benchmarks.first_commit import Measure
 from benchmarks.rows import Rows, paired
-from benchmarks.snapshots import fill, jdbc_rows, jdbc_session, load, snapshot_config
-from benchmarks.sql_servers import mariadb
+from benchmarks.snapshots import jdbc_rows, jdbc_session, load, seconds_of_sides, snapshot_config
 from tidesink.config import load_config
 from tidesink.events import ChangeEvent
-from tidesink.schema_registry import open_registry
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.sinks.targets.sql.mysql import MysqlDialect
 
-_SEED: Final = 1  # its first event is of a row
-
 
 def diff_rows(measure: Measure, settings: dict[str, Any], count: int) -> Rows:
     """One line: rows compared a second, beside two ``exceptAll``."""
-    seconds = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="tidesink-bench-diffs-") as place,
-        mariadb(Path(place) / "server") as endpoint,
-    ):
-        fill(endpoint, count)
-        registry = open_registry(settings["registry"])
-        _add(endpoint, next(events(1, seed=_SEED, keys=1)))
-        write_events(settings["brokers"], registry, settings["topic"], 1, seed=_SEED, keys=1)
-        given = {**settings, "directory": place, "host": endpoint.host, "port": endpoint.port, "count": count}
-        for side in _SIDES:
-            print(f"... diff: {side}", file=sys.stderr, flush=True)
-            seconds[side] = measure("benchmarks.diffs", side, json.dumps(given))["seconds"]
+    change = next(events(1, seed=1, keys=1))
+    seconds = seconds_of_sides(
+        "diffs",
+        _SIDES,
+        measure,
+        settings,
+        count,
+        keys=1,
+        before=lambda endpoint: _add(endpoint, change),
+    )
     return [paired("diff.mariadb", count / seconds["ours"], count / seconds["except"], unit="rows/s")]
 
 
@@ -62,17 +53,14 @@ def _add(endpoint: Endpoint, event: ChangeEvent) -> None:
 
 
 def _ours(settings: dict[str, Any]) -> float:
-    from tidesink.sinks.spark.session import build_session, stop_session
+    from tidesink.sinks.spark.session import session_of
     from tidesink.sinks.worker.diff import DiffOptions, diff
 
     config = load_config(snapshot_config(settings))
-    spark = build_session(
-        master=config.spark.master, conf=config.spark.conf_values(), target=config.target.type
-    )
-    began = time.perf_counter()
-    (found,) = diff(config, [TABLE], DiffOptions(), tell=lambda _: None)
-    seconds = time.perf_counter() - began
-    stop_session(spark)
+    with session_of(config):
+        began = time.perf_counter()
+        (found,) = diff(config, [TABLE], DiffOptions(), tell=lambda _: None)
+        seconds = time.perf_counter() - began
     _check(found.equal, settings, differs=found.differs)
     return seconds
 

@@ -13,14 +13,14 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.baseline import plain_session
-from benchmarks.events import DDL, write_events
+from benchmarks.events import DDL, KEYS, write_events
 from benchmarks.first_commit import Measure
 from benchmarks.rows import Rows, paired
 from benchmarks.sql_servers import mariadb
@@ -43,23 +43,42 @@ _FILL: Final = (
 
 def snapshot_rows(measure: Measure, settings: dict[str, Any], count: int) -> Rows:
     """Two lines: beside Spark's JDBC source, and beside the cursor."""
-    seconds = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="tidesink-bench-snapshots-") as place,
-        mariadb(Path(place) / "server") as endpoint,
-    ):
-        fill(endpoint, count)
-        registry = open_registry(settings["registry"])
-        write_events(settings["brokers"], registry, settings["topic"], 1)
-        given = {**settings, "directory": place, "host": endpoint.host, "port": endpoint.port, "count": count}
-        for side in _SIDES:
-            print(f"... snapshots: {side}", file=sys.stderr, flush=True)
-            seconds[side] = measure("benchmarks.snapshots", side, json.dumps(given))["seconds"]
+    seconds = seconds_of_sides("snapshots", _SIDES, measure, settings, count)
     rates: dict[str, float] = {side: count / taken for side, taken in seconds.items()}
     return [
         paired("snapshot.mariadb.jdbc", rates["ours"], rates["jdbc"], unit="rows/s"),
         paired("snapshot.mariadb.cursor", rates["ours"], rates["cursor"], unit="rows/s"),
     ]
+
+
+def seconds_of_sides(
+    module: str,
+    sides: Iterable[str],
+    measure: Measure,
+    settings: dict[str, Any],
+    count: int,
+    *,
+    keys: int = KEYS,
+    before: Callable[[Endpoint], None] = lambda _endpoint: None,
+) -> dict[str, float]:
+    """What each side takes over a table of ``count`` rows in a MariaDB, and one change of it in the topic.
+
+    ``keys``: the change is of one of so many. ``before`` adds to the table.
+    """
+    seconds = {}
+    with (
+        tempfile.TemporaryDirectory(prefix=f"tidesink-bench-{module}-") as place,
+        mariadb(Path(place) / "server") as endpoint,
+    ):
+        fill(endpoint, count)
+        before(endpoint)
+        registry = open_registry(settings["registry"])
+        write_events(settings["brokers"], registry, settings["topic"], 1, keys=keys)
+        given = {**settings, "directory": place, "host": endpoint.host, "port": endpoint.port, "count": count}
+        for side in sides:
+            print(f"... {module}: {side}", file=sys.stderr, flush=True)
+            seconds[side] = measure(f"benchmarks.{module}", side, json.dumps(given))["seconds"]
+    return seconds
 
 
 def fill(endpoint: Endpoint, count: int) -> None:

@@ -9,11 +9,11 @@ import dataclasses
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -155,6 +155,7 @@ def workload(
     )
 
 
+R = TypeVar("R")
 _EVENTS: Final = {False: 20_000, True: 3_000}
 _BATCH_RECORDS: Final = {False: 4_000, True: 10_000}
 _ROWS: Final = 40_000
@@ -230,10 +231,7 @@ def _shown_demo(options: DemoOptions, say: Say, output: OutputFormat) -> bool:
     from tidesink.dev.demo import run_demo
 
     result = run_demo(options, say, listener=_progress(say))
-    if output is OutputFormat.JSON:
-        write_json(demo_json(result))
-    else:
-        _show(result)
+    _put(output, result, demo_json, _show)
     return result.right
 
 
@@ -242,11 +240,15 @@ def _shown_snapshot_demo(options: SnapshotDemoOptions, say: Say, output: OutputF
     from tidesink.dev.snapshot_demo import run_snapshot_demo
 
     result = run_snapshot_demo(options, say, listener=_progress(say))
-    if output is OutputFormat.JSON:
-        write_json(snapshot_demo_json(result))
-    else:
-        _show_snapshot(result)
+    _put(output, result, snapshot_demo_json, _show_snapshot)
     return result.right
+
+
+def _put(output: OutputFormat, result: R, as_json: Callable[[R], Any], show: Callable[[R], None]) -> None:
+    if output is OutputFormat.JSON:
+        write_json(as_json(result))
+    else:
+        show(result)
 
 
 def _progress(say: Say) -> ProgressLines:

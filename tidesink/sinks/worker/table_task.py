@@ -387,12 +387,17 @@ class TableTask:
         if passes and progress is not None and self._is_for_others(reader):
             self._passed.add(plan.ranges)
             return
+        if self._begins(plan.records, left=max(0, self._unapplied(plan.found) - plan.records)):
+            self._take(retry.call(lambda: self._batch(plan, reader).run()))
+
+    def _begins(self, records: int, *, left: int) -> bool:
+        """Tell of the next batch; False where the table is another worker's."""
+        assert self._hold is not None  # noqa: S101  (opened before)
         self._change("RUNNING", None)
         if self.state != "RUNNING":
-            return  # the table is another worker's
-        number, left = self._hold.progress.batch + 1, max(0, self._unapplied(plan.found) - plan.records)
-        context.listeners.hear(BatchStarted(self.table, number, plan.records, left))
-        self._take(retry.call(lambda: self._batch(plan, reader).run()))
+            return False
+        self._context.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, records, left))
+        return True
 
     def _takes_other_turn(self, progress: Progress, found: TopicOffsets) -> bool:
         """Do what comes before changes of the topic: the next part of a snapshot."""
@@ -416,10 +421,8 @@ class TableTask:
             self._change("RUNNING", None)
             return
         if plan is not None and asked is not None:
-            self._change("RUNNING", None)
-            if self.state != "RUNNING":
-                return  # the table is another worker's
-            context.listeners.hear(BatchStarted(self.table, progress.batch + 1, 0, self.lag))
+            if not self._begins(0, left=self.lag):
+                return
             make = partial(RewindBatch, number=asked.number)
             outcome = context.retry(self.table).call(lambda: self._batch(plan, context.source, make).run())
             self._take(outcome)
