@@ -242,6 +242,7 @@ _COMMANDS: Final = (
     "status {config} -o json",
     f"pause {_TABLE} --config {{config}}",
     f"--debug resume {_TABLE} --accept --config {{config}}",
+    *(f"ddl {verb} {_TABLE} --config {{config}}" for verb in ("show", "approve", "reject")),
     f"accept-restored {_TABLE} --config {{config}}",
     *(f"snapshot {verb} {_TABLE} --config {{config}}" for verb in ("start", "pause", "resume", "cancel")),
     f"resync {_TABLE} --config {{config}}",

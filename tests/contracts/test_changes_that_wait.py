@@ -56,11 +56,11 @@ class Waiting:
         (status,) = self.table.around.store.statuses("shop")
         return {one["kind"]: one for one in status.details.get("pending", [])}
 
-    def resume(self, *words: str) -> int:
-        """What ``tidesink resume`` exits with."""
+    def tidesink(self, *words: str) -> int:
+        """What a person's command about the table exits with."""
         path = self.folder / "shop.yaml"
         path.write_text(yaml.safe_dump(changed(CANAL_JSON, state=str(self.folder / "state.db"))))
-        return CliRunner().invoke(app, ["resume", str(TABLE), *words, "-c", str(path)]).exit_code
+        return CliRunner().invoke(app, [*words, str(TABLE), "-c", str(path)]).exit_code
 
 
 Begin = Callable[..., Waiting]
@@ -101,10 +101,10 @@ def test_a_wider_type_and_a_dropped_column_wait_until_they_are_accepted(begin: B
             "widen": ("size", "int", "bigint"),
             "drop": ("note", "int(11)", ""),
         }
-        assert waiting.resume() == 0
+        assert waiting.tidesink("resume") == 0
         waiting.turn(table_task)
         assert (table_task.state, waiting.pending(), waiting.rows()) == ("PAUSED", shown, FIRST)
-        assert waiting.resume("--accept") == 0
+        assert waiting.tidesink("ddl", "approve") == 0
         waiting.turn(table_task)
         assert (table_task.state, waiting.pending()) == ("RUNNING", {})
     assert waiting.rows() == [(1, "one", 10), (2, "two", 20), (3, "three", 2**40)]
@@ -123,8 +123,8 @@ def test_another_key_waits_until_the_config_names_the_old_one(begin: Begin) -> N
         assert table_task.state == "PAUSED"
         change = waiting.pending()["key"]
         assert (change["from"], change["to"], change["accepts"]) == ("id", "name", [])
-        assert waiting.resume("--accept") == 2
-        assert waiting.resume() == 0
+        assert waiting.tidesink("ddl", "approve") == 2
+        assert waiting.tidesink("resume") == 0
         waiting.turn(table_task)
         assert (table_task.state, waiting.rows()) == ("PAUSED", FIRST)
     reported = replace(waiting.table.around, config=config_of(waiting.feed, keys=["id"]))

@@ -144,11 +144,11 @@ class Waiting:
         (status,) = self.table.around.store.statuses("shop")
         return list(status.details.get("pending", []))
 
-    def resume(self, *words: str) -> str:
-        """What ``tidesink resume`` says."""
+    def tidesink(self, *words: str) -> str:
+        """What a person's command about the table says."""
         path = self.folder / "shop.yaml"
         path.write_text(yaml.safe_dump(changed(CANAL_JSON, state=str(self.folder / "state.db"))))
-        found = CliRunner().invoke(app, ["resume", str(TABLE), *words, "-c", str(path)])
+        found = CliRunner().invoke(app, [*words, str(TABLE), "-c", str(path)])
         return f"{found.exit_code} {found.output}"
 
     def ids(self) -> list[int]:
@@ -200,10 +200,10 @@ def test_a_truncate_waits_until_it_is_accepted(begin: Begin) -> None:
         )
         assert shown["time"].startswith("1970-01-01 00:00:0")
         assert TRUNCATE in str(table_task.report().error)
-        assert waiting.resume().startswith("0")
+        assert waiting.tidesink("resume").startswith("0")
         waiting.turn(table_task)
         assert (table_task.state, waiting.pending()) == ("PAUSED", [shown])
-        assert "accepted (apply)" in waiting.resume("--accept")
+        assert "approved" in waiting.tidesink("ddl", "approve")
         waiting.turn(table_task)
         assert (table_task.state, waiting.ids(), waiting.pending()) == ("IDLE", [3], [])
         assert table_task.report().warnings == ()
@@ -214,7 +214,7 @@ def test_a_truncate_that_is_ignored_stays_said(begin: Begin) -> None:
     with waiting.table.table_task() as table_task:
         waiting.table.take(table_task, waiting.before)
         waiting.turn(table_task)
-        assert "accepted (ignore)" in waiting.resume("--accept", "--ignore")
+        assert "rejected" in waiting.tidesink("ddl", "reject")
         waiting.turn(table_task)
         assert (table_task.state, waiting.ids()) == ("IDLE", [1, 2, 3])
     # Also by a worker that finds it ignored, whatever the policy says by then: a later row is there.
@@ -253,7 +253,7 @@ def test_a_truncate_of_an_impossible_time_makes_no_later_row_void(
         (shown,) = waiting.pending()
         assert (table_task.state, waiting.ids(), shown["accepts"]) == ("PAUSED", [], ["ignore"])
         assert "its time is impossible" in shown["reason"]
-        assert "accepted (ignore)" in waiting.resume("--accept", "--ignore")
+        assert "rejected" in waiting.tidesink("ddl", "reject")
         asked = Requests(table.around.store, "shop")
         asked.look()
         table_task.apply_control(asked.of(TABLE))
@@ -276,7 +276,7 @@ def test_a_column_is_renamed_before_the_table_is_emptied(begin: Begin, rename: s
         if rename == "pause":
             assert (table_task.state, waiting.ids()) == ("PAUSED", [1, 2])
             assert [one["kind"] for one in waiting.pending()] == ["rename"]
-            assert "accepted (apply)" in waiting.resume("--accept")
+            assert "approved" in waiting.tidesink("ddl", "approve")
             waiting.turn(table_task)
         assert (table_task.state, waiting.ids()) == ("IDLE", [3])
         (row,) = waiting.table.bed.read(TABLE)
@@ -298,7 +298,7 @@ def test_a_table_that_is_gone_at_the_source_waits_for_a_person(begin: Begin, kin
         waiting.turn(table_task)
         assert (table_task.state, waiting.ids()) == ("PAUSED", [1, 2]), table_task.report().error
         assert [one["kind"] for one in waiting.pending()] == [kind]
-        assert "accepted (ignore)" in waiting.resume("--accept", "--ignore")
+        assert "rejected" in waiting.tidesink("ddl", "reject")
         waiting.turn(table_task)
         assert (table_task.state, waiting.ids()) == ("IDLE", [1, 2, 3]), table_task.report().error
 
@@ -358,15 +358,15 @@ def test_statements_that_cannot_be_followed_are_accepted_as_ignored(begin: Begin
         waiting.table.take(table_task, waiting.before)
         waiting.turn(table_task)
         assert [one["kind"] for one in waiting.pending()] == ["truncate"]
-        waiting.resume("--accept")
+        waiting.tidesink("ddl", "approve")
         waiting.turn(table_task)
         assert (table_task.state, waiting.ids()) == ("PAUSED", [1, 2])
         assert [(one["kind"], one["accepts"]) for one in waiting.pending()] == [
             ("partition", ["ignore"]),
             ("unknown", ["ignore"]),
         ]
-        assert "cannot be accepted as apply" in waiting.resume("--accept")
-        waiting.resume("--accept", "--ignore")
+        assert "cannot be approved" in waiting.tidesink("ddl", "approve")
+        waiting.tidesink("ddl", "reject")
         waiting.turn(table_task)
         assert (table_task.state, waiting.ids()) == ("IDLE", [3])
 

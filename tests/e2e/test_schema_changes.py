@@ -113,8 +113,8 @@ def test_an_added_column_waits_until_it_is_accepted(
     # Looked at again without being accepted, it waits again.
     shop.tidesink("resume", "shop.told")
     assert shop.states()["told"] == "PAUSED"
-    assert "--accept" in (shop.status().error or "")
-    shop.tidesink("resume", "shop.told", "--accept")
+    assert "tidesink ddl approve shop.told" in (shop.status().error or "")
+    shop.tidesink("ddl", "approve", "shop.told")
     assert shop.states()["told"] == "IDLE"
     assert shop.values("label") == {1: "basic", 2: "gold"}
 
@@ -240,7 +240,7 @@ def test_a_rename_waits_where_nothing_is_said(spark: SparkSession, tmp_path: Pat
     assert lake_rows(tmp_path, "told") == {1: {"id": 1, "name": "one", "size": 1}}
     (pending,) = shop.status().details["pending"]
     assert (pending["kind"], pending["from"], pending["to"]) == ("rename", "name", "title")
-    shop.tidesink("resume", "shop.told", "--accept")
+    shop.tidesink("ddl", "approve", "shop.told")
     assert shop.states()["told"] == "IDLE"
     # The column that was dropped stays, as nothing else was said: NULL in rows that have it no more.
     sizes = {1: 1, 2: 2, 3: None, 4: 4}
@@ -260,7 +260,7 @@ def test_a_narrower_type_waits_where_it_is_asked_for_and_can_be_ignored(
     assert shop.states() == {"told": "PAUSED"}
     (pending,) = shop.status().details["pending"]
     assert (pending["kind"], pending["from"], pending["to"]) == ("narrow", "bigint", "int")
-    shop.tidesink("resume", "shop.told", "--accept", "--ignore")
+    shop.tidesink("ddl", "reject", "shop.told")
     assert shop.states() == {"told": "IDLE"}
     assert shop.values("size") == {1: 1, 2: 2}
 
@@ -288,6 +288,6 @@ def test_other_targets_wait_and_go_on_where_it_is_accepted(
     assert shop.states() == {"told": "PAUSED"}
     assert {one["kind"] for one in shop.status().details["pending"]} == {"rename"}
     assert rows() == [{"id": 1, "name": "one"}]
-    shop.tidesink("resume", "shop.told", "--accept")
+    shop.tidesink("ddl", "approve", "shop.told")
     assert shop.states() == {"told": "IDLE"}
     assert rows() == [{"id": 1, "title": "one", "size": None}, {"id": 2, "title": "two", "size": 2}]

@@ -72,7 +72,7 @@ def _replay(decoding: _Renamed, **policies: str) -> None:
 
 @pytest.mark.parametrize(("decoding", "kind"), [(_Renamed(), "rename"), (_Truncated(), "truncate")])
 def test_a_change_that_waits_is_told_with_the_way_on(decoding: _Renamed, kind: str) -> None:
-    with pytest.raises(SchemaRefusedError, match=rf"{kind}.*tidesink resume --accept") as caught:
+    with pytest.raises(SchemaRefusedError, match=rf"{kind}.*tidesink ddl approve or reject") as caught:
         _replay(decoding)
     assert caught.value.context["table"] == "shop.orders"
 

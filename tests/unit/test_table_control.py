@@ -19,12 +19,16 @@ from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import (
     BROKEN,
+    MOST_DECISIONS,
     NOTHING_ASKED,
+    Decision,
     Pauses,
     Requests,
     TableControl,
     change_control,
     read_controls,
+    read_decisions,
+    store_decisions,
 )
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -90,16 +94,42 @@ def test_a_waiting_table_looks_again_when_it_is_told_to() -> None:
     assert pauses.apply_control(TableControl(resumed=5), waits=False) is None
 
 
+def test_what_is_decided_of_a_change_does_not_end_a_rest() -> None:
+    resting = TableControl(rests=True).decide({"d": "ignore"})
+    assert resting == TableControl(rests=True, resumed=1, accepted={"d": "ignore"})
+
+
+def test_a_decision_is_known_once_it_was_asked_for_and_the_newest_are_kept(tmp_path: Path) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    shown = Pending(CHANGE, ("apply", "ignore")).as_json()
+    store_decisions(store, "shop", [Decision(ORDERS, "apply", 1.0, shown)])
+    assert read_decisions(store, "shop") == ()
+    change_control(store, "shop", ORDERS, lambda control: control.decide({CHANGE.digest: "apply"}))
+    assert read_decisions(store, "shop") == (Decision(ORDERS, "apply", 1.0, shown),)
+    others = [Decision(ORDERS, "apply", 2.0, {**shown, "digest": str(n)}) for n in range(MOST_DECISIONS)]
+    store_decisions(store, "shop", others)
+    assert read_decisions(store, "shop") == ()
+    store.close()
+
+
 def test_a_pending_change_is_shown_with_the_way_on() -> None:
     pauses = Pauses(ORDERS)
     pauses.wait_for((Pending(CHANGE, ("apply", "ignore")),))
     pauses.state_is("PAUSED")
-    assert "resume shop.orders --accept or tidesink resume shop.orders --accept --ignore" in pauses.reason
+    assert "tidesink ddl approve shop.orders or tidesink ddl reject shop.orders" in pauses.reason
     (shown,) = pauses.details()["pending"]
     assert shown["kind"] == "add"
     assert shown["digest"] == CHANGE.digest
     pauses.state_is("RUNNING")
     assert pauses.details() == {}
+
+
+def test_of_several_pending_changes_each_is_named_by_its_digest() -> None:
+    pauses = Pauses(ORDERS)
+    other = CHANGE._replace(column="other")
+    pauses.wait_for((Pending(CHANGE, ("apply",)), Pending(other, ("ignore",))))
+    assert f"tidesink ddl approve {CHANGE.short_digest}; a change" in pauses.reason
+    assert pauses.reason.endswith(f"tidesink ddl reject {other.short_digest}")
 
 
 LAW: Final = AccountingError("1 events are missing")

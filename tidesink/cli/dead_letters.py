@@ -1,14 +1,10 @@
-"""``tidesink dlq`` and ``tidesink ddl``: stored records and DDL events.
-
-``dlq`` lists, shows, replays and drops records that could not be decoded; ``ddl`` shows the DDL events that
-workers read and stored.
-"""
+"""``tidesink dlq``: lists, shows, replays and drops records that could not be decoded."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -20,13 +16,11 @@ from tidesink.cli.codec import Observed, decoded_lines, human_lines
 from tidesink.cli.json_lines import base64_text, error_json
 from tidesink.cli.sources import setting
 from tidesink.cli.status import (
-    commit_time,
     known_table,
     named_table,
     seconds_since_turn,
     shown_moment,
     tables_worked_on,
-    worked_with,
 )
 from tidesink.cli.terminal import (
     ConfigOption,
@@ -41,7 +35,6 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.config import Config
-from tidesink.config.fields import without_secrets
 from tidesink.errors import ConfigError, NotKeptError, RegistryError, TidesinkError, nearest
 from tidesink.events import Message, TableId
 
@@ -66,7 +59,6 @@ TopicId = Annotated[
         help="Kafka's id of the topic, if it was made again under its name: list -o json has it.",
     ),
 ]
-Limit = Annotated[int, typer.Option("--max", min=1, help="Show at most this many records.")]
 
 
 app = typer.Typer(
@@ -293,49 +285,6 @@ def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
         return list(decoded_lines(codec, message, Observed(found)))
     except RegistryError as error:
         return [error_json(error, message)]
-
-
-ddl_app = typer.Typer(
-    help="DDL events: the changes of tables in the topics.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
-@ddl_app.command("list")
-@guarded
-def list_events(
-    table: AnyTable = None,
-    config: ConfigOption = None,
-    most: Limit = 1000,
-    output: Output = OutputFormat.TEXT,
-) -> None:
-    """List the DDL events, the oldest of each table first: when, what kind, and the statement."""
-    settings = chosen_config(None, config)
-    known, place = tables_worked_on(settings), without_secrets(settings.state)
-    found = [event for event in _events(settings, known) if table in (None, event["table"])][:most]
-    if output is OutputFormat.JSON:
-        shown = [record_json(row, known) for row in found]
-        write_json({"pipeline": settings.pipeline, "place": place, "ddl": shown})
-    elif not found:
-        typer.echo(f"no DDL events of {table or settings.pipeline} in {place}")
-    else:
-        rows = [
-            (row["table"], commit_time(row["commit_ts"]), row["kind"], place_of(row), row["query"])
-            for row in found
-        ]
-        show_table(None, ("table", "committed", "kind", "where", "statement"), rows, folded=("statement",))
-
-
-def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:
-    from tidesink.sinks.kafka.dead_letters import moment
-    from tidesink.sinks.state.progress import load_ddl
-
-    if not tables:
-        return []
-    with worked_with(config) as store:
-        found = load_ddl(store, config.pipeline, tables)
-    return [{**event._asdict(), "pipeline": config.pipeline, "time": moment(event.time)} for event in found]
 
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>.+)\[(?P<inner>\d+)\]|(?P<partition>\d+))@(?P<offset>\d+)")

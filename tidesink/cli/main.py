@@ -19,6 +19,7 @@ from tidesink import __version__
 from tidesink.cli import (
     codec,
     cuts,
+    ddl,
     dead_letters,
     dev,
     diff,
@@ -183,7 +184,7 @@ for _name, _command in _COMMANDS:
 app.command("decode", cls=CodecCommand)(terminal.guarded(codec.decode))
 app.command("encode", cls=CodecCommand)(terminal.guarded(codec.encode))
 app.add_typer(dead_letters.app, name="dlq")
-app.add_typer(dead_letters.ddl_app, name="ddl")
+app.add_typer(ddl.app, name="ddl")
 app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(offsets.app, name="offsets")
 app.add_typer(cuts.app, name="cut")

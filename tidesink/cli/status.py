@@ -322,7 +322,7 @@ def commit_time(commit_ts: int | None) -> str:
 
 Tables = Annotated[list[str], typer.Argument(metavar="TABLE...", help="Tables, as schema.table.")]
 Asked = tuple[TableId, "TableStatus | None", "TableControl"]
-_WHERE_IT_ENDS = {
+WHERE_IT_ENDS = {
     True: "a worker is alive and heeds it at its next turn",
     False: "no worker runs: the next one heeds it",
 }
@@ -331,7 +331,7 @@ _WHERE_IT_ENDS = {
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
     """Pause tables after their current batch, until tidesink resume. The pause outlasts restarts."""
     settings = chosen_config(None, config_option)
-    asked = _ask(settings, tables, lambda _table, _status: lambda control: control.pause())
+    asked = ask_tables(settings, tables, lambda _table, _status: lambda control: control.pause())
     _show(settings, asked, output, word="rests")
 
 
@@ -342,54 +342,44 @@ def resume(
     accept: Annotated[
         bool,
         typer.Option(
-            "--accept",
-            help="Accept what the status shows: a change of columns, DDL, a count, missed deletes.",
+            "--accept", help="Accept that counts did not add up, or that deletes may be missing, as shown."
         ),
-    ] = False,
-    ignore: Annotated[
-        bool, typer.Option("--ignore", help="With --accept: go on without the change.")
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Resume tables that were paused by a person, by a change of columns or rows, or by a failure.
 
-    Without --accept the worker checks a pending change again, and the table goes on only if the change is
-    gone. A table whose counts did not add up, or in which deletes may be missing, goes on only
-    with --accept.
+    The worker checks a pending change again, and the table goes on only if the change is gone: tidesink ddl
+    approve and reject decide it. A table whose counts did not add up, or in which deletes may be missing,
+    goes on only with --accept.
     """
-    if ignore and not accept:
-        raise ConfigError("--ignore has no effect without --accept: give both")
     settings = chosen_config(None, config_option)
-    how: ChangePolicy = "ignore" if ignore else "apply"
 
     def reported(table: TableId, status: TableStatus | None) -> Callable[[TableControl], TableControl]:
-        accepted = _accepted(table, status, how) if accept else {}
+        accepted = _accepted(table, status) if accept else {}
         return lambda control: control.resume(accepted)
 
-    _show(settings, _ask(settings, tables, reported), output, word="goes on")
+    _show(settings, ask_tables(settings, tables, reported), output, word="goes on")
 
 
-def _accepted(table: TableId, status: TableStatus | None, how: ChangePolicy) -> dict[str, ChangePolicy]:
-    pending, broken = _pending(status), _broken(status)
-    if not pending and not broken:
+def _accepted(table: TableId, status: TableStatus | None) -> dict[str, ChangePolicy]:
+    broken = _broken(status)
+    if not broken:
+        changes = pending_changes(status)
         raise ConfigError(
-            f"no change of {table} is pending: use tidesink resume without --accept",
+            f"{table} has no count that did not add up, and no deletes that may be missing: "
+            + (
+                "its changes are decided by tidesink ddl approve and tidesink ddl reject"
+                if changes
+                else "use tidesink resume without --accept"
+            ),
             table=str(table),
         )
-    if broken and how == "ignore":
-        raise ConfigError(f"this cannot be ignored: {broken[0]['text']}: use --accept", table=str(table))
-    for change in pending:
-        if how not in change["accepts"]:
-            ways = " or ".join(change["accepts"])
-            reason = change["reason"] or f"only {ways} is possible here"
-            raise ConfigError(
-                f"{_named(change)}: cannot be accepted as {how}: {reason}",
-                table=str(table),
-            )
-    return {change["digest"]: how for change in (*pending, *broken)}
+    return {found["digest"]: "apply" for found in broken}
 
 
-def _pending(status: TableStatus | None) -> Sequence[dict[str, Any]]:
+def pending_changes(status: TableStatus | None) -> Sequence[dict[str, Any]]:
+    """The changes for which a table waits, as its status shows them."""
     return status.details.get("pending", []) if status is not None else []
 
 
@@ -401,7 +391,7 @@ def _broken(status: TableStatus | None) -> list[dict[str, Any]]:
     return [details[kind] for kind in (BROKEN, MISSED) if kind in details]
 
 
-def _ask(
+def ask_tables(
     config: Config,
     names: Iterable[str],
     change: Callable[[TableId, TableStatus | None], Callable[[TableControl], TableControl]],
@@ -427,27 +417,25 @@ def _show(config: Config, asked: Sequence[Asked], output: OutputFormat, *, word:
         return
     for table, status, control in asked:
         typer.echo(f"{table}: {word}")
-        for change in [] if control.rests else _pending(status):
-            typer.echo(f"  {_change_line(change, control)}")
+        for change in [] if control.rests else pending_changes(status):
+            typer.echo(f"  {change_words(change)}: {_prospect(change, control)}")
         for broken in [] if control.rests else _broken(status):
             accepted = "" if broken["digest"] in control.accepted else "not accepted, so the table stays: "
             typer.echo(f"  {accepted or 'accepted: '}{broken['text']}")
-    typer.echo(_WHERE_IT_ENDS[alive])
+    typer.echo(WHERE_IT_ENDS[alive])
 
 
-def _named(change: dict[str, Any]) -> str:
-    """A change in words; of DDL that changes rows with its statement."""
+def change_words(change: Mapping[str, Any]) -> str:
+    """A change as the status has it, in words; of DDL that changes rows with its statement."""
     if change["column"]:
         return f"{change['kind']} of column {change['column']}"
     return f"{change['kind']} ({change['statement']})" if "statement" in change else str(change["kind"])
 
 
-def _change_line(change: dict[str, Any], control: TableControl) -> str:
-    what = _named(change)
-    how = control.accepted.get(change["digest"])
-    if how is not None:
-        return f"{what}: accepted ({how})"
-    return f"{what}: not accepted, so the table goes on only if the change is gone"
+def _prospect(change: dict[str, Any], control: TableControl) -> str:
+    if change["digest"] in control.accepted:
+        return f"decided ({control.accepted[change['digest']]})"
+    return "not decided, so the table goes on only if the change is gone"
 
 
 def _as_json(table: TableId, status: TableStatus | None, control: TableControl) -> dict[str, Any]:
@@ -455,7 +443,7 @@ def _as_json(table: TableId, status: TableStatus | None, control: TableControl) 
         "table": table._asdict(),
         "rests": control.rests,
         "state": status.state if status is not None else None,
-        "pending": list(_pending(status)),
+        "pending": list(pending_changes(status)),
         "broken_law": next((broken["text"] for broken in _broken(status)), None),
         "accepted": dict(control.accepted),
     }

@@ -73,7 +73,7 @@ def decide_rows(
             pending.append(policies.pending(change, reason=refusal)._replace(reason=refusal or _reason(one)))
         elif policy == "apply" and one.moment is not None:
             empties.append(one.moment)
-    # One command accepts all that is shown, so what is accepted in other ways is shown after it.
+    # One command decides all that is shown, so what is decided in other ways is shown after it.
     shown = tuple(takewhile(lambda one: one.accepts == pending[0].accepts, pending))
     moments = (one.moment for one in found if one.moment is not None)
     return RowDecision(shown, max(empties, default=None), max((progress.decided or 0, *moments)))

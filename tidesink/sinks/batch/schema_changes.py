@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
 from tidesink.config.targets import ALL_FEATURES
-from tidesink.ddl.row_changes import RowChangeKind
+from tidesink.ddl.row_changes import RowChangeKind, shown_time
 from tidesink.errors import SchemaRefusedError
-from tidesink.events import fold_name
+from tidesink.events import fold_name, physical_ms
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress, StateStore
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.base import TargetTable
 
 
+SHORT_DIGEST: Final = 8
 # What a person may make of a change that waits, by the digest of the change.
 Accepted = Mapping[str, ChangePolicy]
 
@@ -59,6 +60,11 @@ class SchemaChange(NamedTuple):
         return hashlib.sha256(json.dumps(reported, ensure_ascii=True).encode()).hexdigest()[:16]
 
     @property
+    def short_digest(self) -> str:
+        """The start of the digest, by which a person names the change."""
+        return self.digest[:SHORT_DIGEST]
+
+    @property
     def changes_rows(self) -> bool:
         """Whether it is DDL that changes rows, and no change of columns."""
         return self.kind in get_args(RowChangeKind)
@@ -72,7 +78,7 @@ class SchemaChange(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A change that waits. ``accepts``: what ``tidesink resume`` may make of it; nothing: see ``reason``."""
+    """A change that waits. ``accepts``: what ``tidesink ddl`` may make of it; nothing: see ``reason``."""
 
     change: SchemaChange
     accepts: tuple[ChangePolicy, ...] = ()
@@ -87,12 +93,18 @@ class Pending(NamedTuple):
             "column": change.column,
             "from": "" if rows else change.before,
             "to": "" if rows else change.after,
-            **({"time": change.before, "statement": change.after} if rows else {}),
+            "time": change.before if rows else _time_of(change.at),
+            **({"statement": change.after} if rows else {}),
             "policy": "pause",
             "accepts": list(self.accepts),
             "reason": self.reason,
             "digest": change.digest,
         }
+
+
+def _time_of(at: str) -> str:
+    """When a column was dropped or renamed; empty where its DDL does not say it."""
+    return shown_time(physical_ms(int(at))) if at.isdigit() else ""
 
 
 @dataclass(frozen=True)
@@ -148,7 +160,7 @@ class Policies:
         return found
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
-        """A change that waits, with what it may be accepted as."""
+        """A change that waits, with what may be made of it."""
         ways = [policy for policy in allowed_policies(change.kind) if policy != "pause"]
         if reason or change.kind in ALL_FEATURES - self.capabilities.features:
             ways = [policy for policy in ways if policy != "apply"]
@@ -216,7 +228,7 @@ _DOUBTED = (
 )
 _READDED = (
     "the column was dropped and added again, and rows from before the two cannot be identified from rows "
-    "after them: accept it as ignore to go on with the column as it is at the target, or load the table again"
+    "after them: reject it to go on with the column as it is at the target, or load the table again"
 )
 
 
@@ -305,7 +317,7 @@ def pending_of(error: SchemaRefusedError) -> Pending | None:
 
 
 _UNREADABLE: Final = (
-    "rows from before it cannot be read by what the column is now: accept it as ignore to go on with both "
+    "rows from before it cannot be read by what the column is now: reject it to go on with both "
     "columns, or load the table again"
 )
 _KEY: Final = (

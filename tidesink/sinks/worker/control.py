@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
 import structlog
 
+from tidesink.config.fields import ChangePolicy
 from tidesink.errors import AccountingError, ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Accepted, Pending
@@ -75,6 +76,10 @@ class TableControl:
         """Asked to go on, with changes that are accepted from now on."""
         accepted = {**self.accepted, **accepted}
         return replace(self, rests=False, resumed=self.resumed + 1, accepted=accepted)
+
+    def decide(self, accepted: Accepted) -> TableControl:
+        """Asked to go on by what is decided of changes; a table that is to rest does so all the same."""
+        return replace(self.resume(accepted), rests=self.rests)
 
     def rewound(self, asked: RewindControl) -> TableControl:
         """Asked to read again from some offsets, instead of what was asked and not done yet."""
@@ -172,6 +177,52 @@ def _written(controls: Controls) -> dict[str, Any]:
         for table, asked in controls.items()
     }
     return {"tables": tables}
+
+
+_DECISIONS: Final = "decided-changes"
+# The newest: what is older was decided of tables that have long gone on.
+MOST_DECISIONS: Final = 500
+
+
+class Decision(NamedTuple):
+    """What a person made of a change, as the status showed it then; ``at`` is in seconds since 1970."""
+
+    table: TableId
+    policy: ChangePolicy
+    at: float
+    change: Mapping[str, Any]
+
+
+def store_decisions(store: StateStore, pipeline: str, decided: Sequence[Decision]) -> None:
+    """Store beside the decisions what they are about, of which a table's control has digests alone.
+
+    Raises:
+        StateStoreError: the store does not answer, or others kept changing the document.
+    """
+    for _ in range(_TRIES):
+        old = store.load_document(_DECISIONS, pipeline)
+        new = [*(old or ()), *([list(one.table), *one[1:]] for one in decided)][-MOST_DECISIONS:]
+        if store.swap_document(_DECISIONS, pipeline, old=old, new=new):
+            return
+    raise StateStoreError("others kept deciding changes; try again", pipeline=pipeline)
+
+
+def read_decisions(store: StateStore, pipeline: str) -> tuple[Decision, ...]:
+    """The newest decisions, the oldest first; of each table and change the last that was made.
+
+    Raises:
+        StateStoreError: the store does not answer.
+    """
+    controls = read_controls(store, pipeline)
+    last: dict[tuple[TableId, str], Decision] = {}
+    for table, *rest in store.load_document(_DECISIONS, pipeline) or ():
+        decision = Decision(TableId(*table), *rest)
+        name = decision.table, decision.change["digest"]
+        last.pop(name, None)
+        # One that was stored and then not asked for, by a command that was killed between, is none.
+        if controls.get(decision.table, NOTHING_ASKED).accepted.get(name[1]) == decision.policy:
+            last[name] = decision
+    return tuple(last.values())
 
 
 # In a status's details: where its table is kept. A table given another place is another one.
@@ -335,7 +386,11 @@ class Pauses:
         """Why the table rests, and the way on."""
         if self._asked:
             return f"rests as it was asked to: tidesink resume {self._table} goes on"
-        return "; ".join(_reason(pending, self._table) for pending in self._pending)
+        one = len(self._pending) == 1
+        return "; ".join(
+            _reason(pending, str(self._table) if one else pending.change.short_digest)
+            for pending in self._pending
+        )
 
     def details(self) -> dict[str, Any]:
         """What the status shows."""
@@ -349,10 +404,12 @@ class Pauses:
         return shown
 
 
-def _reason(pending: Pending, table: TableId) -> str:
+def _reason(pending: Pending, named: str) -> str:
+    """Why a table waits, and the way on; ``named``: by what its commands name the change."""
+    change = pending.change
     if not pending.accepts:
-        return f"a change of the schema waits, {pending.change}: {pending.reason}"
-    ways = {"apply": "--accept", "ignore": "--accept --ignore"}
-    named = " or ".join(f"tidesink resume {table} {ways[policy]}" for policy in pending.accepts)
+        return f"a change of the schema waits, {change}: {pending.reason}"
+    ways = {"apply": "approve", "ignore": "reject"}
+    commands = " or ".join(f"tidesink ddl {ways[policy]} {named}" for policy in pending.accepts)
     why = f"{pending.reason}; " if pending.reason else ""
-    return f"a change of the schema waits, {pending.change}: {why}{named}"
+    return f"a change of the schema waits, {change}: {why}{commands}"

@@ -427,7 +427,7 @@ class ReplayBatch(Batch):
     def _waits(self, pending: Pending) -> SchemaRefusedError:
         return SchemaRefusedError(
             f"the letters need a change of the table's columns that waits for a person ({pending.change}): "
-            "let the worker come to it, and go on with tidesink resume --accept",
+            "let the worker come to it, and decide it with tidesink ddl approve or reject",
             table=str(self._settings.table),
         )
 
