@@ -18,6 +18,7 @@ from tidesink.cli.main import app
 from tidesink.events import TableId
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.asked_keys import AskedKeys, load_keys
 from tidesink.sinks.worker.control import SnapshotControl, read_controls
 
 ORDERS = TableId("shop", "orders")
@@ -84,6 +85,40 @@ def test_a_resync_is_a_snapshot_that_deletes(tmp_path: Path, store: SqlStateStor
     code, output = _run(_config(tmp_path, defaults={"mode": "append"}), "resync", "shop.orders")
     assert code == 2
     assert "mode: append" in output
+
+
+def test_a_resync_of_the_keys_of_a_report(tmp_path: Path, store: SqlStateStore) -> None:
+    path, report = _config(tmp_path), tmp_path / "report.jsonl"
+    words = ("resync", "shop.orders", "--differing", str(report))
+    assert _run(path, *words)[0] == 2
+    lines = [{"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": key}} for key in ("2", None)]
+    report.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    code, output = _run(path, *words)
+    assert code == 0
+    assert "shop.orders: resync of the report's keys asked for" in output
+    assert "1 keys with a NULL are left alone" in output
+    first = _asked(store)
+    assert first.deletes
+    assert first.keys is not None
+    assert load_keys(store, first.keys) == AskedKeys(("id",), (("2",),))
+    # Another one replaces it, and its keys.
+    report.write_text(report.read_text().replace("2", "3"))
+    assert _run(path, *words)[0] == 0
+    assert load_keys(store, first.keys) is None
+    assert load_keys(store, _asked(store).keys or "") == AskedKeys(("id",), (("3",),))
+    # A table that the report does not name has nothing to repair.
+    second = _asked(store)
+    report.write_text("")
+    code, output = _run(path, *words, "-o", "json")
+    assert code == 0
+    assert "names no key of it" in output
+    assert _asked(store) == second
+    # A snapshot of the whole table would not go on.
+    shown = {"state": "running", "rows": 5, "estimate": 20}
+    store.save_status(TableStatus("shop", ORDERS, "RUNNING", batch=1, details={"snapshot": shown}))
+    code, output = _run(path, *words)
+    assert code == 2
+    assert "is not over (running)" in output
 
 
 def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:

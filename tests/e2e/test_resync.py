@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,8 @@ from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import TableId
 from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.worker.asked_keys import AskedKeys, store_keys
+from tidesink.sinks.worker.control import read_controls
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
@@ -137,6 +141,131 @@ def test_killed_at_each_step_of_a_part_of_the_deletes(
         drain(spark, path, log)
         assert shown_snapshot(config)["state"] == "done"
         assert _equal(place, table)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on("delta")
+def test_only_the_keys_of_a_report_are_repaired(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Half of them, while the table changes."""
+    place = _place(kind, request, tmp_path)
+    with live_table(mariadb_url, servers) as table:
+        path = live_config(tmp_path, servers, table, mariadb_url, rows=600, target=place.target)
+
+        def repair(config: Config) -> None:
+            with changing(table.change, pause=0.1):
+                _run(config, batches=3)
+            _run(config, until="drained")
+
+        _repair_half(table, place, path, tmp_path, repair)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@FULL
+def test_killed_at_each_step_of_a_resync_of_keys(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    place, log = _place(kind, request, tmp_path), tmp_path / "worker.log"
+    with live_table(mariadb_url, servers) as table:
+        path = live_config(tmp_path, servers, table, mariadb_url, rows=60, target=place.target)
+
+        def repair(_config: Config) -> None:
+            for step in steps_of(kind):
+                for _ in range(5):
+                    table.change()
+                die_at(step, spark, path, log)
+            drain(spark, path, log)
+
+        _repair_half(table, place, path, tmp_path, repair)
+
+
+@FULL
+def test_keys_that_the_table_cannot_be_asked_for_are_refused(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    """By the worker, which knows the table: a warning, and what is under way goes on."""
+    with live_table(mariadb_url, servers) as table:
+        table.load(600)
+        table.change()
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url, rows=100))
+
+        def ask(*columns: str) -> None:
+            with closing(open_state_store(config.state)) as store:
+                name = store_keys(store, table.name, AskedKeys(columns, (("1",) * len(columns),)))
+            ask_snapshot(config, table, lambda asked: asked.start(time.time(), deletes=True, keys=name))
+
+        def refused(said: str) -> None:
+            with closing(open_state_store(config.state)) as store:
+                (status,) = store.statuses(config.pipeline)
+                assert read_controls(store, config.pipeline)[table.name].snapshot.keys is None
+            assert any(said in one for one in status.warnings), status.warnings
+
+        _run(config, batches=1)
+        ask("region", "id")
+        _run(config, batches=2)
+        refused("its snapshot is not over")
+        _run(config, until="drained")
+        assert shown_snapshot(config)["rows"] == len(table.rows())
+        ask("id")
+        _run(config, until="drained")
+        refused("the report has the key (id), and the table at the target (region, id)")
+        assert shown_snapshot(config)["state"] == "done"
+        # A key that no row has.
+        ask("region", "id")
+        _run(config, until="drained")
+        assert (shown_snapshot(config)["state"], shown_snapshot(config)["rows"]) == ("done", 0)
+
+
+def _repair_half(
+    table: LiveTable, place: Place, path: Path, folder: Path, repair: Callable[[Config], None]
+) -> None:
+    """Have half of the keys that differ repaired, and see that the others are left as they are."""
+    table.load(600)
+    table.change()
+    config = load_config(path)
+    _run(config, until="drained")
+    _spoil(place, table)
+    report, half = folder / "report.jsonl", folder / "half.jsonl"
+    keys = _reported(path, report)
+    lines = report.read_text(encoding="utf-8").splitlines(keepends=True)[::2]
+    half.write_text("".join(lines), encoding="utf-8")
+    asked = {_key_of(line) for line in lines}
+    kinds = {json.loads(line)["kind"] for line in lines}
+    assert kinds == {"different", "only_at_source", "only_at_target"}
+    words = ["resync", str(table.name), "--differing", str(half), "-c", str(path)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    repair(config)
+    shown = shown_snapshot(config)
+    assert shown["state"] == "done"
+    assert 0 < shown["rows"] <= len(asked)
+    assert (shown["deletes"]["parts"], shown["deletes"]["done"]) == (1, 1)
+    assert shown["deletes"]["deletes"] > 20
+    left = _reported(path, folder / "left.jsonl")
+    assert left <= keys - asked
+    assert len(left) > len(asked) // 2
+
+
+def _key_of(line: str) -> tuple[str, ...]:
+    return tuple(json.loads(line)["key"].values())
+
+
+def _reported(config: Path, report: Path) -> set[tuple[str, ...]]:
+    """The keys that a comparison's report names."""
+    words = ["diff", "-c", str(config), "--lag", "0", "--report", str(report)]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 3, found.output
+    return {_key_of(line) for line in report.read_text(encoding="utf-8").splitlines()}
 
 
 @FULL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date, datetime
 from decimal import Decimal
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from tidesink.sinks.spark.digests import (
     keys_of,
     looked_at_source,
     looked_at_target,
+    named_keys,
     verdict_of,
 )
 
@@ -72,6 +74,37 @@ def test_each_key_is_in_one_part_once_with_the_hash_of_its_digest(spark: SparkSe
     assert keys_of(without, columns, part=0, parts=1).collect() == []
     (value,) = keys_of(frame.limit(1), columns, part=0, parts=1).select("value").collect()
     assert (*value["value"],) == rows[0][:2]
+
+
+def test_keys_that_are_named_by_their_texts_are_those_of_the_rows(spark: SparkSession) -> None:
+    columns = (
+        ComparedColumn("k", "binary", True),
+        ComparedColumn("n", "decimal(20,0)", True),
+        ComparedColumn("f", "double", True),
+        ComparedColumn("t", "timestamp", True),
+        ComparedColumn("d", "date", True),
+        ComparedColumn("b", "boolean", True),
+        ComparedColumn("s", "string", True),
+    )
+    rows = spark.createDataFrame(
+        [
+            (
+                b"\x00\xff",
+                Decimal(2**64 - 1),
+                0.1,
+                datetime(2026, 3, 29, 1, 30, 0, 1),
+                date.min,
+                True,
+                " a\n",
+            ),
+            (b"", Decimal(-1), 1e300, datetime(1969, 12, 31, 23, 59, 59), date.max, False, ""),
+        ],
+        "k binary, n decimal(20,0), f double, t timestamp, d date, b boolean, s string",
+    )
+    found = keys_of(rows, columns, part=0, parts=1)
+    texts = [row["key"] for row in found.select("key").collect()]
+    named = named_keys(spark, [*texts, texts[0], ["no hex", *texts[0][1:]]], columns)
+    assert sorted(map(str, named.collect())) == sorted(map(str, found.collect()))
 
 
 def _verdict(spark: SparkSession, here: list[tuple[Any, ...]], there: list[tuple[Any, ...]]) -> list[Any]:

@@ -35,6 +35,7 @@ snapshots = st.builds(
     st.booleans(),
     st.integers(0, 2**63 - 1),
     st.none() | st.builds(Sweep, *[st.integers(0, 2**63 - 1)] * 3),
+    st.none() | st.text(),
 )
 topics = st.lists(st.builds(TopicProgress, st.text(), st.text(), partitions), max_size=3)
 

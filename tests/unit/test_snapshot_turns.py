@@ -54,6 +54,10 @@ DONE = SnapshotProgress(("id",), ("9",), 9, done=True)
         ("initial", SnapshotControl(cancelled=0), _progress(), False),
         ("never", SnapshotControl(7, cancelled=7), _progress(3, HALF), False),
         ("never", SnapshotControl(8, cancelled=7), _progress(3, HALF), True),
+        # One of some keys ends with them: the state store was lost, or another one was asked for.
+        ("never", SnapshotControl(7, keys="k"), _progress(3, replace(HALF, number=7, keys="k")), True),
+        ("never", SnapshotControl(), _progress(3, replace(HALF, number=7, keys="k")), False),
+        ("never", SnapshotControl(8), _progress(3, replace(HALF, number=7, keys="k")), True),
         # The state store was lost: what the target knows counts.
         ("never", SnapshotControl(), _progress(3, SnapshotProgress(("id",), ("5",), 5, number=7)), True),
     ],

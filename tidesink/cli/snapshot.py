@@ -6,10 +6,11 @@ What is asked goes to the state store, and the worker heeds it at its next turn,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +29,7 @@ from tidesink.cli.terminal import (
     Output,
     OutputFormat,
     chosen_config,
+    note,
     show_table,
     write_json,
 )
@@ -37,6 +39,7 @@ from tidesink.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidesink.events import TableId
+    from tidesink.sinks.state.progress import StateStore, TableStatus
     from tidesink.sinks.worker.control import SnapshotControl
 
 app = typer.Typer(no_args_is_help=True, help="Read tables from the source's database while they change.")
@@ -47,22 +50,41 @@ def start(tables: Tables, config_option: ConfigOption = None, output: Output = O
 
     A snapshot that is under way begins again. Rows that the source does not have any more stay at the target.
     """
-    _start(tables, config_option, output, "snapshot asked for", deletes=False)
+    settings, now = _startable(config_option), time.time()
+    _ask(settings, tables, lambda asked: asked.start(now), output, "snapshot asked for", _refuse)
 
 
-def resync(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
+def resync(
+    tables: Tables,
+    config_option: ConfigOption = None,
+    *,
+    differing: Annotated[
+        Path | None,
+        typer.Option(help="Repair only the keys that this report of tidesink diff names (diff --report)."),
+    ] = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
     """Repair tables at the target: write all rows of source.database again, and delete what it has not.
 
     The tables' changes are applied meanwhile. It is a snapshot with a second phase, so that tidesink snapshot
     status shows how far it is, and tidesink snapshot pause, resume and cancel are for it too.
     """
-    _start(tables, config_option, output, "resync asked for", deletes=True)
+    settings, now = _startable(config_option), time.time()
+    if differing is not None:
+        _resync_keys(settings, tables, differing, output, now)
+        return
+    _ask(
+        settings,
+        tables,
+        lambda asked: asked.start(now, deletes=True),
+        output,
+        "resync asked for",
+        _refuse_resync,
+    )
 
 
-def _start(
-    tables: list[str], config_option: Path | None, output: OutputFormat, word: str, *, deletes: bool
-) -> None:
-    now = time.time()
+def _startable(config_option: Path | None) -> Config:
+    """The config, whose tables may have snapshots."""
     settings = chosen_config(None, config_option)
     if settings.source.database is None:
         raise ConfigError("a snapshot is read from source.database, which is not set", key="source.database")
@@ -72,8 +94,48 @@ def _start(
             "when it is done",
             key="cuts",
         )
-    refuse = _refuse_resync if deletes else _refuse
-    _ask(settings, tables, lambda asked: asked.start(now, deletes=deletes), output, word, refuse)
+    return settings
+
+
+def _resync_keys(config: Config, names: list[str], report: Path, output: OutputFormat, now: float) -> None:
+    """Ask for a resync of the keys that a report names; of a table that it does not name for none."""
+    from tidesink.sinks.worker.asked_keys import forget_keys, read_report, store_keys
+
+    with worked_with(config) as store:
+        statuses = {one.table: one for one in store.statuses(config.pipeline)}
+        tables = [known_table(name, config, statuses) for name in dict.fromkeys(names)]
+        for table in tables:
+            _refuse_resync(config, table)
+            if table in statuses:
+                _refuse_unfinished(statuses[table])
+        reported = read_report(report, tables)
+        asked = [table for table in tables if table in reported and reported[table].asked.keys]
+        for table in asked:
+            name = store_keys(store, table, reported[table].asked)
+            before = _change(store, config, table, partial(_started, now, name))
+            if before.keys is not None and before.keys != name:
+                forget_keys(store, before.keys)
+    for table in tables:
+        if table not in asked:
+            note(f"{table}: {report} names no key of it that could be repaired")
+        elif nulls := reported[table].nulls:
+            note(f"{table}: {nulls} keys with a NULL are left alone")
+    _tell(config, asked, output, "resync of the report's keys asked for")
+
+
+def _started(now: float, keys: str, asked: SnapshotControl) -> SnapshotControl:
+    return asked.start(now, deletes=True, keys=keys)
+
+
+def _refuse_unfinished(status: TableStatus) -> None:
+    """Refuse a table whose snapshot would not go on."""
+    state = status.details.get("snapshot", {}).get("state", "done")
+    if state not in ("done", "cancelled"):
+        raise ConfigError(
+            f"a snapshot or resync of {status.table} is not over ({state}): wait until it is, or cancel it "
+            "(tidesink snapshot cancel)",
+            table=str(status.table),
+        )
 
 
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
@@ -132,8 +194,6 @@ def _ask(
     refuse: Callable[[Config, TableId], None] | None = None,
 ) -> None:
     """Ask something of each table's snapshot; of none where one of them cannot be asked."""
-    from tidesink.sinks.worker.control import change_control
-
     with worked_with(config) as store:
         found = [one.table for one in store.statuses(config.pipeline)]
         tables = [known_table(name, config, found) for name in dict.fromkeys(names)]
@@ -141,9 +201,29 @@ def _ask(
             for table in tables:
                 refuse(config, table)
         for table in tables:
-            change_control(
-                store, config.pipeline, table, lambda asked: replace(asked, snapshot=change(asked.snapshot))
-            )
+            _change(store, config, table, change)
+    _tell(config, tables, output, word)
+
+
+def _change(
+    store: StateStore, config: Config, table: TableId, change: Callable[[SnapshotControl], SnapshotControl]
+) -> SnapshotControl:
+    """Ask something else of a table's snapshots; what was asked before."""
+    from tidesink.sinks.worker.control import SnapshotControl, TableControl, change_control
+
+    before = SnapshotControl()
+
+    def changed(asked: TableControl) -> TableControl:
+        nonlocal before
+        before = asked.snapshot
+        return replace(asked, snapshot=change(before))
+
+    change_control(store, config.pipeline, table, changed)
+    return before
+
+
+def _tell(config: Config, tables: Sequence[TableId], output: OutputFormat, word: str) -> None:
+    """Say what was asked of tables, and whether a worker heeds it."""
     alive = worker_is_alive(config)
     if output is OutputFormat.JSON:
         shown = [table._asdict() for table in tables]
@@ -151,6 +231,8 @@ def _ask(
         return
     for table in tables:
         typer.echo(f"{table}: {word}")
+    if not tables:
+        return
     typer.echo("a worker is alive and heeds it at its next turn" if alive else "the next worker heeds it")
 
 

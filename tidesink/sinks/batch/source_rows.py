@@ -96,6 +96,18 @@ class KeyRange:
     up_to: KeyTexts | None = None
 
 
+@dataclass(frozen=True)
+class KeySet:
+    """Rows of some keys, by canal-json's texts of ``columns``; as a ``KeyRange``.
+
+    ``up_to``: what stands for the last of them in a progress; None: no more come behind these.
+    """
+
+    columns: tuple[str, ...]
+    keys: tuple[KeyTexts, ...]
+    up_to: KeyTexts | None = None
+
+
 def open_database(url: str) -> Engine:
     """The source's database; not connected yet.
 
@@ -158,7 +170,7 @@ class SourceRows:
     schema: TableSchema
     key: tuple[str, ...]
     key_types: dict[str, ColumnType]
-    ranges: tuple[KeyRange, ...]
+    ranges: tuple[KeyRange | KeySet, ...]
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """The rows of the range with this number, as records without key and value, and their texts.
@@ -167,7 +179,27 @@ class SourceRows:
             SourceUnavailableError: the database does not answer.
             ConfigError: it refuses the user.
         """
-        yield from self._rows(wanted, self.ranges[wanted.partition])
+        part = self.ranges[wanted.partition]
+        if isinstance(part, KeySet):
+            yield from self._of_set(wanted, part.columns, part.keys)
+        else:
+            yield from self._rows(wanted, part)
+
+    def _of_set(
+        self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of keys; one that is no value of its columns has none."""
+        if not keys:
+            return
+        try:
+            # The database refuses a key before it gives a row.
+            yield from [*self.of_keys(wanted, columns, keys)]
+        except ValueOutOfRangeError:
+            half = len(keys) // 2
+            for part in (keys[:half], keys[half:]) if half else ():
+                for batch in self._of_set(wanted, columns, part):
+                    yield batch
+                    wanted = wanted._replace(start=wanted.start + batch.num_rows)
 
     def of_keys(
         self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]

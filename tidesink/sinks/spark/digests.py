@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from tidesink.typemap.render_sql import Spelling
 
@@ -99,6 +99,19 @@ def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, pa
     found = named.select(*_hashes(values), F.array(*texts).alias("key"), F.struct(*plain).alias("value"))
     mine = found.where(F.pmod(F.col(HASH[0]), F.lit(parts)) == part)
     return mine.where(~F.exists("key", lambda text: text.isNull())).dropDuplicates([*HASH])
+
+
+def named_keys(
+    session: SparkSession, keys: Sequence[Sequence[str]], columns: Sequence[ComparedColumn]
+) -> DataFrame:
+    """Keys by the texts that ``digests`` has of them, as ``keys_of``.
+
+    One that is no value of its columns is left out.
+    """
+    rows = session.createDataFrame([([*key],) for key in keys], "texts array<string>")
+    texts = [F.col("texts")[at] for at in range(len(columns))]
+    values = [F.unhex(one) if c.type == "binary" else one for one, c in zip(texts, columns, strict=True)]
+    return keys_of(rows.select(values), columns, part=0, parts=1)
 
 
 def _hashes(keys: Sequence[Column]) -> list[Column]:

@@ -269,7 +269,8 @@ class SnapshotProgress:
     ``key``: the columns by whose order the table is read. ``after``: the texts, as canal-json has them, of
     the last key that was read; None: none was. ``rows``: how many rows were applied. ``done``: all were.
     ``number``: tells it from others of the table, which rise; 0 for one that nobody asked for. ``sweep``: how
-    far rows that the target alone has are deleted, behind all rows; None: they stay.
+    far rows that the target alone has are deleted, behind all rows; None: they stay. ``keys``: under which
+    name the state store has the keys that it is of; None: of all. Then ``after`` is one of those.
     """
 
     key: tuple[str, ...]
@@ -278,6 +279,12 @@ class SnapshotProgress:
     done: bool = False
     number: int = 0
     sweep: Sweep | None = None
+    keys: str | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether it is of some rows alone, so that the table is whole however far it is."""
+        return self.keys is not None
 
 
 @dataclass(frozen=True)
@@ -486,6 +493,7 @@ def _snapshot_document(snapshot: SnapshotProgress) -> dict[str, Any]:
         "rows": snapshot.rows,
         "done": snapshot.done,
         **({} if snapshot.sweep is None else {"sweep": asdict(snapshot.sweep)}),
+        **({} if snapshot.keys is None else {"keys": snapshot.keys}),
     }
 
 
@@ -500,6 +508,7 @@ def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
         bool(document["done"]),
         int(document["number"]),
         None if sweep is None else Sweep(**{name: int(number) for name, number in sweep.items()}),
+        document.get("keys"),
     )
 
 

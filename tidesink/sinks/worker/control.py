@@ -27,20 +27,26 @@ class SnapshotControl:
 
     ``started``: the last that was asked for. ``cancelled``: none up to this one goes on. ``rests``: none does
     until it is asked to. ``deletes``: the one that was asked for deletes rows that the target alone has.
+    ``keys``: under which name the store has the keys that it is of (``worker.asked_keys``); None: of all.
     """
 
     started: int = 0
     cancelled: int = -1
     rests: bool = False
     deletes: bool = False
+    keys: str | None = None
 
-    def start(self, now: float, *, deletes: bool = False) -> SnapshotControl:
+    def start(self, now: float, *, deletes: bool = False, keys: str | None = None) -> SnapshotControl:
         """Asked for another one; ``now``, seconds since 1970, is a number that no lost store had."""
-        return SnapshotControl(max(self.started + 1, int(now)), self.cancelled, deletes=deletes)
+        return SnapshotControl(max(self.started + 1, int(now)), self.cancelled, deletes=deletes, keys=keys)
 
     def cancel(self) -> SnapshotControl:
         """Asked to go on with none of those so far."""
         return SnapshotControl(self.started, self.started)
+
+    def refused(self, started: int, before: int) -> SnapshotControl:
+        """Asked for the one before again, where that of the number ``started`` cannot be."""
+        return SnapshotControl(before, self.cancelled, self.rests) if self.started == started else self
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,7 @@ class TableComparison:
         progress = self.reader.committed()
         if progress is None:
             raise self._refused("nothing of it is applied yet: let tidesink run begin")
-        if progress.snapshot is not None and not progress.snapshot.done:
+        if progress.snapshot is not None and not (progress.snapshot.done or progress.snapshot.limited):
             raise self._refused(
                 "its snapshot is not over, so that rows are missing: tidesink snapshot status shows how far "
                 "it is"

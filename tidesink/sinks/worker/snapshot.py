@@ -1,6 +1,7 @@
 """A table's snapshot: rows of the source's database, in ranges of its key, while its changes are applied.
 
-Of one that deletes, a second phase takes away what the target alone has (``worker.sweep``).
+Of one that deletes, a second phase takes away what the target alone has (``worker.sweep``). One of some keys
+(``worker.asked_keys``) reads these in place of ranges.
 
 A batch is either changes or a part of the snapshot. Rows and progress of both are committed together, and the
 progress says which key was read last. The law (ADR 32): a part is read after the offsets at which the
@@ -14,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
+
+import structlog
 
 from tidesink.config import Config, TableConfig
 from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
@@ -33,6 +36,7 @@ from tidesink.sinks.batch.source_rows import (
     OPTION,
     ColumnGap,
     KeyRange,
+    KeySet,
     SourceDecoder,
     SourceRows,
     key_ranges,
@@ -43,8 +47,9 @@ from tidesink.sinks.batch.source_rows import (
 from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
-from tidesink.sinks.worker.control import SnapshotControl
-from tidesink.sinks.worker.source_keys import parts_of
+from tidesink.sinks.worker.asked_keys import AskedKeys, load_keys
+from tidesink.sinks.worker.control import SnapshotControl, change_control
+from tidesink.sinks.worker.source_keys import KEYS_A_QUERY, askable, columns_of_keys, parts_of
 from tidesink.source_database.base import KeyTexts, StoredTable
 from tidesink.source_database.database import begin_session, stored_table, translated
 from tidesink.typemap.target_schema import is_row_keyed
@@ -54,6 +59,8 @@ if TYPE_CHECKING:
 
     from tidesink.config.source import DatabaseSettings
     from tidesink.sinks.batch.decoders import DecodePlan
+
+_log = structlog.get_logger("tidesink.worker")
 
 _KEYLESS: Final = (
     "a snapshot reads a table in ranges of a key, and the source's table has neither a primary key nor a "
@@ -69,22 +76,41 @@ _TOO_LARGE: Final = (
     f"a range of the snapshot has more than {MOST_BYTES >> 20} MiB, which a task does not hold at once: "
     "lower source.database.chunk-rows"
 )
+_UNFINISHED: Final = (
+    "its snapshot is not over, which would not go on then: wait until it is, or cancel it (tidesink snapshot "
+    "cancel)"
+)
+_KEYS_GONE: Final = "the state store has not the keys that it is of: ask again"
+_OTHER_KEY: Final = (
+    "the report has the key ({}), and the table at the target ({}): write the report again (tidesink diff "
+    "--report)"
+)
+_NO_WAY_BACK: Final = (
+    "the source cannot be asked for a key of the target, as its values have no exact way back or no index "
+    "serves them: repair the whole table (tidesink resync without --differing)"
+)
+
+
+class SnapshotRefusedError(ConfigError):
+    """A snapshot that was asked for is none that the table can have; what was under way goes on."""
 
 
 @dataclass(frozen=True)
 class SnapshotPart:
     """Some ranges of a table, which one batch reads; or keys of the target. ``before``: how far it was.
 
+    ``keys``: of a part of the target's keys, those that are looked up; None: all of it.
     ``gap``: in what the database's columns differ. ``is_last_try``: a row that does not fit is an error.
     ``sweep_parts``: of the last ranges, the parts of the phase that comes then; 0: none does.
     """
 
     stored: StoredTable
-    ranges: tuple[KeyRange, ...]
+    ranges: tuple[KeyRange | KeySet, ...]
     before: SnapshotProgress
     gap: ColumnGap = ColumnGap()  # noqa: RUF009  (it is frozen)
     is_last_try: bool = True
     sweep_parts: int = 0
+    keys: AskedKeys | None = None
 
     @property
     def sweeps(self) -> bool:
@@ -227,6 +253,8 @@ class Snapshot:
         asked, found = self.asked, progress.snapshot
         if asked.cancelled >= max(asked.started, found.number if found else 0):
             return False
+        if found is not None and found.number >= asked.started and found.keys != asked.keys and found.keys:
+            return False  # the store was lost, and with it the keys
         if found is None:
             return asked.started > 0 or (self._settings.snapshot == "initial" and progress.batch == 0)
         return found.number < asked.started or not found.done
@@ -286,24 +314,104 @@ class Snapshot:
             ConfigError: no database is configured, it refuses the user, or the table has no key.
             SourceError: the database has no such table.
             SourceUnavailableError: it does not answer.
+            SnapshotRefusedError: what is asked for cannot be.
         """
-        parts = 0
+        parts, keys = 0, None
         with open_source_database(self._context.config) as database:
             stored = database.table(self._settings.table)
             self._estimate = stored.rows
             source, gap = source_plan(plan, stored)
             if self._is_ahead(gap, plan.decoder.tells_dropped, applied):
                 return None
+            self._check_replaced(progress)
             before = self._before(progress.snapshot, stored)
+            keys = self._keys(before, source)
+            ranges: tuple[KeyRange | KeySet, ...] = ()
             if before.sweep is not None and before.sweep.begun:
-                ranges: tuple[KeyRange, ...] = ()
+                pass
+            elif keys is not None:
+                most, parts = min(KEYS_A_QUERY, database.rows_of(stored)), 1
+                ranges = (self._key_set(keys, source, stored, after=before.after, most=most),)
             else:
                 ranges = database.ranges(self._settings.table, stored, after=before.after)
                 if before.sweep is not None and ranges[-1].up_to is None:
                     rows = database.rows_of(stored) * database.most
                     parts = parts_of(self._context, source, stored, rows=rows)
         last_try, self._ahead = self._ahead is not None and self._ahead.unfit, None
-        return SnapshotPart(stored, ranges, before, gap, last_try, parts)
+        return SnapshotPart(stored, ranges, before, gap, last_try, parts, keys)
+
+    def _check_replaced(self, progress: Progress) -> None:
+        """Refuse one of some rows in place of one of all that is not over.
+
+        Raises:
+            SnapshotRefusedError: it is.
+        """
+        asked, found = self.asked, progress.snapshot
+        if asked.keys is None or (found is not None and found.number >= asked.started):
+            return
+        begins = found is None and self._settings.snapshot == "initial" and progress.batch == 0
+        goes_on = found is not None and not (found.done or found.limited)
+        if (begins or goes_on) and asked.cancelled < (found.number if found else 0):
+            raise SnapshotRefusedError(_UNFINISHED)
+
+    def _keys(self, before: SnapshotProgress, plan: DecodePlan) -> AskedKeys | None:
+        """The keys that a snapshot is of; None where it is of all.
+
+        Raises:
+            SnapshotRefusedError: they are gone, or of another key than the table has.
+        """
+        if before.keys is None:
+            return None
+        found = load_keys(self._context.store, before.keys)
+        if found is None:
+            raise SnapshotRefusedError(_KEYS_GONE)
+        self._estimate = len(found.keys)
+        names = [one.name for one in plan.shape.key_columns]
+        if {*names} != {*found.columns}:
+            raise SnapshotRefusedError(_OTHER_KEY.format(", ".join(found.columns), ", ".join(names)))
+        return found
+
+    def _key_set(
+        self,
+        asked: AskedKeys,
+        plan: DecodePlan,
+        stored: StoredTable,
+        *,
+        after: KeyTexts | None,
+        most: int,
+    ) -> KeySet:
+        """The next of the keys, so many at most: of one query, so that no row is found twice.
+
+        Raises:
+            SnapshotRefusedError: the source cannot be asked for them.
+        """
+        columns = columns_of_keys(self._context, plan, stored)
+        if columns is None:
+            raise SnapshotRefusedError(_NO_WAY_BACK)
+        left = asked.behind(after)
+        keys = AskedKeys(asked.columns, left[:most])
+        texts = askable(keys.in_order_of(one.name for one in plan.shape.key_columns), columns)
+        last = keys.keys[-1] if len(left) > most else None
+        return KeySet(tuple(one.name for one in columns), tuple(texts), last)
+
+    def refuse(self, error: SnapshotRefusedError, progress: Progress) -> str:
+        """What was asked for is asked for no more; what the table's status says of it."""
+        started, found = self.asked.started, progress.snapshot
+        before = found.number if found is not None and found.number < started else 0
+        context, table = self._context, self._settings.table
+
+        def change() -> None:
+            change_control(
+                context.store,
+                context.config.pipeline,
+                table,
+                lambda asked: replace(asked, snapshot=asked.snapshot.refused(started, before)),
+            )
+
+        context.noted(table, change, unless="that a resync is refused not noted")
+        self.asked = self.asked.refused(started, before)
+        _log.warning("table not resynced", table=str(table), error=error.message)
+        return f"the resync that was asked for is refused: {error.message}"
 
     def _is_ahead(self, gap: ColumnGap, tells_dropped: bool, applied: Mapping[int, int]) -> bool:
         """Whether changes go first; a difference that they did not settle stays, or is waited for."""
@@ -319,10 +427,12 @@ class Snapshot:
         """How far the snapshot is: nowhere, if it is a new one, or the table has another key by now."""
         number = max(self.asked.started, found.number if found else 0)
         if found is None or found.number < number:
-            return SnapshotProgress(stored.key, number=number, sweep=Sweep() if self.asked.deletes else None)
+            sweep = Sweep() if self.asked.deletes else None
+            return SnapshotProgress(stored.key, number=number, sweep=sweep, keys=self.asked.keys)
         # Another key orders the rows differently: they are read again, and written again.
         sweep = None if found.sweep is None else Sweep()
-        return found if found.key == stored.key else SnapshotProgress(stored.key, number=number, sweep=sweep)
+        anew = SnapshotProgress(stored.key, number=number, sweep=sweep, keys=found.keys)
+        return found if found.key == stored.key else anew
 
 
 class SnapshotBatch(Batch):

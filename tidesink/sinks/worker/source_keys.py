@@ -10,7 +10,7 @@ row for several keys, in queries of their own: the digests of a row are counted 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.tasks import Work
     from tidesink.sinks.spark.digests import ComparedColumn
     from tidesink.sinks.targets.base import TableReader
-    from tidesink.source_database.base import StoredTable
+    from tidesink.source_database.base import KeyTexts, StoredTable
     from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 # Keys of one query: few enough for a database to look each up by its index.
-_KEYS_A_QUERY: Final = 500
+KEYS_A_QUERY: Final = 500
 _UINT64: Final = 1 << 64
 # The keys of a part, by the rows of a batch of rows: a key takes much less than a row.
 _KEYS_FOR_A_ROW: Final = 5
@@ -227,8 +227,8 @@ class KeyedTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What the work makes of the rows of the keys."""
         for batch in batches:
-            for start in range(0, batch.num_rows, _KEYS_A_QUERY):
-                keys = batch.column(0).slice(start, _KEYS_A_QUERY).to_pylist()
+            for start in range(0, batch.num_rows, KEYS_A_QUERY):
+                keys = batch.column(0).slice(start, KEYS_A_QUERY).to_pylist()
                 yield from self.work(self.wanted, self._read(keys))
 
     def _read(self, keys: Sequence[Sequence[str | None]]) -> Iterator[pa.RecordBatch]:
@@ -250,6 +250,13 @@ def _text(text: str | None, column: KeyColumn) -> str:
     except (ValueError, ArithmeticError):
         pass
     raise ValueOutOfRangeError("a key at the target is none that the source can be asked for")
+
+
+def askable(keys: Iterable[KeyTexts], columns: Sequence[KeyColumn]) -> Iterator[KeyTexts]:
+    """Canal-json's texts of keys of the target, without those that are none of the source's columns."""
+    for key in keys:
+        with suppress(ValueOutOfRangeError):
+            yield tuple(_text(key[one.at], one) for one in columns)
 
 
 class WantedKeys(NamedTuple):
@@ -330,6 +337,21 @@ def compared_columns(reader: TableReader, columns: Sequence[ShapeColumn]) -> tup
 def key_types(columns: Sequence[ComparedColumn]) -> dict[str, str]:
     """The types of those that are the key's, by name."""
     return {one.name: one.type for one in columns if one.key}
+
+
+def columns_of_keys(
+    context: WorkerContext, plan: DecodePlan, stored: StoredTable
+) -> tuple[KeyColumn, ...] | None:
+    """As ``key_columns``, by the types that the target has; ``plan`` has a ``SourceDecoder``.
+
+    Raises: as ``open_target_reader``.
+    """
+    table = plan.shape.source
+    with (
+        raised_task_errors(table=str(table)),
+        open_target_reader(context, plan.shape, missing=no_resync(table)) as reader,
+    ):
+        return key_columns(plan, stored.key, key_types(compared_columns(reader, plan.shape.key_columns)))
 
 
 def parts_of(context: WorkerContext, plan: DecodePlan, stored: StoredTable, *, rows: int) -> int:

@@ -1,8 +1,9 @@
 """The second phase of a resync: rows that the target alone has are deleted.
 
-Part i of N takes the target's keys whose hash falls to i, and asks the source for them; of those that it has
-not a batch deletes the rows. The law (ADR 37) is that of a snapshot's rows: the offsets at which the table's
-changes go on were fixed before the source was asked, and deletes and progress are committed together.
+Part i of N takes the target's keys whose hash falls to i, or those that a person named, and asks the source
+for them; of those that it has not a batch deletes the rows. The law (ADR 37) is that of a snapshot's rows:
+the offsets at which the table's changes go on were fixed before the source was asked, and deletes and
+progress are committed together.
 
 A delete goes the way of one from the topic: the tasks are given the keys as records, which a decoder of their
 own takes as they are. They are in the target's types, so that no key is made again from its texts.
@@ -154,7 +155,7 @@ class SweepBatch(SnapshotBatch):
 
     def _only_at_target(self, plan: DecodePlan, topic: str) -> DataFrame:
         """The part's keys of the target that the source has not."""
-        from tidesink.sinks.spark.digests import HASH, keys_of
+        from tidesink.sinks.spark.digests import HASH, keys_of, named_keys
 
         key = plan.shape.key_columns
         missing = no_resync(self._settings.table)
@@ -163,7 +164,11 @@ class SweepBatch(SnapshotBatch):
         sweep = self._part.before.sweep
         assert sweep is not None  # noqa: S101  (else there is no such batch)
         fit_shuffle(reader.session, self._part.stored.rows // sweep.parts)
-        keys = self._stored(keys_of(reader.rows(key), columns, part=sweep.done, parts=sweep.parts))
+        found = keys_of(reader.rows(key), columns, part=sweep.done, parts=sweep.parts)
+        if self._part.keys is not None:
+            texts = [*self._part.keys.in_order_of(one.name for one in key)]
+            found = found.join(named_keys(reader.session, texts, columns).select(*HASH), [*HASH], "left_semi")
+        keys = self._stored(found)
         asked = _Asked(plan, topic, columns, keys)
         try:
             there = self._at_source(reader.session, asked, by_key=True)

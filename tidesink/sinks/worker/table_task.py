@@ -58,7 +58,7 @@ from tidesink.sinks.worker.continuity import Continuity, taken
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl
 from tidesink.sinks.worker.preflight import shown_goal
 from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
-from tidesink.sinks.worker.snapshot import Snapshot, SnapshotBatch
+from tidesink.sinks.worker.snapshot import Snapshot, SnapshotBatch, SnapshotRefusedError
 from tidesink.sinks.worker.sweep import SweepBatch
 from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
@@ -451,7 +451,12 @@ class TableTask:
         progress, retry = self._hold.progress, self._context.retry(self.table)
         plan, applied = self._decoding.columns(), self._next_offsets()
         # The bounds are those of each try: what is recorded of the batch must be what it did.
-        part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
+        try:
+            part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
+        except SnapshotRefusedError as exc:
+            self._tally.warnings += (self._snapshot.refuse(exc, progress),)
+            self._change("RUNNING", None)
+            return
         if part is None:
             self._change("RUNNING", None)
             return

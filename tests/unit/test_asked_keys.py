@@ -1,0 +1,87 @@
+"""The keys of a resync: those that a report names, and the document that a worker finds them in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidesink.errors import ConfigError
+from tidesink.events import TableId
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.asked_keys import (
+    MOST_CHARACTERS,
+    MOST_KEYS,
+    AskedKeys,
+    forget_keys,
+    load_keys,
+    read_report,
+    store_keys,
+)
+
+ORDERS, OTHERS = TableId("shop", "orders"), TableId("shop", "others")
+
+
+def _report(folder: Path, *lines: Any) -> Path:
+    path = folder / "report.jsonl"
+    path.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines))
+    return path
+
+
+def _line(key: dict[str, Any], table: TableId = ORDERS, **more: Any) -> dict[str, Any]:
+    return {"table": table._asdict(), "kind": "different", "key": key, "columns": ["x"], **more}
+
+
+def test_a_report_names_keys_by_table(tmp_path: Path) -> None:
+    path = _report(
+        tmp_path,
+        _line({"a": "2", "b": "x"}),
+        _line({"b": "y", "a": "1"}, values={"x": {"source": None, "target": "1"}}),
+        _line({"a": "2", "b": "x"}),
+        _line({"a": None, "b": "x"}),
+        _line({"id": "7"}, OTHERS),
+    )
+    found = read_report(path, [ORDERS, TableId("shop", "more")])
+    assert found == {ORDERS: (AskedKeys(("a", "b"), (("1", "y"), ("2", "x"))), 1)}
+    asked = found[ORDERS].asked
+    assert asked.behind(None) == asked.keys
+    assert asked.behind(("1", "y")) == (("2", "x"),)
+    assert [*asked.in_order_of(("b", "a"))] == [("y", "1"), ("x", "2")]
+    assert read_report(_report(tmp_path), [ORDERS]) == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{", "[]", "1", '{"table": {"schema": "shop"}, "key": {"a": "1"}}', _line({}), _line({"a": 1})],
+)
+def test_what_is_no_report_is_refused(tmp_path: Path, line: Any) -> None:
+    path = _report(tmp_path, _line({"a": "1"}), line)
+    with pytest.raises(ConfigError, match=r"line 2 of .* is none of a report"):
+        read_report(path, [ORDERS])
+
+
+def test_a_report_that_cannot_be_followed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_report(tmp_path / "none", [ORDERS])
+    with pytest.raises(ConfigError, match="other columns of the key"):
+        read_report(_report(tmp_path, _line({"a": "1"}), _line({"b": "1"})), [ORDERS])
+    full = [_line({"a": str(number)}) for number in range(MOST_KEYS)]
+    assert len(read_report(_report(tmp_path, *full), [ORDERS])[ORDERS].asked.keys) == MOST_KEYS
+    # Those of other tables do not count.
+    assert read_report(_report(tmp_path, *full, _line({"a": "x"})), [OTHERS]) == {}
+    for more in ([*full, _line({"a": "x"})], [_line({"a": "x" * (MOST_CHARACTERS + 1)})]):
+        with pytest.raises(ConfigError, match=r"repair the whole table, tidesink resync shop\.orders"):
+            read_report(_report(tmp_path, *more), [ORDERS])
+
+
+def test_keys_are_stored_under_a_name_of_their_own(tmp_path: Path) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    one, other = AskedKeys(("a",), (("1",),)), AskedKeys(("a",), (("2",),))
+    name = store_keys(store, ORDERS, one)
+    assert store_keys(store, ORDERS, one) == name
+    assert len({name, store_keys(store, ORDERS, other), store_keys(store, OTHERS, one)}) == 3
+    assert load_keys(store, name) == one
+    forget_keys(store, name)
+    assert load_keys(store, name) is None

@@ -1,0 +1,149 @@
+"""The keys that a resync is asked for, by the texts that a report of ``tidesink diff`` has of them.
+
+They are too many for what a worker looks at all the time, and for each progress of the target. So they are a
+document of the state store, whose name is a digest of it: the request and the progress have the name. The
+document is stored before the request, and stays until the table is asked for another one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidesink.errors import ConfigError
+from tidesink.events import TableId
+from tidesink.source_database.base import KeyTexts
+
+if TYPE_CHECKING:
+    from tidesink.sinks.state.progress import StateStore
+
+# Of one table; beyond this a resync of the whole table takes about as long, and needs no report.
+MOST_KEYS: Final = 5_000
+# The characters of their texts.
+MOST_CHARACTERS: Final = 2_000_000
+OPTION: Final = "--differing"
+_KIND: Final = "asked-keys"
+
+
+class AskedKeys(NamedTuple):
+    """Keys of a table at the target, in their order: texts of ``columns``, as ``spark.digests`` has them."""
+
+    columns: tuple[str, ...]
+    keys: tuple[KeyTexts, ...]
+
+    def behind(self, after: KeyTexts | None) -> tuple[KeyTexts, ...]:
+        """Those behind one of them; all where there is none."""
+        return self.keys if after is None else tuple(key for key in self.keys if key > after)
+
+    def in_order_of(self, names: Iterable[str]) -> Iterator[KeyTexts]:
+        """The keys with their columns in the order of ``names``, which has all of them."""
+        places = [self.columns.index(name) for name in names]
+        return (tuple(key[at] for at in places) for key in self.keys)
+
+
+def store_keys(store: StateStore, table: TableId, asked: AskedKeys) -> str:
+    """Store keys; the name under which they are.
+
+    Raises:
+        StateStoreError: the store does not answer.
+    """
+    document = {"columns": [*asked.columns], "keys": [[*key] for key in asked.keys]}
+    text = json.dumps([*table, document], sort_keys=True)
+    name = sha256(text.encode()).hexdigest()[:32]
+    store.save_document(_KIND, name, document)
+    return name
+
+
+def load_keys(store: StateStore, name: str) -> AskedKeys | None:
+    """The keys that were stored under a name; None where they are gone.
+
+    Raises:
+        StateStoreError: the store does not answer.
+    """
+    found = store.load_document(_KIND, name)
+    return None if found is None else AskedKeys(tuple(found["columns"]), tuple(map(tuple, found["keys"])))
+
+
+def forget_keys(store: StateStore, name: str) -> None:
+    """Remove keys of a request that another one replaced. Raises: as ``store_keys``."""
+    store.save_document(_KIND, name, None)
+
+
+class ReportedKeys(NamedTuple):
+    """What a report names of a table. ``nulls``: so many keys with a NULL, which are left out."""
+
+    asked: AskedKeys
+    nulls: int
+
+
+def read_report(path: Path, tables: Iterable[TableId]) -> dict[TableId, ReportedKeys]:
+    """The keys of tables that a report of ``tidesink diff`` names; of a table that it does not name nothing.
+
+    Raises:
+        ConfigError: the file cannot be read, is no such report, or names too many keys of a table.
+    """
+    found = {table: _Keys(table) for table in tables}
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                table, key = _named(path, number, line)
+                if table in found:
+                    found[table].add(path, number, key)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", key=OPTION) from error
+    return {table: keys.reported for table, keys in found.items() if keys.columns}
+
+
+def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, Any]]:
+    """The table and the key of a line."""
+    try:
+        found = json.loads(line)
+        table, key = TableId(**found["table"]), found["key"]
+        if key and all(text is None or isinstance(text, str) for text in key.values()):
+            return table, key
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise ConfigError(
+        f"line {number} of {path} is none of a report that tidesink diff --report writes", key=OPTION
+    )
+
+
+class _Keys:
+    """The keys of one table, as they are read."""
+
+    def __init__(self, table: TableId) -> None:
+        self._table = table
+        self._keys = set[KeyTexts]()
+        self._nulls = self._characters = 0
+        self.columns: tuple[str, ...] = ()
+
+    def add(self, path: Path, number: int, key: Mapping[str, str | None]) -> None:
+        """One more."""
+        self.columns = self.columns or tuple(key)
+        if {*key} != {*self.columns}:
+            raise ConfigError(
+                f"line {number} of {path} has other columns of the key of {self._table} than the lines "
+                "before: write the report again",
+                key=OPTION,
+            )
+        texts = tuple(text for name in self.columns if (text := key[name]) is not None)
+        if len(texts) < len(self.columns):
+            self._nulls += 1
+            return
+        if texts not in self._keys:
+            self._keys.add(texts)
+            self._characters += sum(map(len, texts))
+        if len(self._keys) > MOST_KEYS or self._characters > MOST_CHARACTERS:
+            raise ConfigError(
+                f"{path} names more than {MOST_KEYS:,} keys of {self._table}, or very long ones: repair the "
+                f"whole table, tidesink resync {self._table}",
+                key=OPTION,
+            )
+
+    @property
+    def reported(self) -> ReportedKeys:
+        """What was added."""
+        return ReportedKeys(AskedKeys(self.columns, tuple(sorted(self._keys))), self._nulls)
