@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from tests.e2e.live_source import live_table
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
+from tests.mysql_values import own_database
 from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
@@ -119,6 +120,45 @@ def test_a_resync_of_the_keys_of_a_report(tmp_path: Path, store: SqlStateStore) 
     code, output = _run(path, *words)
     assert code == 2
     assert "is not over (running)" in output
+
+
+@pytest.mark.parametrize("command", [("resync",), ("snapshot", "start"), ("diff",)])
+def test_a_range_that_is_none_is_refused(
+    tmp_path: Path, store: SqlStateStore, command: tuple[str, ...]
+) -> None:
+    path = _config(tmp_path)
+    code, output = _run(path, *command, "shop.orders", "--where", "id > 1 or true")
+    assert code == 2
+    assert "give comparisons of columns of the source's key" in output
+    if command == ("resync",):
+        both = ("--where", "id > 1", "--differing", "report.jsonl")
+        assert "either --differing or --where" in _run(path, *command, "shop.orders", *both)[1]
+    assert read_controls(store, "shop") == {}
+
+
+@pytest.mark.servers
+def test_a_range_is_asked_for_in_the_words_of_the_database(
+    tmp_path: Path, store: SqlStateStore, mariadb_url: str
+) -> None:
+    with own_database(mariadb_url) as (connection, schema):
+        connection.exec_driver_sql(
+            "CREATE TABLE orders (`Id` int, word varchar(9), PRIMARY KEY (`Id`, word))"
+        )
+        table = TableId(schema, "orders")
+        store.save_status(TableStatus("shop", table, "IDLE"))
+        path = _config(tmp_path)
+        settings = yaml.safe_load(path.read_text())
+        settings["source"]["database"] = mariadb_url
+        path.write_text(yaml.safe_dump(settings))
+        code, output = _run(path, "snapshot", "start", str(table), "--where", "id < 007")
+        assert code == 0, output
+        asked = read_controls(store, "shop")[table].snapshot
+        assert asked.where == (("Id", "<", "7"),)
+        assert asked.limited
+        code, output = _run(path, "resync", str(table), "--where", "word > 'a'")
+        assert code == 2
+        assert "of the type varchar(9)" in output
+        assert read_controls(store, "shop")[table].snapshot == asked
 
 
 def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:

@@ -190,6 +190,46 @@ def test_killed_at_each_step_of_a_resync_of_keys(
         _repair_half(table, place, path, tmp_path, repair)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on("postgres")
+def test_only_a_range_of_the_key_is_compared_and_repaired(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """While the table changes; the range is another worker's, too, that goes on behind the first part."""
+    place = _place(kind, request, tmp_path)
+    with live_table(mariadb_url, servers) as table:
+        table.load(600)
+        table.change()
+        path = live_config(tmp_path, servers, table, mariadb_url, rows=90, target=place.target)
+        config = load_config(path)
+        _run(config, until="drained")
+        _spoil(place, table)
+        keys = _reported(path, tmp_path / "report.jsonl")
+        inside, outside = ("--where", "id >= 300"), ("--where", "300 > id")
+        below = {key for key in keys if int(key[1]) < 300}
+        assert _reported(path, tmp_path / "outside.jsonl", *outside) == below
+        assert _reported(path, tmp_path / "inside.jsonl", *inside) == keys - below
+        words = ["resync", str(table.name), "-c", str(path)]
+        refused = CliRunner().invoke(app, [*words, "--where", "region > 'a'"])
+        assert refused.exit_code == 2
+        assert CliRunner().invoke(app, [*words, *inside]).exit_code == 0
+        with changing(table.change, pause=0.1):
+            _run(config, batches=2)
+        assert shown_snapshot(config)["state"] == "running"
+        _run(config, until="drained")
+        shown = shown_snapshot(config)
+        assert shown["state"] == "done"
+        assert shown["deletes"]["deletes"] > 20
+        assert _reported(path, tmp_path / "left.jsonl") <= below
+        found = CliRunner().invoke(app, ["diff", "-c", str(path), "--lag", "0", *inside])
+        assert found.exit_code == 0, found.output
+
+
 @FULL
 def test_keys_that_the_table_cannot_be_asked_for_are_refused(
     spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
@@ -260,9 +300,9 @@ def _key_of(line: str) -> tuple[str, ...]:
     return tuple(json.loads(line)["key"].values())
 
 
-def _reported(config: Path, report: Path) -> set[tuple[str, ...]]:
+def _reported(config: Path, report: Path, *more: str) -> set[tuple[str, ...]]:
     """The keys that a comparison's report names."""
-    words = ["diff", "-c", str(config), "--lag", "0", "--report", str(report)]
+    words = ["diff", "-c", str(config), "--lag", "0", "--report", str(report), *more]
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 3, found.output
     return {_key_of(line) for line in report.read_text(encoding="utf-8").splitlines()}

@@ -9,10 +9,12 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tests.diff_law import Candidate, Version, next_look
 from tidesink.sinks.spark.digests import (
     ComparedColumn,
+    Limit,
     Verdict,
     candidates_of,
     canonical_json,
@@ -24,8 +26,11 @@ from tidesink.sinks.spark.digests import (
     looked_at_source,
     looked_at_target,
     named_keys,
+    sampled,
     verdict_of,
+    within,
 )
+from tidesink.source_database.key_bounds import Bound
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,6 +110,57 @@ def test_keys_that_are_named_by_their_texts_are_those_of_the_rows(spark: SparkSe
     texts = [row["key"] for row in found.select("key").collect()]
     named = named_keys(spark, [*texts, texts[0], ["no hex", *texts[0][1:]]], columns)
     assert sorted(map(str, named.collect())) == sorted(map(str, found.collect()))
+
+
+def test_a_sample_is_of_the_same_keys_on_both_sides(spark: SparkSession) -> None:
+    here = [_row(f"key {number}", x=number) for number in range(2000)]
+    there = [_row(f"key {number}", x=-number) for number in range(2000)]
+
+    def keys(side: DataFrame, share: float) -> set[str]:
+        return {row["key"][0] for row in sampled(side, share).collect()}
+
+    found = keys(_side(spark, here), 0.1)
+    assert 120 < len(found) < 280
+    assert keys(_side(spark, there), 0.1) == found
+    # A larger one has it, too.
+    assert found < keys(_side(spark, here), 0.2)
+    assert len(keys(_side(spark, here), 1.5)) == 2000
+    bad = _side(spark, here).withColumn("bad", F.lit(True))
+    assert len(keys(bad, 0.0)) == 2000
+
+
+def test_rows_within_limits_by_the_values_and_not_their_texts(spark: SparkSession) -> None:
+    columns = (
+        ComparedColumn("a.n", "decimal(20,0)", True),
+        ComparedColumn("t", "string", True),
+        ComparedColumn("d", "date", True),
+        ComparedColumn("m", "timestamp_ntz", True),
+        ComparedColumn("i", "int", False),
+    )
+    rows = spark.createDataFrame(
+        [
+            (Decimal(9), "-01:00:00", None, datetime(2026, 1, 2, 0, 0, 0, 1), 1, False),
+            (Decimal(10), "09:59:59.5", date(2026, 1, 2), datetime(2026, 1, 2), 2, False),
+            (Decimal(2**64 - 1), "100:00:00", date(9999, 12, 31), datetime(2026, 1, 1), 3, False),
+            (None, None, None, None, None, True),
+        ],
+        "`a.n` decimal(20,0), t string, d date, m timestamp_ntz, i int, bad boolean",
+    )
+
+    def found(*limits: tuple[str, Any, str]) -> list[int | None]:
+        asked = [Limit(name, Bound(name, kind, text)) for name, kind, text in limits]
+        return [row["i"] for row in within(rows, columns, asked).collect()]
+
+    # What is no row of the target's is known to be none of its keys, and is told of.
+    assert found() == [1, 2, 3, None]
+    assert found(("a.n", ">", "9"), ("a.n", "<", "18446744073709551615")) == [2, None]
+    assert found(("a.n", "=", "18446744073709551615")) == [3, None]
+    assert found(("t", ">=", "-01:00:00"), ("t", "<=", "10:00:00")) == [1, 2, None]
+    assert found(("t", ">", "09:59:59.5")) == [3, None]
+    # A date that no calendar has is within no bounds.
+    assert found(("d", "<", "9999-12-31")) == [2, None]
+    assert found(("m", ">", "2026-01-02 00:00:00")) == [1, None]
+    assert within(rows, columns, [Limit("t", Bound("t", "=", "100:00:00"))]).columns == rows.columns
 
 
 def _verdict(spark: SparkSession, here: list[tuple[Any, ...]], there: list[tuple[Any, ...]]) -> list[Any]:

@@ -36,6 +36,7 @@ snapshots = st.builds(
     st.integers(0, 2**63 - 1),
     st.none() | st.builds(Sweep, *[st.integers(0, 2**63 - 1)] * 3),
     st.none() | st.text(),
+    st.lists(st.tuples(st.text(), st.sampled_from([">=", "<"]), st.text()), max_size=2).map(tuple),
 )
 topics = st.lists(st.builds(TopicProgress, st.text(), st.text(), partitions), max_size=3)
 

@@ -33,6 +33,7 @@ def _progress(batch: int = 0, snapshot: SnapshotProgress | None = None) -> Progr
 
 
 HALF = SnapshotProgress(("id",), ("5",), 5)
+WHERE = (("id", ">=", "5"),)
 DONE = SnapshotProgress(("id",), ("9",), 9, done=True)
 
 
@@ -58,6 +59,8 @@ DONE = SnapshotProgress(("id",), ("9",), 9, done=True)
         ("never", SnapshotControl(7, keys="k"), _progress(3, replace(HALF, number=7, keys="k")), True),
         ("never", SnapshotControl(), _progress(3, replace(HALF, number=7, keys="k")), False),
         ("never", SnapshotControl(8), _progress(3, replace(HALF, number=7, keys="k")), True),
+        # Bounds are in the progress.
+        ("never", SnapshotControl(), _progress(3, replace(HALF, number=7, where=WHERE)), True),
         # The state store was lost: what the target knows counts.
         ("never", SnapshotControl(), _progress(3, SnapshotProgress(("id",), ("5",), 5, number=7)), True),
     ],

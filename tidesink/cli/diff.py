@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from tidesink.cli import terminal
+from tidesink.cli.snapshot import Where
 from tidesink.cli.status import known_table, worked_with
 from tidesink.cli.terminal import (
     ConfigOption,
@@ -61,6 +62,10 @@ def diff(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until changes that are not applied yet are.")
     ] = True,
+    where: Where = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Compare about N rows of each table, chosen by their keys.")
+    ] = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Compare tables at the target with their source, row by row, while both change.
@@ -76,9 +81,11 @@ def diff(
         )
     from tidesink.sinks.worker.diff import DiffOptions, TableDiff
     from tidesink.sinks.worker.diff import diff as compared
+    from tidesink.source_database.key_bounds import parse_bounds
 
     chosen, refused = _chosen(settings, tables)
-    options = DiffOptions(limit, values, wait, lag)
+    bounds = parse_bounds(where) if where is not None else ()
+    options = DiffOptions(limit, values, wait, lag, where=bounds, sample=sample)
     with ExitStack() as closing:
         keep = closing.enter_context(kept(report)) if report is not None else None
         tell = closing.enter_context(_telling())

@@ -8,9 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -41,17 +40,37 @@ if TYPE_CHECKING:
     from tidesink.events import TableId
     from tidesink.sinks.state.progress import StateStore, TableStatus
     from tidesink.sinks.worker.control import SnapshotControl
+    from tidesink.source_database.key_bounds import Bound
 
 app = typer.Typer(no_args_is_help=True, help="Read tables from the source's database while they change.")
 
 
-def start(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
+Where = Annotated[
+    str | None,
+    typer.Option(
+        help="Only a range of the source's key, such as 'id >= 100 and id < 200': integers, decimals, dates "
+        "and times."
+    ),
+]
+
+
+def start(
+    tables: Tables,
+    config_option: ConfigOption = None,
+    *,
+    where: Where = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
     """Read all rows of tables from source.database, beside their changes.
 
     A snapshot that is under way begins again. Rows that the source does not have any more stay at the target.
     """
     settings, now = _startable(config_option), time.time()
-    _ask(settings, tables, lambda asked: asked.start(now), output, "snapshot asked for", _refuse)
+    word = "snapshot asked for"
+    if where is not None:
+        _start_within(settings, tables, where, _Start(now, deletes=False), output, word)
+        return
+    _ask(settings, tables, lambda asked: asked.start(now), output, word, _refuse)
 
 
 def resync(
@@ -62,6 +81,7 @@ def resync(
         Path | None,
         typer.Option(help="Repair only the keys that this report of tidesink diff names (diff --report)."),
     ] = None,
+    where: Where = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Repair tables at the target: write all rows of source.database again, and delete what it has not.
@@ -70,17 +90,15 @@ def resync(
     status shows how far it is, and tidesink snapshot pause, resume and cancel are for it too.
     """
     settings, now = _startable(config_option), time.time()
+    word = "resync asked for"
+    if differing is not None and where is not None:
+        raise ConfigError("give either --differing or --where", key="--where")
     if differing is not None:
         _resync_keys(settings, tables, differing, output, now)
-        return
-    _ask(
-        settings,
-        tables,
-        lambda asked: asked.start(now, deletes=True),
-        output,
-        "resync asked for",
-        _refuse_resync,
-    )
+    elif where is not None:
+        _start_within(settings, tables, where, _Start(now, deletes=True), output, word)
+    else:
+        _ask(settings, tables, lambda asked: asked.start(now, deletes=True), output, word, _refuse_resync)
 
 
 def _startable(config_option: Path | None) -> Config:
@@ -97,22 +115,60 @@ def _startable(config_option: Path | None) -> Config:
     return settings
 
 
-def _resync_keys(config: Config, names: list[str], report: Path, output: OutputFormat, now: float) -> None:
-    """Ask for a resync of the keys that a report names; of a table that it does not name for none."""
-    from tidesink.sinks.worker.asked_keys import forget_keys, read_report, store_keys
+class _Start(NamedTuple):
+    """What is asked for of some rows."""
 
+    now: float
+    deletes: bool
+    keys: str | None = None
+    where: tuple[Bound, ...] = ()
+
+    def of(self, asked: SnapshotControl) -> SnapshotControl:
+        """What is asked once it is."""
+        return asked.start(self.now, deletes=self.deletes, keys=self.keys, where=self.where)
+
+    def refuse(self, config: Config, status: TableStatus | None, table: TableId) -> None:
+        """Refuse a table that cannot have it."""
+        (_refuse_resync if self.deletes else _refuse)(config, table)
+        if status is not None:
+            _refuse_unfinished(status)
+
+
+def _start_within(
+    config: Config, names: list[str], where: str, start: _Start, output: OutputFormat, word: str
+) -> None:
+    """Ask for a snapshot or resync within bounds, which the source's database is asked about."""
+    from tidesink.sinks.worker.snapshot import open_source_database
+    from tidesink.source_database.key_bounds import checked_bounds, parse_bounds
+
+    bounds = parse_bounds(where)
     with worked_with(config) as store:
         statuses = {one.table: one for one in store.statuses(config.pipeline)}
         tables = [known_table(name, config, statuses) for name in dict.fromkeys(names)]
         for table in tables:
-            _refuse_resync(config, table)
-            if table in statuses:
-                _refuse_unfinished(statuses[table])
+            start.refuse(config, statuses.get(table), table)
+        with open_source_database(config) as database:
+            found = {table: checked_bounds(bounds, database.table(table)) for table in tables}
+        for table in tables:
+            _change(store, config, table, start._replace(where=found[table]).of)
+    _tell(config, tables, output, f"{word} where {' and '.join(map(str, bounds))}")
+
+
+def _resync_keys(config: Config, names: list[str], report: Path, output: OutputFormat, now: float) -> None:
+    """Ask for a resync of the keys that a report names; of a table that it does not name for none."""
+    from tidesink.sinks.worker.asked_keys import forget_keys, read_report, store_keys
+
+    start = _Start(now, deletes=True)
+    with worked_with(config) as store:
+        statuses = {one.table: one for one in store.statuses(config.pipeline)}
+        tables = [known_table(name, config, statuses) for name in dict.fromkeys(names)]
+        for table in tables:
+            start.refuse(config, statuses.get(table), table)
         reported = read_report(report, tables)
         asked = [table for table in tables if table in reported and reported[table].asked.keys]
         for table in asked:
             name = store_keys(store, table, reported[table].asked)
-            before = _change(store, config, table, partial(_started, now, name))
+            before = _change(store, config, table, start._replace(keys=name).of)
             if before.keys is not None and before.keys != name:
                 forget_keys(store, before.keys)
     for table in tables:
@@ -121,10 +177,6 @@ def _resync_keys(config: Config, names: list[str], report: Path, output: OutputF
         elif nulls := reported[table].nulls:
             note(f"{table}: {nulls} keys with a NULL are left alone")
     _tell(config, asked, output, "resync of the report's keys asked for")
-
-
-def _started(now: float, keys: str, asked: SnapshotControl) -> SnapshotControl:
-    return asked.start(now, deletes=True, keys=keys)
 
 
 def _refuse_unfinished(status: TableStatus) -> None:

@@ -57,6 +57,7 @@ from tidesink.source_database.database import (
     open_engine,
     translated,
 )
+from tidesink.source_database.key_bounds import Bound, within
 from tidesink.typemap.arrow import ColumnResult, from_python, from_text, from_value
 from tidesink.typemap.table import TimePolicies, row_of
 from tidesink.typemap.values import Convert, text_reader
@@ -90,10 +91,14 @@ def log_offset(batch: int) -> int:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Rows whose keys are above ``after`` and not above ``up_to``, as texts; None: no bound."""
+    """Rows whose keys are above ``after`` and not above ``up_to``, as texts; None: no bound.
+
+    ``where``: and within these bounds, which are a person's.
+    """
 
     after: KeyTexts | None = None
     up_to: KeyTexts | None = None
+    where: tuple[Bound, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,7 @@ def key_ranges(
     after: KeyTexts | None,
     rows: int,
     most: int,
+    where: tuple[Bound, ...] = (),
 ) -> tuple[KeyRange, ...]:
     """The next ranges of a table, ``most`` at most, each of ``rows`` rows; the last of all has no end.
 
@@ -135,21 +141,24 @@ def key_ranges(
     with translated(OPTION):
         while len(found) < most and (not found or found[-1].up_to is not None):
             start = found[-1].up_to if found else after
-            found.append(KeyRange(start, _key_after(connection, table, stored, start, rows)))
+            part = KeyRange(start, where=where)
+            found.append(replace(part, up_to=_key_after(connection, table, stored, part, rows)))
     return tuple(found)
 
 
 def _key_after(
-    connection: Connection, table: TableId, stored: StoredTable, after: KeyTexts | None, rows: int
+    connection: Connection, table: TableId, stored: StoredTable, part: KeyRange, rows: int
 ) -> KeyTexts | None:
-    """The key so many rows behind another; None where there are fewer."""
+    """The key so many rows behind the beginning of a range; None where there are fewer."""
     import sqlalchemy as sa
 
     dialect = dialect_of(connection)
     # Under names of their own: ORDER BY would take a text for the column whose name it has.
     texts = (dialect.selected(name, stored.types[name]).label(f"k{at}") for at, name in enumerate(stored.key))
     query = sa.select(*texts).select_from(table_of(table))
-    query = rows_between(query, stored.key, stored.types, dialect, after=after)
+    query = rows_between(query, stored.key, stored.types, dialect, after=part.after)
+    if part.where:
+        query = query.where(within(part.where, stored.types, dialect))
     query = query.order_by(*map(column_of, stored.key)).offset(rows - 1).limit(1)
     found = connection.execute(query).first()
     if found is None:
@@ -267,7 +276,8 @@ class SourceRows:
 
         columns = (dialect.selected(column.name, column.type) for column in self.schema.columns)
         query = sa.select(*columns).select_from(table_of(self.schema.table))
-        return rows_between(query, self.key, self.key_types, dialect, after=part.after, up_to=part.up_to)
+        query = rows_between(query, self.key, self.key_types, dialect, after=part.after, up_to=part.up_to)
+        return query.where(within(part.where, self.key_types, dialect)) if part.where else query
 
     def _records(self, wanted: FetchRange, columns: Sequence[pa.Array], start: int) -> pa.RecordBatch:
         names = [column.name for column in self.schema.columns]

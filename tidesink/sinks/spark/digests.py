@@ -22,18 +22,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tidesink.source_database.key_bounds import seconds_of
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from tidesink.source_database.key_bounds import Bound
     from tidesink.typemap.render_sql import Spelling
 
 HASH: Final = ("h0", "h1")
 _ROW: Final = ("r0", "r1")
 _SOURCE: Final = "_source"
+_SHARES: Final = 1 << 40
 # What each of the two hashes begins with.
 _SEEDS: Final = (0, 1)
 
@@ -81,9 +86,59 @@ def digests(
     return named.select(found)
 
 
+def sampled(found: DataFrame, share: float) -> DataFrame:
+    """The digests whose keys' hashes fall to a share of all, the same on each side; ``bad`` ones, too."""
+    if share >= 1:
+        return found
+    mine = F.pmod(F.col(HASH[0]), F.lit(_SHARES)) < int(share * _SHARES)
+    return found.where(F.col("bad") | mine)
+
+
 def once(found: DataFrame) -> DataFrame:
     """Digests of rows of which some were read more than once, for several keys that one row was found by."""
     return found.dropDuplicates([*HASH, *_ROW, "bad"])
+
+
+class Limit(NamedTuple):
+    """The bound of a column, by its name."""
+
+    name: str
+    bound: Bound
+
+
+def within(rows: DataFrame, columns: Sequence[ComparedColumn], limits: Sequence[Limit]) -> DataFrame:
+    """The rows, as those of ``digests``, whose values are within the limits; those that are ``bad``, too."""
+    if not limits:
+        return rows
+    flags = rows.columns[len(columns) :]
+    named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *flags)
+    places = {one.name: at for at, one in enumerate(columns)}
+    kept = F.col("bad") if flags else F.lit(False)
+    inside = F.lit(True)
+    for one in limits:
+        at = places[one.name]
+        value = F.expr(f"try_cast(c{at} AS {columns[at].type})")
+        inside &= _is_within(value, columns[at].type, one.bound)
+    return named.where(kept | inside).toDF(*rows.columns)
+
+
+def _is_within(value: Column, kind: str, bound: Bound) -> Column:
+    if kind in ("date", "timestamp", "timestamp_ntz"):
+        other = F.lit(bound.text).cast(kind)
+    elif kind == "string":
+        value, other = _seconds(value), F.lit(seconds_of(bound.text))
+    else:
+        other = F.lit(Decimal(bound.text))
+    found: Column = bound.of(value, other)
+    return found
+
+
+def _seconds(time: Column) -> Column:
+    """Those of a time that is kept as text."""
+    parts = [F.split(F.ltrim(F.lit("-"), time), ":")[at] for at in range(3)]
+    factors = zip(parts, (3600, 60, 1), strict=True)
+    whole = sum((one.cast("decimal(12,6)") * factor for one, factor in factors), F.lit(0))
+    return F.when(time.startswith("-"), -whole).otherwise(whole)
 
 
 def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, parts: int) -> DataFrame:

@@ -262,6 +262,10 @@ class Sweep:
         return self.parts > 0
 
 
+# Bounds of a key (``source_database.key_bounds``), all of which hold; none: no bounds.
+Where = tuple[tuple[str, str, str], ...]
+
+
 @dataclass(frozen=True)
 class SnapshotProgress:
     """How far a snapshot of the source's table is applied.
@@ -270,7 +274,8 @@ class SnapshotProgress:
     the last key that was read; None: none was. ``rows``: how many rows were applied. ``done``: all were.
     ``number``: tells it from others of the table, which rise; 0 for one that nobody asked for. ``sweep``: how
     far rows that the target alone has are deleted, behind all rows; None: they stay. ``keys``: under which
-    name the state store has the keys that it is of; None: of all. Then ``after`` is one of those.
+    name the state store has the keys that it is of; None: of all. Then ``after`` is one of those. ``where``:
+    within which bounds its rows are.
     """
 
     key: tuple[str, ...]
@@ -280,11 +285,12 @@ class SnapshotProgress:
     number: int = 0
     sweep: Sweep | None = None
     keys: str | None = None
+    where: Where = ()
 
     @property
     def limited(self) -> bool:
         """Whether it is of some rows alone, so that the table is whole however far it is."""
-        return self.keys is not None
+        return self.keys is not None or bool(self.where)
 
 
 @dataclass(frozen=True)
@@ -494,6 +500,7 @@ def _snapshot_document(snapshot: SnapshotProgress) -> dict[str, Any]:
         "done": snapshot.done,
         **({} if snapshot.sweep is None else {"sweep": asdict(snapshot.sweep)}),
         **({} if snapshot.keys is None else {"keys": snapshot.keys}),
+        **({"where": [[*bound] for bound in snapshot.where]} if snapshot.where else {}),
     }
 
 
@@ -509,6 +516,7 @@ def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
         int(document["number"]),
         None if sweep is None else Sweep(**{name: int(number) for name, number in sweep.items()}),
         document.get("keys"),
+        tuple((column, kind, text) for column, kind, text in document.get("where", ())),
     )
 
 

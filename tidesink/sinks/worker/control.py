@@ -14,7 +14,7 @@ from tidesink.config.fields import ChangePolicy
 from tidesink.errors import AccountingError, ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Accepted, Pending
-from tidesink.sinks.state.progress import Progress, Rank, StateStore, TableState, TableStatus
+from tidesink.sinks.state.progress import Progress, Rank, StateStore, TableState, TableStatus, Where
 
 _log = structlog.get_logger("tidesink.worker")
 _KIND: Final = "table-control"
@@ -28,6 +28,7 @@ class SnapshotControl:
     ``started``: the last that was asked for. ``cancelled``: none up to this one goes on. ``rests``: none does
     until it is asked to. ``deletes``: the one that was asked for deletes rows that the target alone has.
     ``keys``: under which name the store has the keys that it is of (``worker.asked_keys``); None: of all.
+    ``where``: within which bounds of the key (``source_database.key_bounds``).
     """
 
     started: int = 0
@@ -35,10 +36,19 @@ class SnapshotControl:
     rests: bool = False
     deletes: bool = False
     keys: str | None = None
+    where: Where = ()
 
-    def start(self, now: float, *, deletes: bool = False, keys: str | None = None) -> SnapshotControl:
+    @property
+    def limited(self) -> bool:
+        """Whether the one that was asked for is of some rows alone."""
+        return self.keys is not None or bool(self.where)
+
+    def start(
+        self, now: float, *, deletes: bool = False, keys: str | None = None, where: Where = ()
+    ) -> SnapshotControl:
         """Asked for another one; ``now``, seconds since 1970, is a number that no lost store had."""
-        return SnapshotControl(max(self.started + 1, int(now)), self.cancelled, deletes=deletes, keys=keys)
+        number = max(self.started + 1, int(now))
+        return SnapshotControl(number, self.cancelled, deletes=deletes, keys=keys, where=where)
 
     def cancel(self) -> SnapshotControl:
         """Asked to go on with none of those so far."""
@@ -155,11 +165,15 @@ def _read(document: Any | None) -> Controls:
             asked["rests"],
             asked["resumed"],
             asked["accepted"],
-            SnapshotControl(**asked.get("snapshot", {})),
+            _read_snapshot(asked.get("snapshot", {})),
             _read_rewind(asked.get("rewind")),
         )
         for name, asked in found.items()
     }
+
+
+def _read_snapshot(asked: dict[str, Any]) -> SnapshotControl:
+    return SnapshotControl(**{**asked, "where": tuple(map(tuple, asked.get("where", ())))})
 
 
 def _read_rewind(asked: dict[str, Any] | None) -> RewindControl | None:

@@ -42,16 +42,18 @@ from tidesink.sinks.worker.source_keys import (
     compared_columns,
     key_columns,
     key_types,
+    limits_of,
     open_target_reader,
     source_task,
 )
+from tidesink.source_database.key_bounds import Bound, checked_bounds
 from tidesink.typemap.target_schema import ShapeColumn, is_row_keyed, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
     from tidesink.sinks.batch.decoders import DecodePlan
-    from tidesink.sinks.spark.digests import ComparedColumn, Verdict
+    from tidesink.sinks.spark.digests import ComparedColumn, Limit, Verdict
     from tidesink.source_database.base import StoredTable
 
 
@@ -74,7 +76,8 @@ class DiffOptions:
 
     ``waits``: for changes that are not applied yet. ``lag``: seconds within which a change of the source is
     in its topic. ``patience``: seconds for which a worker may leave alone a table that it is not at; None:
-    longer than a table rests by the config.
+    longer than a table rests by the config. ``where``: bounds of the source's key, as they are parsed.
+    ``sample``: of about so many rows; None: of all.
     """
 
     shown: int = 20
@@ -82,6 +85,8 @@ class DiffOptions:
     waits: bool = True
     lag: float = 10.0
     patience: float | None = None
+    where: tuple[Bound, ...] = ()
+    sample: int | None = None
 
 
 class Difference(NamedTuple):
@@ -193,6 +198,8 @@ class Side:
     shape_columns: tuple[ShapeColumn, ...]
     columns: tuple[ComparedColumn, ...]
     not_compared: tuple[str, ...]
+    limits: tuple[Limit, ...] = ()
+    share: float = 1.0
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -330,7 +337,10 @@ class TableComparison:
                 not_compared.append(column.name)
         not_compared += self._at_target_alone(plan, not_compared)
         columns = compared_columns(self.reader, chosen)
-        return Side(plan, stored, tuple(chosen), tuple(columns), tuple(not_compared))
+        bounds = checked_bounds(self.options.where, stored)
+        limits = limits_of(plan, bounds, key_types(columns))
+        share = 1.0 if self.options.sample is None else self.options.sample / max(1, stored.rows)
+        return Side(plan, stored, tuple(chosen), columns, tuple(not_compared), limits, share)
 
     def _at_target_alone(self, plan: DecodePlan, named: Iterable[str]) -> Iterator[str]:
         """Columns that somebody gave the target: neither the source's, nor metadata, nor tidesink's own."""
@@ -412,13 +422,15 @@ class TableComparison:
 
     def _source(self, side: Side, wanted: DataFrame | None = None, count: int = 0) -> DataFrame:
         """The digests of the source's rows; with details of the ``count`` keys that are ``wanted``."""
-        from tidesink.sinks.spark.digests import digests, once
+        from tidesink.sinks.spark.digests import digests, once, sampled, within
 
         task, reader = self._source_task(side, wanted, count)
         found = unpacked_ranges(self.reader.session, task, reader).where("_op IN ('upsert', 'bad')")
         values = (f"after.{quoted(one.name)}" for one in side.shape_columns)
         named = found.selectExpr(*values, "_op = 'bad' AS bad")
-        rows = digests(named, side.columns, **self._details(wanted is not None))
+        # As the target's rows: a date that no calendar has is within bounds at the source alone.
+        named = within(named, side.columns, side.limits)
+        rows = sampled(digests(named, side.columns, **self._details(wanted is not None)), side.share)
         return once(rows) if isinstance(reader, KeyedRows) else rows
 
     def _source_task(
@@ -429,7 +441,8 @@ class TableComparison:
         asked = self.by_key and wanted is not None and count <= max(_FEW, stored.rows // _FEW_OF)
         columns = key_columns(plan, stored.key, key_types(side.columns)) if asked else None
         keys = WantedKeys(columns, wanted) if wanted is not None and columns is not None else None
-        ranges = partial(all_ranges, config, self.table, stored)
+        where = tuple(one.bound for one in side.limits)
+        ranges = partial(all_ranges, config, self.table, stored, where)
         return source_task(config, plan, stored, self.topic, wanted=keys, ranges=ranges)
 
     def _details(self, detailed: bool) -> dict[str, bool]:
@@ -437,10 +450,10 @@ class TableComparison:
 
     def _target(self, side: Side, *, detailed: bool = False) -> DataFrame:
         """The digests of the target's rows, which are read when the frame is asked for."""
-        from tidesink.sinks.spark.digests import digests
+        from tidesink.sinks.spark.digests import digests, sampled, within
 
-        rows = self.reader.rows(side.shape_columns)
-        return digests(rows, side.columns, **self._details(detailed))
+        rows = within(self.reader.rows(side.shape_columns), side.columns, side.limits)
+        return sampled(digests(rows, side.columns, **self._details(detailed)), side.share)
 
     # Looking again
 

@@ -49,9 +49,16 @@ from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
 from tidesink.sinks.worker.asked_keys import AskedKeys, load_keys
 from tidesink.sinks.worker.control import SnapshotControl, change_control
-from tidesink.sinks.worker.source_keys import KEYS_A_QUERY, askable, columns_of_keys, parts_of
+from tidesink.sinks.worker.source_keys import (
+    KEYS_A_QUERY,
+    askable,
+    check_limits,
+    columns_of_keys,
+    parts_of,
+)
 from tidesink.source_database.base import KeyTexts, StoredTable
 from tidesink.source_database.database import begin_session, stored_table, translated
+from tidesink.source_database.key_bounds import Bound, from_lists
 from tidesink.typemap.target_schema import is_row_keyed
 
 if TYPE_CHECKING:
@@ -85,6 +92,7 @@ _OTHER_KEY: Final = (
     "the report has the key ({}), and the table at the target ({}): write the report again (tidesink diff "
     "--report)"
 )
+_NO_COLUMN: Final = "the key of the source's table is ({}), which --where is not of: ask again"
 _NO_WAY_BACK: Final = (
     "the source cannot be asked for a key of the target, as its values have no exact way back or no index "
     "serves them: repair the whole table (tidesink resync without --differing)"
@@ -159,13 +167,20 @@ class SourceDatabase:
             raise ConfigError(_KEYLESS, table=str(table))
         return found
 
-    def ranges(self, table: TableId, stored: StoredTable, *, after: KeyTexts | None) -> tuple[KeyRange, ...]:
-        """The ranges that a batch reads behind a key.
+    def ranges(
+        self,
+        table: TableId,
+        stored: StoredTable,
+        *,
+        after: KeyTexts | None,
+        where: tuple[Bound, ...] = (),
+    ) -> tuple[KeyRange, ...]:
+        """The ranges that a batch reads behind a key, within bounds.
 
         Raises: as ``table``.
         """
         rows = self.rows_of(stored)
-        return key_ranges(self.connection, table, stored, after=after, rows=rows, most=self.most)
+        return key_ranges(self.connection, table, stored, after=after, rows=rows, most=self.most, where=where)
 
     def rows_of(self, stored: StoredTable) -> int:
         """The rows of a range of a table."""
@@ -173,12 +188,15 @@ class SourceDatabase:
         return max(1, min(self.rows, self.bytes // size))
 
 
-def all_ranges(config: Config, table: TableId, stored: StoredTable) -> tuple[KeyRange, ...]:
-    """All ranges of a table of the source. Raises: as ``SourceDatabase.table``."""
+def all_ranges(
+    config: Config, table: TableId, stored: StoredTable, where: tuple[Bound, ...] = ()
+) -> tuple[KeyRange, ...]:
+    """All ranges of a table of the source, within bounds. Raises: as ``SourceDatabase.table``."""
     found: list[KeyRange] = []
     with open_source_database(config) as database:
         while not found or found[-1].up_to is not None:
-            found += database.ranges(table, stored, after=found[-1].up_to if found else None)
+            after = found[-1].up_to if found else None
+            found += database.ranges(table, stored, after=after, where=where)
     return tuple(found)
 
 
@@ -325,7 +343,7 @@ class Snapshot:
                 return None
             self._check_replaced(progress)
             before = self._before(progress.snapshot, stored)
-            keys = self._keys(before, source)
+            keys, where = self._keys(before, source), self._bounds(before, source, stored)
             ranges: tuple[KeyRange | KeySet, ...] = ()
             if before.sweep is not None and before.sweep.begun:
                 pass
@@ -333,10 +351,10 @@ class Snapshot:
                 most, parts = min(KEYS_A_QUERY, database.rows_of(stored)), 1
                 ranges = (self._key_set(keys, source, stored, after=before.after, most=most),)
             else:
-                ranges = database.ranges(self._settings.table, stored, after=before.after)
+                ranges = database.ranges(self._settings.table, stored, after=before.after, where=where)
                 if before.sweep is not None and ranges[-1].up_to is None:
                     rows = database.rows_of(stored) * database.most
-                    parts = parts_of(self._context, source, stored, rows=rows)
+                    parts = parts_of(self._context, source, stored, rows=rows, where=where)
         last_try, self._ahead = self._ahead is not None and self._ahead.unfit, None
         return SnapshotPart(stored, ranges, before, gap, last_try, parts, keys)
 
@@ -347,12 +365,31 @@ class Snapshot:
             SnapshotRefusedError: it is.
         """
         asked, found = self.asked, progress.snapshot
-        if asked.keys is None or (found is not None and found.number >= asked.started):
+        if not asked.limited or (found is not None and found.number >= asked.started):
             return
         begins = found is None and self._settings.snapshot == "initial" and progress.batch == 0
         goes_on = found is not None and not (found.done or found.limited)
         if (begins or goes_on) and asked.cancelled < (found.number if found else 0):
             raise SnapshotRefusedError(_UNFINISHED)
+
+    def _bounds(self, before: SnapshotProgress, plan: DecodePlan, stored: StoredTable) -> tuple[Bound, ...]:
+        """The bounds that the rows of a snapshot are within.
+
+        Raises:
+            SnapshotRefusedError: the key has not their columns any more, or the target compares otherwise.
+        """
+        found = from_lists(before.where)
+        if not found:
+            return ()
+        self._estimate = None
+        if not {one.column for one in found} <= {*stored.key}:
+            raise SnapshotRefusedError(_NO_COLUMN.format(", ".join(stored.key)))
+        if before.sweep is not None and before.after is None and not before.sweep.begun:
+            try:
+                check_limits(self._context, plan, found)
+            except ConfigError as error:
+                raise SnapshotRefusedError(error.message) from error
+        return found
 
     def _keys(self, before: SnapshotProgress, plan: DecodePlan) -> AskedKeys | None:
         """The keys that a snapshot is of; None where it is of all.
@@ -428,10 +465,12 @@ class Snapshot:
         number = max(self.asked.started, found.number if found else 0)
         if found is None or found.number < number:
             sweep = Sweep() if self.asked.deletes else None
-            return SnapshotProgress(stored.key, number=number, sweep=sweep, keys=self.asked.keys)
+            return SnapshotProgress(
+                stored.key, number=number, sweep=sweep, keys=self.asked.keys, where=self.asked.where
+            )
         # Another key orders the rows differently: they are read again, and written again.
         sweep = None if found.sweep is None else Sweep()
-        anew = SnapshotProgress(stored.key, number=number, sweep=sweep, keys=found.keys)
+        anew = replace(found, key=stored.key, after=None, rows=0, done=False, number=number, sweep=sweep)
         return found if found.key == stored.key else anew
 
 

@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Work
-    from tidesink.sinks.spark.digests import ComparedColumn
+    from tidesink.sinks.spark.digests import ComparedColumn, Limit
     from tidesink.sinks.targets.base import TableReader
     from tidesink.source_database.base import KeyTexts, StoredTable
+    from tidesink.source_database.key_bounds import Bound
     from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 # Keys of one query: few enough for a database to look each up by its index.
@@ -104,6 +105,67 @@ def key_columns(
             return None
         found.append(KeyColumn(at, one.stored.name, one.stored.type, back))
     return tuple(found) if {*key} <= {one.name for one in found} else None
+
+
+# A range of the key is one of these: of what is stored, and what the target has of it.
+_RANGED: Final = frozenset(
+    {
+        *(("integer", spark) for spark in ("int", "bigint", "decimal")),
+        ("unsigned64", "decimal"),
+        ("decimal", "decimal"),
+        ("numeric", "decimal"),
+        ("date", "date"),
+        ("datetime", "timestamp_ntz"),
+        ("timestamp", "timestamp"),
+        ("time", "string"),
+        ("local_date", "date"),
+        ("local_datetime", "timestamp_ntz"),
+        ("instant", "timestamp"),
+    }
+)
+_MOST_PRECISION: Final = 38
+
+
+def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str]) -> tuple[Limit, ...]:
+    """Bounds of the source's key as those of the target's, which compares their values alike.
+
+    ``plan`` and ``types`` are as for ``key_columns``.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    from tidesink.sinks.spark.digests import Limit
+
+    decoder, shape = plan.decoder, plan.shape
+    assert isinstance(decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
+    read = {one.recorded.name: one for one in decoder.columns}
+    columns = {
+        one.stored.name: (column.name, one)
+        for column in shape.key_columns
+        if (one := read.get((plan.rows.sources or {}).get(column.name, column.name))) is not None
+    }
+    found = []
+    for bound in bounds:
+        name, one = columns.get(bound.column, ("", None))
+        kind = types.get(name, "")
+        sort, spark = "" if one is None else _sort(one.stored.type), kind.partition("(")[0]
+        exact = one is not None and _way_back(one, decoder, spark) is not None
+        if not (exact and (sort, spark) in _RANGED and _fits(bound.text, kind)):
+            raise ConfigError(
+                f"the target's key has {bound.column} otherwise than the source ({kind or 'not at all'}), so "
+                "that it may compare otherwise: leave --where out",
+                table=str(shape.source),
+            )
+        found.append(Limit(name, bound))
+    return tuple(found)
+
+
+def _fits(text: str, kind: str) -> bool:
+    """Whether Spark compares a number with those of a decimal type exactly."""
+    if not kind.startswith("decimal("):
+        return True
+    scale = int(kind.rstrip(")").partition(",")[2])
+    return len(text.lstrip("-").partition(".")[0]) + scale <= _MOST_PRECISION
 
 
 def _way_back(column: ReadColumn, decoder: SourceDecoder, spark: str) -> WayBack | None:
@@ -354,7 +416,22 @@ def columns_of_keys(
         return key_columns(plan, stored.key, key_types(compared_columns(reader, plan.shape.key_columns)))
 
 
-def parts_of(context: WorkerContext, plan: DecodePlan, stored: StoredTable, *, rows: int) -> int:
+def check_limits(context: WorkerContext, plan: DecodePlan, bounds: Sequence[Bound]) -> None:
+    """Refuse bounds that the target may compare otherwise.
+
+    Raises: as ``limits_of``, and ``open_target_reader``.
+    """
+    table = plan.shape.source
+    with (
+        raised_task_errors(table=str(table)),
+        open_target_reader(context, plan.shape, missing=no_resync(table)) as reader,
+    ):
+        limits_of(plan, bounds, key_types(compared_columns(reader, plan.shape.key_columns)))
+
+
+def parts_of(
+    context: WorkerContext, plan: DecodePlan, stored: StoredTable, *, rows: int, where: Sequence[Bound] = ()
+) -> int:
     """In how many parts the target's keys are looked up, by how many there are; ``rows``: of a batch of rows.
 
     One where the source cannot be asked for a key: then a part reads all its rows. ``plan`` has a
@@ -367,8 +444,12 @@ def parts_of(context: WorkerContext, plan: DecodePlan, stored: StoredTable, *, r
         raised_task_errors(table=str(table)),
         open_target_reader(context, plan.shape, missing=no_resync(table)) as reader,
     ):
+        from tidesink.sinks.spark.digests import within
+
         key = plan.shape.key_columns
-        if key_columns(plan, stored.key, key_types(compared_columns(reader, key))) is None:
+        columns = compared_columns(reader, key)
+        if key_columns(plan, stored.key, key_types(columns)) is None:
             return 1
-        count = reader.rows(key).count()
+        limits = limits_of(plan, where, key_types(columns))
+        count = within(reader.rows(key), columns, limits).count()
     return max(1, min(MOST_PARTS, -(-count // (rows * _KEYS_FOR_A_ROW))))

@@ -44,10 +44,12 @@ from tidesink.sinks.worker.source_keys import (
     compared_columns,
     key_columns,
     key_types,
+    limits_of,
     no_resync,
     open_target_reader,
     source_task,
 )
+from tidesink.source_database.key_bounds import from_lists
 from tidesink.typemap.target_schema import quoted
 
 if TYPE_CHECKING:
@@ -155,7 +157,7 @@ class SweepBatch(SnapshotBatch):
 
     def _only_at_target(self, plan: DecodePlan, topic: str) -> DataFrame:
         """The part's keys of the target that the source has not."""
-        from tidesink.sinks.spark.digests import HASH, keys_of, named_keys
+        from tidesink.sinks.spark.digests import HASH, keys_of, named_keys, within
 
         key = plan.shape.key_columns
         missing = no_resync(self._settings.table)
@@ -164,7 +166,10 @@ class SweepBatch(SnapshotBatch):
         sweep = self._part.before.sweep
         assert sweep is not None  # noqa: S101  (else there is no such batch)
         fit_shuffle(reader.session, self._part.stored.rows // sweep.parts)
-        found = keys_of(reader.rows(key), columns, part=sweep.done, parts=sweep.parts)
+        source, _ = source_plan(plan, self._part.stored)
+        limits = limits_of(source, from_lists(self._part.before.where), key_types(columns))
+        rows = within(reader.rows(key), columns, limits)
+        found = keys_of(rows, columns, part=sweep.done, parts=sweep.parts)
         if self._part.keys is not None:
             texts = [*self._part.keys.in_order_of(one.name for one in key)]
             found = found.join(named_keys(reader.session, texts, columns).select(*HASH), [*HASH], "left_semi")

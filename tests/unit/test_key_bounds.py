@@ -1,0 +1,139 @@
+"""A range of the key: what is read of a condition, and which types it is of."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql as mysql_names
+from sqlalchemy.dialects import postgresql
+
+from tidesink.errors import ConfigError
+from tidesink.source_database import mysql, postgres
+from tidesink.source_database.base import StoredTable
+from tidesink.source_database.key_bounds import Bound, checked_bounds, parse_bounds, seconds_of, within
+from tidesink.typemap.mysql_types import parse_sql_type
+
+TYPES = {
+    "Id": "bigint unsigned",
+    "price": "decimal(10,2)",
+    "day": "date",
+    "at": "datetime(6)",
+    "stamp": "timestamp",
+    "clock": "time(3)",
+    "word": "varchar(20)",
+    "y": "year",
+    "f": "double",
+}
+STORED = StoredTable(
+    {name: parse_sql_type(sql) for name, sql in {**TYPES, "x": "int"}.items()}, tuple(TYPES), 0, 0
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [
+        ("id >= 100 and id < 200", [("id", ">=", "100"), ("id", "<", "200")]),
+        ("(`id` > -5) AND 7 >= id", [("id", ">", "-5"), ("id", "<=", "7")]),
+        ("id = 7", [("id", "=", "7")]),
+        (
+            "day between '2026-01-01' and '2026-01-31'",
+            [("day", ">=", "2026-01-01"), ("day", "<=", "2026-01-31")],
+        ),
+        ("price < 1.5", [("price", "<", "1.5")]),
+    ],
+)
+def test_comparisons(text: str, bounds: list[tuple[str, str, str]]) -> None:
+    assert [*map(tuple, parse_bounds(text))] == bounds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ";",
+        "id",
+        "id >",
+        "id > 1 or id < 0",
+        "not id > 1",
+        "id <> 1",
+        "id in (1, 2)",
+        "id > 1; drop table x",
+        "id > (select 1)",
+        "id > now()",
+        "id + 1 > 2",
+        "t.id > 1",
+        "id > other",
+        "1 > 2",
+        "id > null",
+        "id between 1 and now()",
+        "id > 1 -- and x\n or true",
+        "id like 'a%'",
+        "sleep(9) > 1",
+        "id > cast('1' as int)",
+    ],
+)
+def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ConfigError, match="give comparisons of columns of the source's key"):
+        parse_bounds(text)
+
+
+@pytest.mark.parametrize(
+    ("bound", "text"),
+    [
+        (Bound("iD", "=", "007"), "7"),
+        (Bound("price", "<", "-1.50"), "-1.50"),
+        (Bound("day", "=", "2026-01-31"), "2026-01-31"),
+        (Bound("at", "=", "2026-01-31 10:00:00.000001"), "2026-01-31 10:00:00.000001"),
+        (Bound("at", "=", "2026-01-31T10:00"), "2026-01-31 10:00:00"),
+        (Bound("stamp", "=", "2026-01-31"), "2026-01-31 00:00:00"),
+        (Bound("clock", "=", "-838:59:59"), "-838:59:59"),
+    ],
+)
+def test_literals_are_of_the_types_of_their_columns(bound: Bound, text: str) -> None:
+    ((column, _, found),) = checked_bounds([bound], STORED)
+    assert (column.lower(), found) == (bound.column.lower(), text)
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "said"),
+    [
+        ("x", "1", "no column of the key"),
+        ("word", "a", "of the type varchar"),
+        ("y", "2026", "of the type year"),
+        ("f", "1", "of the type double"),
+        ("id", "1.5", "is no value"),
+        ("id", "1e3", "is no value"),
+        ("id", "' or 1=1", "is no value"),
+        ("id", "9" * 21, "is no value"),
+        ("id", "\u0661", "is no value"),
+        ("price", "1.555", "is no value"),
+        ("day", "2026-02-30", "is no value"),
+        ("day", "0000-00-00", "is no value"),
+        ("at", "2026-01-31 10:00:00.0000001", "is no value"),
+        ("at", "2026-01-31 10:00:00+01:00", "is no value"),
+        ("stamp", "0001-01-01 00:00:00", "is no value"),
+        ("clock", "10:61:00", "is no value"),
+    ],
+)
+def test_what_is_not_compared_alike_is_refused(column: str, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checked_bounds([Bound(column, ">=", text)], STORED)
+
+
+def test_literals_are_parameters() -> None:
+    bounds = checked_bounds(parse_bounds("id >= 5 and day < '2026-01-31'"), STORED)
+    for dialect, names in ((mysql, mysql_names.dialect()), (postgres, postgresql.dialect())):
+        found = (
+            sa.select(sa.literal_column("1"))
+            .where(within(bounds, STORED.types, dialect))
+            .compile(dialect=names)
+        )
+        assert {str(value) for value in found.params.values()} == {"5", "2026-01-31"}
+        assert "2026" not in str(found)
+
+
+def test_seconds_of_times() -> None:
+    assert seconds_of("-838:59:59.5") == Decimal("-3020399.5")
+    assert seconds_of("01:00:01") == 3601
