@@ -157,6 +157,8 @@ def test_rows_within_limits_by_the_values_and_not_their_texts(spark: SparkSessio
     assert found(("a.n", "=", "18446744073709551615")) == [3, None]
     assert found(("t", ">=", "-01:00:00"), ("t", "<=", "10:00:00")) == [1, 2, None]
     assert found(("t", ">", "09:59:59.5")) == [3, None]
+    other = rows.withColumn("t", F.lit("no time"))
+    assert within(other.where("NOT bad"), columns, [Limit("t", Bound("t", ">", "00:00:00"))]).isEmpty()
     # A date that no calendar has is within no bounds.
     assert found(("d", "<", "9999-12-31")) == [2, None]
     assert found(("m", ">", "2026-01-02 00:00:00")) == [1, None]

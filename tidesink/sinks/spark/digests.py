@@ -134,11 +134,12 @@ def _is_within(value: Column, kind: str, bound: Bound) -> Column:
 
 
 def _seconds(time: Column) -> Column:
-    """Those of a time that is kept as text."""
-    parts = [F.split(F.ltrim(F.lit("-"), time), ":")[at] for at in range(3)]
+    """Those of a time that is kept as text; NULL of what is none."""
+    parts = [F.split(F.regexp_replace(time, "^-", ""), ":")[at] for at in range(3)]
     factors = zip(parts, (3600, 60, 1), strict=True)
     whole = sum((one.cast("decimal(12,6)") * factor for one, factor in factors), F.lit(0))
-    return F.when(time.startswith("-"), -whole).otherwise(whole)
+    is_time = time.rlike(r"^-?\d{1,3}:\d{2}:\d{2}(\.\d{1,6})?$")
+    return F.when(is_time & time.startswith("-"), -whole).when(is_time, whole)
 
 
 def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, parts: int) -> DataFrame:
