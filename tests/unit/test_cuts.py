@@ -57,11 +57,13 @@ def _ddl(commit_ts: int) -> bytes:
     return json.dumps(row | {"data": None, "old": None, "_tidb": {"commitTs": commit_ts}}).encode()
 
 
-def _summary(*values: bytes, bound: int | None, fetched: int = 100) -> BatchSummary:
-    """What a task counts of the records, of which it is given so many at once."""
+def _summary(
+    *values: bytes, bound: int | None, fetched: int = 100, sent: int | None = None
+) -> BatchSummary:
+    """What a task counts of the records, of which it is given so many at once; ``sent``: in ms since 1970."""
     plan = canal_json_plan(SCHEMA, options=CodecOptions(enable_tidb_extension=True))
     plan = plan.for_batch(1, EventRules(bound=bound), marks_deletes=False)
-    messages = [Message("t", 0, at, None, value) for at, value in enumerate(values)]
+    messages = [Message("t", 0, at, None, value, sent) for at, value in enumerate(values)]
     parts = [as_records(messages[at : at + fetched]) for at in range(0, len(messages), fetched)]
     wanted = FetchRange("t", 0, 0, len(values))
     packed = list(RangeTask((wanted,), plan).packed(wanted, parts))
@@ -100,6 +102,15 @@ def test_ddl_above_the_bound_is_met_again_under_the_next() -> None:
     place = found.places[Place("t", 0)]
     assert (place.waits, place.passed, found.ddl) == (1, 2, 1)
     assert _summary(_row(5), _ddl(10), _mark(10), bound=10).places[Place("t", 0)].waits is None
+
+
+@pytest.mark.parametrize(("days", "waits"), [(0, 1), (2, None)])
+def test_ddl_that_is_later_than_its_record_waits_for_no_bound(days: int, waits: int | None) -> None:
+    """Or the partition would be read again from there under every bound."""
+    sent = 1_790_000_000_000
+    ddl = sent + days * 86_400_000 << 18
+    found = _summary(_row(5), _ddl(ddl), _mark(10), bound=10, sent=sent)
+    assert (found.places[Place("t", 0)].waits, found.ddl) == (waits, 1)
 
 
 def test_without_a_bound_nothing_waits() -> None:

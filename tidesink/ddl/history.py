@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from tidesink.ddl.statements import TableDefinition
-from tidesink.events import LOGICAL_BITS, Column, ColumnType, EarlierType, TableId, fold_name
+from tidesink.events import LOGICAL_BITS, Column, ColumnType, EarlierType, TableId, fold_name, physical_ms
 from tidesink.typemap.table import Reader, row_of, spark_type
 from tidesink.typemap.target_schema import wider_ddl
 
@@ -33,6 +33,8 @@ NEVER: Final = 1 << 64
 # A TSO has 46 bits of milliseconds, and Spark compares it with a sign; no clock shows as much.
 _LAST_TSO: Final = (1 << 63) - 1
 LAST_MS: Final = _LAST_TSO >> LOGICAL_BITS
+# A statement is committed before its record is sent: by so much clocks do not differ.
+_MOST_AHEAD_MS: Final = 86_400_000
 
 
 def table_key(table: TableId) -> Key:
@@ -40,17 +42,24 @@ def table_key(table: TableId) -> Key:
     return fold_name(table.schema), fold_name(table.name)
 
 
-def ddl_moment(commit_ts: int | None, es: object) -> int | None:
+def ddl_moment(commit_ts: int | None, es: object, sent: int | None = None) -> int | None:
     """The TSO from which a DDL holds; ``es`` is the message's ms since 1970. None: nothing says it.
+
+    ``sent``: Kafka's time of the record, in ms since 1970; a time that is far behind it is none.
 
     Without a commit ts a DDL holds from the beginning of its millisecond: a row of the same one is taken
     to come after it. That tie is all that is left to chance, since TiCDC's ``es`` is the commit ts cut to
     milliseconds; with the TiDB extension there is none.
     """
     if commit_ts is not None:
-        return commit_ts if commit_ts <= _LAST_TSO else None
-    # bool is an int, and no time. One that cannot be would make every later DDL look like an old one.
-    return es << LOGICAL_BITS if type(es) is int and 0 < es <= LAST_MS else None
+        found = commit_ts if commit_ts <= _LAST_TSO else None
+    else:
+        # bool is an int, and no time. One that cannot be would make every later DDL look like an old one.
+        found = es << LOGICAL_BITS if type(es) is int and 0 < es <= LAST_MS else None
+    if found is not None and sent and physical_ms(found) > sent + _MOST_AHEAD_MS:
+        # It would make void, or like a statement that was sent again, whatever comes until then.
+        return None
+    return found
 
 
 def row_moment(commit_ts: int | None, es: object) -> int:

@@ -20,6 +20,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidesink.ddl.history import ddl_moment
 from tidesink.events import LOGICAL_BITS
 from tidesink.sinks.batch.counts import PlaceSummary, greatest, least
 from tidesink.sinks.batch.records import DDL, WATERMARK, DecodedRecords
@@ -61,9 +62,14 @@ def _read_to(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
 
 
 def _ddl_above(found: DecodedRecords, bound: int) -> Iterator[int]:
-    """The offsets of DDL above the bound: what it does to rows waits as they do."""
-    ddl = (one for one in found.others if one.kind == DDL and one.commit_ts is not None)
-    yield from (one.offset for one in ddl if (one.commit_ts or 0) > bound)
+    """The offsets of DDL above the bound: what it does to rows waits as they do.
+
+    One with an impossible time is taken as one without a time. No bound would ever come to it.
+    """
+    for one in found.others:
+        moment = ddl_moment(one.commit_ts, None, one.time) if one.kind == DDL else None
+        if moment is not None and moment > bound:
+            yield one.offset
 
 
 def _first_at(found: DecodedRecords, bound: int) -> int | None:

@@ -32,7 +32,7 @@ from tidesink.ddl.row_changes import (
     shown_time,
 )
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
-from tidesink.events import Column, TableId, TableSchema, fold_name, physical_ms
+from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, is_other_topic
 from tidesink.sinks.state.progress import StateStore
@@ -430,10 +430,6 @@ def _unreported(table: TableId) -> DdlWarning:
     )
 
 
-# A statement is committed before its record is sent: by so much clocks do not differ.
-_MOST_AHEAD_MS: Final = 86_400_000
-
-
 def _statement(value: bytes, offset: int = 0, sent: int | None = None) -> DdlStatement | None:
     """The statement of a DDL event; None for any other record. ``sent``: Kafka's time, in ms since 1970."""
     try:
@@ -446,11 +442,11 @@ def _statement(value: bytes, offset: int = 0, sent: int | None = None) -> DdlSta
     if not isinstance(sql, str):
         return None
     commit_ts, es = (extension.get("commitTs") if isinstance(extension, dict) else None), message.get("es")
-    since = ddl_moment(commit_ts if type(commit_ts) is int else None, es)
+    said = commit_ts if type(commit_ts) is int else None
+    since = ddl_moment(said, es, sent)
     odd_time = "" if since is not None else _odd_time(commit_ts, es)
-    if since is not None and sent and physical_ms(since) > sent + _MOST_AHEAD_MS:
-        # It would make void, or like a statement that was sent again, whatever comes until then.
-        since, odd_time = None, f"{_odd_time(commit_ts, es)} of a record that was sent at {shown_time(sent)}"
+    if since is None and sent and ddl_moment(said, es) is not None:
+        odd_time = f"{odd_time} of a record that was sent at {shown_time(sent)}"
     database, table = (name if isinstance(name, str) else "" for name in (database, table))
     return DdlStatement(database, sql, since, odd_time, table, offset)
 
