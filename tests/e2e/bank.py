@@ -202,7 +202,8 @@ class Feed:
         self._topics = {s.table: f"{servers['prefix']}{s.table.schema}_{s.table.name}" for s in SCHEMAS}
         registry = open_registry(servers["registry_url"])
         self._codec = open_codec(protocol, options=options, registry=registry)
-        self._producer = Producer({"bootstrap.servers": servers["brokers"]})
+        # What a busy broker refuses is sent again, and must not come behind what was sent after it.
+        self._producer = Producer({"bootstrap.servers": servers["brokers"], "enable.idempotence": True})
         create_topics(servers["brokers"], dict.fromkeys(self._topics.values(), PARTITIONS))
 
     def send(self, changes: Iterable[Change]) -> None:
