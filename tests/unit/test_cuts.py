@@ -32,7 +32,7 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress, from_json, to_json
 from tidesink.sinks.targets.iceberg.schema import oldest_kept
-from tidesink.sinks.targets.lake.cuts import Cut
+from tidesink.sinks.targets.lake.cuts import Cut, likely_lost
 
 SCHEMA: Final = parse_create_table("CREATE TABLE shop.t (id INT PRIMARY KEY)")
 TABLE: Final = TableId("shop", "t")
@@ -57,9 +57,7 @@ def _ddl(commit_ts: int) -> bytes:
     return json.dumps(row | {"data": None, "old": None, "_tidb": {"commitTs": commit_ts}}).encode()
 
 
-def _summary(
-    *values: bytes, bound: int | None, fetched: int = 100, sent: int | None = None
-) -> BatchSummary:
+def _summary(*values: bytes, bound: int | None, fetched: int = 100, sent: int | None = None) -> BatchSummary:
     """What a task counts of the records, of which it is given so many at once; ``sent``: in ms since 1970."""
     plan = canal_json_plan(SCHEMA, options=CodecOptions(enable_tidb_extension=True))
     plan = plan.for_batch(1, EventRules(bound=bound), marks_deletes=False)
@@ -169,6 +167,16 @@ def test_ddl_above_the_bound_waits() -> None:
     assert up_to([early, late, untimed], 10) == (early, untimed)
     assert up_to([early, late], None) == [early, late]
     assert up_to(None, 10) is None
+
+
+def test_of_a_version_with_many_files_those_are_looked_for_that_the_table_has_no_more() -> None:
+    files = [f"{number}" for number in range(1000)]
+    assert likely_lost(files[:50], files) == files[:50]
+    assert likely_lost(files, files[5:]) == [*files[:5], *files[5:100]]
+    some = likely_lost(files, [])
+    assert (len(some), some[0], int(some[-1]) >= 900) == (100, "0", True)
+    assert len(likely_lost(files[:101], [])) <= 100
+    assert likely_lost([], files) == []
 
 
 def test_snapshots_that_readers_saw_of_late_stay_however_old_they_are() -> None:

@@ -7,9 +7,10 @@ at the cut, and names versions that are there; a table that did not change is na
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from tidesink.errors import StaleProgressError, TargetError, TidesinkError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Provider = Literal["delta", "iceberg"]
 
 NAME: Final = "_tidesink_cuts"
-_COLUMNS: Final = {
+COLUMNS: Final = {
     "pipeline": "string",
     "commit_ts": "bigint",
     "time": "timestamp",
@@ -39,6 +40,8 @@ _COLUMNS: Final = {
 }
 # Old cuts go after so many new ones: that rewrites files.
 _CUTS_BETWEEN: Final = 100
+# A version's files are looked for one by one: so many of them, before it is read.
+_LOOKED_FOR: Final = 100
 
 
 class TableVersion(NamedTuple):
@@ -201,7 +204,7 @@ class CutLog:
 
     def _create(self) -> None:
         if not self._exists():
-            columns = ", ".join(f"`{name}` {ddl}" for name, ddl in _COLUMNS.items())
+            columns = ", ".join(f"`{name}` {ddl}" for name, ddl in COLUMNS.items())
             comment = quote_text("all tables of a pipeline as of one instant, kept by tidesink")
             if self._namespace:
                 self.session.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._namespace}")
@@ -242,29 +245,47 @@ def frame_of(log: CutLog, table: CutTable) -> DataFrame:
     Raises:
         TargetError: the version is gone: another program removed it, or files of it.
     """
+    # A reader keeps its options.
+    read, at = log.session.read, log.session.read
     try:
         if log.provider == "delta":
-            frame = log.session.read.format("delta").option("versionAsOf", table.version).load(table.place)
-            missing = _missing(log.session, frame.inputFiles(), encoded=True)
+            frame = at.format("delta").option("versionAsOf", table.version).load(table.place)
+            now = read.format("delta").load(table.place).inputFiles()
+            lost = _lost(log.session, likely_lost(frame.inputFiles(), now), encoded=True)
         else:
-            reader = log.session.read.option("snapshot-id", str(table.version))
-            frame = reader.table(table.place)
-            files = reader.table(f"{table.place}.files").select("file_path").collect()
-            missing = _missing(log.session, [row[0] for row in files], encoded=False)
+            frame = at.option("snapshot-id", str(table.version)).table(table.place)
+            files, now = (
+                [row[0] for row in one.table(f"{table.place}.files").select("file_path").collect()]
+                for one in (at, read)
+            )
+            lost = _lost(log.session, likely_lost(files, now), encoded=False)
     except SPARK_ERRORS as exc:
         raise _gone(table, summary(exc)) from exc
-    if missing:
-        raise _gone(table, f"{len(missing)} of its files are not there, such as {missing[0]}")
+    if lost is not None:
+        raise _gone(table, f"some of its files are not there, such as {lost}")
     return frame
 
 
-def _missing(session: SparkSession, files: Sequence[str], *, encoded: bool) -> list[str]:
-    """The files that are not there; ``encoded``: their names are those of URIs."""
+def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
+    """Those of a version's files to look for, of many some; ``now``: the files of the table's newest version.
+
+    Those come first that the table has no more: programs that remove old versions remove these alone, and
+    all of them that left the table before some moment.
+    """
+    there = {*now}
+    left = [name for name in files if name not in there]
+    chosen = left[:: -(-len(left) // _LOOKED_FOR) or 1]
+    kept = (name for name in files if name in there)
+    return [*chosen, *islice(kept, _LOOKED_FOR - len(chosen))]
+
+
+def _lost(session: SparkSession, files: Iterable[str], *, encoded: bool) -> str | None:
+    """The first file that is not there; ``encoded``: their names are those of URIs."""
     jvm: Any = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
     path_of = jvm.org.apache.hadoop.fs.Path
-    paths = [(name, path_of(jvm.java.net.URI(name) if encoded else name)) for name in files]
-    return [name for name, path in paths if not path.getFileSystem(conf).exists(path)]
+    paths = ((name, path_of(jvm.java.net.URI(name) if encoded else name)) for name in files)
+    return next((name for name, path in paths if not path.getFileSystem(conf).exists(path)), None)
 
 
 def _gone(table: CutTable, reason: str) -> TargetError:
