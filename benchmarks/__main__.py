@@ -6,7 +6,8 @@ reducing alone; ``start``, the first commit of a new process; the whole job into
 Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``protocols``, the first load of the others into
 Delta beside flat-avro's; ``memory``, the driver's for many events beside few; ``sizes``, small batches into
 tables of 200,000 and of ten million rows; ``age``, the thousandth small batch into a table; ``idle``, what
-500 idle tables cost; ``snapshots``, the rows of a database; ``diff``, comparing them with their copy.
+500 idle tables cost; ``cuts``, what cuts cost; ``snapshots``, the rows of a database; ``diff``, comparing
+them with their copy.
 Everything is a ratio to a floor or a baseline of the same run, since machines differ and are noisy.
 """
 
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.cuts import cut_row
 from benchmarks.diffs import diff_rows
 from benchmarks.events import OPTIONS, write_events
 from benchmarks.first_commit import BACKLOG, first_commit_row
@@ -48,7 +50,7 @@ from tidesink.schema_registry import open_registry
 EVENTS = 1_000_000
 PARTS: Final = (
     *("codecs", "fetch", "reduce", "start"),
-    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "age", "idle", "snapshots", "diff"),
+    *("delta", "iceberg", "sql", "protocols", "memory", "sizes", "age", "idle", "cuts", "snapshots", "diff"),
 )
 Settings = Mapping[str, Any]
 
@@ -144,6 +146,11 @@ def _start(settings: Settings, _events: int) -> Rows:
 def _idle(settings: Settings, _events: int) -> Rows:
     _say("idle tables")
     return [idle_row(_measure, dict(settings))]
+
+
+def _cuts(settings: Settings, _events: int) -> Rows:
+    _say("cuts")
+    return [cut_row(_measure, dict(settings))]
 
 
 def _iceberg(settings: Settings, events: int) -> Rows:
@@ -248,6 +255,7 @@ _ON_STACK: Final[Mapping[str, Callable[[Settings, int], Rows]]] = {
     "sizes": _sizes,
     "age": _age,
     "idle": _idle,
+    "cuts": _cuts,
     "snapshots": _snapshots,
     "diff": _diff,
 }

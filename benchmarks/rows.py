@@ -39,6 +39,7 @@ AIMS: Final[Mapping[str, float]] = {
     "driver-memory": 1.2,
     "first-commit.5000": 1.6,
     "tables.500-idle": 2,
+    "cut.every-second": 0.6,
     "snapshot.mariadb.jdbc": 2,
     "snapshot.mariadb.cursor": 0.5,
     "wide.1000-columns": 0.5,
