@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.sinks.state.progress import StateStore
-    from tidesink.sinks.targets.lake.cuts import Cut, CutLog, CutTarget
+    from tidesink.sinks.targets.cuts import CutTarget
+    from tidesink.sinks.targets.lake.cuts import Cut, CutLog
 
 __all__ = ["chosen", "commit_ts_of", "cut_log", "open", "started_spark"]
 
@@ -59,7 +60,7 @@ def cut_log(spark: SparkSession, config: Config) -> CutLog:
     _check_lake(config)
     # Nothing of the state store is asked where tables are only read.
     target = target_module(config.target).open_target(config, spark, cast("StateStore", None))
-    return cast("CutTarget", target).cut_log(config.pipeline)
+    return cast("CutLog", cast("CutTarget", target).cut_log(config.pipeline))
 
 
 def _check_lake(config: Config) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from tidesink.sinks.batch.cuts import least_bound
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.targets.lake.cuts import CutTable, TableVersion
+from tidesink.sinks.targets.cuts import CutTable, TableVersion
 from tidesink.sinks.worker.cuts import Cuts, cut_status
 
 SECOND: Final = 1000 << 18
@@ -38,7 +38,7 @@ class _Log:
     def last(self) -> int | None:
         return self.cuts[-1][0] if self.cuts else None
 
-    def publish(self, commit_ts: int, tables: Sequence[CutTable], *, keep: float) -> None:
+    def publish(self, commit_ts: int, tables: Iterable[CutTable], *, keep: float) -> None:
         assert keep > 0
         if self.fails:
             raise TargetError("no space")

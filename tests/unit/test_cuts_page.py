@@ -11,7 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from tidesink.sinks.targets.lake.cuts import COLUMNS, NAME
+from tidesink.sinks.targets.cuts import NAME
+from tidesink.sinks.targets.lake.cuts import COLUMNS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cuts.md"
 VERSION = 2

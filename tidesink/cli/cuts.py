@@ -23,7 +23,8 @@ from tidesink.cuts import chosen, cut_log, started_spark
 from tidesink.errors import TargetError
 
 if TYPE_CHECKING:
-    from tidesink.sinks.targets.lake.cuts import Cut, CutTable
+    from tidesink.sinks.targets.cuts import CutTable
+    from tidesink.sinks.targets.lake.cuts import Cut
 
 app = typer.Typer(no_args_is_help=True, help="All tables of a pipeline as of one instant.")
 

@@ -20,7 +20,8 @@ from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.cuts import next_bound, stands_at
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import StateStore
-from tidesink.sinks.targets.lake.cuts import CutLog, CutTable, CutTarget, TableVersion, VersionedTable
+from tidesink.sinks.targets.base import TargetTable
+from tidesink.sinks.targets.cuts import CutPublisher, CutTable, CutTarget, TableVersion, VersionedTable
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Cuts:
         self._context = context
         self._settings = settings
         self._watermark_of = watermark_of
-        self._log: CutLog | None = None
+        self._log: CutPublisher | None = None
         self._last: int | None = None
         self._published_at: float | None = None
         # Row events that each table had applied at the last cut of this worker.
@@ -120,7 +121,7 @@ class Cuts:
     def _publish(self, tasks: Sequence[TableTask], bound: int) -> None:
         """Write the cut; one that cannot be written is passed over."""
         assert self._log is not None  # noqa: S101  (opened before)
-        tables = list[CutTable]()
+        tables = dict[CutTable, TargetTable]()
         for one in tasks:
             try:
                 version = self._context.retry(one.table).call(partial(_version, one))
@@ -132,7 +133,8 @@ class Cuts:
                 return
             known = self._applied.get(one.table)
             changes = None if known is None else one.applied - known
-            tables.append(CutTable(one.table, version.place, version.version, changes))
+            assert one.held is not None  # noqa: S101  (the table stands at a cut)
+            tables[CutTable(one.table, version.place, version.version, changes)] = one.held.table
         self._context.failpoints.reach("cutting")
         try:
             self._log.publish(bound, tables, keep=self._settings.keep)

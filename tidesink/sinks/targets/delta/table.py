@@ -39,6 +39,8 @@ from tidesink.sinks.targets.base import (
     check_shape,
 )
 from tidesink.sinks.targets.column_changes import Evolution, gap_of, plan_evolution
+from tidesink.sinks.targets.cuts import NAME as CUTS
+from tidesink.sinks.targets.cuts import TableVersion, check_named
 from tidesink.sinks.targets.delta import ledger, schema, writes
 from tidesink.sinks.targets.delta.files import FILE_PROPERTIES, FilePlan, FileWriter
 from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
@@ -46,8 +48,7 @@ from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
 from tidesink.sinks.targets.lake.batches import FilesOrMerge
-from tidesink.sinks.targets.lake.cuts import NAME as CUTS
-from tidesink.sinks.targets.lake.cuts import CutLog, TableVersion, check_named
+from tidesink.sinks.targets.lake.cuts import CutLog
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of, rows_that_live
 from tidesink.sinks.targets.lake.tables import (
     long_names_refused,

@@ -31,6 +31,8 @@ from tidesink.sinks.targets.base import (
     check_shape,
 )
 from tidesink.sinks.targets.column_changes import Evolution, default_texts, gap_of, plan_evolution
+from tidesink.sinks.targets.cuts import NAME as CUTS
+from tidesink.sinks.targets.cuts import TableVersion, check_named
 from tidesink.sinks.targets.iceberg import merge, schema
 from tidesink.sinks.targets.iceberg import schema as iceberg_schema
 from tidesink.sinks.targets.iceberg.files import FILE_PROPERTIES, FilePlan, FileWriter
@@ -39,8 +41,7 @@ from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedge
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
 from tidesink.sinks.targets.lake.batches import FilesOrMerge
-from tidesink.sinks.targets.lake.cuts import NAME as CUTS
-from tidesink.sinks.targets.lake.cuts import CutLog, TableVersion, check_named
+from tidesink.sinks.targets.lake.cuts import CutLog
 from tidesink.sinks.targets.lake.merge import rows_that_live
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from tidesink.errors import StaleProgressError, TargetError, TidesinkError
+from tidesink.errors import TargetError, TidesinkError
 from tidesink.events import TableId, physical_ms
 from tidesink.sinks.spark.errors import SPARK_ERRORS, summary, translating
-from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import Target, TargetTable
+from tidesink.sinks.targets.cuts import NAME, CutTable
 from tidesink.sinks.targets.sharing import quote_text
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 Provider = Literal["delta", "iceberg"]
 
-NAME: Final = "_tidesink_cuts"
 COLUMNS: Final = {
     "pipeline": "string",
     "commit_ts": "bigint",
@@ -44,54 +42,6 @@ _CUTS_BETWEEN: Final = 100
 _LOOKED_FOR: Final = 100
 
 
-class TableVersion(NamedTuple):
-    """Where a table is, as its format's readers name it, and its version, which is Iceberg's snapshot id."""
-
-    place: str
-    version: int
-
-
-@runtime_checkable
-class VersionedTable(TargetTable, Protocol):
-    """A table whose earlier versions can be read."""
-
-    def version_of(self, progress: Progress) -> TableVersion:
-        """The version that readers see now, whose rows are those of the progress.
-
-        Raises:
-            StaleProgressError: the table holds other progress: another worker has it.
-            TargetError: the table cannot be read.
-        """
-
-
-class Held(Protocol):
-    """An entry of a ledger."""
-
-    @property
-    def epoch(self) -> int:
-        """The holder's epoch."""
-
-    @property
-    def batch(self) -> int:
-        """The last batch."""
-
-
-class CutTarget(Target, Protocol):
-    """A lake that keeps cuts."""
-
-    def cut_log(self, pipeline: str) -> CutLog:
-        """The cuts of a pipeline."""
-
-
-class CutTable(NamedTuple):
-    """A table in a cut. ``changes``: row events applied since the cut before; None where nobody knows."""
-
-    table: TableId
-    place: str
-    version: int
-    changes: int | None = None
-
-
 @dataclass(frozen=True)
 class Cut:
     """One cut: all tables as of ``commit_ts`` (TiDB TSO). ``published``: when it was written."""
@@ -104,21 +54,6 @@ class Cut:
     def time(self) -> datetime:
         """The source's time of the cut."""
         return datetime.fromtimestamp(physical_ms(self.commit_ts) / 1000, timezone.utc)
-
-
-def check_named(held: Held | None, progress: Progress) -> None:
-    """Refuse to name a version for another worker's progress; ``held``: the entry of the ledger.
-
-    Raises:
-        StaleProgressError: the ledger has others than the progress.
-    """
-    at = (held.epoch, held.batch) if held is not None else None
-    if at != (progress.epoch, progress.batch):
-        raise StaleProgressError(
-            f"the table's ledger has epoch and batch {at}, and this worker applied epoch {progress.epoch} "
-            f"batch {progress.batch}: another worker holds the table. Run one worker a table",
-            table=str(progress.table),
-        )
 
 
 class CutLog:
@@ -161,7 +96,7 @@ class CutLog:
             ((found,),) = self.session.sql(newest).collect()
         return None if found is None else int(found)
 
-    def publish(self, commit_ts: int, tables: Sequence[CutTable], *, keep: float) -> None:
+    def publish(self, commit_ts: int, tables: Iterable[CutTable], *, keep: float) -> None:
         """Write a cut, in one commit; now and then remove those that are older than ``keep`` seconds.
 
         Raises:
