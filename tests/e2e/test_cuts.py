@@ -7,9 +7,7 @@ workers go on: every table of it is as the bank was at that instant, and so stay
 from __future__ import annotations
 
 import json
-import random
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
@@ -18,90 +16,32 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from typer.testing import CliRunner
 
-from tests.e2e.bank import SCHEMAS, Bank, Change, Feed, key_of
-from tests.e2e.bank_places import Way, bank_config
-from tests.e2e.forked_worker import ForkedWorker, RandomKills
-from tests.e2e.places import place_of
+from tests.e2e.bank import SCHEMAS, key_of
+from tests.e2e.bank_cuts import WORK, BankRun
+from tests.e2e.forked_worker import RandomKills
 from tests.e2e.replay import Servers
 from tests.full import FULL, TEST_ALL, quick_on
 from tidesink import cuts
 from tidesink.cli import terminal
 from tidesink.cli.main import app
-from tidesink.codecs.base import CodecOptions
-from tidesink.config import Config, load_config
 from tidesink.errors import TargetError
-from tidesink.events import Op
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
-# The new architecture's flat-avro: deletes say there when they were committed.
-OPTIONS = {
-    "canal-json": CodecOptions(enable_tidb_extension=True),
-    "flat-avro": CodecOptions(enable_tidb_extension=True, avro_enable_watermark=True, producer="new"),
-}
-# Transactions are so many ms apart, and cuts a second: some transactions a cut.
-STEP_MS = 150
 STEPS = ("cut", "committed", "cutting", "staged", "committing", "reported")
-WORK = 12
-Rows = dict[tuple[int, ...], dict[str, Any]]
 
 
-class Run:
-    """A bank, its changefeed with watermarks, and workers over a lake that publish cuts."""
+class Run(BankRun):
+    """Workers over a lake, whose cuts are read."""
 
     def __init__(
         self, spark: SparkSession, request: pytest.FixtureRequest, folder: Path, servers: Servers
     ) -> None:
-        asked = request.node.callspec.params
-        kind, protocol = asked["kind"], asked.get("protocol", "canal-json")
-        self.seed = random.SystemRandom().randrange(1, 2**31)
-        sys.stderr.write(f"seed={self.seed}\n")
-        self.rng = random.Random(self.seed)
-        place = place_of(kind, request, folder)
-        path = bank_config(folder, servers, place, Way(protocol), batch=60)
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        settings["source"]["enable-tidb-extension"] = True
-        # In flat-avro topics tidesink follows no DDL.
-        self._truncates = protocol == "canal-json"
-        if self._truncates:
-            settings["defaults"]["schema-changes"] = {"truncate": "apply"}
-        else:
-            settings["source"]["avro-enable-watermark"] = True
-        settings["cuts"] = {"every": "1s"}
-        path.write_text(json.dumps(settings), encoding="utf-8")
-        self.path = path
-        self.config: Config = load_config(path)
-        self.spark, self._log = spark, folder / "worker.log"
-        self._bank, self._feed = Bank(self.seed, step_ms=STEP_MS), Feed(servers, protocol, OPTIONS[protocol])
-        self._history: list[Change] = []
+        super().__init__(spark, request, folder, servers)
         self.seen = dict[int, dict[str, int]]()
-        self.total = self._bank.total
-
-    def work(self, transactions: int) -> None:
-        """Transactions, sent; the watermark comes behind rows that are later, and some are sent again."""
-        self._bank.work(transactions)
-        if self._truncates:
-            self._bank.forget_transfers()
-        self._bank.work(3)
-        changes = [*self._bank.changes]
-        self._bank.changes.clear()
-        self._history += changes
-        self._feed.send(changes)
-        late = {change.commit_ts for change in changes[-6:]}
-        self._feed.mark(min(late) - 1)
-        if self.rng.random() < 0.5:
-            # A new session of the producer, behind a checkpoint before that watermark.
-            again = [change for change in self._history if change.commit_ts >= min(late) - (2000 << 18)]
-            self._feed.send(again[: len(again) // 2])
-            self._feed.send(again)
-            self._feed.mark(min(late) - 1)
-
-    def worker(self, failpoint: str | None = None) -> ForkedWorker:
-        """A worker that reads all there is, if it lives."""
-        return ForkedWorker(self.spark, self.path, self._log, failpoint)
 
     def look(self) -> None:
         """Read each cut that is new, whole."""
@@ -120,8 +60,7 @@ class Run:
 
     def finish(self) -> None:
         """Nobody is killed any more."""
-        self.work(WORK)
-        assert self.worker().wait() == 0, self._log.read_text(encoding="utf-8")
+        super().finish()
         self.look()
 
     @property
@@ -138,24 +77,9 @@ class Run:
             for schema in SCHEMAS
             if str(schema.table) in frames
         }
-        assert found == self._bank_at(commit_ts), f"cut {commit_ts}"
+        assert found == self.rows_at(commit_ts), f"cut {commit_ts}"
         assert sum(row["balance"] for row in found["account"].values()) == self.total
         assert sum(row["amount"] for row in found["entry"].values()) == self.total
-
-    def _bank_at(self, commit_ts: int) -> dict[str, Rows]:
-        rows: dict[str, Rows] = {schema.table.name: {} for schema in SCHEMAS}
-        for change in self._history:
-            if change.commit_ts > commit_ts:
-                break
-            table = rows[change.schema.table.name]
-            key = key_of(change.schema, change.row) if change.row else ()
-            if change.op is Op.TRUNCATE:
-                table.clear()
-            elif change.op is Op.DELETE:
-                table.pop(key, None)
-            else:
-                table[key] = dict(change.row)
-        return rows
 
 
 def _values(row: Any) -> dict[str, Any]:
