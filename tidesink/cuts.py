@@ -66,7 +66,8 @@ def cut_log(spark: SparkSession, config: Config) -> CutLog:
 def _check_lake(config: Config) -> None:
     if not isinstance(config.target, DeltaSettings | IcebergSettings):
         raise ConfigError(
-            f"a target of type {config.target.type} keeps no versions of tables, so that it has no cuts",
+            f"a target of type {config.target.type} keeps no versions of tables that could be read as of a "
+            "cut: with cuts a database has all tables as of the last one (docs/cuts.md)",
             key="target.type",
         )
 

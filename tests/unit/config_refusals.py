@@ -8,6 +8,7 @@ from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed
 from tests.unit.debezium_refusals import DEBEZIUM
 
 HTTP_TARGET = {"type": "http", "url": "http://127.0.0.1:1/x"}
+DATABASE = {"type": "postgres", "url": "postgresql://h/db", "user": "u"}
 HADOOP_ON_S3 = {"type": "hadoop", "warehouse": "s3a://lake/shop"}
 CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
     *DEBEZIUM,
@@ -33,7 +34,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "avro-enable-watermark: true",
     ),
     (
-        "cuts at a target without versions",
+        "cuts of what keeps no tables",
         changed(
             CANAL_JSON,
             source__enable_tidb_extension=True,
@@ -41,8 +42,31 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
             target=HTTP_TARGET,
         ),
         "cuts",
-        "a target of type http does not keep",
-        "delta or iceberg",
+        "a target of type http keeps none",
+        "a lake or a database",
+    ),
+    *(
+        (
+            f"cuts of a database and {name}",
+            changed(
+                CANAL_JSON,
+                source__enable_tidb_extension=True,
+                cuts={},
+                target=DATABASE,
+                defaults={name: value},
+            ),
+            f"defaults.{name}",
+            "not with cuts",
+            "remove it, or cuts",
+        )
+        for name, value in (("mode", "history"), ("deletes", "soft"), ("ignore_null_updates", True))
+    ),
+    (
+        "cuts of a database that are to be kept",
+        changed(CANAL_JSON, source__enable_tidb_extension=True, cuts={"keep": "1d"}, target=DATABASE),
+        "cuts.keep",
+        "a database has the last cut alone",
+        "remove it",
     ),
     (
         "cuts and a log of changes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.config.models import CutSettings
-from tidesink.errors import SourceUnavailableError, StaleProgressError, TargetError
+from tidesink.errors import SourceUnavailableError, StaleProgressError, TargetError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.cuts import least_bound
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
@@ -33,15 +34,19 @@ class _Log:
     """The table of cuts."""
 
     cuts: list[tuple[int, list[CutTable]]] = field(default_factory=list)
-    fails: bool = False
+    fails: TidesinkError | None = None
+    slow: bool = False
+    beats: threading.Event = field(default_factory=threading.Event)
 
     def last(self) -> int | None:
         return self.cuts[-1][0] if self.cuts else None
 
     def publish(self, commit_ts: int, tables: Iterable[CutTable], *, keep: float) -> None:
         assert keep > 0
-        if self.fails:
-            raise TargetError("no space")
+        if self.fails is not None:
+            raise self.fails
+        if self.slow:
+            assert self.beats.wait(60)
         self.cuts.append((commit_ts, list(tables)))
 
 
@@ -94,7 +99,8 @@ class _Run:
         """A worker that knows nothing yet."""
         target: Any = SimpleNamespace(cut_log=lambda _pipeline: self.log)
         context = replace(surroundings(right(CONFIG), store=self.store), target=target)
-        self.cuts = Cuts(context, CutSettings.model_validate({"every": "2s"}), lambda _message: None)
+        settings = CutSettings.model_validate({"every": "2s"})
+        self.cuts = Cuts(context, settings, lambda _message: None, beat=self.log.beats.set)
 
     def turn(self, *busy: _Table, silent: Sequence[str] = ()) -> bool:
         tables = [self.first, self.second]
@@ -217,10 +223,25 @@ def test_no_version_is_named_of_a_table_that_another_worker_holds(run: _Run) -> 
 
 def test_a_cut_that_cannot_be_written_is_passed_over(run: _Run) -> None:
     _stand(run, 10 * SECOND)
-    run.log.fails = True
+    run.log.fails = TargetError("no space")
     run.turn()
     assert (run.cuts.bound, run.published) == (12 * SECOND, [])
-    run.log.fails = False
+    run.log.fails = None
     _stand(run, 12 * SECOND)
     run.turn()
     assert run.published == [12]
+
+
+def test_a_worker_gives_signs_of_life_while_a_cut_takes_its_time(run: _Run) -> None:
+    run.log.slow = True
+    _stand(run, 10 * SECOND)
+    run.turn()
+    assert run.published == [10]
+
+
+def test_a_table_whose_rows_are_refused_by_a_cut_waits_for_a_person(run: _Run) -> None:
+    _stand(run, 10 * SECOND)
+    run.log.fails = refused = TargetError("a CHECK", table="shop.second")
+    run.turn()
+    assert (run.first.failed, run.second.failed) == ([], [refused])
+    assert (run.cuts.bound, run.published) == (12 * SECOND, [])

@@ -13,6 +13,7 @@ from tidesink.codecs.open import CODECS, without_effect
 from tidesink.config.fields import Problem
 from tidesink.config.models import (
     Config,
+    CutSettings,
     Route,
     keeps_bad_records,
     references,
@@ -25,7 +26,7 @@ from tidesink.config.source import (
     security_problems,
 )
 from tidesink.config.table_checks import merged_problems, section_problems, sections_of
-from tidesink.config.targets import DeltaSettings, IcebergSettings, KafkaSettings
+from tidesink.config.targets import DeltaSettings, IcebergSettings, KafkaSettings, SqlSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import fold_name
@@ -136,9 +137,11 @@ def cut_problems(config: Config) -> Iterator[Problem]:
     cuts, source = config.cuts, config.source
     if cuts is None:
         return
-    if not isinstance(config.target, DeltaSettings | IcebergSettings):
-        reason = f"name versions of tables, which a target of type {config.target.type} does not keep"
-        yield Problem("cuts", reason, "use a target of type delta or iceberg, or remove cuts")
+    if isinstance(config.target, SqlSettings):
+        yield from _database_cut_problems(config, cuts)
+    elif not isinstance(config.target, DeltaSettings | IcebergSettings):
+        reason = f"are of tables, and a target of type {config.target.type} keeps none"
+        yield Problem("cuts", reason, "use a lake or a database as the target, or remove cuts")
     marked = source.protocol == "flat-avro" and source.avro_enable_watermark
     marked |= source.protocol == "canal-json" and source.enable_tidb_extension
     if not marked:
@@ -156,6 +159,30 @@ def cut_problems(config: Config) -> Iterator[Problem]:
         if at.own.snapshot == "initial":
             reason = "reads rows as of now, which are later than the cuts: not with cuts in this version"
             yield at.problem("snapshot", reason, "load the tables first, and add cuts afterwards")
+
+
+# What is not had where changes are gathered, the last of each key: setting, value, reason.
+_NOT_GATHERED: Final[tuple[tuple[str, object, str], ...]] = (
+    ("mode", "history", "keeps each version of a row, and for a cut the last one is gathered"),
+    ("deletes", "soft", "keeps a deleted row's values, which are not gathered"),
+    ("sequence_by", "source", "forgets deletes by the tables' own time, and they are as of the last cut"),
+    ("ignore_null_updates", True, "needs the stored values, which the table has not got before the cut"),
+)
+
+
+def _database_cut_problems(config: Config, cuts: CutSettings) -> Iterator[Problem]:
+    """What cuts of a database have not, in this version."""
+    if "keep" in cuts.model_fields_set:
+        reason = "has no effect: a database has the last cut alone"
+        yield Problem("cuts.keep", reason, "remove it")
+    for at in sections_of(config):
+        for name, value, reason in _NOT_GATHERED:
+            if getattr(at.own, name) == value:
+                yield at.problem(name, f"{reason}: not with cuts", "remove it, or cuts")
+    for number, route in enumerate(config.routes):
+        if route.shard_column is not None:
+            reason = "has several tables write to one, whose changes are gathered apart: not with cuts"
+            yield Problem(f"routes[{number}].shard-column", reason, "remove the route, or cuts")
 
 
 def route_problems(config: Config) -> Iterator[Problem]:

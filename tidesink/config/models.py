@@ -413,9 +413,9 @@ class CutSettings(Model):
 
     every: PositiveDuration = 60.0
     """How far apart the instants are, in the source's time. Tables are committed once a cut at the least
-    often, so that rows are seen so much later."""
+    often, so that rows are seen so much later. In a database all tables are, in one transaction."""
     keep: PositiveDuration = 7 * 86400.0
-    """How long a cut, and the versions that it names, are kept."""
+    """How long a cut of a lake, and the versions that it names, are kept."""
 
 
 class RetrySettings(Model):

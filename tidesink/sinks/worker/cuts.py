@@ -7,8 +7,10 @@ any of them, so nothing above it is applied anywhere.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -16,7 +18,7 @@ import structlog
 
 from tidesink.errors import StaleProgressError, TidesinkError
 from tidesink.events import LOGICAL_BITS, Message
-from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.context import WorkerContext, may_pass
 from tidesink.sinks.batch.cuts import next_bound, stands_at
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import StateStore
@@ -34,18 +36,26 @@ _log = structlog.get_logger("tidesink.worker")
 _KIND: Final = "cuts"
 # So many records from the end of a partition are looked through for a watermark.
 _TAIL: Final = 2000
+_BEAT_SECONDS: Final = 1.0
 
 
 class Cuts:
     """The cuts of a worker's tables; ``bound`` is None until it is chosen."""
 
     def __init__(
-        self, context: WorkerContext, settings: CutSettings, watermark_of: Callable[[Message], int | None]
+        self,
+        context: WorkerContext,
+        settings: CutSettings,
+        watermark_of: Callable[[Message], int | None],
+        *,
+        beat: Callable[[], None],
     ) -> None:
+        """``beat`` gives a sign of life while a cut takes its time."""
         self.bound: int | None = None
         self._context = context
         self._settings = settings
         self._watermark_of = watermark_of
+        self._beat = beat
         self._log: CutPublisher | None = None
         self._last: int | None = None
         self._published_at: float | None = None
@@ -137,14 +147,36 @@ class Cuts:
             tables[CutTable(one.table, version.place, version.version, changes)] = one.held.table
         self._context.failpoints.reach("cutting")
         try:
-            self._log.publish(bound, tables, keep=self._settings.keep)
+            with self._alive():
+                self._log.publish(bound, tables, keep=self._settings.keep)
         except TidesinkError as exc:
             _log.warning("cut not published", commit_ts=bound, error=str(exc))
+            refused = [one for one in tasks if exc.context.get("table") == str(one.table)]
+            for one in refused if not may_pass(exc) else ():
+                # Its rows would be refused at the next cut, too.
+                one.fail(exc)
             return
         self._context.failpoints.reach("cut")
         self._last, self._published_at = bound, time.time()
         self._applied = {one.table: one.applied for one in tasks}
         _log.info("cut", commit_ts=bound, tables=len(tables))
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        """Give signs of life: a database may merge for minutes."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(_BEAT_SECONDS):
+                self._beat()
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def _show(self, blocked: Mapping[TableTask, str]) -> None:
         """Have the state store know the cut that is waited for, and what holds it back."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tidesink.config import Config
 from tidesink.config.table_checks import OWN_PREFIX
+from tidesink.config.targets import SqlSettings
 from tidesink.errors import ConfigError, TidesinkError, ValueOutOfRangeError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.batch.context import StopFlag, WorkerContext, raise_on_interrupt, signals_kept
@@ -175,6 +176,8 @@ def obstacle(config: Config, table: TableId, topic: str | None) -> str | None:
     settings = config.table_config(table)
     if "rows" not in config.target.features:
         return f"a target of type {config.target.type} forwards changes, and keeps no rows"
+    if config.cuts is not None and isinstance(config.target, SqlSettings):
+        return "with cuts a database has the rows of the last one, and not all that is applied"
     if settings.mode != "upsert":
         return f"mode: {settings.mode} keeps what the source has no more, so that its rows are others"
     if settings.ignore_null_updates:

@@ -123,7 +123,9 @@ class Worker:
             ends=self._ends,
         )
         cuts = context.config.cuts
-        self._cuts = Cuts(context, cuts, watermark_of) if cuts is not None else None
+        self._cuts = None
+        if cuts is not None:
+            self._cuts = Cuts(context, cuts, watermark_of, beat=self._heartbeat.beat)
         self._gave_overdue = False
 
     def run(self) -> RunReport:

@@ -299,12 +299,12 @@ class Connections:
 
         Raises: the dialect's errors; CommitUnknownError where the commit was sent and not answered.
         """
-        with self._translated(table):
+        with self.translated(table):
             connection = self._borrowed()
         try:
-            with self._translated(table), connection.cursor() as cursor:
+            with self.translated(table), connection.cursor() as cursor:
                 yield cursor
-            with self._translated(table, committing=writes):
+            with self.translated(table, committing=writes):
                 connection.commit() if writes else connection.rollback()
         except BaseException:
             self._undo(connection)
@@ -327,6 +327,19 @@ class Connections:
         finally:
             done.set()
             speaker.join()
+
+    @contextmanager
+    def translated(self, table: str, *, committing: bool = False) -> Iterator[None]:
+        """Make our errors of the driver's, with the name of a table."""
+        try:
+            yield
+        except TidesinkError as exc:
+            raise exc.with_context(table=table) from exc.__cause__
+        except self.dialect.errors as exc:
+            code = self.dialect.code_of(exc)
+            if code is None:
+                raise
+            raise self.dialect.error_of(code, table=table, committing=committing) from None
 
     def close(self) -> None:
         """Close what nobody uses."""
@@ -360,15 +373,3 @@ class Connections:
         # It may be cut already: then there is nothing to close.
         with suppress(*self.dialect.errors, OSError):
             connection.close()
-
-    @contextmanager
-    def _translated(self, table: str, *, committing: bool = False) -> Iterator[None]:
-        try:
-            yield
-        except TidesinkError as exc:
-            raise exc.with_context(table=table) from exc.__cause__
-        except self.dialect.errors as exc:
-            code = self.dialect.code_of(exc)
-            if code is None:
-                raise
-            raise self.dialect.error_of(code, table=table, committing=committing) from None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LEDGER: Final = "_tidesink_ledger"
 SHARDS: Final = "_tidesink_shards"
 _STAGING: Final = "_tidesink_staging_"
+_GATHERED: Final = "_tidesink_gathered_"
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,17 @@ class Place:
     @property
     def staging_prefix(self) -> str:
         """What the names of this table's staging tables begin with."""
+        return f"{_STAGING}{self._digest}_"
+
+    @property
+    def gathered(self) -> str:
+        """The name of the table that has the changes of the next cut (``sql.cuts``)."""
+        return _GATHERED + self._digest
+
+    @property
+    def _digest(self) -> str:
         own = f"{self.schema}\0{self.name}" + (f"\0{self.shard.value}" if self.shard else "")
-        return _STAGING + sha256(own.encode()).hexdigest()[:12] + "_"
+        return sha256(own.encode()).hexdigest()[:12]
 
     def staging(self, epoch: int) -> str:
         """The staging table of one epoch: a worker that lost the table writes to another."""

@@ -268,6 +268,17 @@ _WORDS: Final[Mapping[Database, _Words]] = MappingProxyType(
 )
 
 
+def delete_joined(cursor: Any, database: Database, target: str, other: str, where: str) -> int:
+    """Delete the rows ``t`` of a table that rows ``x`` of another fit; how many."""
+    cursor.execute(_WORDS[database].delete.format(target=target, own=other, where=where))
+    return int(cursor.rowcount)
+
+
+def instant_of(database: Database, commit_ts: str) -> str:
+    """The expression of a TSO's time, of that of a number."""
+    return _WORDS[database].instant.format(commit_ts)
+
+
 def merged_versions(cursor: Any, database: Database, merge: Merge, batch: ReducedBatch) -> Counts:
     """Put a staged batch of versions into the table.
 
@@ -328,7 +339,7 @@ class _Versions:
     def deleted(self) -> int:
         """Remove marks: of deletes that end a version, and those whose moment is written now."""
         where = f"{self._same()} AND (x.op = {_FORGET} OR (x.op = {_BEGIN} AND x.mark = 1))"
-        return self._run(self._words.delete, where)
+        return delete_joined(self._cursor, self._database, self._merge.target, self._own, where)
 
     def updated(self) -> int:
         """End stored versions."""
@@ -336,7 +347,11 @@ class _Versions:
         values = {self._end: "x.ends_at", to: self._instant("x.ends_at"), current: "(x.ends_at IS NULL)"}
         alias = "" if self._database == "postgres" else "t."
         sets = ", ".join(f"{alias}{name} = {value}" for name, value in values.items())
-        return self._run(self._words.update, f"{self._same()} AND x.op = {_END}", sets)
+        where = f"{self._same()} AND x.op = {_END}"
+        self._cursor.execute(
+            self._words.update.format(target=self._merge.target, own=self._own, where=where, sets=sets)
+        )
+        return int(self._cursor.rowcount)
 
     def inserted(self) -> int:
         """Write versions and marks, which have a key and no other value."""
@@ -365,19 +380,13 @@ class _Versions:
         if self._database == "mysql":
             self._cursor.execute(f"DROP TEMPORARY TABLE {self._own}")
 
-    def _run(self, statement: str, where: str, sets: str = "") -> int:
-        self._cursor.execute(
-            statement.format(target=self._merge.target, own=self._own, where=where, sets=sets)
-        )
-        return int(self._cursor.rowcount)
-
     def _same(self) -> str:
         pairs = zip(self._merge.keys, self._keys, strict=True)
         same = [f"t.{column.target} = x.{name}" for column, name in pairs]
         return " AND ".join([*same, f"t.{self._start} = x.moment"])
 
     def _instant(self, number: str) -> str:
-        return self._words.instant.format(number)
+        return instant_of(self._database, number)
 
     def _timeline(self) -> str:
         """A row for each key and moment: what is stored, what was sent, and what is to be done."""

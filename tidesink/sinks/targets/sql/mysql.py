@@ -489,8 +489,7 @@ _WITHOUT: Final = "without local_infile"
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
     """The MySQL tables of a config."""
-    settings = cast("MysqlSettings", config.target)
-    return open_sql(_dialect_of(settings), settings)
+    return open_sql(_dialect_of(cast("MysqlSettings", config.target)), config)
 
 
 def place_of(settings: MysqlSettings, table: TableId) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.config.fields import ChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError, TransientTargetError
@@ -448,7 +448,7 @@ _QUESTION: Final = (
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
     """The Postgres tables of a config."""
-    return open_sql(PostgresDialect(), cast("PostgresSettings", config.target))
+    return open_sql(PostgresDialect(), config)
 
 
 def place_of(settings: PostgresSettings, table: TableId) -> str:

@@ -34,6 +34,7 @@ from tidesink.sinks.targets.base import (
     check_shape,
     check_versions,
 )
+from tidesink.sinks.targets.cuts import TableVersion, check_named
 from tidesink.sinks.targets.modes import FROM_COLUMN, OP, TO_COLUMN
 from tidesink.sinks.targets.sharing import Turns, also_of, known_after, new_columns, others_columns
 from tidesink.sinks.targets.sql.columns import (
@@ -43,7 +44,8 @@ from tidesink.sinks.targets.sql.columns import (
     plan_columns,
     wanted_type,
 )
-from tidesink.sinks.targets.sql.dialect import Connections, Counts
+from tidesink.sinks.targets.sql.cuts import Gathered
+from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge
 from tidesink.sinks.targets.sql.ledger import Entry, SqlLedger, SqlTombstones
 from tidesink.sinks.targets.sql.load import StagedColumn, staged_columns
 from tidesink.sinks.targets.sql.location import Place
@@ -84,6 +86,7 @@ class SqlTable:
         pipeline: str,
         delete_mode: DeleteMode,
         view: str | None = None,
+        gathers: bool = False,
     ) -> None:
         check_shape(shape)
         self.place = place
@@ -101,6 +104,9 @@ class SqlTable:
         self._staging: _Staging | None = None
         self._unused: _Staging | None = None
         self._ordered: TableShape | None = None
+        # What comes with the next cut, and the shape that its rows have.
+        self._gathered, self._gathers = Gathered(self._dialect, place), gathers
+        self._shape = shape
         self._present = self._open(shape, soft=delete_mode == "soft")
         self._keys = frozenset(fold_name(self._dialect.quote(key)) for key in shape.keys)
         # Not quoted: one that the database takes in no table is no matter until it is added.
@@ -118,6 +124,7 @@ class SqlTable:
             self._dialect.check_kept(cursor, self.place, self._columns)
             # With the ledger's row locked: nobody else changes the columns now.
             self._change(cursor, self._dialect.left_undone(cursor, self.place))
+            self._prepare_gathered(cursor, entry)
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
         self._staging = self._unused = None  # those of an epoch before go with all others below
@@ -155,6 +162,30 @@ class SqlTable:
             else:  # the next batch may use it: of a batch without a row the database sees no DDL
                 self._unused = self._staging
 
+    def version_of(self, progress: Progress) -> TableVersion:
+        """The number of commits, as ``VersionedTable`` says."""
+        with self._transaction(writes=False) as cursor:
+            entry = self._ledger.read(cursor)
+        check_named(entry.progress if entry else None, progress)
+        return TableVersion(self.place.shown, entry.commits if entry else 0)
+
+    def lock_for_cut(self, cursor: Any, version: int) -> None:
+        """Lock the ledger's row until the cut, in its transaction.
+
+        Raises:
+            StaleProgressError: the table is another worker's, or was written since it was ``version``.
+        """
+        entry = self._held(cursor, self._claimed_epoch())
+        if entry.commits != version:
+            raise StaleProgressError(
+                f"{self.place.shown} was written while the cut was made: run one worker a table",
+                table=self._table,
+            )
+
+    def merge_gathered(self, cursor: Any) -> None:
+        """Merge what was gathered, in the transaction of the cut, which has the ledger's row."""
+        self._gathered.merge(cursor, self._shape, self._present)
+
     def row_sink(self, rows: RowFormat) -> RowSink | None:
         """Takes rows into the staging table, in the tasks that reduce them."""
         if self._changing:  # the columns are only known once ``evolve`` has looked at them
@@ -175,6 +206,7 @@ class SqlTable:
             with self._altering() as (cursor, _):
                 self._change(cursor, self._dialect.left_undone(cursor, self.place))
         needed = self._planned(shape).needed or bool(self._shard and self._shard.new(shape))
+        needed = needed or (self._gathers and self._gathered.lacks(shape))
         created, self._created = self._created, False
         if needed:
             return self._grown(shape, created=created)
@@ -191,9 +223,9 @@ class SqlTable:
 
     def rename_column(self, old: str, new: str) -> None:
         """Rename a column."""
-        quote, location = self._dialect.quote, self.place.location
+        quote = self._dialect.quote
         self._altered(
-            lambda present: (
+            lambda location, present: (
                 [f"ALTER TABLE {location} RENAME COLUMN {quote(old)} TO {quote(new)}"]
                 if old in present
                 else []
@@ -202,9 +234,9 @@ class SqlTable:
 
     def drop_columns(self, names: Sequence[str]) -> None:
         """Drop columns; one that a view or an index of others needs is an error of the database."""
-        quote, location = self._dialect.quote, self.place.location
+        quote = self._dialect.quote
         self._altered(
-            lambda present: [
+            lambda location, present: [
                 f"ALTER TABLE {location} DROP COLUMN {quote(name)}" for name in names if name in present
             ]
         )
@@ -268,6 +300,9 @@ class SqlTable:
     def _grown(self, shape: TableShape, *, created: bool) -> EvolveResult:
         """Bring the table to a shape, whatever others have done to it since it was planned."""
         with self._altering() as (cursor, entry):
+            if self._gathers:  # before the table: what is cut off between them is gone on with
+                self._change(cursor, self._gathered.growing(cursor, shape))
+                self._gathered.look(cursor)
             plan = self._plan(self._present, shape)
             new = self._shard.new(shape) if self._shard else plan.added
             defaults, warnings = default_literals(new, shape)
@@ -303,17 +338,24 @@ class SqlTable:
         except SchemaRefusedError as exc:
             raise self._shard.refused(exc) if self._shard else exc from None
 
-    def _altered(self, statements: Callable[[Mapping[str, str]], list[str]]) -> None:
-        """Change the schema as it is now; the view of the table must not hold it up."""
+    def _altered(self, statements: Callable[[str, Mapping[str, str]], list[str]]) -> None:
+        """Change the schema as it is now, by a table's quoted name and its columns.
+
+        The view of the table must not hold it up.
+        """
         with self._transaction(writes=False) as cursor:
             self._held(cursor, self._claimed_epoch(), lock=False)
             self._present = self._dialect.present(cursor, self.place)
-        if not statements(self._present):
+        if not statements(self.place.location, self._present):
             return
         if self.place.shard:
             raise others_columns(self.place.shown, self.place.shard, table=self.place.source)
         with self._altering() as (cursor, _):
-            self._alter(cursor, statements(self._present), widens=True)
+            if self._gathers:
+                gathered = self._gathered
+                self._change(cursor, statements(gathered.place.location, gathered.present))
+                gathered.look(cursor)
+            self._alter(cursor, statements(self.place.location, self._present), widens=True)
 
     @contextmanager
     def _altering(self) -> Iterator[tuple[Any, Entry]]:
@@ -338,13 +380,18 @@ class SqlTable:
         """Change the schema, with the ledger's row locked; on another connection where DDL commits."""
         if not statements:
             return
-        if not self._dialect.ddl_commits:
-            for statement in statements:
-                cursor.execute(statement)
-            return
-        with self._connections.kept_awake(cursor), self._transaction() as changing:
+        with self._changer(cursor) as changing:
             for statement in statements:
                 changing.execute(statement)
+
+    @contextmanager
+    def _changer(self, cursor: Any) -> Iterator[Any]:
+        """A cursor for changes of the schema, while another one has the ledger's row locked."""
+        if not self._dialect.ddl_commits:
+            yield cursor
+            return
+        with self._connections.kept_awake(cursor), self._transaction() as changing:
+            yield changing
 
     def _literal(self, text: str | None, found: str) -> str | None:
         return None if text is None else self._dialect.literal(text, found)
@@ -425,17 +472,15 @@ class SqlTable:
     def _merged(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
         has_mark = SOFT_DELETE_COLUMN in self._present
         mark = self._dialect.quote(SOFT_DELETE_COLUMN) if has_mark else None
+        if self._gathers:
+            return self._taken_in(cursor, batch, attempts, mark)
         if batch.truncates:
             soft = mark if batch.delete_mode == "soft" else None
             only = self._shard.rows(self._present) if self._shard else "true"
             return Counts(deleted=self._dialect.truncate(cursor, self.place.location, soft, only=only))
         if not attempts:
             return Counts()
-        beside = batch.beside(lambda: self._dialect.nullable(cursor, self.place))
-        epoch = self._epoch or 0
-        merge = merge_of(
-            batch, self.place, self._present, attempts=attempts, mark=mark, epoch=epoch, beside=beside
-        )
+        merge = self._merge_of(cursor, batch, attempts, mark)
         check_staged(cursor, merge)
         if batch.mode == "history":
             return merged_versions(cursor, self._dialect.database, merge, batch)
@@ -448,6 +493,40 @@ class SqlTable:
                 raise ValueNotStoredError(message, **place, table=self._table)
             fill_kept(cursor, self._dialect.database, merge)
         return self._dialect.merge(cursor, merge)
+
+    def _taken_in(
+        self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None, mark: str | None
+    ) -> Counts:
+        """Have a batch gathered."""
+        self._shape = batch.shape
+        if batch.truncates:
+            return self._gathered.add_emptying(cursor, batch.shape.keys)
+        if not attempts:
+            return Counts()
+        merge = self._merge_of(cursor, batch, attempts, mark)
+        check_staged(cursor, merge)
+        return self._gathered.add(cursor, merge)
+
+    def _merge_of(
+        self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...], mark: str | None
+    ) -> Merge:
+        beside = batch.beside(lambda: self._dialect.nullable(cursor, self.place))
+        epoch = self._epoch or 0
+        return merge_of(
+            batch, self.place, self._present, attempts=attempts, mark=mark, epoch=epoch, beside=beside
+        )
+
+    def _prepare_gathered(self, cursor: Any, entry: Entry) -> None:
+        """Have a place for what is gathered; without cuts, merge what a worker with cuts left there.
+
+        The ledger's row is locked. Where nothing is applied, what stands there is of another table that had
+        the name.
+        """
+        if self._gathers:
+            with self._changer(cursor) as changing:
+                self._gathered.prepare(changing, self._shape, self._present, anew=entry.progress is None)
+        elif self._gathered.look(cursor) and entry.progress is not None:
+            self._gathered.merge(cursor, self._shape, self._present)
 
     def _claimed_epoch(self) -> int:
         if self._epoch is None:

@@ -11,6 +11,7 @@ from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, PreflightChecks, PreflightResult
 from tidesink.sinks.targets.sql.columns import check_sql_shape, room_limits, wanted_type
+from tidesink.sinks.targets.sql.cuts import SqlCuts
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint, Place, endpoint_of, place_in
 from tidesink.sinks.targets.sql.reader import SqlReader
@@ -57,11 +58,13 @@ class SqlTarget:
     """Tables in a database, each under ``template`` with ``{schema}`` and ``{table}`` filled in.
 
     ``view`` is the template of the name of a view of the living rows, beside each table; None: none is made.
+    ``cuts``: changes are gathered until all tables come to a cut together.
     """
 
     connections: Connections
     template: str = DEFAULT_TEMPLATE
     view: str | None = None
+    cuts: bool = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -76,7 +79,19 @@ class SqlTarget:
         """The table of ``shape``, created when missing."""
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         view = view_name(self.view, place)
-        return SqlTable(self.connections, place, shape, pipeline=pipeline, delete_mode=delete_mode, view=view)
+        return SqlTable(
+            self.connections,
+            place,
+            shape,
+            pipeline=pipeline,
+            delete_mode=delete_mode,
+            view=view,
+            gathers=self.cuts,
+        )
+
+    def cut_log(self, pipeline: str) -> SqlCuts:
+        """The cuts of a pipeline, in a table beside its tables; ``tidesink`` stands for their schema."""
+        return SqlCuts(self.connections, self.place_of(TableId("tidesink", "cuts")), pipeline)
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> SqlReader | None:
         """What reads the table of ``shape``."""
@@ -93,9 +108,11 @@ def view_name(template: str | None, place: Place) -> str | None:
     return None if template is None else template.replace("{table}", place.name)
 
 
-def open_sql(dialect: Dialect, settings: SqlSettings) -> SqlTarget:
+def open_sql(dialect: Dialect, config: Config) -> SqlTarget:
     """The tables of a config."""
-    return SqlTarget(Connections(dialect, endpoint_of(settings)), settings.table, settings.view)
+    settings = cast("SqlSettings", config.target)
+    connections = Connections(dialect, endpoint_of(settings))
+    return SqlTarget(connections, settings.table, settings.view, cuts=config.cuts is not None)
 
 
 def shown_place(dialect: Dialect, settings: SqlSettings, table: TableId) -> str:

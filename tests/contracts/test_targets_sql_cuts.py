@@ -1,0 +1,230 @@
+"""Cuts in a database: changes are gathered, and one transaction brings all tables to an instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import pytest
+
+from tests.contracts.sql_beds import execute, reader, target_of
+from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, row, shape
+from tests.full import quick_on
+from tidesink.errors import StaleProgressError, TargetError
+from tidesink.events import Column, ColumnType, TableId
+from tidesink.sinks.targets.base import ReducedBatch, TargetTable
+from tidesink.sinks.targets.cuts import CutTable
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.table import SqlTable
+from tidesink.sinks.targets.sql.target import SqlTarget
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
+OTHER: Final = TableId("shop", "customers")
+TABLES: Final = (TABLE, OTHER)
+FIRST: Final = (1_790_000_000_000 << 18) + 7
+
+
+class _Worker:
+    """A worker over two tables, which has claimed them."""
+
+    def __init__(self, bed: Bed, *, cuts: bool = True, columns: tuple[Column, ...] = ()) -> None:
+        connections = target_of(bed).connections
+        self.target = SqlTarget(Connections(connections.dialect, connections.endpoint), cuts=cuts)
+        self.bed = bed
+        self.tables = dict[TableId, SqlTable]()
+        self.epochs, self.batches = dict[TableId, int](), dict[TableId, int]()
+        for name in TABLES:
+            table = self.target.open_table(shape(*columns, table=name), pipeline="shop")
+            claim = table.claim()
+            self.tables[name], self.epochs[name] = table, claim.epoch
+            self.batches[name] = claim.progress.batch if claim.progress else 0
+        self.log = self.target.cut_log("shop")
+
+    def apply(self, name: TableId, batch: ReducedBatch) -> None:
+        self.batches[name] += 1
+        self.tables[name].apply(batch, self._progress(name))
+
+    def put(self, name: TableId, *rows: dict[str, Any], deletes: tuple[int, ...] = ()) -> None:
+        gone = [{"id": number} for number in deletes]
+        self.apply(name, self.bed.batch(shape(table=name), rows, gone))
+
+    def cut(self, commit_ts: int, change: Callable[[TableId, SqlTable], object] | None = None) -> None:
+        found = dict[CutTable, TargetTable]()
+        for name, table in self.tables.items():
+            if not self.batches[name]:
+                continue  # a table of which nothing was read stands at no cut
+            version = table.version_of(self._progress(name))
+            found[CutTable(name, *version)] = cast("TargetTable", change(name, table) if change else table)
+        self.log.publish(commit_ts, found, keep=1)
+
+    def _progress(self, name: TableId) -> Any:
+        return progress(self.epochs[name], self.batches[name], table=name)
+
+    def close(self) -> None:
+        for table in self.tables.values():
+            table.close()
+
+
+class _KilledError(Exception):
+    """The worker is gone."""
+
+
+class _Dies:
+    """A table whose worker is killed when it is its turn in the cut."""
+
+    def __init__(self, table: SqlTable) -> None:
+        self.lock_for_cut = table.lock_for_cut
+
+    def merge_gathered(self, _cursor: Any) -> None:
+        raise _KilledError
+
+
+def _seen(bed: Bed) -> list[dict[int, Any]]:
+    """The names by id that readers see, in each table."""
+    read = reader(target_of(bed))
+    return [{one["id"]: one["name"] for one in read(name)} for name in TABLES]
+
+
+@quick_on("postgres", "mysql")
+def test_all_tables_come_to_a_cut_at_once(sql: Bed) -> None:
+    worker = _Worker(sql)
+    assert worker.log.last() is None
+    worker.put(TABLE, row(1), row(2))
+    worker.put(TABLE, row(2, "b"), row(3), deletes=(1, 9))
+    worker.put(OTHER, row(1, "x"))
+    assert _seen(sql) == [{}, {}]
+    worker.cut(FIRST)
+    assert _seen(sql) == [{2: "b", 3: "a"}, {1: "x"}]
+    assert worker.log.last() == FIRST
+    worker.put(TABLE, row(1, "again"), row(3, "c"), deletes=(2,))
+    worker.put(TABLE, row(2, "back"), deletes=(3,))
+    assert _seen(sql) == [{2: "b", 3: "a"}, {1: "x"}]
+    worker.cut(FIRST + 1)
+    assert _seen(sql) == [{1: "again", 2: "back"}, {1: "x"}]
+    # Nothing is merged twice, and a cut without a change is one.
+    worker.cut(FIRST + 2)
+    assert (_seen(sql), worker.log.last()) == ([{1: "again", 2: "back"}, {1: "x"}], FIRST + 2)
+    worker.close()
+
+
+@quick_on("postgres", "mysql")
+def test_what_a_killed_worker_gathered_comes_with_the_next_ones_cut(sql: Bed) -> None:
+    first = _Worker(sql)
+    first.put(TABLE, row(1))
+    first.put(OTHER, row(1, "x"))
+
+    def killed(name: TableId, table: SqlTable) -> object:
+        return _Dies(table) if name == TABLE else table  # the other's rows are merged before
+
+    with pytest.raises(_KilledError):
+        first.cut(FIRST, killed)
+    assert (_seen(sql), first.log.last()) == ([{}, {}], None)
+    second = _Worker(sql)
+    assert second.batches == {TABLE: 1, OTHER: 1}
+    second.put(TABLE, row(1, "b"))
+    second.cut(FIRST)
+    assert (_seen(sql), second.log.last()) == ([{1: "b"}, {1: "x"}], FIRST)
+    first.close()
+    second.close()
+
+
+def test_a_worker_that_lost_one_table_makes_no_cut_of_any(sql: Bed) -> None:
+    first = _Worker(sql)
+    first.put(TABLE, row(1))
+    first.put(OTHER, row(1, "x"))
+
+    def lost(name: TableId, table: SqlTable) -> object:
+        if name == TABLE:  # after it was looked at
+            first.target.open_table(shape(), pipeline="shop").claim()
+        return table
+
+    with pytest.raises(StaleProgressError) as refused:
+        first.cut(FIRST, lost)
+    assert refused.value.context["table"] == str(TABLE)
+    assert _seen(sql) == [{}, {}]
+    with pytest.raises(StaleProgressError):
+        first.tables[TABLE].version_of(first._progress(TABLE))
+    first.close()
+
+
+def test_a_table_is_emptied_by_the_cut(sql: Bed) -> None:
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1), row(2))
+    worker.cut(FIRST)
+    worker.put(TABLE, row(3))
+    worker.apply(TABLE, ReducedBatch(shape(), 0, 0, truncates=True))
+    worker.put(TABLE, row(2, "new"))
+    assert _seen(sql)[0] == {1: "a", 2: "a"}
+    worker.cut(FIRST + 1)
+    assert _seen(sql)[0] == {2: "new"}
+    worker.close()
+
+
+def test_columns_change_between_cuts(sql: Bed) -> None:
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1), row(2))
+    table = worker.tables[TABLE]
+    wider = Column("amount", ColumnType("bigint"))
+    flag = Column("flag", ColumnType("varchar", length=10), default="old")
+    grown = shape(ID, NAME, wider, flag)
+    table.evolve(grown)
+    worker.apply(TABLE, sql.batch(grown, [{"id": 2, "name": "b", "amount": 1 << 40, "flag": "new"}]))
+    table.rename_column("name", "title")
+    title = Column("title", ColumnType("varchar", length=20))
+    renamed = shape(ID, title, wider, flag)
+    worker.apply(TABLE, sql.batch(renamed, [{"id": 3, "title": "c", "amount": 3, "flag": "new"}]))
+    table.drop_columns(["flag"])
+    last = shape(ID, title, wider)
+    worker.apply(TABLE, sql.batch(last, [{"id": 4, "title": "d", "amount": 4}]))
+    assert sql.rows() == []
+    worker.cut(FIRST)
+    assert sql.rows() == [
+        {"id": 1, "title": "a", "amount": 1},
+        {"id": 2, "title": "b", "amount": 1 << 40},
+        {"id": 3, "title": "c", "amount": 3},
+        {"id": 4, "title": "d", "amount": 4},
+    ]
+    worker.close()
+
+
+def test_a_column_that_is_added_has_its_default_in_rows_that_were_gathered(sql: Bed) -> None:
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1))
+    flag = Column("flag", ColumnType("varchar", length=10), default="old")
+    worker.tables[TABLE].evolve(shape(ID, NAME, Column("amount", ColumnType("int")), flag))
+    worker.close()
+    next_worker = _Worker(sql, columns=(ID, NAME, Column("amount", ColumnType("int")), flag))
+    next_worker.cut(FIRST)
+    assert sql.rows() == [{"id": 1, "name": "a", "amount": 1, "flag": "old"}]
+    next_worker.close()
+
+
+def test_without_cuts_in_the_config_what_was_gathered_is_merged(sql: Bed) -> None:
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1))
+    worker.put(OTHER, row(1, "x"))
+    worker.close()
+    plain = _Worker(sql, cuts=False)
+    assert _seen(sql) == [{1: "a"}, {1: "x"}]
+    plain.put(TABLE, row(2))
+    assert _seen(sql) == [{1: "a", 2: "a"}, {1: "x"}]
+    plain.close()
+
+
+def test_a_table_that_is_loaded_again_has_nothing_of_what_was_gathered_before(sql: Bed) -> None:
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1), row(2))
+    worker.close()
+    execute(sql, "DROP TABLE {}", "DELETE FROM [] WHERE table_name = 'orders'")
+    again = _Worker(sql)
+    again.put(TABLE, row(2, "b"))
+    again.cut(FIRST)
+    assert _seen(sql)[0] == {2: "b"}
+    again.close()
+
+
+def test_rows_that_leave_out_values_are_refused(sql: Bed) -> None:
+    worker = _Worker(sql)
+    with pytest.raises(TargetError, match="leaves out values"):
+        worker.apply(TABLE, sql.batch(shape(), [row(1)], kept=("name",)))
+    worker.close()

@@ -1,0 +1,268 @@
+"""Cuts in a database: the changes of all tables up to an instant are merged by one transaction (ADR 36).
+
+Until then a batch goes into a table of its own beside each table, which has the last change of each key since
+the cut before; its progress is of the same transaction, and says what is gathered. So a reader of the tables
+sees the source as of the last cut, and never half a transaction.
+
+The transaction of a cut locks the ledger's row of each table, in the order of their names, and looks whether
+each is still this worker's and stands where the worker says. Then it merges what was gathered and takes it
+away, and writes down the cut.
+"""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from tidesink.errors import TargetError
+from tidesink.events import fold_name
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, TargetTable
+from tidesink.sinks.targets.cuts import NAME, CutTable
+from tidesink.sinks.targets.sql.columns import default_literals, plan_columns
+from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
+from tidesink.sinks.targets.sql.load import ATTEMPT, IS_DELETE
+from tidesink.sinks.targets.sql.location import Place
+from tidesink.sinks.targets.sql.merge import delete_joined, instant_of
+from tidesink.typemap.render_sql import OF_SPARK, Database
+from tidesink.typemap.target_schema import TableShape
+
+if TYPE_CHECKING:
+    from tidesink.sinks.targets.sql.dialect import Dialect
+
+
+class GatheringTable(Protocol):
+    """A table whose changes are gathered until the cut."""
+
+    def lock_for_cut(self, cursor: Any, version: int) -> None:
+        """Lock the ledger's row until the cut, in its transaction.
+
+        Raises:
+            StaleProgressError: the table is another worker's, or was written since it was ``version``.
+        """
+
+    def merge_gathered(self, cursor: Any) -> None:
+        """Merge what was gathered, in the transaction of the cut, which has the ledger's row."""
+
+
+class Gathered:
+    """The changes of one table that come with the next cut, the last of each key.
+
+    They stand in a table of the target's column names, in which a mark says that the key is deleted.
+    """
+
+    def __init__(self, dialect: Dialect, place: Place) -> None:
+        self._dialect = dialect
+        self._target = place
+        self.place = replace(place, name=place.gathered)
+        self._mark = dialect.quote(SOFT_DELETE_COLUMN)
+        self._present: dict[str, str] = {}
+
+    def prepare(self, cursor: Any, shape: TableShape, present: Mapping[str, str], *, anew: bool) -> None:
+        """Make the table where it is missing, with those columns of the shape that the target has.
+
+        ``present``: the target's columns. ``anew``: whatever is there is thrown away.
+        """
+        if anew:
+            cursor.execute(f"DROP TABLE IF EXISTS {self.place.location}")
+        if not self.look(cursor):
+            types = {fold_name(name): found for name, found in present.items()}
+            columns = [
+                (column.name, types[fold_name(column.name)], column.key, "")
+                for column in shape.columns
+                if fold_name(column.name) in types
+            ]
+            mark = OF_SPARK[self._dialect.database]["boolean"]
+            self._dialect.create(
+                cursor, self.place, [*columns, (SOFT_DELETE_COLUMN, mark, False, "the key is deleted")]
+            )
+            self.look(cursor)
+
+    def look(self, cursor: Any) -> bool:
+        """Know the table's columns; whether it is there."""
+        self._present = self._dialect.present(cursor, self.place)
+        return bool(self._present)
+
+    @property
+    def present(self) -> Mapping[str, str]:
+        """The table's columns, as they were when they were last looked at."""
+        return self._present
+
+    def lacks(self, shape: TableShape) -> bool:
+        """Whether the columns must change for rows of a shape."""
+        return plan_columns(self._present, shape, self._dialect.database).needed
+
+    def growing(self, cursor: Any, shape: TableShape) -> list[str]:
+        """The statements that bring the table to a shape.
+
+        What was gathered before a column was added gets its default, as rows of the target do.
+        """
+        self.look(cursor)
+        plan = plan_columns(self._present, shape, self._dialect.database)
+        defaults, _ = default_literals(plan.added, shape)
+        added = {
+            column.name: (
+                found,
+                self._dialect.literal(defaults[column.name], found) if column.name in defaults else None,
+            )
+            for column, found in plan.added
+        }
+        keys = frozenset(fold_name(key) for key in shape.keys)
+        return self._dialect.alter(self.place.location, added, plan.widened, keys)
+
+    def add(self, cursor: Any, merge: Merge) -> Counts:
+        """Take in a staged batch, whose rows replace what was gathered of their keys.
+
+        Raises:
+            TargetError: rows leave out values, which only the merged table has.
+        """
+        if merge.kept:
+            raise TargetError(
+                "a row leaves out values that the target is to keep, and with cuts it has not got them yet: "
+                "have the producer send whole rows, or remove cuts",
+                table=str(self._target.source),
+            )
+        self._choose_database(cursor)
+        same = " AND ".join(f"t.{column.target} = x.{column.staged}" for column in merge.keys)
+        counted = merge.counted.replace("s.", "x.", 1)
+        where = f"{same} AND {counted}"
+        delete_joined(cursor, self._dialect.database, self.place.location, merge.stage, where)
+        values = {column.target: f"s.{column.staged}" for column in merge.columns}
+        values[self._mark] = f"s.{IS_DELETE} = 1"
+        cursor.execute(
+            f"INSERT INTO {self.place.location} ({', '.join(values)}) SELECT {', '.join(values.values())} "
+            f"FROM {merge.stage} s WHERE {merge.counted}"
+        )
+        return Counts(inserted=merge.upserts, deleted=merge.deletes)
+
+    def add_emptying(self, cursor: Any, keys: Iterable[str]) -> Counts:
+        """Take in that the table was emptied: the keys that are stored go, what was gathered is void."""
+        names = ", ".join(map(self._dialect.quote, keys))
+        cursor.execute(f"DELETE FROM {self.place.location}")
+        cursor.execute(
+            f"INSERT INTO {self.place.location} ({names}, {self._mark}) "
+            f"SELECT {names}, true FROM {self._target.location}"
+        )
+        return Counts(deleted=int(cursor.rowcount))
+
+    def merge(self, cursor: Any, shape: TableShape, present: Mapping[str, str]) -> None:
+        """Merge what was gathered into the target, whose columns are ``present``, and take it away.
+
+        Of the columns those are written that the shape, the source's now, has.
+        """
+        cursor.execute(f"SELECT {self._mark}, COUNT(*) FROM {self.place.location} GROUP BY {self._mark}")
+        counts = {bool(deleted): int(rows) for deleted, rows in cursor.fetchall()}
+        if not counts:
+            return
+        self._dialect.merge(cursor, self._merge(shape, present, counts))
+        cursor.execute(f"DELETE FROM {self.place.location}")
+
+    def _merge(self, shape: TableShape, present: Mapping[str, str], counts: Mapping[bool, int]) -> Merge:
+        quote = self._dialect.quote
+        stored = {fold_name(name): quote(name) for name in present}
+        own = {fold_name(name): quote(name) for name in self._present}
+        found = [one for one in shape.columns if fold_name(one.name) in stored.keys() & own.keys()]
+        columns = tuple(
+            MergeColumn(stored[fold_name(one.name)], f"c{at}", one.key) for at, one in enumerate(found)
+        )
+        values = {f"c{at}": own[fold_name(one.name)] for at, one in enumerate(found)}
+        values |= {ATTEMPT: "0", IS_DELETE: f"CASE WHEN {self._mark} THEN 1 ELSE 0 END"}
+        named = ", ".join(f"{value} AS {name}" for name, value in values.items())
+        return Merge(
+            self._target.location,
+            f"(SELECT {named} FROM {self.place.location})",
+            columns,
+            (0,),
+            counts.get(False, 0),
+            counts.get(True, 0),
+            soft=False,
+            mark=quote(SOFT_DELETE_COLUMN) if SOFT_DELETE_COLUMN in present else None,
+            place=self._target,
+        )
+
+    def _choose_database(self, cursor: Any) -> None:
+        if self._dialect.database == "mysql":  # a DELETE with aliases wants one
+            cursor.execute(f"USE {self._dialect.quote(self.place.schema)}")
+
+
+_TEXT: Final[Mapping[Database, str]] = {"postgres": "text", "mysql": "varchar(255)"}
+
+
+class SqlCuts:
+    """The cuts of one pipeline in a database: a row of ``place``, in which the last one stands."""
+
+    def __init__(self, connections: Connections, place: Place, pipeline: str) -> None:
+        self.place = replace(place, name=NAME)
+        self._connections = connections
+        self._dialect = connections.dialect
+        self._pipeline = pipeline
+        self._prepared = False
+
+    def last(self) -> int | None:
+        """The commit_ts of the last cut; None where there is none.
+
+        Raises:
+            TargetError: the table of cuts cannot be read.
+        """
+        with self._connections.transaction(self.place.shown, writes=False) as cursor:
+            if not self._dialect.present(cursor, self.place):
+                return None
+            where = "WHERE pipeline = %s"
+            cursor.execute(f"SELECT commit_ts FROM {self._location} {where}", (self._pipeline,))
+            found = cursor.fetchone()
+        return None if found is None else int(found[0])
+
+    def publish(self, commit_ts: int, tables: Mapping[CutTable, TargetTable], *, keep: float) -> None:  # noqa: ARG002
+        """Merge what was gathered of all tables, and write down the cut, in one transaction.
+
+        Raises:
+            StaleProgressError: a table is another worker's by now.
+            TargetError: the database refuses a table's rows, or the cut; nothing was merged.
+        """
+        self._prepare()
+        found = sorted(tables.items(), key=lambda item: item[0].place)
+        with self._connections.transaction(self.place.shown) as cursor:
+            # In the order of names, so that two workers wait for each other and not both for ever.
+            for one, table in found:
+                with self._connections.translated(str(one.table)):
+                    cast("GatheringTable", table).lock_for_cut(cursor, one.version)
+            for one, table in found:
+                with self._connections.translated(str(one.table)):
+                    cast("GatheringTable", table).merge_gathered(cursor)
+            self._write(cursor, commit_ts)
+
+    @property
+    def _location(self) -> str:
+        return self.place.location.replace("%", "%%")
+
+    def _prepare(self) -> None:
+        if self._prepared:
+            return
+        bigint, moment = (OF_SPARK[self._dialect.database][name] for name in ("bigint", "timestamp"))
+        columns = [
+            ("pipeline", _TEXT[self._dialect.database], True, "its name in the config"),
+            ("commit_ts", bigint, False, "all tables are as of this instant: a TSO of TiDB's"),
+            ("time", moment, False, "the same as a time, in UTC"),
+            ("published", moment, False, "when the tables were brought to it"),
+        ]
+        with self._connections.transaction(self.place.shown) as cursor:
+            self._dialect.prepare_schema(cursor, self.place)
+            if not self._dialect.present(cursor, self.place):
+                self._dialect.create(cursor, self.place, columns)
+        self._prepared = True
+
+    def _write(self, cursor: Any, commit_ts: int) -> None:
+        time = instant_of(self._dialect.database, str(commit_ts))
+        cursor.execute(
+            f"UPDATE {self._location} SET commit_ts = {commit_ts}, time = {time}, "
+            "published = CURRENT_TIMESTAMP(6) WHERE pipeline = %s",
+            (self._pipeline,),
+        )
+        if not cursor.rowcount:
+            cursor.execute(
+                f"INSERT INTO {self._location} (pipeline, commit_ts, time, published) "
+                f"VALUES (%s, {commit_ts}, {time}, CURRENT_TIMESTAMP(6))",
+                (self._pipeline,),
+            )
