@@ -1,4 +1,4 @@
-"""Kafka Connect with Debezium's PostgreSQL connector, for tests of a live changefeed.
+"""Kafka Connect with one of Debezium's connectors, for tests of a live changefeed.
 
 Its jars come by Ivy, as the broker's do; Connect is a daemon like them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from typing import Final
 import requests
 
 from tests.absent import without_server
+from tests.servers import kill_daemon
 from tidesink.dev.stack import DaemonFiles, free_ports, start_daemon, stop_daemons, unpack
 from tidesink.errors import DevStackError
 from tidesink.sinks.spark.jvm import Archive, Coordinate, JarSet, fetch, find_java
@@ -27,11 +28,7 @@ _CONNECT: Final = JarSet(
         Coordinate("org.slf4j", "slf4j-simple", "1.7.36"),
     ),
 )
-_DEBEZIUM: Final = JarSet(
-    "debezium-postgres",
-    (Coordinate("io.debezium", "debezium-connector-postgres", "3.5.0.Final"),),
-    archive=Archive("tar.gz", "plugin"),
-)
+_VERSION: Final = "3.5.0.Final"
 # What Connect has itself: a second one would be loaded beside it, and is no plugin to look for.
 _OWN: Final = ("kafka-clients", "connect-api", "connect-json", "slf4j-api", "lz4", "zstd", "snappy")
 _PROPERTIES: Final = """bootstrap.servers={brokers}
@@ -54,8 +51,13 @@ offset.flush.interval.ms=1000
 _SECONDS: Final = 240
 
 
-def _plugins() -> Path:
+def _plugins(database: str) -> Path:
     """The folder that has the connector's."""
+    debezium = JarSet(
+        f"debezium-{database}",
+        (Coordinate("io.debezium", f"debezium-connector-{database}", _VERSION),),
+        archive=Archive("tar.gz", "plugin"),
+    )
 
     def finish(folder: Path) -> None:
         for archive in folder.glob("*.tar.gz"):
@@ -66,14 +68,37 @@ def _plugins() -> Path:
             if jar.name.startswith(_OWN):
                 jar.unlink()
 
-    return fetch(_DEBEZIUM, finish=finish)
+    return fetch(debezium, finish=finish)
 
 
 class Connect:
     """A running Connect; ``url`` is its API's."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, files: DaemonFiles, command: Sequence[str], port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._files, self._command, self._port = files, command, port
+
+    def start(self) -> None:
+        """Start the process, and wait until it answers. Connectors that it had go on."""
+        start_daemon(self._files, self._command, port=self._port)
+        _wait_until(self._answers, "Kafka Connect does not answer")
+
+    def kill(self) -> bool:
+        """SIGKILL to the process, which is started again."""
+        kill_daemon(self._files)
+        self.start()
+        return True
+
+    def _answers(self) -> bool:
+        try:
+            return requests.get(f"{self.url}/connectors", timeout=5).ok
+        except requests.RequestException:
+            return False
+
+    def restart_failed(self, name: str) -> None:
+        """As a person does when a connector has given up: those of its tasks that failed start again."""
+        path = f"{self.url}/connectors/{name}/restart?includeTasks=true&onlyFailed=true"
+        requests.post(path, timeout=60)
 
     def create(self, name: str, properties: Mapping[str, str]) -> None:
         """Start a connector, and wait until its task runs."""
@@ -105,10 +130,10 @@ def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
 
 
 @contextmanager
-def connect_server(brokers: str, directory: Path, name: str) -> Iterator[Connect]:
-    """Kafka Connect on a free port; stopped at the end."""
+def connect_server(brokers: str, directory: Path, name: str, database: str) -> Iterator[Connect]:
+    """Kafka Connect on a free port, with the connector of a ``database``; stopped at the end."""
     try:
-        jars, plugins = fetch(_CONNECT), _plugins()
+        jars, plugins = fetch(_CONNECT), _plugins(database)
     except DevStackError as error:
         without_server(f"Kafka Connect cannot be had here: {error}")
     (port,) = free_ports(1)
@@ -122,16 +147,9 @@ def connect_server(brokers: str, directory: Path, name: str) -> Iterator[Connect
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Duser.timezone=UTC",
         "-cp", f"{jars}/*", "org.apache.kafka.connect.cli.ConnectDistributed", str(properties),
     ]  # fmt: skip
-    start_daemon(files, command, port=port)
+    connect = Connect(files, command, port)
     try:
-        _wait_until(lambda: _answers(f"http://127.0.0.1:{port}"), "Kafka Connect does not answer")
-        yield Connect(f"http://127.0.0.1:{port}")
+        connect.start()
+        yield connect
     finally:
         stop_daemons([files])
-
-
-def _answers(url: str) -> bool:
-    try:
-        return requests.get(f"{url}/connectors", timeout=5).ok
-    except requests.RequestException:
-        return False

@@ -7,6 +7,7 @@ where a Docker engine answers, else the local stack on free ports.
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +25,14 @@ from confluent_kafka.admin import (
 )
 
 from tests.containers import container_stack, engine_answers
-from tidesink.dev.stack import DevStack, StackAddresses, free_ports
+from tidesink.dev.stack import (
+    DaemonFiles,
+    DevStack,
+    StackAddresses,
+    find_running,
+    free_ports,
+    stop_daemons,
+)
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +79,14 @@ def local_stack(directory: Path) -> Iterator[DevStack]:
         yield stack
     finally:
         stack.down()
+
+
+def kill_daemon(files: DaemonFiles) -> None:
+    """SIGKILL to a daemon, and wait until it is gone."""
+    running = find_running(files)
+    assert running is not None, f"{files.name} does not run"
+    os.killpg(running.pid, signal.SIGKILL)
+    stop_daemons([files])
 
 
 def create_topics(brokers: str, partitions: Mapping[str, int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,17 +80,31 @@ def _drop_slot(url: str, slot: str) -> None:
         session.execute(f"SELECT pg_drop_replication_slot(slot_name) {slots}".encode(), (slot,))
 
 
-def wait_until_sent(brokers: str, topic: str, partitions: int, word: bytes) -> None:
-    """Wait until a topic has a record with this word in its value, the last that was committed."""
+def wait_until_sent(
+    brokers: str,
+    topic: str,
+    partitions: int,
+    word: bytes,
+    *,
+    count: int = 1,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until a topic has ``count`` keys with this word in a value, of the last that was committed.
+
+    ``meanwhile`` is done now and then.
+    """
     settings = {"bootstrap.servers": brokers, "group.id": topic, "enable.auto.commit": False}
     deadline, consumer = time.monotonic() + _SECONDS, Consumer(settings)
+    found = set[bytes | None]()
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-        while True:
+        while len(found) < count:
             assert time.monotonic() < deadline, "the connector does not come after"
             message = consumer.poll(1)
-            if message is not None and message.error() is None and word in (message.value() or b""):
-                return
+            if message is None:
+                meanwhile()
+            elif message.error() is None and word in (message.value() or b""):
+                found.add(message.key())
     finally:
         consumer.close()
 

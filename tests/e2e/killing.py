@@ -23,13 +23,19 @@ class Ending(NamedTuple):
     output: str
 
 
-def start_worker(config: Path, log: Path, failpoint: str | None = None) -> subprocess.Popen[bytes]:
-    """``tidesink run --until drained`` in a session of its own; its output goes to ``log``."""
+def start_worker(
+    config: Path, log: Path, failpoint: str | None = None, *, drains: bool = True
+) -> subprocess.Popen[bytes]:
+    """``tidesink run`` in a session of its own, which ends once all is applied unless ``drains`` is False.
+
+    Its output goes to ``log``.
+    """
     environment = {**os.environ, "TIDESINK_FAILPOINT_LOG": str(config.with_name("failpoints"))}
     environment.pop("TIDESINK_FAILPOINT", None)
     if failpoint is not None:
         environment["TIDESINK_FAILPOINT"] = failpoint
-    command = [str(Path(sys.executable).with_name("tidesink")), "run", "--until", "drained", str(config)]
+    until = ["--until", "drained"] if drains else []
+    command = [str(Path(sys.executable).with_name("tidesink")), "run", *until, str(config)]
     with log.open("wb") as output:
         return subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -67,15 +67,17 @@ def replay(
     records = [r for r in captured(workload, configuration) if only is None or r["topic"] in only]
     topics = sorted({record["topic"] for record in records})
     create_topics(brokers, {f"{prefix}{topic}": PARTITIONS for topic in topics})
-    ids = _register(workload, records, registry_url, prefix) if configuration.startswith("avro") else {}
+    ids = (
+        register_schemas(workload, records, registry_url, prefix) if configuration.startswith("avro") else {}
+    )
     counts = dict.fromkeys(topics, 0)
     producer = Producer({"bootstrap.servers": brokers, "enable.idempotence": True, "linger.ms": 20})
     for record in records:
         counts[record["topic"]] += 1
         producer.produce(
             f"{prefix}{record['topic']}",
-            key=_with_own_id(unbase64(record["key_b64"]), ids),
-            value=_with_own_id(unbase64(record["value_b64"]), ids),
+            key=with_own_id(unbase64(record["key_b64"]), ids),
+            value=with_own_id(unbase64(record["value_b64"]), ids),
             partition=record["partition"],
             timestamp=record["timestamp"],
         )
@@ -89,10 +91,13 @@ def _used_ids(records: list[dict[str, Any]]) -> set[int]:
     return {struct.unpack(">I", data[1:5])[0] for data in found if data}
 
 
-def _register(
+def register_schemas(
     workload: Path, records: list[dict[str, Any]], registry_url: str, prefix: str
 ) -> dict[int, int]:
-    """The registry's own ids by the captured ones; registered in the order the producer got them."""
+    """The registry's own ids by the captured ones.
+
+    The schemas are registered in the order in which the producer got them.
+    """
     used = _used_ids(records)
     registry = open_registry(registry_url)
     lines = (workload / "schemas.jsonl").read_text(encoding="utf-8").splitlines()
@@ -107,7 +112,8 @@ def _register(
     return ids
 
 
-def _with_own_id(data: bytes | None, ids: Mapping[int, int]) -> bytes | None:
+def with_own_id(data: bytes | None, ids: Mapping[int, int]) -> bytes | None:
+    """A captured key or value, which names its schema by the registry's own id."""
     if not ids or not data:
         return data
     return data[:1] + struct.pack(">I", ids[struct.unpack(">I", data[1:5])[0]]) + data[5:]

@@ -46,7 +46,7 @@ pytestmark = [FULL, pytest.mark.servers]
 def connect(brokers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect]:
     """Kafka Connect with the connector."""
     name = f"connect{uuid.uuid4().hex[:8]}"
-    with connect_server(brokers, tmp_path_factory.mktemp("connect"), name) as found:
+    with connect_server(brokers, tmp_path_factory.mktemp("connect"), name, "postgres") as found:
         yield found
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,7 @@ from tests.e2e.replay import Servers
 from tests.full import FULL, quick_on
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import open_lake_table
+from tidesink.dev.mariadb import running_mariadb
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.batch.observers import RunReport
 from tidesink.sinks.worker.run import run
@@ -167,6 +169,16 @@ def _expire(servers: Servers, table: LiveTable) -> None:
         found.result(30)
 
 
+@contextmanager
+def _source(kind: str, url: str, folder: Path) -> Iterator[str]:
+    """A MariaDB that is not the target: there the copy, which has the table's name, would be the table."""
+    if kind == "mysql":
+        with running_mariadb(folder / "source") as server:
+            yield server.url
+    else:
+        yield url
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @quick_on("delta", "postgres")
 def test_killed_at_each_step_of_a_part(
@@ -179,9 +191,9 @@ def test_killed_at_each_step_of_a_part(
 ) -> None:
     """The rows of a part are tried at each step; the changes between the kills are of rows of every range."""
     place, log = place_of(kind, request, tmp_path), tmp_path / "worker.log"
-    with live_table(mariadb_url, servers) as table:
+    with _source(kind, mariadb_url, tmp_path) as url, live_table(url, servers) as table:
         table.load(9_000)
-        config = live_config(tmp_path, servers, table, mariadb_url, target=place.target)
+        config = live_config(tmp_path, servers, table, url, target=place.target)
         for step in steps_of(kind):
             for _ in range(20):
                 table.change()
