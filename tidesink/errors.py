@@ -185,9 +185,13 @@ class SourceError(TidesinkError):
 
 
 class SourceUnavailableError(SourceError):
-    """The broker does not answer."""
+    """What the rows come from does not answer: the database, a task that reads, the broker."""
 
     remedy: ClassVar[Remedy] = "retry"
+
+
+class BrokerUnavailableError(SourceUnavailableError):
+    """The broker does not answer."""
 
 
 class TargetError(TidesinkError):

@@ -24,7 +24,7 @@ from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.cli.main import Until, _listening
 from tidesink.cli.terminal import LogFormat, ProgressBars, ProgressLines
 from tidesink.config import load_config
-from tidesink.errors import SourceUnavailableError
+from tidesink.errors import BrokerUnavailableError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account
 from tidesink.sinks.batch.observers import BatchApplied, BatchStarted, StepRetried, Waiting
@@ -103,12 +103,16 @@ def test_what_is_no_progress_is_a_line_above_the_bars() -> None:
     with ProgressBars(screen, brokers="b:1") as bars:
         bars.hear(Waiting("starting Spark"))
         bars.hear(BatchStarted(ORDERS, 1, 10))
-        bars.hear(StepRetried(None, SourceUnavailableError("no answer [x]"), 2.0))
+        bars.hear(StepRetried(None, BrokerUnavailableError("no answer [x]"), 2.0))
+        bars.hear(StepRetried(ORDERS, SourceUnavailableError("the database does not answer"), 2.0))
         sys.stderr.write("warning: from the log\n")
         shown = _CODES.sub("", screen.file.getvalue())  # type: ignore[attr-defined]
     lines = [line.strip() for line in shown.splitlines()]
     assert "starting Spark" in lines
-    assert "all tables  SourceUnavailableError: no answer [x] (brokers b:1); again in 2.0 s" in lines
+    assert "all tables  BrokerUnavailableError: no answer [x] (brokers b:1); again in 2.0 s" in lines
+    # The address of a server that has nothing to do with it would be looked at in vain.
+    database = "SourceUnavailableError: the database does not answer; again in 2.0 s"
+    assert f"{ORDERS}  {database}" in lines
     assert "warning: from the log" in lines
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tidesink.cli.main import _with_warnings_of_spark, report_json, show_report
 from tidesink.cli.terminal import ProgressLines
-from tidesink.errors import SourceUnavailableError
+from tidesink.errors import BrokerUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account
 from tidesink.sinks.batch.observers import (
@@ -76,7 +76,7 @@ def test_progress_is_a_line_a_step() -> None:
     progress.hear(Waiting("starting Spark"))
     progress.hear(BatchStarted(ORDERS, 4, 10))
     progress.hear(BatchApplied(ORDERS, 4, Account(10, 6, 4), "v", None, seconds={"a": 1.0, "b": 0.5}))
-    progress.hear(StepRetried(None, SourceUnavailableError("no answer"), 2.0))
+    progress.hear(StepRetried(None, BrokerUnavailableError("no answer"), 2.0))
     progress.hear(TableChanged(TableStatus("shop", ORDERS, "RUNNING")))
     progress.hear(TableChanged(failing))
     progress.hear(TableChanged(failing))
@@ -84,7 +84,7 @@ def test_progress_is_a_line_a_step() -> None:
         "starting Spark",
         "shop.orders  batch 4: 10 records",
         "shop.orders  batch 4: read 10, applied 6, superseded 4 in 1.5 s",
-        "all tables  SourceUnavailableError: no answer (brokers b:1,c:2); again in 2.0 s",
+        "all tables  BrokerUnavailableError: no answer (brokers b:1,c:2); again in 2.0 s",
         "shop.orders  FAILING: SourceUnavailableError: x",
     ]
 

@@ -148,7 +148,9 @@ class Feed:
         register = (workload, sent, servers["registry_url"], servers["prefix"])
         self._ids = register_schemas(*register) if avro else {}
         self._servers, self._bank = servers, bank
-        self._producer = Producer({"bootstrap.servers": servers["brokers"], "enable.idempotence": True})
+        self._producer = Producer(
+            {"bootstrap.servers": servers["brokers"], "enable.idempotence": True, "log_level": 0}
+        )
         self.unsent = self.sent = 0
 
     def load(self) -> None:
@@ -224,7 +226,7 @@ def test_a_changefeed_is_copied_under_kills(
     rng = random.Random(seed_of_run())
     brokers, registry_url = stack.addresses
     servers = Servers(brokers=brokers, registry_url=registry_url, prefix=f"{topic_prefix}-")
-    with running_mariadb(tmp_path) as server:
+    with running_mariadb(tmp_path, "collation-server=utf8mb4_bin") as server:
         bank = Bank(server)
         feed = Feed(workload, configuration, servers, bank)
         feed.load()

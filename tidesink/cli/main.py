@@ -47,7 +47,7 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.config import Config
-from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.errors import BrokerUnavailableError, ConfigError
 from tidesink.sinks.batch.observers import LogListener
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def run_worker(
 
         try:
             report = run(settings, until=until.value if until else None, batches=batches, listeners=listeners)
-        except SourceUnavailableError as error:
+        except BrokerUnavailableError as error:
             raise error.with_context(brokers=settings.source.bootstrap_servers) from None
     if output is OutputFormat.JSON:
         write_json(report_json(report))

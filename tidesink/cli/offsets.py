@@ -32,7 +32,7 @@ from tidesink.cli.terminal import (
     warn,
     write_json,
 )
-from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.errors import BrokerUnavailableError, ConfigError
 from tidesink.events import time_of
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _brokers(config: Config) -> Iterator[KafkaOffsets]:
 
     try:
         yield KafkaOffsets(config.source.confluent_properties())
-    except SourceUnavailableError as error:
+    except BrokerUnavailableError as error:
         raise error.with_context(brokers=config.source.bootstrap_servers) from None
 
 

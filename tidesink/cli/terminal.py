@@ -36,7 +36,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tidesink.config import Config, load_config
-from tidesink.errors import ConfigError, SourceUnavailableError, TidesinkError
+from tidesink.errors import BrokerUnavailableError, ConfigError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.observers import (
     BatchApplied,
@@ -358,7 +358,7 @@ class ProgressLines:
             return f"{event.table}  batch {event.batch}: {counts or 'nothing to do'} in {seconds:.1f} s"
         if isinstance(event, StepRetried):
             subject = event.table or "all tables"
-            brokers = f" (brokers {self._brokers})" if isinstance(event.error, SourceUnavailableError) else ""
+            brokers = f" (brokers {self._brokers})" if isinstance(event.error, BrokerUnavailableError) else ""
             reason = f"{type(event.error).__name__}: {event.error}{brokers}"
             return f"{subject}  {reason}; again in {event.pause:.1f} s"
         return self._new_state(event)

@@ -33,7 +33,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.kafka_client import SILENT, librdkafka_settings, open_client
 from tidesink.sinks.kafka.offsets import describe_topics, translated_kafka_errors
 
@@ -89,7 +89,7 @@ class OpenConsumer:
         confluent-kafka's consumer does not expose it, so an admin client asks for it: one request.
 
         Raises:
-            SourceUnavailableError: no broker answers, or the topic does not exist.
+            BrokerUnavailableError: no broker answers, or the topic does not exist.
             SourceError: the brokers refuse.
         """
         with translated_kafka_errors():
@@ -255,7 +255,7 @@ def fetch(
     Raises:
         ConfigError: the properties are refused.
         SourceError: the offsets expired, the topic was created again, or the brokers refuse.
-        SourceUnavailableError: no broker answers within ``limits.silence``.
+        BrokerUnavailableError: no broker answers within ``limits.silence``.
     """
     if wanted.start >= wanted.end:
         return
@@ -479,7 +479,7 @@ class _RangeReader:
             raise self._out_of_range()
         if code in _ABSENT:
             raise self._failure(
-                SourceUnavailableError,
+                BrokerUnavailableError,
                 f"Kafka knows no such partition ({error.name()}): the topic was deleted, or its brokers are "
                 "starting; look at the topic again",
             )
@@ -512,7 +512,7 @@ class _RangeReader:
     def _unavailable(self, error: KafkaError | None) -> SourceError:
         name = f" ({error.name()})" if error is not None else ""
         return self._failure(
-            SourceUnavailableError,
+            BrokerUnavailableError,
             f"no answer from Kafka for {self._limits.silence:.0f} seconds{name}: do the brokers run, and is "
             "bootstrap.servers right?",
         )

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its 
     ResourceType,
 )
 
-from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
+from tidesink.errors import BrokerUnavailableError, ConfigError, SourceError, SourceUnavailableError
 from tidesink.kafka_client import open_client
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
@@ -344,7 +344,7 @@ def _numbers(topic: str, listed: Any, unanswered: dict[str, SourceError]) -> fro
         _note(unanswered, topic, listed.error)
     elif leaderless:
         # To ask for its offsets takes until the timeout, and hides those of every other.
-        unanswered[topic] = SourceUnavailableError(
+        unanswered[topic] = BrokerUnavailableError(
             "the partition has no leader: do all brokers run?", topic=topic, partition=leaderless[0]
         )
     else:
@@ -381,7 +381,7 @@ def translated_kafka_errors() -> Iterator[None]:
 
 def _translated(error: KafkaError, topic: str | None = None) -> SourceError:
     if error.retriable() or error.code() in _UNAVAILABLE:
-        return SourceUnavailableError(
+        return BrokerUnavailableError(
             f"Kafka does not answer ({error.name()}): are source.brokers right, and do they run?", topic=topic
         )
     return SourceError(

@@ -16,6 +16,7 @@ from tidesink.errors import (
     ConfigError,
     SchemaRefusedError,
     SourceError,
+    SourceUnavailableError,
     StaleProgressError,
     StateStoreError,
     TidesinkError,
@@ -613,7 +614,7 @@ class TableTask:
         self._change("PAUSED", self._pauses.reason)
 
     def _fail(self, exc: Exception, *, passes: bool) -> None:
-        if isinstance(exc, SourceError):
+        if isinstance(exc, SourceError) and type(exc) is not SourceUnavailableError:
             exc.with_context(brokers=self._context.config.source.bootstrap_servers)
         self.cooldown = Cooldown(self._context.config.retry.for_)
         if passes:
