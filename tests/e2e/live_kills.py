@@ -26,7 +26,7 @@ from tidesink.sinks.state.sql_store import open_state_store
 
 # Parts of the command lines of the processes that run a worker's tasks.
 _TASKS: Final = (b"tidesink.sinks.spark.daemon", b"pyspark.daemon", b"CoarseGrainedExecutorBackend")
-_SECONDS: Final = 240.0
+_SECONDS: Final = 600.0
 # How long a worker is let work on between two kills, at most.
 _LONGEST: Final = 6.0
 
@@ -64,6 +64,14 @@ class LiveWorker:
     def wait_for_a_batch(self) -> None:
         """Wait until the worker that runs has begun one."""
         assert wait_for(self._log, "batch ", self._process), self.log()
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait while it works."""
+        deadline = time.monotonic() + _SECONDS
+        while not holds():
+            self.check()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.2)
 
     def check(self) -> None:
         """It never ends by itself."""

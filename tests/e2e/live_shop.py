@@ -128,9 +128,10 @@ class PostgresServer:
             session.commit()
 
     def drop_reader(self) -> None:
-        """The role stays behind its database otherwise."""
-        with psycopg.connect(admin_dsn(self.endpoint), autocommit=True) as session:
-            session.execute(f"DROP ROLE IF EXISTS {self.reader}")
+        """The role would stay behind its database otherwise."""
+        with plain_session(self.admin_url) as session:
+            session.execute(f"DROP OWNED BY {self.reader}".encode())
+            session.execute(f"DROP ROLE {self.reader}".encode())
 
     @property
     def reader(self) -> str:
