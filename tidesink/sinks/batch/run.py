@@ -80,6 +80,7 @@ from tidesink.sinks.targets.base import (
     ReducedBatch,
     RowFormat,
     RowSink,
+    StagedPart,
     StagingTable,
     TargetTable,
 )
@@ -216,6 +217,7 @@ class Batch:
         self._refuses_truncates = False
         self._stages = True
         self._staged_shape: TableShape | None = None
+        self._staged: tuple[StagedPart, ...] = ()
         self._history = names_of(settings)
         self._sequenced = settings.sequence_by == "source" and self._history is None
         self._policies = Policies.of(settings, hold.accepted, context.target.capabilities)
@@ -229,12 +231,17 @@ class Batch:
             TidesinkError: by its ``remedy`` the batch may be tried again, or the table stops.
             StopRequestedError: a stop was asked for before the commit.
         """
-        table = self._hold.table
         with translated_read_errors(self._plan.found.topic):
             outcome = self._outcome()
-        if outcome.account is None and isinstance(table, StagingTable):
-            table.forget_staged()
+        if outcome.account is None:
+            self._forget_staged()
         return outcome
+
+    def _forget_staged(self) -> None:
+        table, staged = self._hold.table, self._staged
+        self._staged = ()
+        if isinstance(table, StagingTable):
+            table.forget_staged(staged)
 
     def _outcome(self) -> BatchOutcome:
         self._context.failpoints.reach("planned")
@@ -298,6 +305,8 @@ class Batch:
             raise TableEmptiesError(self._row_decision)
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
+        if self._staged:  # by a plan that is not followed
+            self._forget_staged()
         task = self._range_task(plan)
         with self._step("read"):
             found = reduced_ranges(self._session, task, self._reader, checkpoint=self._checkpoints)
@@ -305,6 +314,7 @@ class Batch:
             self._context.failpoints.reach(done)
         with released_on_error(found.release):
             self._check_counted(found)
+        self._staged = found.staged or ()
         return Reduction(plan, found)
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
@@ -330,7 +340,8 @@ class Batch:
             return None
         self._staged_shape = decision.given
         keeps = decode_plan.keeps_values and not decode_plan.logs
-        return table.row_sink(RowFormat(decision.given, self._settings.mode, self._sequenced, keeps))
+        fewest = min((part.records for part in plan.ranges if part.records), default=0)
+        return table.row_sink(RowFormat(decision.given, self._settings.mode, self._sequenced, keeps, fewest))
 
     @property
     def _checkpoints(self) -> bool:
@@ -492,6 +503,7 @@ class Batch:
             return BatchOutcome(self._hold.progress, pending=schema_decision.pending)
         if reduction.found.staged is not None and schema_decision.given != self._staged_shape:
             # Staged columns go by their place. Another table's task may have read DDL of this one since.
+            self._forget_staged()
             raise TransientTargetError(
                 "the columns changed after the batch was staged, and nothing of it was written",
                 table=str(self._settings.table),

@@ -101,24 +101,28 @@ def nothing(*_said: str) -> None:
 class RowFormat:
     """What the rows of a batch are like, which is known before they are read; in ``ReducedBatch``'s words.
 
-    ``keeps``: rows may leave out values, whether some row does or not.
+    ``keeps``: rows may leave out values, whether some row does or not. ``fewest``: about how many records the
+    shortest of the batch's ranges has, each of which is brought by itself.
     """
 
     shape: TableShape
     mode: TableMode = "upsert"
     sequenced: bool = False
     keeps: bool = False
+    fewest: int = 0
 
 
 class StagedPart(NamedTuple):
     """The rows that one attempt of a task brought to the target.
 
-    ``failure``: why they are not all there, in the target's own words; None: they are.
+    ``failure``: why they are not all there, in the target's own words; None: they are. ``files``: those that
+    have them, likewise.
     """
 
     attempt: int
     rows: int
     failure: Any = None
+    files: tuple[Any, ...] = ()
 
 
 class RowSink(Protocol):
@@ -414,16 +418,19 @@ class StagingTable(TargetTable, Protocol):
     """
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """What takes the rows of the next batch; the rows of the sink before are forgotten.
+        """What takes the rows of the next batch.
 
-        None: rows cannot be staged before the table's columns are changed.
+        None: rows cannot be staged before the table's columns are changed, or should not be.
 
         Raises:
             TransientTargetError: the target does not answer.
         """
 
-    def forget_staged(self) -> None:
-        """Forget the rows of the sink, whose batch is not applied; nothing where there are none."""
+    def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
+        """Forget the rows of the sink, whose batch is not applied; nothing where there are none.
+
+        ``parts``: what it said of them, where it was heard.
+        """
 
 
 class Target(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ReducedBatch
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ReducedBatch, RowFormat
 from tidesink.sinks.targets.delta.file_format import (
     SplitByColumns,
     Statistics,
@@ -42,11 +42,13 @@ from tidesink.sinks.targets.lake.batches import (
     BatchCounts,
     batch_reason,
     columns_reason,
+    new_paths,
     written,
 )
 from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     DataFile,
+    FileSink,
     NewFiles,
     RowsTask,
     WrittenFile,
@@ -116,8 +118,15 @@ class FilePlan(NamedTuple):
     entries: Mapping[str, Any]
 
 
+class _NewRows(NamedTuple):
+    """What tasks write, and the columns by which the table is partitioned."""
+
+    rows: RowsTask
+    partitioned_by: tuple[FileColumn, ...]
+
+
 class Staged(NamedTuple):
-    """What a commit is to say: actions of Delta's, its metrics, and the new files.
+    """What a commit is to say: actions of Delta's, its metrics, and the files written for it alone.
 
     ``counts``: of a history, what became of the batch's events.
     """
@@ -147,6 +156,16 @@ class FileWriter:
         except SPARK_ERRORS as exc:
             raise reading_error(exc, table=str(self.name)) from exc
 
+    def sink(self, rows: RowFormat, epoch: int) -> FileSink | None:
+        """What takes the rows of a batch that depends on no stored rows; None where MERGE is to have them."""
+        batch = ReducedBatch(rows.shape, 0, 0, mode=rows.mode)
+        try:
+            with self.log.active():
+                found = self._new_rows(batch, self.log.java().startTransaction(), str(epoch))
+        except SPARK_ERRORS as exc:
+            raise reading_error(exc, table=str(self.name)) from exc
+        return None if isinstance(found, str) else FileSink(found.rows)
+
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged:
         """Write a batch's files, which nothing names yet.
 
@@ -158,7 +177,7 @@ class FileWriter:
         try:
             marks = Vectors(self._root, plan.rows.files.storage)
             lines, counts = written(batch, plan.files, plan.rows, marks, session=self.session)
-            return self._staged(plan, lines, counts, _metrics(batch, counts))
+            return self._staged(batch, plan, lines, counts)
         except SPARK_ERRORS as exc:
             raise staging_error(exc, table=str(self.name)) from exc
 
@@ -176,10 +195,10 @@ class FileWriter:
             actions = self._java(staged.actions).appendedAll(self.log.transactions({application: version}))
             transaction.commit(actions, self._operation)
 
-    def discard(self, staged: Staged) -> None:
-        """Remove the files of a commit that was refused; what cannot be removed stays, unseen."""
+    def discard(self, paths: Iterable[str]) -> None:
+        """Remove files that no commit has; what cannot be removed stays, unseen."""
         jvm: Any = self.session._jvm
-        for path in staged.paths:
+        for path in paths:
             with suppress(*SPARK_ERRORS):
                 # The table's file system: a path on a disk names none, and Hadoop's usual one may be another.
                 files = self.log.java().dataPath().getFileSystem(self._hadoop)
@@ -216,11 +235,20 @@ class FileWriter:
         return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[self._java([])] * 3)
 
     def _plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
+        transaction = self.log.java().startTransaction()
+        new = self._new_rows(batch, transaction, f"{progress.epoch}-{progress.batch}")
+        if isinstance(new, str):
+            return new
+        rows, parts = new
+        found = self._old_files(batch, transaction, rows.columns, parts, rows.files.storage)
+        return found if isinstance(found, str) else FilePlan(transaction, rows, *found)
+
+    def _new_rows(self, batch: ReducedBatch, transaction: Any, words: str) -> _NewRows | str:
+        """How the rows of a batch are written, whatever the table has; ``words`` are in the files' names."""
         storage = hadoop_storage(str(self.log.java().dataPath()), self._hadoop, self.session._jvm)
         reason = storage if isinstance(storage, str) else storage.reason_unreachable(self._root)
         if isinstance(storage, str) or reason is not None:
             return str(reason)
-        transaction = self.log.java().startTransaction()
         text = str(transaction.metadata().schema().json())
         fields = {field["name"]: field for field in json.loads(text)["fields"]}
         present = columns_of(text)
@@ -232,15 +260,11 @@ class FileWriter:
             return reason
         columns = _columns(batch, fields, present)
         by_name = dict(zip(fields, columns, strict=True))
-        parts = [by_name[name] for name in _partition_columns(transaction)]
-        found = self._old_files(batch, transaction, columns, parts, storage)
-        if isinstance(found, str):
-            return found
-        files, entries = found
+        parts = tuple(by_name[name] for name in _partition_columns(transaction))
         counted_names = set(map(str, transaction.snapshot().statCollectionLogicalSchema().fieldNames()))
         with_statistics = (column.name for name, column in by_name.items() if name in counted_names)
         new = NewFiles(
-            f"{self._root}/part-{progress.epoch}-{progress.batch}-{uuid4().hex}-{ATTEMPT}.parquet",
+            f"{self._root}/part-{words}-{uuid4().hex}-{ATTEMPT}.parquet",
             str(codec),
             Statistics(frozenset(with_statistics)),
             # Spark 3 takes old dates of files that do not say it for dates of the Julian calendar.
@@ -248,8 +272,8 @@ class FileWriter:
             storage,
         )
         named = all(name == column.name for name, column in by_name.items())
-        split: Split = SplitByColumns(tuple(parts), named) if parts else unpartitioned
-        return FilePlan(transaction, RowsTask(columns, new, rules_of(batch), split), files, entries)
+        split: Split = SplitByColumns(parts, named) if parts else unpartitioned
+        return _NewRows(RowsTask(columns, new, rules_of(batch), split), parts)
 
     def _old_files(
         self,
@@ -316,7 +340,7 @@ class FileWriter:
         return self._java(snapshot.allFiles().collectAsList())
 
     def _staged(
-        self, plan: FilePlan, lines: Sequence[WrittenFile], counts: BatchCounts, metrics: Mapping[str, int]
+        self, batch: ReducedBatch, plan: FilePlan, lines: Sequence[WrittenFile], counts: BatchCounts
     ) -> Staged:
         """The actions of new files and vectors; they must say what the batch does."""
         actions, now, added, hidden = list[Any](), int(time.time() * 1000), 0, 0
@@ -344,9 +368,8 @@ class FileWriter:
                 f"{counts.marked} that were there; nothing is visible",
                 table=str(self.name),
             )
-        paths = tuple(str(one.path) for one in lines if one.path is not None)
         versions = None if counts.versions is None else counts.versions._asdict()
-        return Staged(tuple(actions), metrics, paths, versions)
+        return Staged(tuple(actions), _metrics(batch, counts), new_paths(batch, lines), versions)
 
     def _in_log(self, path: str) -> str:
         """A file of the table as its log has it: a URI, as Hadoop encodes it."""

@@ -33,7 +33,10 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
+    RowFormat,
+    RowSink,
     SchemaGap,
+    StagedPart,
     TableReader,
     check_order,
     check_shape,
@@ -47,8 +50,9 @@ from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
 from tidesink.sinks.targets.delta.schema import Compaction
 from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
-from tidesink.sinks.targets.lake.batches import FilesOrMerge
+from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, FilesOrMerge, paths_of, planned_as_staged
 from tidesink.sinks.targets.lake.cuts import CutLog
+from tidesink.sinks.targets.lake.files import FileSink
 from tidesink.sinks.targets.lake.merge import append_statement, merge_statement, result_of, rows_that_live
 from tidesink.sinks.targets.lake.tables import (
     long_names_refused,
@@ -176,7 +180,8 @@ class DeltaTarget:
 
     ``history`` is the state store (see ``delta.ledger``). ``settings`` are Spark settings for the tables'
     sessions. ``catalog_table`` is the name that each has in Spark's catalog besides. ``properties`` are the
-    table's own, where it is made.
+    table's own, where it is made. ``fewest_staged``: records of a range that are written to files where they
+    are read.
     """
 
     spark: SparkSession
@@ -186,6 +191,7 @@ class DeltaTarget:
     settings: Mapping[str, str] | None = None
     catalog_table: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+    fewest_staged: int = FEWEST_STAGED
 
     @property
     def capabilities(self) -> Capabilities:
@@ -205,7 +211,6 @@ class DeltaTarget:
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> DeltaTable:
         """The Delta table of ``shape``, created when missing."""
         session, path = open_session(self.spark, self.settings), self.path_of(shape.table)
-        history = self.history
         with long_names_refused(path.split("/"), shape.table):
             table = DeltaTable(
                 session,
@@ -213,8 +218,7 @@ class DeltaTarget:
                 shape,
                 pipeline=pipeline,
                 delete_mode=delete_mode,
-                history=history,
-                properties=self.properties,
+                target=self,
             )
         if self.catalog_table is not None:
             schema.register(session, path, self.catalog_table, shape.table)
@@ -295,22 +299,25 @@ class DeltaTable(DeltaColumns):
         *,
         pipeline: str,
         delete_mode: DeleteMode,
-        history: ProgressHistory | None,
-        properties: Mapping[str, str],
+        target: DeltaTarget,
     ) -> None:
         check_shape(shape)
         self.path = path
         self.location = f"delta.{quote_identifier(path)}"
         self._session = session
         self._table = shape.source
-        self._history = history
+        self._history = history = target.history
         self._log = DeltaLog(session, path)
         self._ledger = Ledger(self._log, shape.source, pipeline, path, history, shape.keys, shape.shard)
         self._shard = DeltaShard(shape.shard, session, self._log, self._ledger) if shape.shard else None
         self._turns = Turns(path, shape.shard)
         self._compaction = Compaction(session, self._log, self.location)
         self._files = FileWriter(session, self._log, shape.source)
-        self._files_or_merge = FilesOrMerge(shape.source, _log)
+        self._files_or_merge = FilesOrMerge(
+            shape.source, _log, fewest=target.fewest_staged, forget=self.forget_staged
+        )
+        self._soft = delete_mode == "soft"
+        self._sink: FileSink | None = None
         self._held: Entry | None = None
         self._seen = -1
         self._evolving = False
@@ -321,7 +328,7 @@ class DeltaTable(DeltaColumns):
                 self.location,
                 shape=shape,
                 soft_deletes=delete_mode == "soft",
-                properties=properties,
+                properties=target.properties,
             )
             self._present = schema.present_columns(self._log)
 
@@ -418,6 +425,17 @@ class DeltaTable(DeltaColumns):
                 )
         return result
 
+    def row_sink(self, rows: RowFormat) -> RowSink | None:
+        """Writes rows as files that no commit has yet, where they depend on no stored ones."""
+        self._sink = None
+        if self._files_or_merge.stages(rows, soft=self._soft):
+            self._sink = self._files.sink(rows, self._holding().epoch)
+        return self._sink
+
+    def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
+        """Remove the files that rows were written to."""
+        self._files.discard(paths_of(parts))
+
     def horizon(self) -> int | None:
         """The commit_ts up to which deletes may be forgotten."""
         with self._translating(reading_error):
@@ -470,7 +488,7 @@ class DeltaTable(DeltaColumns):
     def _write_files(self, batch: ReducedBatch, progress: Progress) -> bool:
         """Write and commit a batch as files; False where it is to be merged by MERGE."""
         for _ in range(_ATTEMPTS):
-            plan = self._files.plan(batch, progress)
+            plan = planned_as_staged(batch, self._files.plan(batch, progress), self._sink)
             done = self._files_or_merge.write(batch, plan, partial(self._committed_files, batch, progress))
             if isinstance(done, str):
                 return False
@@ -503,7 +521,7 @@ class DeltaTable(DeltaColumns):
                     f"progress first ({summary(exc)})",
                     table=str(self._table),
                 ) from exc
-            self._files.discard(staged)
+            self._files.discard(staged.paths)
             return False
         return True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from tidesink.errors import AccountingError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.errors import SPARK_ERRORS, class_names
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyResult, ReducedBatch
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, ApplyResult, ReducedBatch, RowFormat
 from tidesink.sinks.targets.iceberg.deletes import PositionFiles, Vector, VectorFiles
 from tidesink.sinks.targets.iceberg.jvm import (
     INVALID,
@@ -37,11 +37,13 @@ from tidesink.sinks.targets.lake.batches import (
     BatchCounts,
     batch_reason,
     columns_reason,
+    new_paths,
     written,
 )
 from tidesink.sinks.targets.lake.files import (
     ATTEMPT,
     DataFile,
+    FileSink,
     NewFiles,
     RowsTask,
     WrittenFile,
@@ -118,8 +120,15 @@ class FilePlan(NamedTuple):
     vectors: Mapping[str, Any]
 
 
+class _NewRows(NamedTuple):
+    """What tasks write, and the table's partition specs."""
+
+    rows: RowsTask
+    specs: Specs
+
+
 class Staged(NamedTuple):
-    """A snapshot that no table has yet, None where the table stays as it is; what it does; its files.
+    """A snapshot that no table has yet, None where the table stays as it is; what it does; files of its own.
 
     ``numbers``: those of the snapshot's summary.
     """
@@ -140,8 +149,28 @@ class FileWriter:
 
     def plan(self, batch: ReducedBatch, progress: Progress, state: TableState) -> FilePlan | str:
         """How a batch is written on what readers see at ``state``, or why it is merged by MERGE."""
+        new = batch_reason(batch) or self._new_rows(batch, state, f"{progress.epoch}-{progress.batch}")
+        if isinstance(new, str):
+            return new
+        rows, specs = new
+        try:
+            found = self._data_files(batch, state, rows.files.storage)
+        except SPARK_ERRORS as exc:
+            raise reading_error(exc, table=str(self.name)) from exc
+        if isinstance(found, str):
+            return found
+        marks = VectorFiles if state.version == 3 else PositionFiles
+        return FilePlan(state, rows, marks(rows.files, _identities(specs)), *found)
+
+    def sink(self, rows: RowFormat, state: TableState, epoch: int) -> FileSink | None:
+        """What takes the rows of a batch that depends on no stored rows; None where MERGE is to have them."""
+        found = self._new_rows(ReducedBatch(rows.shape, 0, 0, mode=rows.mode), state, str(epoch))
+        return None if isinstance(found, str) else FileSink(found.rows)
+
+    def _new_rows(self, batch: ReducedBatch, state: TableState, words: str) -> _NewRows | str:
+        """How the rows of a batch are written, whatever the table has; ``words`` are in the files' names."""
         present, fields = self.table.columns(state), self._fields(state)
-        reason = batch_reason(batch) or columns_reason(batch, present) or _of_metadata(state, fields)
+        reason = columns_reason(batch, present) or _of_metadata(state, fields)
         if reason is not None:
             return reason
         try:
@@ -150,16 +179,13 @@ class FileWriter:
             if reason is not None:
                 return reason
             storage = self._storage(state)
-            found = storage if isinstance(storage, str) else self._data_files(batch, state, storage)
         except SPARK_ERRORS as exc:
             raise reading_error(exc, table=str(self.name)) from exc
-        if isinstance(storage, str) or isinstance(found, str):
-            return str(found)
+        if isinstance(storage, str):
+            return storage
         columns = self._columns(batch, fields, present)
-        files, split = _new_files(state, progress, storage), _split(columns, specs[current])
-        rows = RowsTask(columns, files, rules_of(batch), split)
-        marks = VectorFiles if state.version == 3 else PositionFiles
-        return FilePlan(state, rows, marks(files, _identities(specs)), *found)
+        files, split = _new_files(state, words, storage), _split(columns, specs[current])
+        return _NewRows(RowsTask(columns, files, rules_of(batch), split), specs)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
         """Write a batch; None where others committed since the plan was made.
@@ -174,10 +200,10 @@ class FileWriter:
         except SPARK_ERRORS as exc:
             raise staging_error(exc, table=str(self.name)) from exc
 
-    def discard(self, staged: Staged, state: TableState) -> None:
-        """Remove the files of a snapshot that came into no table; what cannot be removed stays, unseen."""
+    def discard(self, paths: Iterable[str], state: TableState) -> None:
+        """Remove files that came into no table; what cannot be removed stays, unseen."""
         with suppress(*SPARK_ERRORS):
-            for path in staged.paths:
+            for path in paths:
                 state.table.io().deleteFile(path)
 
     def _storage(self, state: TableState) -> Storage | str:
@@ -287,7 +313,7 @@ class FileWriter:
         files = [one for one in lines if one.path is not None]
         if not files:
             return Staged(None, replace(counts.result, version=str(plan.state.head)))
-        staged = Staged(None, counts.result, tuple(str(one.path) for one in files))
+        staged = Staged(None, counts.result, new_paths(batch, files))
         try:
             snapshot = self._snapshot(plan, files)
         except SPARK_ERRORS as exc:
@@ -295,7 +321,7 @@ class FileWriter:
                 raise
             snapshot = None  # a vector of one of these files came in between
         if snapshot is None or not self._is_on(plan.state, snapshot):
-            self.discard(staged, plan.state)
+            self.discard(staged.paths, plan.state)
             return None
         summary = plan.state.numbers(snapshot)
         self._check(summary, counts, _taken_over(plan, files))
@@ -490,7 +516,7 @@ def _codec(state: TableState) -> str | None:
     return COMPRESSIONS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
 
 
-def _new_files(state: TableState, progress: Progress, storage: Storage) -> NewFiles:
-    name = f"{progress.epoch}-{progress.batch}-{uuid4().hex}-{ATTEMPT}.parquet"
+def _new_files(state: TableState, words: str, storage: Storage) -> NewFiles:
+    name = f"{words}-{uuid4().hex}-{ATTEMPT}.parquet"
     place = str(state.table.locationProvider().newDataLocation(name))
     return NewFiles(place, _codec(state) or "zstd", storage=storage)

@@ -25,7 +25,10 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
+    RowFormat,
+    RowSink,
     SchemaGap,
+    StagedPart,
     TableReader,
     check_order,
     check_shape,
@@ -40,8 +43,9 @@ from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, reading_err
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
-from tidesink.sinks.targets.lake.batches import FilesOrMerge
+from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, FilesOrMerge, paths_of, planned_as_staged
 from tidesink.sinks.targets.lake.cuts import CutLog
+from tidesink.sinks.targets.lake.files import FileSink
 from tidesink.sinks.targets.lake.merge import rows_that_live
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
@@ -145,7 +149,8 @@ class IcebergTarget:
 
     ``properties`` are the catalog's (type, uri, warehouse, …); without them it is one that Spark's own
     settings define. ``table_properties`` are a table's own, where it is made. ``keeps``: for so many seconds
-    every snapshot that readers saw stays.
+    every snapshot that readers saw stays. ``fewest_staged``: records of a range that are written to files
+    where they are read.
     """
 
     spark: SparkSession
@@ -154,6 +159,7 @@ class IcebergTarget:
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     table_properties: Mapping[str, str] = field(default_factory=dict)
     keeps: float = 0.0
+    fewest_staged: int = FEWEST_STAGED
 
     @property
     def capabilities(self) -> Capabilities:
@@ -177,8 +183,7 @@ class IcebergTarget:
                 shape,
                 pipeline=pipeline,
                 delete_mode=delete_mode,
-                properties=self.table_properties,
-                keeps=self.keeps,
+                target=self,
             )
 
     def cut_log(self, pipeline: str) -> CutLog:
@@ -254,8 +259,7 @@ class IcebergTable(IcebergColumns):
         *,
         pipeline: str,
         delete_mode: DeleteMode,
-        properties: Mapping[str, str],
-        keeps: float = 0.0,
+        target: IcebergTarget,
     ) -> None:
         check_shape(shape)
         self.location = location
@@ -268,12 +272,20 @@ class IcebergTable(IcebergColumns):
         self._shard = shard_of(shape, self._table, self._ledger, self._holder)
         self._staging = Staging(session, self._table, self._holder, shape.source)
         self._files = FileWriter(session, self._table, shape.source)
-        self._files_or_merge = FilesOrMerge(shape.source, _log)
-        self._maintenance = Maintenance(session, self._table, keeps=keeps)
+        self._files_or_merge = FilesOrMerge(
+            shape.source, _log, fewest=target.fewest_staged, forget=self.forget_staged
+        )
+        self._soft = delete_mode == "soft"
+        self._sink: FileSink | None = None
+        self._maintenance = Maintenance(session, self._table, keeps=target.keeps)
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
             self._created = iceberg_schema.open_table(
-                session, self._table, shape, soft_deletes=delete_mode == "soft", properties=properties
+                session,
+                self._table,
+                shape,
+                soft_deletes=delete_mode == "soft",
+                properties=target.table_properties,
             )
             self._present = self._table.columns(self._table.state())
 
@@ -341,6 +353,21 @@ class IcebergTable(IcebergColumns):
                 )
         return done
 
+    def row_sink(self, rows: RowFormat) -> RowSink | None:
+        """Writes rows as files that no snapshot has yet, where they depend on no stored ones."""
+        self._sink = None
+        if self._files_or_merge.stages(rows, soft=self._soft):
+            with self._translating(reading_error):
+                self._sink = self._files.sink(rows, self._table.state(), self._holder.held.epoch)
+        return self._sink
+
+    def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
+        """Remove the files that rows were written to."""
+        paths = paths_of(parts)
+        if paths:
+            with self._translating(reading_error):
+                self._files.discard(paths, self._table.state())
+
     def horizon(self) -> int | None:
         """The commit_ts up to which deletes may be forgotten."""
         with self._translating(reading_error):
@@ -386,6 +413,7 @@ class IcebergTable(IcebergColumns):
         if batch.empty or batch.truncates:
             return self._merged(batch, progress)
         plan = self._files.plan(batch, progress, state or self._holder.current())
+        plan = planned_as_staged(batch, plan, self._sink)
         done = self._files_or_merge.write(batch, plan, partial(self._written, batch, progress))
         return self._merged(batch, progress) if isinstance(done, str) else done
 
@@ -402,7 +430,7 @@ class IcebergTable(IcebergColumns):
         )
         batch.on_staged()
         if not self._holder.publish(entry, on=head, at=plan.state, adding=staged.snapshot):
-            self._files.discard(staged, plan.state)
+            self._files.discard(staged.paths, plan.state)
             return None
         self._maintenance.run_if_due(staged.numbers, plan.state.snapshot_count() + 1)
         return staged.result

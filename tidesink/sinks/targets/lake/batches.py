@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cas
 import structlog
 
 from tidesink.codecs.open import CODECS
-from tidesink.errors import AccountingError, TidesinkError
+from tidesink.errors import AccountingError, TidesinkError, TransientTargetError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
@@ -23,6 +23,8 @@ from tidesink.sinks.targets.base import (
     PreflightChecks,
     PreflightResult,
     ReducedBatch,
+    RowFormat,
+    StagedPart,
     check_versions,
     nothing,
 )
@@ -30,6 +32,7 @@ from tidesink.sinks.targets.lake.files import (
     FILE_DDL,
     DataFile,
     FileRefusedError,
+    FileSink,
     KeysTask,
     LocateTask,
     Marks,
@@ -60,6 +63,8 @@ if TYPE_CHECKING:
 _MOST_KEYS: Final = 2_000_000
 # A task that locates keys reads those of about so many rows.
 _ROWS_A_TASK: Final = 500_000
+# Records of a range whose rows are worth files of their own.
+FEWEST_STAGED: Final = 50_000
 # Names of what compresses Parquet files, with Arrow's.
 COMPRESSIONS: Final[Mapping[str, str]] = {
     "zstd": "zstd",
@@ -95,12 +100,20 @@ def written(
 def _written(
     batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, session: SparkSession
 ) -> list[WrittenFile]:
-    rows, frame = replace(rows, packed=batch.payloads is not None), batch.payloads or batch.frame
-    assert frame is not None  # noqa: S101  (``batch_reason``)
-    given = in_session(frame, session)
     cores = session.sparkContext.defaultParallelism
     groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
     locate = LocateTask(groups, b"", rows.columns, marks)
+    if batch.staged is not None:
+        lines = [line for part in batch.staged for line in part.files]
+        (batch.on_written or nothing)()
+        if groups:
+            locate = replace(locate, batch_keys=stream_of(joined_keys(lines)))
+            lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
+        batch.on_located()
+        return lines
+    rows, frame = replace(rows, packed=batch.payloads is not None), batch.payloads or batch.frame
+    assert frame is not None  # noqa: S101  (``batch_reason``)
+    given = in_session(frame, session)
     with arrow_batches_of_rows(session) if not rows.packed else nullcontext():
         small = batch.upserts + batch.deletes <= SMALL_BATCH and len(groups) <= cores
         if small and batch.on_written is None:
@@ -124,6 +137,17 @@ def _written(
         lines = [*lines, line, *_run(given.coalesce(cores), rows)]
         on_written()
         return lines
+
+
+def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, ...]:
+    """The files that were written for an attempt to commit a batch: not those that it came in."""
+    staged = {line.path for part in batch.staged or () for line in part.files}
+    return tuple(one.path for one in lines if one.path is not None and one.path not in staged)
+
+
+def paths_of(parts: Iterable[StagedPart]) -> tuple[str, ...]:
+    """The files that staged rows are in."""
+    return tuple(line.path for part in parts for line in part.files if line.path is not None)
 
 
 def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTask) -> list[WrittenFile]:
@@ -196,22 +220,43 @@ Plan = TypeVar("Plan", bound=FilePlan)
 Done = TypeVar("Done")
 
 
+def planned_as_staged(batch: ReducedBatch, plan: Plan | str, sink: FileSink | None) -> Plan | str:
+    """The plan of a batch; a reason where its rows are in files already, which would now be others."""
+    if batch.staged is None or isinstance(plan, str):
+        return plan
+    if sink is None or not plan.rows.is_like(sink.rows):
+        return "the table's columns or properties changed meanwhile"
+    return plan
+
+
 class FilesOrMerge:
     """Whether a table's batches are files or left to Spark; the log says why, once as long as it stays so.
 
-    ``reason``: of the last batch that was left.
+    ``reason``: of the last batch, if it was left.
     """
 
-    def __init__(self, table: TableId, log: structlog.stdlib.BoundLogger) -> None:
-        self._table, self._log = table, log
+    def __init__(
+        self,
+        table: TableId,
+        log: structlog.stdlib.BoundLogger,
+        *,
+        fewest: int,
+        forget: Callable[[Sequence[StagedPart]], None],
+    ) -> None:
+        self._table, self._log, self._fewest, self._forget = table, log, fewest, forget
         self.reason: str | None = None
         # Files of the table that were refused: to try again would write the batch's rows for nothing.
         self._refused: dict[str, str] = {}
 
     def write(self, batch: ReducedBatch, plan: Plan | str, write: Callable[[Plan], Done]) -> Done | str:
-        """What writing a batch as planned gave; as text, the reason for a MERGE. A plan can be one."""
+        """What writing a batch as planned gave; as text, the reason for a MERGE. A plan can be one.
+
+        Raises:
+            TransientTargetError: the rows are in files already.
+        """
         done = plan if isinstance(plan, str) else self._tried(plan, write)
         if not isinstance(done, str):
+            self.reason = None
             return done
         how = "inserted by Spark" if batch.mode == "append" else "merged by MERGE"
         if done != self.reason:
@@ -219,7 +264,22 @@ class FilesOrMerge:
             self.reason = done
         if not batch.truncates:
             batch.on_left(f"{how}: {done}")
+        if batch.staged is not None:
+            # It is read again, and the next sink is none.
+            self._forget(batch.staged)
+            raise TransientTargetError(
+                f"the rows that were written cannot be committed as files: {done}", table=str(self._table)
+            )
         return done
+
+    def stages(self, rows: RowFormat, *, soft: bool) -> bool:
+        """Whether the next batch's rows are written while they are read.
+
+        Not where what is written depends on stored rows, nor where a range has so few rows that its file
+        would be a small one.
+        """
+        depends = rows.sequenced or rows.keeps or rows.mode == "history" or soft
+        return not depends and self.reason is None and rows.fewest >= self._fewest
 
     def _tried(self, plan: Plan, write: Callable[[Plan], Done]) -> Done | str:
         refused = (self._refused[file.path] for file in plan.files if file.path in self._refused)
@@ -248,6 +308,7 @@ def batch_reason(batch: ReducedBatch) -> str | None:
     reasons = {
         # In these orders several ranges may have events of one key, which are reduced once more.
         "the batch has no payloads": batch.payloads is None
+        and batch.staged is None
         and not ((batch.sequenced or batch.mode == "history") and batch.frame),
         "the batch empties the table": batch.truncates,
         "sequence_by: source, and the source left out values": batch.sequenced and batch.keeps,

@@ -3,7 +3,8 @@
 ``RowsTask`` writes the rows that a batch's payloads hold as Parquet files, and gives their keys.
 ``LocateTask`` finds the rows of a table that have one of these keys, and writes their positions. Where rows
 depend on stored ones (``lake.rows``, ``lake.versions``), ``KeysTask`` gives the keys, ``LocateTask`` the
-stored values as well, and ``RowsTask`` comes last. None of them reads a row on the driver but these: keys and
+stored values as well, and ``RowsTask`` comes last. ``FileSink`` writes the rows before they are payloads, in
+the tasks that reduce them. None of them reads a row on the driver but these: keys and
 stored values travel as Arrow data, and what comes back is a line for each file (``FILE_DDL``). A format's own
 part plans the files, and commits them.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +26,7 @@ import pyarrow.parquet as pq
 from tidesink.errors import AccountingError
 from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.spark.payloads import ROW_KINDS, unpack
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, StagedPart
 from tidesink.sinks.targets.lake.rows import (
     MOST_PARTITIONS,
     NEEDS_STORED,
@@ -40,7 +42,7 @@ from tidesink.sinks.targets.lake.rows import (
     newer,
     unpartitioned,
 )
-from tidesink.sinks.targets.lake.storage import LOCAL, Storage
+from tidesink.sinks.targets.lake.storage import LOCAL, Storage, StorageError
 from tidesink.sinks.targets.lake.versions import (
     COMMIT_TS,
     Events,
@@ -248,6 +250,14 @@ class RowsTask:
         assert isinstance(self.rules, VersionRules)  # noqa: S101  (``LocateTask.ends``)
         return self.write(self.rules.changed(self.columns, versions), number)
 
+    def is_like(self, other: RowsTask) -> bool:
+        """Whether both write the same files for rows that depend on no stored ones, but for their names."""
+        mine, theirs = (
+            (one.columns, one.split, one.files.compression, one.files.describe, one.files.metadata)
+            for one in (self, other)
+        )
+        return mine == theirs
+
     def given(self, lines: Sequence[WrittenFile], *, ended: bool = False) -> tuple[RowsTask, WrittenFile]:
         """The same with what was found of the batch's keys, and a line about what is made of it.
 
@@ -267,6 +277,27 @@ class RowsTask:
         stale = keys.select(names).filter(pa.array(found_keys(lines).stale))
         whole = pa.concat_tables(rows) if rows else stale.schema.empty_table()
         return replace(self, stored=(stream_of(stale), stream_of(whole))), WrittenFile()
+
+
+@dataclass(frozen=True)
+class FileSink:
+    """Writes the rows of a range as files, in the task that reduces them: a ``RowSink``.
+
+    The ``files`` of what it answers are lines. Its rows are no payloads.
+    """
+
+    rows: RowsTask
+
+    def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
+        """What became of the rows."""
+        # A task may be given several ranges, one after the other.
+        location = self.rows.files.location.replace(ATTEMPT, f"{uuid4().hex}-{ATTEMPT}")
+        task = replace(self.rows, files=replace(self.rows.files, location=location), packed=False)
+        try:
+            lines = tuple(task.written(rows))
+        except (NotAsFilesError, StorageError) as exc:  # Spark may take the batch still
+            return StagedPart(0, 0, exc.message)
+        return StagedPart(0, sum(one.rows for one in lines), files=lines)
 
 
 @dataclass(frozen=True)

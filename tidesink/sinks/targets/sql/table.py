@@ -30,6 +30,7 @@ from tidesink.sinks.targets.base import (
     RowFormat,
     RowSink,
     SchemaGap,
+    StagedPart,
     check_order,
     check_shape,
     check_versions,
@@ -193,7 +194,7 @@ class SqlTable:
         self._make_staging(rows)
         return loader_into(self._connections, self.place.staging(self._claimed_epoch()), rows)
 
-    def forget_staged(self) -> None:
+    def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:  # noqa: ARG002  (all are in one table)
         """Drop the staging table, whatever became of its batch."""
         if self._staging is not None:
             drop_staging(self._connections, self.place.staging(self._claimed_epoch()), self._table)

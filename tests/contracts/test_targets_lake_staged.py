@@ -1,0 +1,170 @@
+"""Rows that tasks write to a lake's files as they read them, before it is known what becomes of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+from tests.contracts.conftest import BEDS
+from tests.contracts.iceberg_disturbed import compact
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape, sql
+from tests.contracts.test_targets_delta_partitions import made
+from tests.full import each, quick_on
+from tidesink.errors import TransientTargetError
+from tidesink.events import Column, ColumnType
+from tidesink.sinks.spark.payloads import unpack
+from tidesink.sinks.targets.base import ReducedBatch, RowFormat, StagingTable, TargetTable
+from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, paths_of
+from tidesink.sinks.targets.lake.storage import local_path
+
+pytestmark = [pytest.mark.spark, quick_on("delta")]
+SHAPE: Final = shape()
+WIDER: Final = shape(ID, NAME, AMOUNT, Column("note", ColumnType("varchar", length=20)))
+KINDS: Final = ("delta", "iceberg")
+PACK: Final[dict[str, Callable[[Bed, str], object]]] = {
+    "delta": lambda bed, location: sql(bed, f"OPTIMIZE {location}"),
+    "iceberg": lambda bed, _location: compact(bed),
+}
+
+
+@pytest.fixture(params=KINDS)
+def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
+    """Each lake in turn, which writes the smallest ranges where they are read."""
+    found = BEDS[request.param](request, tmp_path / "lake")
+    return replace(found, target=replace(found.target, fewest_staged=1))
+
+
+def _staged(table: TargetTable, batch: ReducedBatch) -> ReducedBatch:
+    """The batch as a worker has it whose tasks wrote the rows: of two ranges, by one task."""
+    assert isinstance(table, StagingTable)
+    sink = table.row_sink(replace(batch.row_format, fewest=1))
+    assert sink is not None
+    parts = tuple(sink([rows]) for rows in _ranges(batch))
+    assert [part.failure for part in parts] == [None] * len(parts)
+    return replace(batch, frame=None, payloads=None, staged=parts)
+
+
+def _ranges(batch: ReducedBatch) -> list[pa.RecordBatch]:
+    assert batch.payloads is not None
+    return [rows for rows in unpack(batch.payloads.toArrow().to_batches()) if len(rows)]
+
+
+def _files(batch: ReducedBatch) -> list[Path]:
+    """The files that the rows are in."""
+    return [local_path(path) for path in paths_of(batch.staged or ())]
+
+
+def _opened(bed: Bed, **options: Any) -> tuple[Any, int]:
+    table = bed.target.open_table(SHAPE, pipeline="shop", **options)
+    return table, table.claim().epoch
+
+
+@quick_on("delta", "iceberg")
+@pytest.mark.parametrize("seed", each(range(4), full=range(1, 4)))
+def test_rows_are_what_the_batches_make_of_them(bed: Bed, seed: int) -> None:
+    """Whether a batch was staged or not, and whatever of its keys the table had."""
+    random, (table, epoch) = Random(seed), _opened(bed)
+    expected: dict[int, dict[str, Any]] = {}
+    for number in range(1, 6):
+        keys = random.sample(range(12), 6)
+        upserts = [row(key, f"{number}", number) for key in keys[:4]]
+        batch = bed.batch(SHAPE, upserts, [{"id": key} for key in keys[4:]])
+        there = {key for key in keys if key in expected}
+        result = table.apply(_staged(table, batch) if number != 3 else batch, progress(epoch, number))
+        assert (result.inserted, result.updated) == (4 - len(there & {*keys[:4]}), len(there & {*keys[:4]}))
+        assert (result.deleted, result.absent) == (len(there & {*keys[4:]}), 2 - len(there & {*keys[4:]}))
+        expected |= {one["id"]: one for one in upserts}
+        for key in keys[4:]:
+            expected.pop(key, None)
+        assert bed.rows() == [expected[key] for key in sorted(expected)]
+
+
+def test_a_log_of_changes_takes_them_as_they_come(bed: Bed) -> None:
+    table, epoch = _opened(bed)
+    for number in (1, 2):
+        batch = replace(bed.batch(SHAPE, [row(number), row(number + 10)]), mode="append")
+        result = table.apply(_staged(table, batch), progress(epoch, number))
+        assert result.inserted == 2
+    assert [one["id"] for one in bed.rows()] == [1, 2, 11, 12]
+
+
+def test_nothing_is_seen_of_rows_that_are_forgotten(bed: Bed) -> None:
+    table, epoch = _opened(bed)
+    batch = _staged(table, bed.batch(SHAPE, [row(1), row(2)]))
+    assert all(file.exists() for file in _files(batch))
+    table.forget_staged(batch.staged)
+    assert not any(file.exists() for file in _files(batch))
+    table.apply(_staged(table, bed.batch(SHAPE, [row(3)])), progress(epoch, 1))
+    assert [one["id"] for one in bed.rows()] == [3]
+
+
+def test_a_table_that_got_a_column_since_does_not_take_the_files(bed: Bed) -> None:
+    """The batch is tried again without them; then the table takes rows where they are read once more."""
+    table, epoch = _opened(bed)
+    plain = bed.batch(SHAPE, [row(1)])
+    batch = _staged(table, plain)
+    table.evolve(WIDER)
+    with pytest.raises(TransientTargetError, match="cannot be committed as files"):
+        table.apply(batch, progress(epoch, 1))
+    assert not any(file.exists() for file in _files(batch))
+    assert bed.rows() == []
+    assert table.row_sink(replace(batch.row_format, fewest=1)) is None
+    wider = [{**row(1), "note": "new"}]
+    table.apply(bed.batch(WIDER, wider), progress(epoch, 1))
+    wider += [{**row(2), "note": None}]
+    table.apply(_staged(table, bed.batch(WIDER, wider[1:])), progress(epoch, 2))
+    assert bed.rows() == wider
+
+
+@pytest.mark.parametrize("step", ["on_located", "on_staged"])
+def test_another_program_packs_the_table_before_the_commit(bed: Bed, step: str) -> None:
+    """The keys are located again; the files of the rows stay."""
+    table, epoch = _opened(bed)
+    for number, rows in enumerate(([row(1), row(2), row(3)], [row(2, "b"), row(4)]), 1):
+        table.apply(bed.batch(SHAPE, rows), progress(epoch, number))
+    reached = []
+
+    def pack() -> None:
+        reached.append(step)
+        if len(reached) == 1:
+            PACK[bed.name](bed, table.location)
+
+    batch = _staged(table, bed.batch(SHAPE, [row(1, "c"), row(5)], [{"id": 3}]))
+    result = table.apply(replace(batch, **{step: pack}), progress(epoch, 3))
+    assert len(reached) == 2
+    assert (result.inserted, result.updated, result.deleted) == (1, 1, 1)
+    assert {one["id"]: one["name"] for one in bed.rows()} == {1: "c", 2: "b", 4: "a", 5: "a"}
+
+
+def test_rows_that_depend_on_stored_ones_are_not_written_where_they_are_read(bed: Bed) -> None:
+    table, _ = _opened(bed)
+    rows = RowFormat(SHAPE, fewest=FEWEST_STAGED)
+    assert table.row_sink(rows) is not None
+    for other in ({"sequenced": True}, {"keeps": True}, {"mode": "history"}, {"fewest": 0}):
+        assert table.row_sink(replace(rows, **other)) is None
+    soft = bed.target.open_table(shape(table=SHAPE.table), pipeline="shop", delete_mode="soft")
+    soft.claim()
+    assert isinstance(soft, StagingTable)
+    assert soft.row_sink(rows) is None
+
+
+def test_a_range_that_would_be_too_many_files_is_left_to_spark(request: pytest.FixtureRequest) -> None:
+    """The part says so, and the range is read again without a sink."""
+    delta = BEDS["delta"](request, request.getfixturevalue("tmp_path") / "lake")
+    bed = replace(delta, target=replace(delta.target, fewest_staged=1))
+    table = made(bed, SHAPE, "name")
+    sink = table.row_sink(RowFormat(SHAPE, fewest=1))
+    assert sink is not None
+    many = bed.batch(SHAPE, [row(number, f"{number}") for number in range(2_100)])
+    part = sink(_ranges(many)[:1])
+    assert (part.rows, part.files) == (0, ())
+    assert "more than 1,000 partitions" in part.failure
+    rows = [row(1, "a b"), row(2, None), row(3, "a b")]
+    table.apply(_staged(table, bed.batch(SHAPE, rows)), progress(1, 1))
+    assert bed.rows() == rows
