@@ -202,14 +202,15 @@ class LiveTable:
 def live_config(
     folder: Path, servers: Servers, table: LiveTable, url: str, *, rows: int = 250, **more: Any
 ) -> Path:
-    """A pipeline that loads the table from its database, in ranges of so many ``rows``."""
+    """A pipeline that loads the table from its database, in ranges of so many ``rows``, two a batch."""
     source = {
         "brokers": servers["brokers"],
         "protocol": "canal-json",
         "topics": [table.topic],
         "database": {"url": url, "chunk-rows": rows, "connections": 2},
     }
-    return shop_config(folder, servers, {"source": source, "defaults": {"snapshot": "initial"}, **more})
+    usual = {"source": source, "defaults": {"snapshot": "initial"}, "batch": {"max-records": 2 * rows}}
+    return shop_config(folder, servers, {**usual, **more})
 
 
 def ask_snapshot(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +34,8 @@ from tidesink.dev.lake_check import open_lake_table
 from tidesink.dev.mariadb import running_mariadb
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.batch.observers import RunReport
+from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.worker.control import change_control
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
@@ -199,6 +201,37 @@ def test_killed_at_each_step_of_a_part(
                 table.change()
             # Dead letters are of records alone.
             die_at(step, spark, config, log)
+        drain(spark, config, log)
+        rows = place.rows(table.name)
+        assert rows is not None
+        assert in_order(rows) == in_order(table.rows())
+
+
+@FULL
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_killed_where_the_rows_of_a_part_are_written_as_they_are_read(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Ranges of so many rows that each is a file of its own; read twice, so that rows are there already."""
+    place, log = place_of(kind, request, tmp_path), tmp_path / "worker.log"
+    with live_table(mariadb_url, servers) as table:
+        table.load(250_000)
+        for _ in range(500):
+            table.change()
+        config = live_config(tmp_path, servers, table, mariadb_url, target=place.target, rows=60_000)
+        for step in steps_of(kind):
+            for _ in range(20):
+                table.change()
+            die_at(step, spark, config, log)
+            if step == "committed":
+                with closing(open_state_store(load_config(config).state)) as store:
+                    again = lambda control: replace(control, snapshot=replace(control.snapshot, started=1))  # noqa: E731
+                    change_control(store, "shop", table.name, again)
         drain(spark, config, log)
         rows = place.rows(table.name)
         assert rows is not None

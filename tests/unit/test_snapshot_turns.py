@@ -13,7 +13,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.source_rows import KeyRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
 from tidesink.sinks.worker.control import SnapshotControl
-from tidesink.sinks.worker.snapshot import Snapshot, SnapshotPart
+from tidesink.sinks.worker.snapshot import Snapshot, SnapshotPart, SourceDatabase, next_rounds
 from tidesink.source_database.base import StoredTable
 
 ORDERS = TableId("shop", "orders")
@@ -75,6 +75,23 @@ def test_parts_and_changes_take_turns_while_both_wait() -> None:
     assert turns == [True, False, True, False]
     assert [found.comes_next(_progress(3, HALF), waiting=False) for _ in range(3)] == [True, True, True]
     assert not found.comes_next(_progress(3, DONE), waiting=False)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "seconds", "rounds"),
+    [(2, 5.0, 1), (2, 9.0, 1), (2, 1.0, 5), (1, 0.5, 10), (6, 5.0, 3), (6, 15.0, 1), (5, 1.0, 15)],
+)
+def test_the_next_part_is_to_take_five_seconds(ranges: int, seconds: float, rounds: int) -> None:
+    """By how long the last one took, of whose ranges two were read at once."""
+    assert next_rounds(ranges, at_once=2, seconds=seconds) == rounds
+
+
+def test_a_part_has_no_more_rows_than_a_batch_has_records() -> None:
+    """But for the ranges that are read at once."""
+    stored = StoredTable({}, ("id",), 1_000, 100_000)
+    for records, most in ((1_000, 10), (450, 4), (10, 2)):
+        database = SourceDatabase(cast(Any, None), 100, 1 << 20, 2, records)
+        assert database.most_ranges(stored, rounds=5) == most
 
 
 def test_keys_are_looked_up_behind_all_rows() -> None:

@@ -149,7 +149,7 @@ def key_ranges(
 def _key_after(
     connection: Connection, table: TableId, stored: StoredTable, part: KeyRange, rows: int
 ) -> KeyTexts | None:
-    """The key so many rows behind the beginning of a range; None where there are fewer."""
+    """The key so many rows behind the beginning of a range; None where there are no more."""
     import sqlalchemy as sa
 
     dialect = dialect_of(connection)
@@ -159,12 +159,13 @@ def _key_after(
     query = rows_between(query, stored.key, stored.types, dialect, after=part.after)
     if part.where:
         query = query.where(within(part.where, stored.types, dialect))
-    query = query.order_by(*map(column_of, stored.key)).offset(rows - 1).limit(1)
-    found = connection.execute(query).first()
-    if found is None:
+    query = query.order_by(*map(column_of, stored.key)).offset(rows - 1).limit(2)
+    found = connection.execute(query).all()
+    # Behind the last key of a full range nothing may come: then the range is the last one.
+    if len(found) < 2:
         return None
     return tuple(
-        dialect.text_of(value, stored.types[name]) for name, value in zip(stored.key, found, strict=True)
+        dialect.text_of(value, stored.types[name]) for name, value in zip(stored.key, found[0], strict=True)
     )
 
 
@@ -173,6 +174,7 @@ class SourceRows:
     """Reads ranges of a table's key; travels to the tasks, with the URL and its secrets, by pickle.
 
     ``schema`` has the columns that are read, ``key`` and ``key_types`` those by which ranges are cut.
+    ``at_once``: how many ranges are read at once; None: as many as Spark has tasks for.
     """
 
     url: str = field(repr=False)
@@ -180,6 +182,7 @@ class SourceRows:
     key: tuple[str, ...]
     key_types: dict[str, ColumnType]
     ranges: tuple[KeyRange | KeySet, ...]
+    at_once: int | None = None
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """The rows of the range with this number, as records without key and value, and their texts.
@@ -269,7 +272,7 @@ class SourceRows:
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """As ``RecordReader``: what ``work`` makes of each range and its rows."""
-        return over_ranges(session, ranges, self, work, ddl)
+        return over_ranges(session, ranges, self, work, ddl, most_tasks=self.at_once)
 
     def _query(self, part: KeyRange, dialect: SourceDialect) -> Any:
         import sqlalchemy as sa

@@ -79,6 +79,8 @@ _LOST: Final = (
     "they tell"
 )
 _NEW: Final = "the database has a column {} that the changes have not yet: those that wait go first"
+# A part is to take about so long: the changes of its table wait for it, and it ends with a commit.
+_SECONDS: Final = 5.0
 _TOO_LARGE: Final = (
     f"a range of the snapshot has more than {MOST_BYTES >> 20} MiB, which a task does not hold at once: "
     "lower source.database.chunk-rows"
@@ -142,14 +144,15 @@ class SnapshotPart:
 class SourceDatabase:
     """The source's database, asked by the driver.
 
-    A range has ``rows`` rows at most, and about ``bytes`` by the database's estimate of a row. A batch reads
-    ``most`` ranges.
+    A range has ``rows`` rows at most, and about ``bytes`` by the database's estimate of a row. ``at_once``
+    ranges are read at once. A batch of more ranges than these has ``records`` rows at most.
     """
 
     connection: Connection
     rows: int
     bytes: int
-    most: int
+    at_once: int
+    records: int
 
     def table(self, table: TableId) -> StoredTable:
         """A table, which has a key.
@@ -174,18 +177,29 @@ class SourceDatabase:
         *,
         after: KeyTexts | None,
         where: tuple[Bound, ...] = (),
+        rounds: int = 1,
     ) -> tuple[KeyRange, ...]:
-        """The ranges that a batch reads behind a key, within bounds.
+        """The ranges that a batch reads behind a key, within bounds, in so many rounds.
 
         Raises: as ``table``.
         """
-        rows = self.rows_of(stored)
-        return key_ranges(self.connection, table, stored, after=after, rows=rows, most=self.most, where=where)
+        rows, most = self.rows_of(stored), self.most_ranges(stored, rounds)
+        return key_ranges(self.connection, table, stored, after=after, rows=rows, most=most, where=where)
+
+    def most_ranges(self, stored: StoredTable, rounds: int) -> int:
+        """How many ranges a batch reads in so many rounds."""
+        return max(self.at_once, min(self.at_once * rounds, self.records // self.rows_of(stored)))
 
     def rows_of(self, stored: StoredTable) -> int:
         """The rows of a range of a table."""
         size = max(1, stored.bytes // max(1, stored.rows))
         return max(1, min(self.rows, self.bytes // size))
+
+
+def next_rounds(ranges: int, *, at_once: int, seconds: float) -> int:
+    """How many rounds of ranges the next part reads, by how long the last one took."""
+    rounds = -(-ranges // at_once)
+    return max(1, int(rounds * _SECONDS / max(seconds, 0.001)))
 
 
 def all_ranges(
@@ -217,8 +231,9 @@ def open_source_database(config: Config) -> Iterator[SourceDatabase]:
             connection = engine.connect()
             begin_session(connection)
         with connection:
-            most = settings.connections
-            yield SourceDatabase(connection, settings.chunk_rows, config.batch.max_bytes // most, most)
+            at_once, batch = settings.connections, config.batch
+            size = batch.max_bytes // at_once
+            yield SourceDatabase(connection, settings.chunk_rows, size, at_once, batch.max_records)
     finally:
         engine.dispose()
 
@@ -257,6 +272,7 @@ class Snapshot:
         self._read_last = False
         self._estimate: int | None = None
         self._ahead: _Ahead | None = None
+        self._rounds = 1
         # Columns that the database alone has, though all changes of the time when it was found are applied.
         self._settled = ColumnGap()
         # What is asked of it.
@@ -314,6 +330,12 @@ class Snapshot:
         """A row of a part may be of columns that the changes have not yet: they go first."""
         self._ahead = _Ahead(part.gap, True, dict(applied))
 
+    def took(self, part: SnapshotPart, seconds: float) -> None:
+        """Know how long a part took, by which the next one is sized."""
+        settings = self._context.config.source.database
+        if settings is not None and part.ranges:
+            self._rounds = next_rounds(len(part.ranges), at_once=settings.connections, seconds=seconds)
+
     def comes_next(self, progress: Progress, *, waiting: bool) -> bool:
         """Whether the next batch is a part: every second one while changes wait."""
         if not self.is_due(progress):
@@ -351,9 +373,11 @@ class Snapshot:
                 most, parts = min(KEYS_A_QUERY, database.rows_of(stored)), 1
                 ranges = (self._key_set(keys, source, stored, after=before.after, most=most),)
             else:
-                ranges = database.ranges(self._settings.table, stored, after=before.after, where=where)
+                ranges = database.ranges(
+                    self._settings.table, stored, after=before.after, where=where, rounds=self._rounds
+                )
                 if before.sweep is not None and ranges[-1].up_to is None:
-                    rows = database.rows_of(stored) * database.most
+                    rows = database.rows_of(stored) * database.at_once
                     parts = parts_of(self._context, source, stored, rows=rows, where=where)
         last_try, self._ahead = self._ahead is not None and self._ahead.unfit, None
         return SnapshotPart(stored, ranges, before, gap, last_try, parts, keys)
@@ -523,13 +547,15 @@ class SnapshotBatch(Batch):
             stored.key,
             stored.key_types,
             part.ranges,
+            database.connections,
         )
         first = log_offset(self._hold.progress.batch + 1) if decode_plan.logs else 0
         ranges = [
             OffsetRange(plan.found.topic, n, first, first + database.chunk_rows)
             for n in range(len(part.ranges))
         ]
-        return RangeTask.of(ranges, "", decode_plan, self._row_sink(plan, decode_plan))
+        sink = self._row_sink(replace(plan, ranges=tuple(ranges)), decode_plan)
+        return RangeTask.of(ranges, "", decode_plan, sink)
 
     def _table_plan(self) -> DecodePlan:
         """The table's plan as it stands.

@@ -470,7 +470,9 @@ class TableTask:
             # The DDL that makes room for the row may be late: it is looked at again after a while.
             self._fail(exc, passes=True)
             return
-        if outcome.account is None and not outcome.pending:
+        if outcome.account is not None:
+            self._snapshot.took(part, sum(outcome.seconds.values()))
+        elif not outcome.pending:
             self._snapshot.row_does_not_fit(part, applied)
         self._take(outcome)
 
