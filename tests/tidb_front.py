@@ -1,8 +1,11 @@
 """A server that reads as of a commit_ts as TiDB does: MariaDB's history, behind a front.
 
 MariaDB's system-versioned tables can be read as they were at a moment, by a variable of their own. The front
-hands over every packet as it is, but for TiDB's ``SET @@tidb_snapshot``, which it puts into MariaDB's
-words: what is under test is asked nothing else than in production.
+hands over every packet as it is, but for TiDB's ``SET @@tidb_snapshot`` and ``@@tidb_current_ts``, which it
+puts into MariaDB's words: what is under test is asked nothing else than in production.
+
+A transaction's TSO is the clock's. MariaDB reads a little later than that, as TiDB does under READ COMMITTED;
+a writer that takes a commit_ts from the same clock, behind its commit, has the order that TiDB gives.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import pytest
 import sqlalchemy as sa
 
 _SNAPSHOT: Final = re.compile(rb"\x03SET @@tidb_snapshot = ([0-9]+)\Z")
+_CURRENT: Final = b"\x03SELECT @@tidb_current_ts"
 _LOGICAL: Final = (1 << 18) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -34,6 +38,18 @@ def tidb_url(mariadb_url: str) -> Iterator[str]:
 def commit_ts(moment: datetime) -> int:
     """The TSO of a moment."""
     return (moment - _EPOCH) // timedelta(milliseconds=1) << 18
+
+
+def next_tso() -> int:
+    """A TSO of now; each is later than all before it."""
+    global _last  # noqa: PLW0603  (one clock for all)
+    with _turn:
+        _last = max(_last + 1, commit_ts(datetime.now(timezone.utc)))
+        return _last
+
+
+_last = 0
+_turn: Final = threading.Lock()
 
 
 def moment_of(tso: int) -> str:
@@ -66,6 +82,8 @@ def _requests(client: socket.socket, server: socket.socket) -> None:
             found = _SNAPSHOT.fullmatch(body)
             if found is not None:
                 body = f"\x03SET @@system_versioning_asof = '{moment_of(int(found[1]))}'".encode()
+            elif body == _CURRENT:
+                body = f"\x03SELECT '{next_tso()}'".encode()
             server.sendall(len(body).to_bytes(3, "little") + head[3:] + body)
         server.shutdown(socket.SHUT_RDWR)
 

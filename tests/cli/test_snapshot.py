@@ -204,7 +204,6 @@ def test_how_far_snapshots_are(tmp_path: Path, store: SqlStateStore) -> None:
             },
             "a version begins",
         ),
-        ({"tables": [{"name": "shop.orders", "snapshot": "initial", "sequence_by": "source"}]}, "position"),
         (
             {"target": {"type": "http", "url": "http://127.0.0.1:1"}, "defaults": {"snapshot": "initial"}},
             "http",

@@ -133,6 +133,31 @@ def test_a_column_that_comes_later_does_not_disturb_the_marks(bed: Bed) -> None:
 
 
 @quick_on("memory", "delta", "iceberg", "postgres", "mysql")
+def test_rows_read_at_a_position_replace_what_is_older_and_nothing_that_is_newer(bed: Bed) -> None:
+    """As a part of a snapshot, and as one of a resync: all rows of it stand at one position."""
+    table, epoch = held(bed)
+    rows = [row(1, "older"), row(2, "newer"), row(3, "same", 9)]
+    gone = [{"id": 4}, {"id": 5}]
+    table.apply(bed.batch(SHAPE, rows, gone, at=[10, 30, 20, 10, 30]), progress(epoch, 1))
+    read = [row(number, "read") for number in (1, 2, 3, 4, 5, 6)]
+    result = table.apply(bed.batch(SHAPE, read, at=[20] * 6), progress(epoch, 2))
+    # Of equal commit_ts both are the row as it was then.
+    assert result.stale in (2, 3)
+    assert result.applied + result.stale == 6
+    found = {one["id"]: one["name"] for one in bed.living()}
+    assert found.pop(3) in ("same", "read")
+    assert found == {1: "read", 2: "newer", 4: "read", 6: "read"}
+    late = [row(1, "late"), row(6, "late")]
+    assert table.apply(bed.batch(SHAPE, late, [{"id": 4}], at=[19, 21, 15]), progress(epoch, 3)).stale == 2
+    found = {one["id"]: one["name"] for one in bed.living()}
+    assert (found[1], found[4], found[6]) == ("read", "read", "late")
+    swept = bed.batch(SHAPE, [], [{"id": number} for number in (1, 2, 6)], at=[25] * 3)
+    assert table.apply(swept, progress(epoch, 4)).stale == 1
+    found = {one["id"]: one["name"] for one in bed.living()}
+    assert (found.get(1), found.get(2), found.get(6)) == (None, "newer", None)
+
+
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
 def test_any_order_and_any_cut_end_in_the_same_rows(bed: Bed, seed: int) -> None:
     chosen = random.Random(seed)

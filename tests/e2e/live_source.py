@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, shop_config
+from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config
 from tidesink.events import Column, ColumnType, Op, Row, TableId, TableSchema
 from tidesink.sinks.state.sql_store import open_state_store
@@ -36,9 +37,21 @@ _LARGEST: Final = 2**64 - 1
 
 
 class LiveTable:
-    """One table; ``name`` is new in the server."""
+    """One table; ``name`` is new in the server.
 
-    def __init__(self, engine: sa.Engine, servers: Servers, *, partitions: int = 3, seed: int = 5) -> None:
+    ``clock`` gives the commit_ts of changes, each behind its commit, and changes go to any partition. Without
+    it their order is Kafka's.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        servers: Servers,
+        *,
+        partitions: int = 3,
+        seed: int = 5,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
         self.name = TableId(f"live{uuid.uuid4().hex[:8]}", "orders")
         self.topic = f"{servers['prefix']}{self.name.schema}"
         self._engine, self._rng, self._partitions = engine, random.Random(seed), partitions
@@ -47,13 +60,15 @@ class LiveTable:
         self.largest_size = 10**6
         # Of the last commit, in ms.
         self._clock = 1_767_225_600_000
+        self.tso = clock
         # What the changefeed has not sent yet; None: nothing is held back.
         self._late: list[Callable[[], object]] | None = None
         schema = TableSchema(self.name, COLUMNS)
         from tests.servers import create_topics
 
         create_topics(servers["brokers"], {self.topic: partitions})
-        self._feed = TableWriter(servers, schema, protocol="canal-json", topic=self.topic)
+        options = CodecOptions(enable_tidb_extension=clock is not None)
+        self._feed = TableWriter(servers, schema, protocol="canal-json", topic=self.topic, options=options)
         columns = ", ".join(f"`{one.name}` {(one.type.sql or '')}" for one in COLUMNS)
         self.create = f"CREATE TABLE `{self.name.schema}`.orders ({columns}, PRIMARY KEY (region, id))"
         with self._engine.begin() as connection:
@@ -136,6 +151,8 @@ class LiveTable:
         self._send(lambda: self._feed.ddl(statement, commit_ts=at))
 
     def _commit_ts(self) -> int:
+        if self.tso is not None:
+            return self.tso()
         self._clock += 1
         return self._clock << 18
 
@@ -196,6 +213,8 @@ class LiveTable:
         record = self._feed.encoded(op, key, before=before, commit_ts=self._commit_ts())
         # A key stays in its partition, as the dispatcher index-value has it.
         partition = hash(named) % self._partitions
+        if self.tso is not None:
+            partition = self._rng.randrange(self._partitions)
         self._send(lambda: self._feed.send(record.key, record.value, partition=partition))
 
 
@@ -206,6 +225,7 @@ def live_config(
     source = {
         "brokers": servers["brokers"],
         "protocol": "canal-json",
+        "enable-tidb-extension": table.tso is not None,
         "topics": [table.topic],
         "database": {"url": url, "chunk-rows": rows, "connections": 2},
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 
 from tests.mysql_values import COLUMNS, make_wide, own_database
 from tests.spark.decoded import decode_here
+from tests.tidb_front import next_tso
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.records import BAD
@@ -241,3 +243,28 @@ def test_a_value_that_its_type_cannot_hold_is_a_fault(
     assert [len(one.rows) for one in found.tables] == [1]
     (bad,) = (one for one in decode_here(plan, records) if one.kind == BAD)
     assert "column 'd'" in str(bad.reason)
+
+
+def test_rows_stand_at_a_position_that_was_taken_before_them(
+    tidb_url: str, mariadb_url: str, database: tuple[sa.Connection, str]
+) -> None:
+    connection, schema = database
+    made = sa.Table("p", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), schema=schema)
+    made.create(connection)
+    connection.execute(made.insert(), [{"id": 1}, {"id": 2}])
+    table = TableId(schema, "p")
+    rows = _source(tidb_url, table, _stored(connection, table), [KeyRange()])
+    (records,) = rows(FetchRange("rows", 0, 0, 1))
+    assert records.column("commit_ts").to_pylist() == [None, None]
+    before = next_tso()
+    (records,) = replace(rows, since=before)(FetchRange("rows", 0, 0, 1))
+    first, second = records.column("commit_ts").to_pylist()
+    assert before < first == second < next_tso()
+    plan = canal_json_plan(rows.schema, keys=rows.key, time_zone=ZONE)
+    plan, _ = source_plan(plan, StoredTable(_types(rows), rows.key, 0, 0))
+    (changes,) = plan.decoder.decode_batch(records).tables
+    assert changes.rows["commit_ts"].to_pylist() == [first, first]
+    with pytest.raises(SourceUnavailableError, match="reads as of commit_ts"):
+        next(iter(replace(rows, since=before << 1)(FetchRange("rows", 0, 0, 1))))
+    with pytest.raises(ConfigError, match="no timestamps that compare with a commit_ts"):
+        next(iter(replace(rows, url=mariadb_url, since=0)(FetchRange("rows", 0, 0, 1))))

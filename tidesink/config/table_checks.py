@@ -119,21 +119,21 @@ def _mode(at: Section) -> Iterator[Problem]:
 
 def _snapshot(at: Section) -> Iterator[Problem]:
     """What a snapshot cannot be of in this version."""
-    obstacle = snapshot_obstacle(at.config, at.mode, at.sequence_by)
+    obstacle = snapshot_obstacle(at.config, at.mode)
     if at.own.snapshot not in (None, "never") and obstacle is not None:
         yield at.problem(
             "snapshot", obstacle, "remove it, or set snapshot: never for the tables it cannot be of"
         )
 
 
-def snapshot_obstacle(config: Config, mode: TableMode, order: SequenceBy) -> str | None:
-    """Why a table of this mode and order cannot have a snapshot; None where it can."""
+def snapshot_obstacle(config: Config, mode: TableMode) -> str | None:
+    """Why a table of this mode cannot have a snapshot; None where it can."""
     if "rows" not in config.target.features:
         return f"a target of type {config.target.type} forwards changes, and rows of a snapshot are none"
     if mode == "history":
-        return "rows of a snapshot have no commit_ts in this version, with which a version begins"
-    if order == "source" and mode == "upsert":
-        return "rows of a snapshot have no position at the source in this version"
+        return (
+            "a row that is read does not say at which commit_ts it was written, with which a version begins"
+        )
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tidesink.events import ColumnType, TableId
 
@@ -19,6 +19,11 @@ ErrorCode = int | str
 Selected = str | bytes | float
 # What a task makes of what the driver gives.
 ValueReader = Callable[[Any], Selected]
+NO_POSITION: Final = (
+    "source.database has no timestamps that compare with a commit_ts, which rows need that are read under "
+    "sequence_by: source: give the URL of the TiDB cluster whose changefeed writes the topic, set "
+    "snapshot: never, or use sequence_by: kafka"
+)
 
 
 class StoredTable(NamedTuple):
@@ -52,6 +57,15 @@ class SourceDialect(Protocol):
 
     def begin_session(self, connection: Connection) -> None:
         """Make the texts of a session those that the others here read."""
+
+    def begin_at_position(self, connection: Connection) -> int:
+        """Begin a transaction, and give its position, a commit_ts.
+
+        What the transaction reads shows every change that was committed up to it, and may show later ones.
+
+        Raises:
+            ConfigError: the database has no positions that compare with a commit_ts.
+        """
 
     def stored_table(self, connection: Connection, table: TableId) -> StoredTable | None:
         """A table as the database has it; None where it has none of this name."""

@@ -85,6 +85,22 @@ def begin_session(connection: Connection) -> None:
     dialect_of(connection).begin_session(connection)
 
 
+def begin_at_position(connection: Connection, *, since: int) -> int:
+    """As ``SourceDialect.begin_at_position``.
+
+    Raises:
+        ConfigError: the database has no positions that compare with a commit_ts.
+        SourceUnavailableError: it reads as of a moment before ``since``.
+    """
+    found = dialect_of(connection).begin_at_position(connection)
+    if found < since:
+        raise SourceUnavailableError(
+            f"the source's database reads as of commit_ts {found}, and {since} or later is needed: read from "
+            "the cluster whose changefeed writes the topic"
+        )
+    return found
+
+
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     """A table as the database has it; None where it has none of this name."""
     return dialect_of(connection).stored_table(connection, table)

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, Value
-from tidesink.source_database.base import KeyTexts, StoredTable, ValueReader, column_of
+from tidesink.source_database.base import (
+    NO_POSITION,
+    KeyTexts,
+    StoredTable,
+    ValueReader,
+    code_of,
+    column_of,
+)
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
 from tidesink.typemap.values import text_reader, text_writer
@@ -28,6 +35,7 @@ RANGE_OPTIONS: Final[Mapping[str, Any]] = {}
 REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
 NO_TABLE: Final = (1109, 1146)
 NO_COLUMN: Final = (1054,)
+NO_VARIABLE: Final = 1193
 # A text that its column's character set, or its type, does not have.
 OF_VALUE: Final = (1267, 1292, 1300, 1366, 1525, 3854, 3988)
 # Types that are selected, and carried, as numbers.
@@ -39,6 +47,23 @@ def begin_session(connection: Connection) -> None:
     """Make the session's texts those of canal-json."""
     if connection.dialect.name in ("mysql", "mariadb"):
         connection.exec_driver_sql("SET time_zone = '+00:00', sql_mode = ''")
+
+
+def begin_at_position(connection: Connection) -> int:
+    """As ``SourceDialect``: the TSO at which a transaction of TiDB starts, and as of which it reads.
+
+    Raises:
+        ConfigError: it is not TiDB.
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    connection.exec_driver_sql("START TRANSACTION")
+    try:
+        return int(_plain(connection.exec_driver_sql("SELECT @@tidb_current_ts").scalar_one()))
+    except DBAPIError as error:
+        if code_of(error) != NO_VARIABLE:
+            raise
+        raise ConfigError(NO_POSITION) from error
 
 
 def stored_columns(connection: Connection, table: TableId) -> dict[str, ColumnType]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidesink.errors import ConfigError
 from tidesink.events import ColumnType, TableId
 from tidesink.source_database.base import (
+    NO_POSITION,
     KeyTexts,
     Selected,
     StoredTable,
@@ -60,6 +61,11 @@ _CHILDREN: Final = (
     "other tables inherit from the table, so that its key is not one of all rows: set snapshot: never for "
     "it, and load its rows some other way"
 )
+
+
+def begin_at_position(connection: Connection) -> int:  # noqa: ARG001  (as SourceDialect has it)
+    """There are none. Raises ConfigError."""
+    raise ConfigError(NO_POSITION)
 
 
 def begin_session(connection: Connection) -> None:

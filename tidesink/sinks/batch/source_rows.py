@@ -51,6 +51,7 @@ from tidesink.source_database.base import (
     table_of,
 )
 from tidesink.source_database.database import (
+    begin_at_position,
     begin_session,
     dialect_of,
     is_of_value,
@@ -175,6 +176,8 @@ class SourceRows:
 
     ``schema`` has the columns that are read, ``key`` and ``key_types`` those by which ranges are cut.
     ``at_once``: how many ranges are read at once; None: as many as Spark has tasks for.
+    ``since``: rows have as commit_ts the position at which their statement's transaction reads, which is not
+    before this one; None: they have none.
     """
 
     url: str = field(repr=False)
@@ -183,13 +186,14 @@ class SourceRows:
     key_types: dict[str, ColumnType]
     ranges: tuple[KeyRange | KeySet, ...]
     at_once: int | None = None
+    since: int | None = None
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """The rows of the range with this number, as records without key and value, and their texts.
 
         Raises:
-            SourceUnavailableError: the database does not answer.
-            ConfigError: it refuses the user.
+            SourceUnavailableError: the database does not answer, or reads as of before ``since``.
+            ConfigError: it refuses the user, or has no positions.
         """
         part = self.ranges[wanted.partition]
         if isinstance(part, KeySet):
@@ -264,8 +268,11 @@ class SourceRows:
                 if condition is not None:
                     query = query.where(condition(dialect))
                 types = [column.type for column in self.schema.columns]
+                # Before the rows: a change that was committed up to it is one that they show.
+                position = None if self.since is None else begin_at_position(connection, since=self.since)
                 for columns in dialect.column_batches(connection, query, types, _ROWS_A_PART):
-                    yield self._records(wanted, columns, start)
+                    rows = self._structs(columns)
+                    yield numbered_records(wanted, start, rows, commit_ts=position)
                     start += len(columns[0])
         finally:
             engine.dispose()
@@ -282,13 +289,17 @@ class SourceRows:
         query = rows_between(query, self.key, self.key_types, dialect, after=part.after, up_to=part.up_to)
         return query.where(within(part.where, self.key_types, dialect)) if part.where else query
 
-    def _records(self, wanted: FetchRange, columns: Sequence[pa.Array], start: int) -> pa.RecordBatch:
-        names = [column.name for column in self.schema.columns]
-        return numbered_records(wanted, start, pa.StructArray.from_arrays(columns, names=names))
+    def _structs(self, columns: Sequence[pa.Array]) -> pa.StructArray:
+        return pa.StructArray.from_arrays(columns, names=[column.name for column in self.schema.columns])
 
 
-def numbered_records(wanted: FetchRange, start: int, rows: pa.Array) -> pa.RecordBatch:
-    """Rows as records without key and value: a decoder that knows them reads the rows (``rows_of``)."""
+def numbered_records(
+    wanted: FetchRange, start: int, rows: pa.Array, *, commit_ts: int | None = None
+) -> pa.RecordBatch:
+    """Rows as records without key and value: a decoder that knows them reads the rows (``rows_of``).
+
+    ``commit_ts``: at which they stand in the source's order.
+    """
     count = len(rows)
     return pa.record_batch(
         {
@@ -297,6 +308,7 @@ def numbered_records(wanted: FetchRange, start: int, rows: pa.Array) -> pa.Recor
             "offset": pa.array(np.arange(start, start + count)),
             "key": pa.nulls(count, pa.binary()),
             "value": pa.nulls(count, pa.binary()),
+            "commit_ts": pa.repeat(pa.scalar(commit_ts, pa.int64()), count),
             _ROW: rows,
         }
     )
@@ -325,7 +337,7 @@ def changes_of(
         "topic": records.column("topic").dictionary_encode(),
         "partition": records.column("partition"),
         "offset": records.column("offset"),
-        "commit_ts": pa.nulls(count, pa.int64()),
+        "commit_ts": records.column("commit_ts"),
         "source": pa.nulls(count, SOURCE_TYPE),
         "key": key,
         "before": pa.nulls(count, row),

@@ -7,6 +7,8 @@ A batch is either changes or a part of the snapshot. Rows and progress of both a
 progress says which key was read last. The law (ADR 32): a part is read after the offsets at which the
 table's changes go on were fixed, and committed with them. So it shows at least what the changes before them
 made of its rows, and each later change is a whole row, or a delete, that is applied after it.
+
+In the source's order a row stands at a position of the database that was taken before the row was read.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from tidesink.sinks.batch.source_rows import (
 )
 from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
+from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep, TopicProgress
 from tidesink.sinks.worker.asked_keys import AskedKeys, load_keys
 from tidesink.sinks.worker.control import SnapshotControl, change_control
 from tidesink.sinks.worker.source_keys import (
@@ -57,7 +59,7 @@ from tidesink.sinks.worker.source_keys import (
     parts_of,
 )
 from tidesink.source_database.base import KeyTexts, StoredTable
-from tidesink.source_database.database import begin_session, stored_table, translated
+from tidesink.source_database.database import begin_at_position, begin_session, stored_table, translated
 from tidesink.source_database.key_bounds import Bound, from_lists
 from tidesink.typemap.target_schema import is_row_keyed
 
@@ -169,6 +171,16 @@ class SourceDatabase:
         if not found.key:
             raise ConfigError(_KEYLESS, table=str(table))
         return found
+
+    def position(self, *, since: int) -> int:
+        """A commit_ts up to which all that is read later shows every change; ``since`` or later.
+
+        Raises:
+            ConfigError: the database has none.
+            SourceUnavailableError: it does not answer, or reads as of a moment before ``since``.
+        """
+        with translated(OPTION):
+            return begin_at_position(self.connection, since=since)
 
     def ranges(
         self,
@@ -547,7 +559,8 @@ class SnapshotBatch(Batch):
             stored.key,
             stored.key_types,
             part.ranges,
-            database.connections,
+            at_once=database.connections,
+            since=self._since(),
         )
         first = log_offset(self._hold.progress.batch + 1) if decode_plan.logs else 0
         ranges = [
@@ -556,6 +569,17 @@ class SnapshotBatch(Batch):
         ]
         sink = self._row_sink(replace(plan, ranges=tuple(ranges)), decode_plan)
         return RangeTask.of(ranges, "", decode_plan, sink)
+
+    def _since(self) -> int | None:
+        """The first position that rows may have; None where the table is not in the source's order.
+
+        Of a row that was read up to the horizon nothing would tell whether it was deleted since.
+        """
+        return (self._hold.horizon or 0) + 1 if self._sequenced else None
+
+    def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
+        """Nothing of the topic was read: the ranges whose numbers the summary has are of the key."""
+        return super()._topic_progress(plan, BatchSummary())
 
     def _table_plan(self) -> DecodePlan:
         """The table's plan as it stands.

@@ -336,17 +336,18 @@ def source_task(
     *,
     wanted: WantedKeys | None,
     ranges: Callable[[], tuple[KeyRange, ...]],
+    since: int | None = None,
 ) -> tuple[RangeTask, RecordReader]:
     """The task over the source's rows of some keys, or of all ``ranges``, and its reader, which tries again.
 
-    ``plan`` has a ``SourceDecoder``.
+    ``plan`` has a ``SourceDecoder``; ``since``: as of ``SourceRows``.
     """
     settings, seconds = config.source.database, config.retry.for_
     assert settings is not None  # noqa: S101  (the database was open)
     assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
     read = (KeyRange(),) if wanted is not None else ranges()
     url = settings.url.get_secret_value()
-    rows = SourceRows(url, plan.decoder.stored, stored.key, stored.key_types, read)
+    rows = SourceRows(url, plan.decoder.stored, stored.key, stored.key_types, read, since=since)
     reader: RecordReader = PatientRows(rows, settings.connections, seconds)
     if wanted is not None:
         reader = KeyedRows(rows, wanted.columns, settings.connections, seconds, wanted.keys)

@@ -3,7 +3,8 @@
 Part i of N takes the target's keys whose hash falls to i, or those that a person named, and asks the source
 for them; of those that it has not a batch deletes the rows. The law (ADR 37) is that of a snapshot's rows:
 the offsets at which the table's changes go on were fixed before the source was asked, and deletes and
-progress are committed together.
+progress are committed together. In the source's order they stand at a position of the database that was
+taken before the source was asked.
 
 A delete goes the way of one from the topic: the tasks are given the keys as records, which a decoder of their
 own takes as they are. They are in the target's types, so that no key is made again from its texts.
@@ -38,7 +39,7 @@ from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.spark.payloads import task_number
 from tidesink.sinks.spark.session import in_session
-from tidesink.sinks.worker.snapshot import SnapshotBatch, all_ranges
+from tidesink.sinks.worker.snapshot import SnapshotBatch, all_ranges, open_source_database
 from tidesink.sinks.worker.source_keys import (
     WantedKeys,
     compared_columns,
@@ -94,6 +95,7 @@ class KeyTask:
     names: tuple[str, ...]
     wanted: FetchRange
     work: Work
+    commit_ts: int | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What the work makes of the keys, which are a struct in the only column."""
@@ -105,7 +107,7 @@ class KeyTask:
         start = 0
         for batch in batches:
             keys = pa.StructArray.from_arrays(batch.column(0).flatten(), names=[*self.names])
-            yield numbered_records(wanted, start, keys)
+            yield numbered_records(wanted, start, keys, commit_ts=self.commit_ts)
             start += batch.num_rows
 
 
@@ -113,25 +115,31 @@ class KeyTask:
 class TargetKeys:
     """Gives keys of the target as records; as ``RecordReader``, whatever ranges it is asked for.
 
-    ``keys`` has them in the column ``value``, as ``names``.
+    ``keys`` has them in the column ``value``, as ``names``. ``commit_ts``: at which they are deleted, in the
+    source's order.
     """
 
     names: tuple[str, ...]
     keys: DataFrame = field(repr=False)
+    commit_ts: int | None = None
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """What ``work`` makes of them."""
-        task = KeyTask(self.names, ranges[0], work)
+        task = KeyTask(self.names, ranges[0], work, self.commit_ts)
         return in_session(self.keys.select("value"), session).mapInArrow(Reporting(task), ddl)
 
 
 class _Asked(NamedTuple):
-    """Keys of the target that the source is asked for, and as what they are compared."""
+    """Keys of the target that the source is asked for, and as what they are compared.
+
+    ``position``: of the source, taken before it is asked.
+    """
 
     plan: DecodePlan
     topic: str
     columns: tuple[ComparedColumn, ...]
     keys: DataFrame
+    position: int | None
 
 
 class SweepBatch(SnapshotBatch):
@@ -150,12 +158,22 @@ class SweepBatch(SnapshotBatch):
         table_plan = self._table_plan()
         deletes = deletes_plan(table_plan)
         names = tuple(column.name for column in deletes.shape.key_columns)
-        self._reader = TargetKeys(names, self._only_at_target(table_plan, plan.found.topic))
+        position = self._position()
+        only = self._only_at_target(table_plan, plan.found.topic, position)
+        self._reader = TargetKeys(names, only, position)
         return RangeTask.of(
             [OffsetRange(plan.found.topic, 0, 0, 1)], "", deletes, self._row_sink(plan, deletes)
         )
 
-    def _only_at_target(self, plan: DecodePlan, topic: str) -> DataFrame:
+    def _position(self) -> int | None:
+        """At which keys are deleted that the source has not from then on; None but in the source's order."""
+        since = self._since()
+        if since is None:
+            return None
+        with open_source_database(self._context.config) as database:
+            return database.position(since=since)
+
+    def _only_at_target(self, plan: DecodePlan, topic: str, position: int | None) -> DataFrame:
         """The part's keys of the target that the source has not."""
         from tidesink.sinks.spark.digests import HASH, keys_of, named_keys, within
 
@@ -174,7 +192,7 @@ class SweepBatch(SnapshotBatch):
             texts = [*self._part.keys.in_order_of(one.name for one in key)]
             found = found.join(named_keys(reader.session, texts, columns).select(*HASH), [*HASH], "left_semi")
         keys = self._stored(found)
-        asked = _Asked(plan, topic, columns, keys)
+        asked = _Asked(plan, topic, columns, keys, position)
         try:
             there = self._at_source(reader.session, asked, by_key=True)
         except ValueOutOfRangeError:
@@ -193,7 +211,10 @@ class SweepBatch(SnapshotBatch):
         columns = key_columns(plan, stored.key, key_types(asked.columns)) if by_key else None
         wanted = WantedKeys(columns, asked.keys) if columns is not None else None
         ranges = partial(all_ranges, config, self._settings.table, stored)
-        task, source = source_task(config, plan, stored, asked.topic, wanted=wanted, ranges=ranges)
+        since = asked.position
+        task, source = source_task(
+            config, plan, stored, asked.topic, wanted=wanted, ranges=ranges, since=since
+        )
         named = unpacked_ranges(session, task, source).where("_op IN ('upsert', 'bad')")
         values = (f"after.{quoted(one.name)}" for one in asked.columns)
         found = digests(named.selectExpr(*values, "_op = 'bad' AS bad"), asked.columns)
