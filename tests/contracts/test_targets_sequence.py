@@ -132,7 +132,6 @@ def test_a_column_that_comes_later_does_not_disturb_the_marks(bed: Bed) -> None:
     assert bed.living() == [{**row(1), "note": "new"}, {**row(3), "note": "n"}]
 
 
-@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
 def test_rows_read_at_a_position_replace_what_is_older_and_nothing_that_is_newer(bed: Bed) -> None:
     """As a part of a snapshot, and as one of a resync: all rows of it stand at one position."""
     table, epoch = held(bed)
