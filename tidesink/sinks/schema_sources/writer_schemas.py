@@ -28,7 +28,13 @@ from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, schema_id
 from tidesink.sinks.batch.schema_source import Missed, declared_table
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row
-from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer, writer_of
+from tidesink.sinks.plans.debezium_json import (
+    JsonWriter,
+    Writers,
+    debezium_json_plan,
+    first_writer,
+    writer_of,
+)
 from tidesink.sinks.plans.flat_avro import flat_avro_plan, lacks_checksums
 from tidesink.sinks.schema_sources.open import LoneDecoding
 
@@ -371,6 +377,8 @@ def open_debezium_avro(
 
 # How many records of a topic are read first to find its columns.
 _PEEKED_JSON_RECORDS: Final = 1_000
+# Of a partition's end, for its newest columns: one of them is a whole row.
+_LAST_JSON_RECORDS: Final = 100
 
 
 class DebeziumJsonDecoding(LoneDecoding):
@@ -407,6 +415,22 @@ class DebeziumJsonDecoding(LoneDecoding):
         self._make()
         return True
 
+    def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
+        """Know the newest columns, where rows are behind all that was sent; other records bring their own."""
+        if ranges is None:
+            new = [writer for part in _last_records(self._topic, found) for writer in self._writers_in(part)]
+            writers = self._writers.with_new(new, later=True)
+            if writers != self._writers:
+                self._writers = writers
+                self._make()
+
+    def _writers_in(self, part: OffsetRange) -> Iterator[JsonWriter]:
+        """The writer of the last record of a range that tells all columns; none where no record does."""
+        messages = [*self._context.source.messages_here([part])]
+        found = first_row(reversed(messages), self._options, self._declared)
+        if found is not None:
+            yield first_writer(found)
+
     def _found_writer(self, ranges: Sequence[OffsetRange]) -> bool:
         """Read some records; whether one of them gave the table's columns."""
         found = first_row(self._context.source.messages_here(ranges), self._options, self._declared)
@@ -427,6 +451,12 @@ class DebeziumJsonDecoding(LoneDecoding):
             options=self._options,
             logs=settings.mode == "append",
         )
+
+
+def _last_records(topic: str, found: TopicOffsets) -> Iterator[OffsetRange]:
+    """The end of each partition."""
+    for number, (earliest, latest) in found.partitions.items():
+        yield OffsetRange(topic, number, max(earliest, latest - _LAST_JSON_RECORDS), latest)
 
 
 def open_debezium_json(

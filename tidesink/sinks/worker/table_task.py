@@ -450,6 +450,7 @@ class TableTask:
         if self.state != "RUNNING":
             return  # the table is another worker's
         progress, retry = self._hold.progress, self._context.retry(self.table)
+        self._decoding.catch_up(None, found)
         plan, applied = self._decoding.columns(), self._next_offsets()
         # The bounds are those of each try: what is recorded of the batch must be what it did.
         try:
