@@ -1,4 +1,4 @@
-"""A column that came after the first records of a topic which has no DDL: snapshots and comparisons know it."""
+"""A column that came after the first records of a topic without DDL: snapshots and comparisons know it."""
 
 from __future__ import annotations
 
