@@ -2,7 +2,7 @@
 
 It is no SQL that a database is given. It is read as comparisons of columns of the key with literals, all of
 which hold; the literals become parameters, as texts that canal-json has of the columns' types. The types are
-those that compare alike in each database and in Spark: numbers, dates and times.
+those that each database and Spark compare in the same way: numbers, dates and times.
 """
 
 from __future__ import annotations

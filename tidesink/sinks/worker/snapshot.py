@@ -506,8 +506,8 @@ class Snapshot:
             )
         # Another key orders the rows differently: they are read again, and written again.
         sweep = None if found.sweep is None else Sweep()
-        anew = replace(found, key=stored.key, after=None, rows=0, done=False, number=number, sweep=sweep)
-        return found if found.key == stored.key else anew
+        again = replace(found, key=stored.key, after=None, rows=0, done=False, number=number, sweep=sweep)
+        return found if found.key == stored.key else again
 
 
 class SnapshotBatch(Batch):

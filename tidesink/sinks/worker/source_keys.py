@@ -127,7 +127,7 @@ _MOST_PRECISION: Final = 38
 
 
 def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str]) -> tuple[Limit, ...]:
-    """Bounds of the source's key as those of the target's, which compares their values alike.
+    """Bounds of the source's key as those of the target's, which compares their values as it does.
 
     ``plan`` and ``types`` are as for ``key_columns``.
 

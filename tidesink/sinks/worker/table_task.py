@@ -456,9 +456,7 @@ class TableTask:
         try:
             part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
         except SnapshotRefusedError as exc:
-            self._tally.warnings += (self._snapshot.refuse(exc, progress),)
-            self._change("RUNNING", None)
-            return
+            part, self._tally.warnings = None, (*self._tally.warnings, self._snapshot.refuse(exc, progress))
         if part is None:
             self._change("RUNNING", None)
             return

@@ -60,12 +60,12 @@ class Gathered:
         self._mark = dialect.quote(SOFT_DELETE_COLUMN)
         self._present: dict[str, str] = {}
 
-    def prepare(self, cursor: Any, shape: TableShape, present: Mapping[str, str], *, anew: bool) -> None:
+    def prepare(self, cursor: Any, shape: TableShape, present: Mapping[str, str], *, empty: bool) -> None:
         """Make the table where it is missing, with those columns of the shape that the target has.
 
-        ``present``: the target's columns. ``anew``: whatever is there is thrown away.
+        ``present``: the target's columns. ``empty``: whatever is there is thrown away.
         """
-        if anew:
+        if empty:
             cursor.execute(f"DROP TABLE IF EXISTS {self.place.location}")
         if not self.look(cursor):
             types = {fold_name(name): found for name, found in present.items()}

@@ -525,7 +525,7 @@ class SqlTable:
         """
         if self._gathers:
             with self._changer(cursor) as changing:
-                self._gathered.prepare(changing, self._shape, self._present, anew=entry.progress is None)
+                self._gathered.prepare(changing, self._shape, self._present, empty=entry.progress is None)
         elif self._gathered.look(cursor) and entry.progress is not None:
             self._gathered.merge(cursor, self._shape, self._present)
 
