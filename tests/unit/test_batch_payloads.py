@@ -16,9 +16,10 @@ from tidesink.sinks.batch.context import Failpoints
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
 from tidesink.sinks.batch.schema_changes import SchemaDecision
-from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.batch.shared_reads import TableRecords
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import StagedPart
+from tidesink.sinks.targets.base import RowFormat, SchemaGap, StagedPart
 from tidesink.typemap.target_schema import TableShape, shape_of
 
 T = TableId("s", "t")
@@ -50,6 +51,46 @@ def test_a_target_of_packed_rows_is_given_no_frame_of_a_table_with_metadata(omit
     decided = SchemaDecision(shape_of(TableSchema(T, (ID, Column("_op", ColumnType("varchar"))))), omitted)
     reduced = batch._reduced_batch(Reduction(plan, cast("Any", found)), decided)
     assert (reduced.frame, reduced.payloads, reduced.on_delete) == (None, payloads, ("_op",))
+
+
+class _StagingTable:
+    """A table that is asked for a sink."""
+
+    asked: list[RowFormat]
+
+    def row_sink(self, rows: RowFormat) -> None:
+        self.asked.append(rows)
+
+    def gap(self, _shape: TableShape) -> SchemaGap:
+        return SchemaGap(("id",), (), {}, {"id": "int"})
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_args, **_named: pytest.fail(f"the table is asked for {name}")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_target_hears_how_long_the_ranges_are_that_the_table_reads_alone(shared: bool) -> None:
+    """Of a range that tables read together nobody knows how many rows are of this one."""
+    shape, ranges = shape_of(TableSchema(T, (ID,))), [(0, 90), (5, 5), (7, 70)]
+    table = _StagingTable()
+    table.asked = []
+    plan = BatchPlan(
+        tuple(OffsetRange("t", number, *part) for number, part in enumerate(ranges)),
+        TopicOffsets("t", "", {}),
+    )
+    reader: Any = TableRecords(cast("Any", None), cast("Any", None), T, commits=False) if shared else None
+    batch = Batch(
+        cast("Any", SimpleNamespace(target=SimpleNamespace(capabilities=CAPABILITIES))),
+        Hold(cast("Any", table), 1, Progress(T, "p", 1, 0)),
+        cast("Any", SimpleNamespace(reported=lambda: None)),
+        settings=right(FLAT_AVRO).table_config(T),
+        session=cast("Any", None),
+        plan=plan,
+        reader=reader,
+    )
+    decode_plan = SimpleNamespace(packed_shape=shape, keeps_values=False, logs=False)
+    assert batch._row_sink(plan, cast("Any", decode_plan)) is None
+    assert [one.fewest for one in table.asked] == ([0] if shared else [63])
 
 
 def test_rows_staged_before_the_columns_changed_are_not_applied() -> None:

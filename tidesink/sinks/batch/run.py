@@ -61,6 +61,7 @@ from tidesink.sinks.batch.schema_changes import (
     source_columns_of,
 )
 from tidesink.sinks.batch.schema_source import Decoding, Missed
+from tidesink.sinks.batch.shared_reads import TableRecords
 from tidesink.sinks.batch.source import (
     KafkaRead,
     RangeFrame,
@@ -340,7 +341,9 @@ class Batch:
             return None
         self._staged_shape = decision.given
         keeps = decode_plan.keeps_values and not decode_plan.logs
-        fewest = min((part.records for part in plan.ranges if part.records), default=0)
+        # Of a range that tables read together, few rows may be of this one.
+        lone = () if isinstance(self._reader, TableRecords) else plan.ranges
+        fewest = min((part.records for part in lone if part.records), default=0)
         return table.row_sink(RowFormat(decision.given, self._settings.mode, self._sequenced, keeps, fewest))
 
     @property
