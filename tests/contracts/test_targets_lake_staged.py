@@ -16,10 +16,15 @@ from tests.contracts.iceberg_disturbed import compact
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape, sql
 from tests.contracts.test_targets_delta_partitions import made
 from tests.full import each, quick_on
-from tidesink.errors import TransientTargetError
-from tidesink.events import Column, ColumnType
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.spark.payloads import unpack
-from tidesink.sinks.targets.base import ReducedBatch, RowFormat, StagingTable, TargetTable
+from tidesink.sinks.targets.base import (
+    ReducedBatch,
+    RowFormat,
+    StagedRowsRefusedError,
+    StagingTable,
+    TargetTable,
+)
 from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, paths_of
 from tidesink.sinks.targets.lake.storage import local_path
 
@@ -105,12 +110,12 @@ def test_nothing_is_seen_of_rows_that_are_forgotten(bed: Bed) -> None:
 
 
 def test_a_table_that_got_a_column_since_does_not_take_the_files(bed: Bed) -> None:
-    """The batch is tried again without them; then the table takes rows where they are read once more."""
+    """The batch comes another way then; later ones are written where they are read again."""
     table, epoch = _opened(bed)
     plain = bed.batch(SHAPE, [row(1)])
     batch = _staged(table, plain)
     table.evolve(WIDER)
-    with pytest.raises(TransientTargetError, match="cannot be committed as files"):
+    with pytest.raises(StagedRowsRefusedError, match="cannot be committed as files"):
         table.apply(batch, progress(epoch, 1))
     assert not any(file.exists() for file in _files(batch))
     assert bed.rows() == []
@@ -140,6 +145,30 @@ def test_another_program_packs_the_table_before_the_commit(bed: Bed, step: str) 
     assert len(reached) == 2
     assert (result.inserted, result.updated, result.deleted) == (1, 1, 1)
     assert {one["id"]: one["name"] for one in bed.rows()} == {1: "c", 2: "b", 4: "a", 5: "a"}
+
+
+def test_a_table_may_have_any_name(bed: Bed) -> None:
+    """Also one with the word that stands for a task's attempt in the names of files."""
+    named = shape(table=TableId("shop", "LOGIN_ATTEMPTS"))
+    table = bed.target.open_table(named, pipeline="shop")
+    epoch = table.claim().epoch
+    batch = _staged(table, bed.batch(named, [row(1), row(2)]))
+    folders = {file.parent for file in _files(batch)}
+    assert len(folders) == 1
+    assert "LOGIN_ATTEMPTS" in folders.pop().parts
+    table.apply(batch, progress(epoch, 1, table=named.table))
+    assert [one["id"] for one in bed.rows(named.table)] == [1, 2]
+
+
+def test_a_disk_that_takes_no_file_leaves_the_range_to_spark(bed: Bed, tmp_path: Path) -> None:
+    """Whose tasks say of it what they say of every batch."""
+    table, _ = _opened(bed)
+    sink = table.row_sink(RowFormat(SHAPE, fewest=1))
+    (tmp_path / "file").touch()
+    files = replace(sink.rows.files, location=f"{tmp_path}/file/ATTEMPT.parquet")
+    broken = replace(sink, rows=replace(sink.rows, files=files))
+    part = broken(_ranges(bed.batch(SHAPE, [row(1)])))
+    assert (part.rows, part.failure, part.files) == (0, "FileExistsError", ())
 
 
 def test_rows_that_depend_on_stored_ones_are_not_written_where_they_are_read(bed: Bed) -> None:

@@ -14,12 +14,12 @@ from tidesink.errors import TransientTargetError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.context import Failpoints
 from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
+from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold, Reduction
 from tidesink.sinks.batch.schema_changes import SchemaDecision
 from tidesink.sinks.batch.shared_reads import TableRecords
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.targets.base import RowFormat, SchemaGap, StagedPart
+from tidesink.sinks.targets.base import RowFormat, SchemaGap, StagedPart, StagedRowsRefusedError
 from tidesink.typemap.target_schema import TableShape, shape_of
 
 T = TableId("s", "t")
@@ -91,6 +91,29 @@ def test_a_target_hears_how_long_the_ranges_are_that_the_table_reads_alone(share
     decode_plan = SimpleNamespace(packed_shape=shape, keeps_values=False, logs=False)
     assert batch._row_sink(plan, cast("Any", decode_plan)) is None
     assert [one.fewest for one in table.asked] == ([0] if shared else [63])
+
+
+def test_a_batch_whose_staged_rows_are_refused_is_read_again_without_a_sink() -> None:
+    tried = []
+
+    class Refused(Batch):
+        def _outcome(self) -> BatchOutcome:
+            tried.append(self._stages)
+            if self._stages:
+                raise StagedRowsRefusedError("other columns", table="s.t")
+            return BatchOutcome(self._hold.progress)
+
+    batch = Refused(
+        cast("Any", SimpleNamespace(target=SimpleNamespace(capabilities=CAPABILITIES))),
+        Hold(cast("Any", None), 1, Progress(T, "p", 1, 0)),
+        cast("Any", None),
+        settings=right(FLAT_AVRO).table_config(T),
+        session=cast("Any", None),
+        plan=BatchPlan((), TopicOffsets("t", "", {})),
+        reader=cast("Any", None),
+    )
+    batch.run()
+    assert tried == [True, False]
 
 
 def test_rows_staged_before_the_columns_changed_are_not_applied() -> None:

@@ -82,6 +82,7 @@ from tidesink.sinks.targets.base import (
     RowFormat,
     RowSink,
     StagedPart,
+    StagedRowsRefusedError,
     StagingTable,
     TargetTable,
 )
@@ -233,7 +234,12 @@ class Batch:
             StopRequestedError: a stop was asked for before the commit.
         """
         with translated_read_errors(self._plan.found.topic):
-            outcome = self._outcome()
+            try:
+                outcome = self._outcome()
+            except StagedRowsRefusedError:
+                # The target takes them another way, from tasks that are given all of them.
+                self._stages, self._staged = False, ()
+                outcome = self._outcome()
         if outcome.account is None:
             self._forget_staged()
         return outcome
@@ -449,6 +455,8 @@ class Batch:
 
     def _emptied(self, row_decision: RowDecision) -> BatchOutcome:
         """Empty the table by DDL, in a batch without records; those that follow come in the next one."""
+        if self._staged:
+            self._forget_staged()
         decision = self._schema_decision(self._shape())
         if decision.pending:
             return BatchOutcome(self._hold.progress, pending=decision.pending)

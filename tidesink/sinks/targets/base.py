@@ -125,6 +125,10 @@ class StagedPart(NamedTuple):
     files: tuple[Any, ...] = ()
 
 
+class StagedRowsRefusedError(TargetError):
+    """A batch's rows are at the target in a form in which they cannot be committed: nothing of it was."""
+
+
 class RowSink(Protocol):
     """Brings the rows of a task to the target, in the task; travels there by pickle.
 

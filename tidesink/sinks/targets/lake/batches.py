@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cas
 import structlog
 
 from tidesink.codecs.open import CODECS
-from tidesink.errors import AccountingError, TidesinkError, TransientTargetError
+from tidesink.errors import AccountingError, TidesinkError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.base import (
@@ -25,6 +25,7 @@ from tidesink.sinks.targets.base import (
     ReducedBatch,
     RowFormat,
     StagedPart,
+    StagedRowsRefusedError,
     check_versions,
     nothing,
 )
@@ -252,7 +253,7 @@ class FilesOrMerge:
         """What writing a batch as planned gave; as text, the reason for a MERGE. A plan can be one.
 
         Raises:
-            TransientTargetError: the rows are in files already.
+            StagedRowsRefusedError: the rows are in files already.
         """
         done = plan if isinstance(plan, str) else self._tried(plan, write)
         if not isinstance(done, str):
@@ -265,9 +266,8 @@ class FilesOrMerge:
         if not batch.truncates:
             batch.on_left(f"{how}: {done}")
         if batch.staged is not None:
-            # It is read again, and the next sink is none.
             self._forget(batch.staged)
-            raise TransientTargetError(
+            raise StagedRowsRefusedError(
                 f"the rows that were written cannot be committed as files: {done}", table=str(self._table)
             )
         return done

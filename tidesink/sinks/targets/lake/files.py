@@ -134,6 +134,11 @@ class NewFiles:
         name = name.replace(ATTEMPT, f"{_attempt()}-{part}")
         return "/".join(filter(None, (place, folder, name)))
 
+    def renamed(self, word: str) -> NewFiles:
+        """The same in the same place, with a word in their names."""
+        place, slash, name = self.location.rpartition("/")
+        return replace(self, location=f"{place}{slash}{name.replace(ATTEMPT, f'{word}-{ATTEMPT}')}")
+
     def write(self, table: pa.Table, part: str, partition: Partition) -> WrittenFile:
         """Write a file; its line."""
         path = self.path(part, partition.folder)
@@ -291,12 +296,13 @@ class FileSink:
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
         """What became of the rows."""
         # A task may be given several ranges, one after the other.
-        location = self.rows.files.location.replace(ATTEMPT, f"{uuid4().hex}-{ATTEMPT}")
-        task = replace(self.rows, files=replace(self.rows.files, location=location), packed=False)
+        task = replace(self.rows, files=self.rows.files.renamed(uuid4().hex), packed=False)
         try:
             lines = tuple(task.written(rows))
         except (NotAsFilesError, StorageError) as exc:  # Spark may take the batch still
             return StagedPart(0, 0, exc.message)
+        except OSError as exc:  # the tasks that are given payloads say more
+            return StagedPart(0, 0, type(exc).__name__)
         return StagedPart(0, sum(one.rows for one in lines), files=lines)
 
 
