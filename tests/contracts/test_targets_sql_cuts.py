@@ -223,6 +223,19 @@ def test_a_table_that_is_loaded_again_has_nothing_of_what_was_gathered_before(sq
     again.close()
 
 
+def test_a_table_that_is_loaded_again_without_cuts_has_nothing_of_it_either(sql: Bed) -> None:
+    """Nor when the worker starts once more, with something applied by then."""
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1), row(2))
+    worker.close()
+    execute(sql, "DROP TABLE {}", "DELETE FROM [] WHERE table_name = 'orders'")
+    again = _Worker(sql, cuts=False)
+    again.put(TABLE, row(2, "b"))
+    again.close()
+    _Worker(sql, cuts=False).close()
+    assert _seen(sql)[0] == {2: "b"}
+
+
 def test_rows_that_leave_out_values_are_refused(sql: Bed) -> None:
     worker = _Worker(sql)
     with pytest.raises(TargetError, match="leaves out values"):

@@ -69,6 +69,16 @@ def test_due(setting: str, asked: SnapshotControl, progress: Progress, due: bool
     assert _snapshot(setting, asked).is_due(progress) is due
 
 
+def test_one_that_is_refused_on_its_way_is_over() -> None:
+    """One that was not begun leaves what was asked for before, and what the config asks for."""
+    midway = SnapshotProgress(("id",), ("5",), 5, number=7)
+    asked = SnapshotControl(7).refused(7, 0, begun=True)
+    assert not _snapshot("never", asked).is_under_way(_progress(3, midway))
+    asked = SnapshotControl(7).refused(7, 0, begun=False)
+    assert _snapshot("initial", asked).is_under_way(_progress())
+    assert SnapshotControl(8).refused(7, 0, begun=True) == SnapshotControl(8)
+
+
 def test_parts_and_changes_take_turns_while_both_wait() -> None:
     found = _snapshot("initial")
     turns = [found.comes_next(_progress(3, HALF), waiting=True) for _ in range(4)]

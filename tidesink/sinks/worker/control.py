@@ -54,9 +54,11 @@ class SnapshotControl:
         """Asked to go on with none of those so far."""
         return SnapshotControl(self.started, self.started)
 
-    def refused(self, started: int, before: int) -> SnapshotControl:
-        """Asked for the one before again, where that of the number ``started`` cannot be."""
-        return SnapshotControl(before, self.cancelled, self.rests) if self.started == started else self
+    def refused(self, started: int, before: int, *, begun: bool) -> SnapshotControl:
+        """Asked for the one before again, where that of the number ``started`` cannot be, or go on."""
+        if self.started != started:
+            return self
+        return SnapshotControl(before, max(self.cancelled, started) if begun else self.cancelled, self.rests)
 
 
 @dataclass(frozen=True)

@@ -471,6 +471,7 @@ class Snapshot:
         """What was asked for is asked for no more; what the table's status says of it."""
         started, found = self.asked.started, progress.snapshot
         before = found.number if found is not None and found.number < started else 0
+        begun = found is not None and found.number == started
         context, table = self._context, self._settings.table
 
         def change() -> None:
@@ -478,11 +479,11 @@ class Snapshot:
                 context.store,
                 context.config.pipeline,
                 table,
-                lambda asked: replace(asked, snapshot=asked.snapshot.refused(started, before)),
+                lambda asked: replace(asked, snapshot=asked.snapshot.refused(started, before, begun=begun)),
             )
 
         context.noted(table, change, unless="that a resync is refused not noted")
-        self.asked = self.asked.refused(started, before)
+        self.asked = self.asked.refused(started, before, begun=begun)
         _log.warning("table not resynced", table=str(table), error=error.message)
         return f"the resync that was asked for is refused: {error.message}"
 

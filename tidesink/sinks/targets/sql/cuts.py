@@ -137,10 +137,14 @@ class Gathered:
         )
         return Counts(inserted=merge.upserts, deleted=merge.deletes)
 
+    def discard(self, cursor: Any) -> None:
+        """Throw away what was gathered."""
+        cursor.execute(f"DELETE FROM {self.place.location}")
+
     def add_emptying(self, cursor: Any, keys: Iterable[str]) -> Counts:
         """Take in that the table was emptied: the keys that are stored go, what was gathered is void."""
         names = ", ".join(map(self._dialect.quote, keys))
-        cursor.execute(f"DELETE FROM {self.place.location}")
+        self.discard(cursor)
         cursor.execute(
             f"INSERT INTO {self.place.location} ({names}, {self._mark}) "
             f"SELECT {names}, true FROM {self._target.location}"
@@ -157,7 +161,7 @@ class Gathered:
         if not counts:
             return
         self._dialect.merge(cursor, self._merge(shape, present, counts))
-        cursor.execute(f"DELETE FROM {self.place.location}")
+        self.discard(cursor)
 
     def _merge(self, shape: TableShape, present: Mapping[str, str], counts: Mapping[bool, int]) -> Merge:
         quote = self._dialect.quote

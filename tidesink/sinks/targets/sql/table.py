@@ -521,13 +521,16 @@ class SqlTable:
         """Have a place for what is gathered; without cuts, merge what a worker with cuts left there.
 
         The ledger's row is locked. Where nothing is applied, what stands there is of another table that had
-        the name.
+        the name, and is thrown away.
         """
         if self._gathers:
             with self._changer(cursor) as changing:
                 self._gathered.prepare(changing, self._shape, self._present, empty=entry.progress is None)
-        elif self._gathered.look(cursor) and entry.progress is not None:
-            self._gathered.merge(cursor, self._shape, self._present)
+        elif self._gathered.look(cursor):
+            if entry.progress is None:
+                self._gathered.discard(cursor)
+            else:
+                self._gathered.merge(cursor, self._shape, self._present)
 
     def _claimed_epoch(self) -> int:
         if self._epoch is None:
