@@ -20,6 +20,7 @@ import psycopg
 import pymysql
 import sqlalchemy as sa
 
+from tests.e2e.live_source import changing
 from tests.postgres_database import admin_dsn, plain_session
 from tidesink.dev.mariadb import MariaDb
 from tidesink.sinks.targets.sql.location import Endpoint
@@ -196,24 +197,11 @@ class LiveShop:
     @contextmanager
     def changing(self, pause: float = 0.01) -> Iterator[None]:
         """Transactions all the time, ``pause`` seconds between two, in a thread of its own."""
-        stop, failures = threading.Event(), list[BaseException]()
-
-        def write() -> None:
-            try:
-                with closing(self._server.connect()) as session:
-                    while not stop.wait(pause):
-                        self._transaction(session)
-            except BaseException as exc:  # noqa: BLE001  (it is raised below)
-                failures.append(exc)
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
+        with (
+            closing(self._server.connect()) as session,
+            changing(lambda: self._transaction(session), pause=pause),
+        ):
             yield
-        finally:
-            stop.set()
-            writer.join()
-        assert failures == []
 
     def add_a_column(self) -> None:
         """Have the writer add a column before its next change; the rows that there are have it at once."""

@@ -258,21 +258,36 @@ def in_order(
 
 
 @contextmanager
-def changing(change: Callable[[], object], *, pause: float = 0.005) -> Iterator[None]:
-    """Something changes all the time, in a thread of its own; ``pause``: seconds between two changes."""
-    stop = threading.Event()
+def beside(work: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Work goes on in a thread of its own, until it is told to stop; it must not fail."""
+    stop, failures = threading.Event(), list[BaseException]()
 
-    def write() -> None:
-        while not stop.wait(pause):
-            change()
+    def run() -> None:
+        try:
+            work(stop)
+        except BaseException as exc:  # noqa: BLE001  (it is raised below)
+            failures.append(exc)
 
-    writer = threading.Thread(target=write)
-    writer.start()
+    thread = threading.Thread(target=run)
+    thread.start()
     try:
         yield
     finally:
         stop.set()
-        writer.join()
+        thread.join()
+    assert failures == []
+
+
+@contextmanager
+def changing(change: Callable[[], object], *, pause: float = 0.005) -> Iterator[None]:
+    """Something changes all the time, in a thread of its own; ``pause``: seconds between two changes."""
+
+    def write(stop: threading.Event) -> None:
+        while not stop.wait(pause):
+            change()
+
+    with beside(write):
+        yield
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,7 @@ from tests.absent import without_server
 from tests.e2e.diffing import tables_of_diff
 from tests.e2e.killing import finish, start_worker
 from tests.e2e.live_kills import Kills, LiveWorker, kill_broker, seed_of_run, snapshots
+from tests.e2e.live_source import beside
 from tests.e2e.replay import (
     PARTITIONS,
     Servers,
@@ -191,27 +193,6 @@ class Feed:
         self._producer.poll(0)
 
 
-@contextmanager
-def _running(feed: Feed, pause: float) -> Iterator[None]:
-    """The feed goes on in a thread of its own."""
-    stop, failures = threading.Event(), list[BaseException]()
-
-    def work() -> None:
-        try:
-            feed.run(pause, stop)
-        except BaseException as exc:  # noqa: BLE001  (it is raised below)
-            failures.append(exc)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert failures == []
-
-
 @pytest.mark.parametrize("configuration", ["avro_long", "canal", "canal_ext_partial", "avro_ext_string"])
 def test_a_changefeed_is_copied_under_kills(
     spark: SparkSession,
@@ -240,7 +221,7 @@ def test_a_changefeed_is_copied_under_kills(
         }
         kills = Kills(worker, others, rng)
         try:
-            with _running(feed, pause=0.03):
+            with beside(partial(feed.run, 0.03)):
                 kills.make(KILLS)
             worker.kill()
         finally:
