@@ -34,7 +34,7 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.config import Config
-from tidesink.config.fields import ChangeKind, ChangePolicy, without_secrets
+from tidesink.config.fields import DDL_COMMANDS, ChangeKind, ChangePolicy, without_secrets
 from tidesink.errors import ConfigError, NotKeptError, nearest
 from tidesink.events import TableId, fold_name
 
@@ -66,7 +66,6 @@ AllOf = Annotated[
 ]
 # A start of a digest that is shorter is taken for a mistake.
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{4,16}")
-_VERBS: Final[Mapping[str, str]] = {"apply": "approve", "ignore": "reject"}
 _STATES: Final[Mapping[str | None, str]] = {None: "waits", "apply": "approved", "ignore": "rejected"}
 
 
@@ -185,7 +184,7 @@ def _what(change: Mapping[str, Any]) -> str:
 
 
 def _ways(one: TableChange) -> list[str]:
-    return [_VERBS[policy] for policy in one.change["accepts"]]
+    return [DDL_COMMANDS[policy] for policy in one.change["accepts"]]
 
 
 @app.command()

@@ -520,6 +520,8 @@ def normalised_mode(section: Any) -> Any:
 
 ChangeKind = Literal["add", "widen", "drop", "rename", "narrow", "nullability", "type", "key", RowChangeKind]
 ChangePolicy = Literal["apply", "ignore", "pause"]
+# The commands of tidesink ddl by which a person chooses a policy for a change that waits.
+DDL_COMMANDS: Final[Mapping[str, str]] = MappingProxyType({"apply": "approve", "ignore": "reject"})
 
 
 # What is done about the kinds of changes that leave no choice.

@@ -389,6 +389,8 @@ class DebeziumJsonDecoding(LoneDecoding):
         self._declared = declared_table(self._settings.definition, table)
         self._options = context.config.source.codec_options()
         self._writers = Writers()
+        # Up to where the topic's ends were looked at for newer columns.
+        self._looked_to: Mapping[int, int] = {}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -418,7 +420,9 @@ class DebeziumJsonDecoding(LoneDecoding):
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """Know the newest columns, where rows are behind all that was sent; other records bring their own."""
         if ranges is None:
-            new = [writer for part in _last_records(self._topic, found) for writer in self._writers_in(part)]
+            parts = _last_records(self._topic, found, self._looked_to)
+            new = [writer for part in parts for writer in self._writers_in(part)]
+            self._looked_to = {number: at.latest for number, at in found.partitions.items()}
             writers = self._writers.with_new(new, later=True)
             if writers != self._writers:
                 self._writers = writers
@@ -453,10 +457,13 @@ class DebeziumJsonDecoding(LoneDecoding):
         )
 
 
-def _last_records(topic: str, found: TopicOffsets) -> Iterator[OffsetRange]:
-    """The end of each partition."""
-    for number, (earliest, latest) in found.partitions.items():
-        yield OffsetRange(topic, number, max(earliest, latest - _LAST_JSON_RECORDS), latest)
+def _last_records(topic: str, found: TopicOffsets, known: Mapping[int, int]) -> list[OffsetRange]:
+    """The end of each partition, behind what is known; none of a partition where nothing came."""
+    ends = (
+        OffsetRange(topic, n, max(earliest, latest - _LAST_JSON_RECORDS, known.get(n, 0)), latest)
+        for n, (earliest, latest) in found.partitions.items()
+    )
+    return [part for part in ends if part.records > 0]
 
 
 def open_debezium_json(

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import structlog
 
-from tidesink.config.fields import ChangePolicy
+from tidesink.config.fields import DDL_COMMANDS, ChangePolicy
 from tidesink.errors import AccountingError, ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Accepted, Pending
@@ -431,7 +431,6 @@ def _reason(pending: Pending, named: str) -> str:
     change = pending.change
     if not pending.accepts:
         return f"a change of the schema waits, {change}: {pending.reason}"
-    ways = {"apply": "approve", "ignore": "reject"}
-    commands = " or ".join(f"tidesink ddl {ways[policy]} {named}" for policy in pending.accepts)
+    commands = " or ".join(f"tidesink ddl {DDL_COMMANDS[policy]} {named}" for policy in pending.accepts)
     why = f"{pending.reason}; " if pending.reason else ""
     return f"a change of the schema waits, {change}: {why}{commands}"

@@ -402,6 +402,17 @@ def key_types(columns: Sequence[ComparedColumn]) -> dict[str, str]:
     return {one.name: one.type for one in columns if one.key}
 
 
+@contextmanager
+def _target_of(context: WorkerContext, plan: DecodePlan) -> Iterator[TableReader]:
+    """The reader of a plan's table at the target, for a resync. Raises: as ``open_target_reader``."""
+    table = plan.shape.source
+    with (
+        raised_task_errors(table=str(table)),
+        open_target_reader(context, plan.shape, missing=no_resync(table)) as reader,
+    ):
+        yield reader
+
+
 def columns_of_keys(
     context: WorkerContext, plan: DecodePlan, stored: StoredTable
 ) -> tuple[KeyColumn, ...] | None:
@@ -409,11 +420,7 @@ def columns_of_keys(
 
     Raises: as ``open_target_reader``.
     """
-    table = plan.shape.source
-    with (
-        raised_task_errors(table=str(table)),
-        open_target_reader(context, plan.shape, missing=no_resync(table)) as reader,
-    ):
+    with _target_of(context, plan) as reader:
         return key_columns(plan, stored.key, key_types(compared_columns(reader, plan.shape.key_columns)))
 
 
@@ -422,11 +429,7 @@ def check_limits(context: WorkerContext, plan: DecodePlan, bounds: Sequence[Boun
 
     Raises: as ``limits_of``, and ``open_target_reader``.
     """
-    table = plan.shape.source
-    with (
-        raised_task_errors(table=str(table)),
-        open_target_reader(context, plan.shape, missing=no_resync(table)) as reader,
-    ):
+    with _target_of(context, plan) as reader:
         limits_of(plan, bounds, key_types(compared_columns(reader, plan.shape.key_columns)))
 
 
@@ -440,11 +443,7 @@ def parts_of(
 
     Raises: as ``open_target_reader``.
     """
-    table = plan.shape.source
-    with (
-        raised_task_errors(table=str(table)),
-        open_target_reader(context, plan.shape, missing=no_resync(table)) as reader,
-    ):
+    with _target_of(context, plan) as reader:
         from tidesink.sinks.spark.digests import within
 
         key = plan.shape.key_columns

@@ -404,8 +404,7 @@ class TableTask:
         """Do what comes before changes of the topic: the next part of a snapshot."""
         if self._rewinds.asked is not None:
             self._rewinds.settle()  # done, by a worker that was killed behind it
-        reads_part = self._reads_part(progress, found)
-        if reads_part and self._snapshot.comes_next(progress, waiting=self.lag > 0):
+        if self._reads_part(progress, found) and self._snapshot.comes_next(progress, waiting=self.lag > 0):
             self._read_part(found)
             return True
         return False
@@ -456,7 +455,8 @@ class TableTask:
         try:
             part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
         except SnapshotRefusedError as exc:
-            part, self._tally.warnings = None, (*self._tally.warnings, self._snapshot.refuse(exc, progress))
+            part = None
+            self._tally.warnings += (self._snapshot.refuse(exc, progress),)
         if part is None:
             self._change("RUNNING", None)
             return
