@@ -18,10 +18,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -40,6 +42,7 @@ from tidesink.sinks.spark.jvm import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config
@@ -107,8 +110,12 @@ _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaO
 
 
 @contextmanager
-def session_of(config: Config, *, progress: Progress = silent) -> Iterator[SparkSession]:
+def session_of(
+    config: Config, *, modules: Sequence[str] | None = None, progress: Progress = silent
+) -> Iterator[SparkSession]:
     """The session that runs, or one of a pipeline's config, stopped at the end.
+
+    ``modules``: what jobs that come soon import; a local master starts their Python workers meanwhile.
 
     Raises: as ``build_session``.
     """
@@ -120,6 +127,8 @@ def session_of(config: Config, *, progress: Progress = silent) -> Iterator[Spark
         target=config.target.type,
         progress=progress,
     )
+    if modules is not None and not was_there and _is_one_jvm(config.spark.master):
+        _start_python_workers(session, modules)
     try:
         yield session
     finally:
@@ -551,6 +560,35 @@ def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Fu
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> Future[None]:
+    """Have Spark start a Python worker a core, in the background.
+
+    The process that forks them takes 2 s to start, most of a first batch, and starts while topics are looked
+    up. What becomes of it is seen in the first batch.
+    """
+    cores = spark.sparkContext.defaultParallelism
+    first = FirstTask(tuple(modules))
+
+    def run() -> None:
+        spark.range(0, cores, 1, cores).mapInArrow(first, "id bigint").collect()
+
+    return start_thread(spark, run, name="first Python workers")
+
+
+@dataclass(frozen=True)
+class FirstTask:
+    """Imports modules in a Python worker; for ``mapInArrow``."""
+
+    modules: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches as they are. What cannot be imported is left to the task that needs it."""
+        for name in self.modules:
+            with suppress(ImportError):
+                import_module(name)
+        yield from batches
 
 
 def _close_connection(spark: SparkSession) -> None:

@@ -60,6 +60,12 @@ GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
 # A table whose watermarks wait for so many intervals gets every second turn, however busy others are.
 _MOST_INTERVALS: Final = 10
+# What the tasks of a snapshot import, besides those of every table.
+_SNAPSHOT_MODULES: Final = (
+    "tidesink.sinks.targets.lake.files",
+    "tidesink.sinks.batch.source_rows",
+    "sqlalchemy",
+)
 # A topic is gone when two looks in a row, so far apart, miss it: one broker's answer may be an old one.
 SECOND_LOOK_SECONDS: Final = 3.0
 
@@ -414,7 +420,11 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
         registry = _registry(config, closing, stop)
         store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
         spark = closing.enter_context(
-            session_of(config, progress=lambda what: Listeners(listeners).hear(Waiting(what)))
+            session_of(
+                config,
+                modules=_SNAPSHOT_MODULES if config.source.database is not None else (),
+                progress=lambda what: Listeners(listeners).hear(Waiting(what)),
+            )
         )
         fetch = KafkaFetch(config.source.confluent_properties())
         source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
