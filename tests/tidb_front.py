@@ -1,8 +1,10 @@
 """A server that reads as of a commit_ts as TiDB does: MariaDB's history, behind a front.
 
 MariaDB's system-versioned tables can be read as they were at a moment, by a variable of their own. The front
-hands over every packet as it is, but for TiDB's ``SET @@tidb_snapshot`` and ``@@tidb_current_ts``, which it
-puts into MariaDB's words: what is under test is asked nothing else than in production.
+hands over every packet as it is, but for TiDB's ``SET @@tidb_snapshot`` and ``@@tidb_current_ts`` and its
+columns of ``information_schema.tables``, which it puts into MariaDB's words: what is under test is asked
+nothing else than in production. A test gives a table a column ``_tidb_rowid`` that is ``INVISIBLE``, which
+the front leaves out of ``information_schema.columns``, as TiDB does.
 
 A transaction's TSO is the clock's. MariaDB reads a little later than that, as TiDB does under READ COMMITTED;
 a writer that takes a commit_ts from the same clock, behind its commit, has the order that TiDB gives.
@@ -23,6 +25,17 @@ import sqlalchemy as sa
 
 _SNAPSHOT: Final = re.compile(rb"\x03SET @@tidb_snapshot = ([0-9]+)\Z")
 _CURRENT: Final = b"\x03SELECT @@tidb_current_ts"
+# In what is selected, and behind FROM: a table's id, which TRUNCATE changes, is InnoDB's.
+TABLE_ID: Final = (
+    "(SELECT max(i.table_id) FROM information_schema.innodb_sys_tables i "
+    "WHERE i.name = concat(tables.table_schema, '/', tables.table_name))"
+)
+_IN_OUR_WORDS: Final = {
+    b"information_schema.tables.tidb_table_id": TABLE_ID.encode(),
+    b"information_schema.tables.tidb_pk_type": b"'NONCLUSTERED'",
+    b"FROM information_schema.columns \nWHERE ": b"FROM information_schema.columns "
+    b"WHERE columns.column_name <> '_tidb_rowid' AND ",
+}
 _LOGICAL: Final = (1 << 18) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -84,6 +97,9 @@ def _requests(client: socket.socket, server: socket.socket) -> None:
                 body = f"\x03SET @@system_versioning_asof = '{moment_of(int(found[1]))}'".encode()
             elif body == _CURRENT:
                 body = f"\x03SELECT '{next_tso()}'".encode()
+            elif b"FROM information_schema." in body:
+                for theirs, ours in _IN_OUR_WORDS.items():
+                    body = body.replace(theirs, ours)
             server.sendall(len(body).to_bytes(3, "little") + head[3:] + body)
         server.shutdown(socket.SHUT_RDWR)
 

@@ -32,6 +32,8 @@ class StoredTable(NamedTuple):
     ``key``: the columns of the primary key, or of the first unique key without NULLs; empty: there is none.
     ``rows``, ``bytes``: the database's own estimate. ``virtual``: virtual columns. ``required``: columns that
     are never NULL. ``generated``: columns that logical decoding leaves out, unless a publication has them.
+    ``row_key``: columns by which TiDB names the rows of a table without a primary key. ``constants``: those
+    of them that are no column of a query, by their texts: all rows have the same.
     """
 
     types: dict[str, ColumnType]
@@ -41,11 +43,14 @@ class StoredTable(NamedTuple):
     virtual: Mapping[str, ColumnType] = MappingProxyType({})
     required: frozenset[str] = frozenset()
     generated: Mapping[str, ColumnType] = MappingProxyType({})
+    row_key: Mapping[str, ColumnType] = MappingProxyType({})
+    constants: Mapping[str, str] = MappingProxyType({})
 
     @property
     def key_types(self) -> dict[str, ColumnType]:
         """The types of the key's columns."""
-        return {name: self.types[name] for name in self.key}
+        types = {**self.types, **self.row_key}
+        return {name: types[name] for name in self.key}
 
 
 class SourceDialect(Protocol):
@@ -69,6 +74,9 @@ class SourceDialect(Protocol):
 
     def stored_table(self, connection: Connection, table: TableId) -> StoredTable | None:
         """A table as the database has it; None where it has none of this name."""
+
+    def row_key_constants(self, connection: Connection, table: TableId) -> Mapping[str, str]:
+        """As of ``StoredTable``, for a table without a primary key; empty where nothing names its rows."""
 
     def selected(self, name: str, column_type: ColumnType) -> ColumnElement[Any]:
         """What is selected of a column."""

@@ -24,6 +24,7 @@ from tidesink.source_database.base import (
 )
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import ROW_ID, TABLE_ID
 from tidesink.typemap.values import text_reader, text_writer
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
 NO_TABLE: Final = (1109, 1146)
 NO_COLUMN: Final = (1054,)
 NO_VARIABLE: Final = 1193
+_PRIMARY: Final = "PRIMARY"
+_BIGINT: Final = ColumnType("bigint", sql="bigint")
 # A text that its column's character set, or its type, does not have.
 OF_VALUE: Final = (1267, 1292, 1300, 1366, 1525, 3854, 3988)
 # Types that are selected, and carried, as numbers.
@@ -102,11 +105,48 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
         {one.name: one.type for one in columns if one.virtual is kind} for kind in (False, True)
     )
     required = frozenset(one.name for one in columns if not one.nullable)
-    return StoredTable(types, _key(connection, table), *_size(connection, table), virtual, required)
+    keys = _keys(connection, table)
+    constants = {} if _PRIMARY in keys else row_key_constants(connection, table)
+    row_key = dict.fromkeys((ROW_ID, TABLE_ID) if constants else (), _BIGINT)
+    key = keys.get(_PRIMARY) or next(iter(keys.values()), (ROW_ID,) if constants else ())
+    return StoredTable(
+        types,
+        key,
+        *_size(connection, table),
+        virtual,
+        required | row_key.keys(),
+        row_key=row_key,
+        constants=constants,
+    )
 
 
-def _key(connection: Connection, table: TableId) -> tuple[str, ...]:
-    """The columns of the primary key; else of the first unique key whose columns are never NULL."""
+def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:
+    """As ``SourceDialect``: TiDB's id of the table; of a partitioned one each partition has its own.
+
+    TiDB's documentation of ``INFORMATION_SCHEMA.TABLES`` has the columns. Rows that are not clustered by a
+    primary key have ``_tidb_rowid``, which no list of columns has.
+    """
+    import sqlalchemy as sa
+    from sqlalchemy.exc import DBAPIError
+
+    asked = ("tidb_table_id", "tidb_pk_type", "create_options")
+    names = (*asked, "table_schema", "table_name")
+    at = sa.table("tables", *map(sa.column, names), schema="information_schema").c
+    query = sa.select(*(at[name] for name in asked))
+    query = query.where(at.table_schema == table.schema).where(at.table_name == table.name)
+    try:
+        found = connection.execute(query).one_or_none()
+    except DBAPIError as error:
+        if code_of(error) not in NO_COLUMN:
+            raise
+        return {}  # it is not TiDB
+    if found is None or _plain(found[1]) != "NONCLUSTERED" or "partitioned" in _plain(found[2]).lower():
+        return {}
+    return {TABLE_ID: str(int(found[0]))}
+
+
+def _keys(connection: Connection, table: TableId) -> dict[str, tuple[str, ...]]:
+    """The columns of the unique keys that are never NULL, by the names of their indexes."""
     import sqlalchemy as sa
 
     names = ("index_name", "non_unique", "column_name", "nullable", "seq_in_index", "sub_part")
@@ -123,8 +163,7 @@ def _key(connection: Connection, table: TableId) -> tuple[str, ...]:
         # Rows may be equal in the beginning of a text, and in NULL.
         if int(non_unique) or _plain(nullable).upper() == "YES" or part is not None or column is None:
             unusable.add(name)
-    usable = {name: tuple(columns) for name, columns in keys.items() if name not in unusable}
-    return usable.get("PRIMARY") or next(iter(usable.values()), ())
+    return {name: tuple(columns) for name, columns in keys.items() if name not in unusable}
 
 
 def _size(connection: Connection, table: TableId) -> tuple[int, int]:

@@ -162,6 +162,11 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     )
 
 
+def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:  # noqa: ARG001
+    """As ``SourceDialect``: a row's place changes with each update, and names nothing."""
+    return {}
+
+
 def _column(row: Sequence[Any]) -> _Column:
     name, required, generated, sql, word, kind, category = row
     column_type = _type(

@@ -35,7 +35,7 @@ from tidesink.codecs.batch import (
     op_array,
     op_code,
 )
-from tidesink.errors import DecodeError, SourceUnavailableError, ValueOutOfRangeError
+from tidesink.errors import ConfigError, DecodeError, SourceUnavailableError, ValueOutOfRangeError
 from tidesink.events import Column, Op, TableId, TableSchema, Value, fold_name
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
@@ -61,6 +61,7 @@ from tidesink.source_database.database import (
 from tidesink.source_database.key_bounds import Bound, within
 from tidesink.typemap.arrow import ColumnResult, from_python, from_text, from_value
 from tidesink.typemap.table import TimePolicies, row_of
+from tidesink.typemap.target_schema import is_row_keyed
 from tidesink.typemap.values import Convert, text_reader
 
 if TYPE_CHECKING:
@@ -77,6 +78,10 @@ EXTRA: Final = "a driver: pip install 'tidesink[mysql]' or 'tidesink[postgres]'"
 _ROWS_A_PART: Final = 20_000
 _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
+_NO_ROW_KEY: Final = (
+    "rows of the table are identified by TiDB's row keys, and source.database has none of them: it is not "
+    "TiDB, or the table is partitioned, or clustered by a primary key"
+)
 # Which rows are asked for, as a kind of database compares them.
 Condition = Callable[[SourceDialect], "ColumnElement[bool]"]
 
@@ -153,20 +158,20 @@ def _key_after(
     """The key so many rows behind the beginning of a range; None where there are no more."""
     import sqlalchemy as sa
 
-    dialect = dialect_of(connection)
+    dialect, types = dialect_of(connection), stored.key_types
     # Under names of their own: ORDER BY would take a text for the column whose name it has.
-    texts = (dialect.selected(name, stored.types[name]).label(f"k{at}") for at, name in enumerate(stored.key))
+    texts = (dialect.selected(name, types[name]).label(f"k{at}") for at, name in enumerate(stored.key))
     query = sa.select(*texts).select_from(table_of(table))
-    query = rows_between(query, stored.key, stored.types, dialect, after=part.after)
+    query = rows_between(query, stored.key, types, dialect, after=part.after)
     if part.where:
-        query = query.where(within(part.where, stored.types, dialect))
+        query = query.where(within(part.where, types, dialect))
     query = query.order_by(*map(column_of, stored.key)).offset(rows - 1).limit(2)
     found = connection.execute(query).all()
     # Behind the last key of a full range nothing may come: then the range is the last one.
     if len(found) < 2:
         return None
     return tuple(
-        dialect.text_of(value, stored.types[name]) for name, value in zip(stored.key, found[0], strict=True)
+        dialect.text_of(value, types[name]) for name, value in zip(stored.key, found[0], strict=True)
     )
 
 
@@ -177,7 +182,7 @@ class SourceRows:
     ``schema`` has the columns that are read, ``key`` and ``key_types`` those by which ranges are cut.
     ``at_once``: how many ranges are read at once; None: as many as Spark has tasks for.
     ``since``: rows have as commit_ts the position at which their statement's transaction reads, which is not
-    before this one; None: they have none.
+    before this one; None: they have none. ``constants``: as of ``StoredTable``.
     """
 
     url: str = field(repr=False)
@@ -187,6 +192,7 @@ class SourceRows:
     ranges: tuple[KeyRange | KeySet, ...]
     at_once: int | None = None
     since: int | None = None
+    constants: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """The rows of the range with this number, as records without key and value, and their texts.
@@ -239,7 +245,12 @@ class SourceRows:
         import sqlalchemy as sa
 
         types = {column.name: column.type for column in self.schema.columns}
-        there = [dialect.compared(name, types[name]) for name in columns]
+        there = [
+            dialect.compared(name, types[name])
+            if name not in self.constants
+            else sa.literal(dialect.parameter_of(self.constants[name], types[name]))
+            for name in columns
+        ]
         values = [
             [
                 dialect.parameter_of(dialect.key_text(text, types[name]), types[name])
@@ -274,8 +285,21 @@ class SourceRows:
                     rows = self._structs(columns)
                     yield numbered_records(wanted, start, rows, commit_ts=position)
                     start += len(columns[0])
+            self._confirm(engine)
         finally:
             engine.dispose()
+
+    def _confirm(self, engine: Engine) -> None:
+        """See that rows were read under the table's id: a TRUNCATE may have given it another meanwhile."""
+        if not self.constants:
+            return
+        with translated(OPTION), engine.connect() as connection:
+            found = dialect_of(connection).row_key_constants(connection, self.schema.table)
+        if found != self.constants:
+            raise SourceUnavailableError(
+                "the table has another id in TiDB than when its rows began to be read: it was truncated",
+                table=str(self.schema.table),
+            )
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """As ``RecordReader``: what ``work`` makes of each range and its rows."""
@@ -284,7 +308,12 @@ class SourceRows:
     def _query(self, part: KeyRange, dialect: SourceDialect) -> Any:
         import sqlalchemy as sa
 
-        columns = (dialect.selected(column.name, column.type) for column in self.schema.columns)
+        columns = (
+            sa.literal(self.constants[column.name])
+            if column.name in self.constants
+            else dialect.selected(column.name, column.type)
+            for column in self.schema.columns
+        )
         query = sa.select(*columns).select_from(table_of(self.schema.table))
         query = rows_between(query, self.key, self.key_types, dialect, after=part.after, up_to=part.up_to)
         return query.where(within(part.where, self.key_types, dialect)) if part.where else query
@@ -530,12 +559,16 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     Its decoder is a ``SourceDecoder``.
 
     Raises:
-        ConfigError: nothing tells how the records spell a column's values.
+        ConfigError: nothing tells how the records spell a column's values, or rows go by row keys that the
+            database does not have.
     """
     decoder, shape, handle = plan.decoder, plan.rows.shape, {fold_name(name) for name in plan.rows.keys}
     virtual = stored.virtual if decoder.has_virtual_columns else {}
     generated = stored.generated if decoder.has_generated_columns else {}
-    types = {**stored.types, **virtual, **generated}
+    row_key = stored.row_key if is_row_keyed(shape) else {}
+    if is_row_keyed(shape) and not row_key:
+        raise ConfigError(_NO_ROW_KEY, table=str(shape.source))
+    types = {**row_key, **stored.types, **virtual, **generated}
     called = _called(plan, types)
     columns = tuple(
         ReadColumn(

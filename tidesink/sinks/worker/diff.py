@@ -48,7 +48,7 @@ from tidesink.sinks.worker.source_keys import (
     source_task,
 )
 from tidesink.source_database.key_bounds import Bound, checked_bounds
-from tidesink.typemap.target_schema import ShapeColumn, is_row_keyed, quoted
+from tidesink.typemap.target_schema import ShapeColumn, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -305,8 +305,6 @@ class TableComparison:
         return self._side(decoding.columns())
 
     def _reader(self, plan: DecodePlan) -> TableReader:
-        if is_row_keyed(plan.shape):
-            raise self._refused("it has no key of its own")
         missing = self._refused("the target has no such table: let tidesink run make it")
         return self.kept.enter_context(open_target_reader(self.context, plan.shape, missing=missing))
 

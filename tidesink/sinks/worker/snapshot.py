@@ -61,7 +61,6 @@ from tidesink.sinks.worker.source_keys import (
 from tidesink.source_database.base import KeyTexts, StoredTable
 from tidesink.source_database.database import begin_at_position, begin_session, stored_table, translated
 from tidesink.source_database.key_bounds import Bound, from_lists
-from tidesink.typemap.target_schema import is_row_keyed
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -73,7 +72,8 @@ _log = structlog.get_logger("tidesink.worker")
 
 _KEYLESS: Final = (
     "a snapshot reads a table in ranges of a key, and the source's table has neither a primary key nor a "
-    "unique key without NULLs: set snapshot: never for it, and load its rows some other way"
+    "unique key without NULLs, nor row ids of TiDB, which a partitioned table has not for all of it: set "
+    "snapshot: never for it, and load its rows some other way"
 )
 
 _LOST: Final = (
@@ -562,6 +562,7 @@ class SnapshotBatch(Batch):
             part.ranges,
             at_once=database.connections,
             since=self._since(),
+            constants=stored.constants,
         )
         first = log_offset(self._hold.progress.batch + 1) if decode_plan.logs else 0
         ranges = [
@@ -583,16 +584,9 @@ class SnapshotBatch(Batch):
         return super()._topic_progress(plan, BatchSummary())
 
     def _table_plan(self) -> DecodePlan:
-        """The table's plan as it stands.
-
-        Raises:
-            ConfigError: it has no key.
-        """
+        """The table's plan as it stands."""
         number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
-        plan = self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
-        if is_row_keyed(plan.shape):
-            raise ConfigError(_KEYLESS, table=str(self._settings.table))
-        return plan
+        return self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
 
     def _database(self) -> DatabaseSettings:
         found = self._context.config.source.database

@@ -347,7 +347,9 @@ def source_task(
     assert isinstance(plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
     read = (KeyRange(),) if wanted is not None else ranges()
     url = settings.url.get_secret_value()
-    rows = SourceRows(url, plan.decoder.stored, stored.key, stored.key_types, read, since=since)
+    rows = SourceRows(
+        url, plan.decoder.stored, stored.key, stored.key_types, read, since=since, constants=stored.constants
+    )
     reader: RecordReader = PatientRows(rows, settings.connections, seconds)
     if wanted is not None:
         reader = KeyedRows(rows, wanted.columns, settings.connections, seconds, wanted.keys)
