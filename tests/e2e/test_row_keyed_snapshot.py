@@ -28,7 +28,7 @@ from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.config import Config, load_config
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SourceUnavailableError
-from tidesink.events import Row, TableId
+from tidesink.events import Column, Row, TableId
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.state.sql_store import open_state_store
@@ -158,6 +158,7 @@ def test_equal_rows_are_loaded_changed_and_repaired(
     kind: str,
     request: pytest.FixtureRequest,
 ) -> None:
+    """A snapshot while rows change, then a copy that lacks changes is compared and repaired."""
     place = place_of(kind, request, tmp_path)
     with _visits(tidb_url, servers) as visits:
         copy = TableId(f"copy_of_{visits.table.schema}", "visits")
@@ -192,11 +193,10 @@ def test_equal_rows_are_loaded_changed_and_repaired(
             _run(config, batches=4)
         _run(config, until="drained")
         assert numbered() == visits.numbered()
-        assert table_of_diff(path)[0] == 0
 
 
 def test_rows_of_a_table_that_is_truncated_meanwhile_are_read_again(servers: Servers, tidb_url: str) -> None:
-    with _visits(tidb_url, servers) as visits, closing_engine(tidb_url) as engine:
+    with _visits(tidb_url, servers) as visits, _engine(tidb_url) as engine:
         visits.load(30)
         with engine.connect() as connection:
             begin_session(connection)
@@ -207,7 +207,9 @@ def test_rows_of_a_table_that_is_truncated_meanwhile_are_read_again(servers: Ser
                 {"_tidb_table_id": str(visits.table_id)},
             )
             assert [*stored.types] == ["name", "amount"]
-            read = partial(SourceRows, tidb_url, visits.schema, stored.key, stored.key_types, (KeyRange(),))
+            columns = (*(Column(name, kind) for name, kind in stored.row_key.items()), *visits.schema.columns)
+            schema = replace(visits.schema, columns=columns)
+            read = partial(SourceRows, tidb_url, schema, stored.key, stored.key_types, (KeyRange(),))
             wanted = FetchRange("t", 0, 0, 100)
             rows = read(constants=stored.constants)
             assert sum(batch.num_rows for batch in rows(wanted)) == 30
@@ -218,7 +220,7 @@ def test_rows_of_a_table_that_is_truncated_meanwhile_are_read_again(servers: Ser
 
 
 @contextmanager
-def closing_engine(url: str) -> Iterator[sa.Engine]:
+def _engine(url: str) -> Iterator[sa.Engine]:
     engine = sa.create_engine(url)
     try:
         yield engine

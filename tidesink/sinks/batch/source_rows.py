@@ -291,7 +291,7 @@ class SourceRows:
 
     def _confirm(self, engine: Engine) -> None:
         """See that rows were read under the table's id: a TRUNCATE may have given it another meanwhile."""
-        if not self.constants:
+        if not any(column.name in self.constants for column in self.schema.columns):
             return
         with translated(OPTION), engine.connect() as connection:
             found = dialect_of(connection).row_key_constants(connection, self.schema.table)
