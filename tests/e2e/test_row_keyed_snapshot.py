@@ -149,7 +149,7 @@ def _run(config: Config, **how: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@quick_on("delta")
+@quick_on("postgres")
 def test_equal_rows_are_loaded_changed_and_repaired(
     spark: SparkSession,
     tmp_path: Path,
