@@ -40,7 +40,7 @@ class LiveTable:
     """One table; ``name`` is new in the server.
 
     ``clock`` gives the commit_ts of changes, each behind its commit, and changes go to any partition. Without
-    it their order is Kafka's.
+    it their order is Kafka's. ``tells``: whether DDL is in the topic.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class LiveTable:
         partitions: int = 3,
         seed: int = 5,
         clock: Callable[[], int] | None = None,
+        tells: bool = True,
     ) -> None:
         self.name = TableId(f"live{uuid.uuid4().hex[:8]}", "orders")
         self.topic = f"{servers['prefix']}{self.name.schema}"
@@ -58,6 +59,9 @@ class LiveTable:
         self._rows: dict[tuple[str, int], Row] = {}
         self._columns: tuple[Column, ...] = COLUMNS
         self.largest_size = 10**6
+        # In hundredths.
+        self.largest_price = 10**9
+        self._tells = tells
         # Of the last commit, in ms.
         self._clock = 1_767_225_600_000
         self.tso = clock
@@ -74,7 +78,8 @@ class LiveTable:
         with self._engine.begin() as connection:
             connection.exec_driver_sql(f"CREATE DATABASE `{self.name.schema}`")
             connection.exec_driver_sql(f"{self.create} CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
-        self._feed.ddl(self.create)
+        if tells:
+            self._feed.ddl(self.create)
 
     def load(self, count: int) -> None:
         """Rows from before the topic: nothing is sent of them."""
@@ -138,7 +143,8 @@ class LiveTable:
             known = {**values, **{renamed.get(name, name): value for name, value in row.items()}}
             self._rows[key] = {name: known[name] for name in names}
         at = self._commit_ts()
-        self._send(lambda: self._feed.ddl(statement, commit_ts=at))
+        if self._tells:
+            self._send(lambda: self._feed.ddl(statement, commit_ts=at))
         self._feed.schema = TableSchema(self.name, columns)
 
     def truncate(self) -> None:
@@ -185,7 +191,9 @@ class LiveTable:
         row = {
             "region": region,
             "id": number,
-            "price": rng.choice((None, Decimal(rng.randrange(-(10**9), 10**9)) / 100)),
+            "price": rng.choice(
+                (None, Decimal(rng.randrange(-self.largest_price, self.largest_price)) / 100)
+            ),
             "note": rng.choice((None, "", "a\tb\n", f"näher {rng.random()} 😀")),
             "data": rng.choice((None, b"", rng.randbytes(9))),
             "size": rng.randrange(self.largest_size),

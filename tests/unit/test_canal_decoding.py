@@ -69,9 +69,13 @@ def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more
     settings = SimpleNamespace(**{**given, **more})
     around = SimpleNamespace(
         config=SimpleNamespace(
+            pipeline="p",
             table_config=lambda _table: settings,
-            source=SimpleNamespace(codec_options=lambda: sends or CodecOptions(), opens_up_to=None),
+            source=SimpleNamespace(
+                codec_options=lambda: sends or CodecOptions(), opens_up_to=None, database=None
+            ),
         ),
+        store=None,
         topics=SimpleNamespace(
             ddl=lambda _topic: _Ddl(*topic), tables=lambda _topic: SimpleNamespace(known=lambda: (T,))
         ),

@@ -94,9 +94,10 @@ class Bed:
             time_zone="UTC",
             mode="upsert",
         )
-        source = SimpleNamespace(codec_options=CodecOptions, opens_up_to=None)
+        source = SimpleNamespace(codec_options=CodecOptions, opens_up_to=None, database=None)
         around = SimpleNamespace(
-            config=SimpleNamespace(table_config=lambda _table: settings, source=source),
+            config=SimpleNamespace(pipeline="p", table_config=lambda _table: settings, source=source),
+            store=None,
             topics=SimpleNamespace(
                 ddl=lambda _topic: self.ddl, tables=lambda _topic: SimpleNamespace(known=lambda: (T,))
             ),

@@ -2,7 +2,8 @@
 
 In this order: the definition in the config; the topic's own CREATE and ALTER events, read ahead to the
 end of partition 0 and held against the time of each row; the ``mysqlType`` words of the rows themselves;
-else text, with a warning.
+where these leave out what decides a type, the source's database (``database_types``); else text, with a
+warning.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_same
 from tidesink.ddl.row_changes import RowDdl
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, ValueOutOfRangeError
 from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.schema_source import Missed, Renamed, SourceColumns, declared_table
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
+from tidesink.sinks.schema_sources.database_types import DatabaseTypes, look_into
 from tidesink.sinks.schema_sources.open import PlannedDecoding
 from tidesink.typemap.table import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
@@ -63,6 +66,10 @@ class CanalJsonDecoding(PlannedDecoding):
         self._tables = context.topics.tables(topic)
         self._declared = declared_table(self._settings.definition, table)
         self._options = context.config.source.codec_options()
+        look = look_into(context.config.source.database)
+        self._database = DatabaseTypes(context.config.pipeline, table, context.store, look)
+        # Columns that only rows tell of, by their words.
+        self._untold: tuple[Column, ...] = ()
         self._words: list[RowWords] = []
         self._renamed: dict[str, str] = {}
         self._planned: TableSchema | None = None
@@ -80,7 +87,7 @@ class CanalJsonDecoding(PlannedDecoding):
         keyed = (
             [UNREPORTED_KEY] if self._plan and is_row_keyed(self._plan.shape) and self._is_unreported else []
         )
-        return (*super().warnings, *texts, *keyed, *reported)
+        return (*super().warnings, *texts, *keyed, *self._database.warnings, *reported)
 
     @property
     def _is_unreported(self) -> bool:
@@ -181,7 +188,8 @@ class CanalJsonDecoding(PlannedDecoding):
         before = self._known_columns()
         changed = self._declared is None and self._newer_ddl(missed.found)
         if not missed.summary.unplanned:
-            return changed or (self._declared is None and self._newer_ddl(self._ends_now(missed.found)))
+            newer = changed or (self._declared is None and self._newer_ddl(self._ends_now(missed.found)))
+            return newer or self._looked_again(missed.summary)
         if self._known_columns() == before and self._declared is None:
             self._newer_ddl(self._ends_now(missed.found))
         if self._known_columns() == before:
@@ -216,6 +224,14 @@ class CanalJsonDecoding(PlannedDecoding):
         self._make()
         return True
 
+    def _looked_again(self, summary: BatchSummary) -> bool:
+        """Plan again where the database has a wider type by now of a column that only rows tell of."""
+        misfit = any(bad.error == ValueOutOfRangeError.__name__ for bad in summary.bad_records)
+        if not self._database.look_again(self._untold, misfit=misfit):
+            return False
+        self._make()
+        return True
+
     def _known_columns(self) -> frozenset[str]:
         return frozenset(self._plan.shape.by_name) if self._plan else frozenset()
 
@@ -233,21 +249,31 @@ class CanalJsonDecoding(PlannedDecoding):
         columns: dict[str, Column] = {fold_name(c.name): c for c in defined.columns} if defined else {}
         # What rows from before a DROP or RENAME have: the DDL says so too.
         former = self._former()
-        reported = TableSchema(self._table, (*columns.values(), *former))
-        definitions = TableDefinitions([reported] if reported.columns else [])
-        shapes = RowShapes(definitions, None)
-        for words in self._words:
-            shape = shapes.find(
-                *self._table, dict.fromkeys(words.names), mysql_type=words.types, pk_names=words.keys
-            )
-            for column in shape.schema.columns:
-                columns.setdefault(fold_name(column.name), _with_earlier(column, former))
+        rows = self._row_columns((*columns.values(), *former))
+        past = {fold_name(column.name) for column in former}
+        self._untold = tuple(c for name, c in rows.items() if name not in columns and name not in past)
+        self._database.decide(self._untold)
+        rows |= {fold_name(column.name): self._database.refined(column) for column in self._untold}
+        for name, column in rows.items():
+            columns.setdefault(name, _with_earlier(column, former))
         for old in self._renamed:
             columns.pop(fold_name(old), None)
         self._text_columns = tuple(
             c.name for c in columns.values() if c.type.name == "text" and c.type.sql is None and not defined
         )
         return TableSchema(self._table, tuple(columns.values())) if columns else None
+
+    def _row_columns(self, reported: tuple[Column, ...]) -> dict[str, Column]:
+        """The columns of the rows' forms, by name, folded; ``reported``: what DDL says of some."""
+        definitions = TableDefinitions([TableSchema(self._table, reported)] if reported else [])
+        shapes, found = RowShapes(definitions, None), dict[str, Column]()
+        for words in self._words:
+            shape = shapes.find(
+                *self._table, dict.fromkeys(words.names), mysql_type=words.types, pk_names=words.keys
+            )
+            for column in shape.schema.columns:
+                found.setdefault(fold_name(column.name), column)
+        return found
 
     def _former(self) -> tuple[Column, ...]:
         """What the DDL says that the table had and has no more."""

@@ -34,6 +34,7 @@ from tidesink.sinks.batch.run import (
     released_on_error,
 )
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, settle_names
+from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.source_rows import (
     OPTION,
     ColumnGap,
@@ -542,6 +543,10 @@ class SnapshotBatch(Batch):
         self._settle_rows()
         try:
             reduction = self._reduce_once(plan)
+            # A row that does not fit may be of a type that is known better by now.
+            if reduction.summary.bad and self._decoding.learn(Missed(reduction.summary, (), plan.found)):
+                reduction.release()
+                reduction = self._reduce_once(plan)
         except RangeTooLargeError as exc:
             raise ConfigError(_TOO_LARGE, table=str(self._settings.table)) from exc
         with released_on_error(reduction.release):

@@ -1,0 +1,183 @@
+"""Types of columns as the source's database has them, for columns whose type nothing in the topic gives.
+
+A word such as ``decimal`` leaves out what decides how values are kept: a DECIMAL's digits, a BIT's length. Of
+a column that no DDL names the database is asked once, before the table's first batch, or when rows have the
+column first. What it said is kept in the state store, so that a restart plans the same. A table that has
+batches and for which nothing is kept has the types of its words: its target has them by now.
+
+The database shows the present, and a record may be older or newer. So it only adds to a word that it agrees
+with, never gives the members of an ENUM or SET, and is asked again when a record does not fit: the type then
+becomes one that holds the values of both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tidesink.codecs.canal_json.schema import agrees
+from tidesink.events import Column, ColumnType, TableId, fold_name
+from tidesink.sinks.state.progress import StateStore
+from tidesink.typemap.mysql_types import parse_sql_type
+from tidesink.typemap.table import row_of
+
+if TYPE_CHECKING:
+    from tidesink.config.source import DatabaseSettings
+
+# The types of a table's columns now, by name, folded; empty where there is no such table.
+Look = Callable[[TableId], Mapping[str, ColumnType]]
+_KIND: Final = "looked-up-types"
+_MISFIT: Final = (
+    "a record does not fit its column. The types of {columns} are those that the database has now, and were "
+    "others if the table was altered after the record was written: give a definition under tables that holds "
+    "both"
+)
+
+
+class DatabaseTypes:
+    """What the database said of one table's columns. Used by one thread at a time.
+
+    ``look`` asks it; None: there is none to ask. ``store`` keeps what was found; None: nothing was kept, and
+    nothing is.
+    """
+
+    def __init__(self, pipeline: str, table: TableId, store: StateStore | None, look: Look | None) -> None:
+        self._pipeline = pipeline
+        self._table = table
+        self._store = store
+        self._look = look
+        self._name = json.dumps([pipeline, *table], ensure_ascii=False)
+        # By name, folded, the SQL type; None: the word stays. None as a whole: nothing was decided yet.
+        self._known: dict[str, str | None] | None = None
+        self._read = False
+        self._misfit = False
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to do about a record that does not fit."""
+        found = [f"{name} ({sql})" for name, sql in (self._known or {}).items() if sql is not None]
+        return (_MISFIT.format(columns=", ".join(found)),) if self._misfit else ()
+
+    def decide(self, columns: Iterable[Column]) -> None:
+        """Know the types of columns by their words in rows; asks the database for those that are new.
+
+        Raises:
+            ConfigError: the database refuses the user.
+            SourceUnavailableError: it does not answer.
+            StateStoreError: the store does not answer.
+        """
+        kept = self._recalled()
+        known = kept or {}
+        new = [one for one in columns if lacks_digits(one.type) and fold_name(one.name) not in known]
+        if self._look is None or (kept is not None and not new):
+            return
+        looks = bool(new) and not (kept is None and self._has_batches())
+        found = self._look(self._table) if looks else {}
+        self._keep({**known, **{fold_name(one.name): _sql_of(one, found) for one in new}})
+
+    def refined(self, column: Column) -> Column:
+        """A column of rows, by its word, with the type that is known of it."""
+        sql = (self._recalled() or {}).get(fold_name(column.name))
+        if sql is None or not lacks_digits(column.type):
+            return column
+        found = parse_sql_type(sql)
+        return replace(column, type=found) if _agrees(found, column.type) else column
+
+    def look_again(self, columns: Iterable[Column], *, misfit: bool) -> bool:
+        """Ask once more, since a record is bad; whether a type is wider now.
+
+        ``columns``: as rows have them. ``misfit``: the record has a value that does not fit its column.
+
+        Raises: as ``decide``.
+        """
+        known = self._recalled() or {}
+        looked_up = [one for one in columns if known.get(fold_name(one.name)) is not None]
+        if self._look is None or not looked_up:
+            return False
+        found, wider = self._look(self._table), dict(known)
+        for one in looked_up:
+            name = fold_name(one.name)
+            before, now = known[name], _sql_of(one, found)
+            if before is not None and now is not None:
+                wider[name] = _holding_both(before, now)
+        self._misfit = misfit and wider == known
+        if wider == known:
+            return False
+        self._keep(wider)
+        return True
+
+    def _recalled(self) -> Mapping[str, str | None] | None:
+        if not self._read and self._store is not None:
+            self._known = self._store.load_document(_KIND, self._name)
+        self._read = True
+        return self._known
+
+    def _keep(self, known: dict[str, str | None]) -> None:
+        if self._store is not None:
+            self._store.save_document(_KIND, self._name, known)
+        self._known = known
+
+    def _has_batches(self) -> bool:
+        status = self._store.status_of(self._pipeline, self._table) if self._store else None
+        return status is not None and status.batch > 0
+
+
+def look_into(settings: DatabaseSettings | None) -> Look | None:
+    """What asks the source's database of a config; None where it has none.
+
+    It raises ConfigError where the database refuses the user, and SourceUnavailableError where it does not
+    answer.
+    """
+    return None if settings is None else partial(_stored_types, settings)
+
+
+def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, ColumnType]:
+    # Here, since it takes what Spark's tasks do, which takes a second to load.
+    from tidesink.sinks.batch.source_rows import OPTION, open_database
+    from tidesink.source_database.database import begin_session, stored_table, translated
+
+    engine = open_database(settings.url.get_secret_value())
+    try:
+        with translated(OPTION), engine.connect() as connection:
+            begin_session(connection)
+            found = stored_table(connection, table)
+    finally:
+        engine.dispose()
+    return {fold_name(name): kind for name, kind in found.types.items()} if found else {}
+
+
+def lacks_digits(column_type: ColumnType) -> bool:
+    """Whether a type is a word alone that leaves out what decides how its values are kept."""
+    return (row_of(column_type).reader == "decimal" and column_type.precision is None) or (
+        row_of(column_type).reader == "bit" and column_type.length is None
+    )
+
+
+def _sql_of(column: Column, found: Mapping[str, ColumnType]) -> str | None:
+    """What the database has of a column; None where it has none, or another than rows have."""
+    kind = found.get(fold_name(column.name))
+    return kind.sql if kind is not None and _agrees(kind, column.type) else None
+
+
+def _agrees(found: ColumnType, word: ColumnType) -> bool:
+    return agrees(found, word) and not lacks_digits(found) and _is_unsigned(found) == _is_unsigned(word)
+
+
+def _is_unsigned(column_type: ColumnType) -> bool:
+    return not {"unsigned", "zerofill"}.isdisjoint((column_type.sql or "").lower().split())
+
+
+def _holding_both(before: str, now: str) -> str:
+    """A type that holds the values of two, of one name; the first one where that holds them."""
+    old, new = parse_sql_type(before), parse_sql_type(now)
+    rest = " unsigned" if _is_unsigned(new) else ""
+    if old.precision is not None and new.precision is not None:
+        scale = max(old.scale or 0, new.scale or 0)
+        whole = max(old.precision - (old.scale or 0), new.precision - (new.scale or 0))
+        sizes: Any = (whole + scale, scale)
+        held = sizes == (old.precision, old.scale)
+        return before if held else f"decimal({whole + scale},{scale}){rest}"
+    return now if (new.length or 0) > (old.length or 0) else before
