@@ -77,7 +77,7 @@ def _spoil(place: Place, table: LiveTable) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@quick_on("delta", "postgres")
+@quick_on("postgres")
 def test_a_copy_is_repaired_while_both_change(
     spark: SparkSession,
     tmp_path: Path,

@@ -182,7 +182,7 @@ def _source(kind: str, url: str, folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@quick_on("delta", "postgres")
+@quick_on("postgres")
 def test_killed_at_each_step_of_a_part(
     spark: SparkSession,
     tmp_path: Path,
