@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tidesink.errors import ProgressError
 from tidesink.events import TableId
 from tidesink.sinks.state.progress import (
+    DdlProgress,
     PartitionProgress,
     Progress,
     SnapshotProgress,
@@ -53,6 +54,7 @@ def progresses(draw: st.DrawFn) -> Progress:
         draw(st.sampled_from(["kafka", "source"])),
         draw(st.none() | snapshots),
         rewound=draw(offsets),
+        ddl=draw(st.none() | st.builds(DdlProgress, st.text(), offsets, offsets)),
     )
 
 

@@ -279,6 +279,17 @@ def _registry(config: Config) -> Iterator[Problem]:
         )
 
 
+def _schema_change_topic(config: Config) -> Iterator[Problem]:
+    topic = config.source.debezium.schema_change_topic
+    if topic is not None and topic in config.fixed_topics:
+        yield Problem(
+            "source.debezium.schema-change-topic",
+            f"topic {topic} is one of those with rows, too: a connector writes DDL to a topic of its own, "
+            "which is called as its topic.prefix",
+            "remove it there, or name the other topic here",
+        )
+
+
 def _raw_change_event(config: Config) -> Iterator[Problem]:
     source = config.source
     if not source.output_raw_change_event:
@@ -409,6 +420,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _without_effect,
     large_message_problems,
     database_problems,
+    _schema_change_topic,
     _raw_change_event,
     _tables,
     _definitions,

@@ -555,19 +555,19 @@ class SchemaChanges(Model):
     tells DDL: canal-json."""
     truncate: Literal["pause", "apply", "ignore"] = "pause"
     """`TRUNCATE TABLE`. `apply` empties the target's table at that moment of the source; `ignore` leaves the
-    rows there. Only where the topic tells DDL: canal-json."""
+    rows there. This and the kinds below only where a topic tells DDL: canal-json, and a Debezium connector's
+    schema-change topic, where `apply` has a resync follow (`docs/schema-changes.md`)."""
     drop_table: Literal["pause", "apply", "ignore"] = "pause"
     """`DROP TABLE` and `DROP DATABASE`. `apply` empties the target's table, which stays for a table that is
-    made again under the name; `ignore` leaves the rows there. Only where the topic tells DDL: canal-json."""
+    made again under the name; `ignore` leaves the rows there."""
     rename_table: Literal["pause", "ignore"] = "pause"
     """`RENAME TABLE`, at the old name and at the new one. `ignore` leaves the rows at the target of the old
-    name. Only where the topic tells DDL: canal-json."""
+    name."""
     partition: Literal["pause", "ignore"] = "pause"
-    """A partition that is truncated, dropped or exchanged. `ignore` leaves its rows at the target. Only where
-    the topic tells DDL: canal-json."""
+    """A partition that is truncated, dropped or exchanged. `ignore` leaves its rows at the target."""
     unknown: Literal["pause", "ignore"] = "pause"
     """A statement about the table that is not understood, or that brings rows back (`RECOVER TABLE`,
-    `FLASHBACK`). Only where the topic tells DDL: canal-json."""
+    `FLASHBACK`)."""
 
     def policy(self, kind: ChangeKind) -> ChangePolicy:
         """The policy of a kind; the only one there is where it is no setting."""

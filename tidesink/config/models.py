@@ -572,7 +572,9 @@ class Config(Model):
         return self._bound_topics.get(topic)
 
     def reads_topic(self, topic: str) -> bool:
-        """Whether this pipeline reads a topic; Kafka's own topics (``__…``) match no rule."""
+        """Whether this pipeline reads rows in a topic; Kafka's own topics (``__…``) match no rule."""
+        if topic == self.source.debezium.schema_change_topic:
+            return False
         if topic in self._bound_topics or topic in self.source.topics:
             return True
         return not topic.startswith("__") and any(rule.matches(topic) for rule in self.source.rules)

@@ -435,10 +435,15 @@ class DebeziumSettings(Model):
     """The connector's ExtractNewRecordState turns envelopes into rows, so that a null value is a delete.
     Detected if the rows show it: by a schema, or an added field such as `__op`. A compacted topic of
     envelopes needs it too, where a null value is all that is left of a delete. debezium-json only."""
+    schema_change_topic: Annotated[str, Field(min_length=1)] | None = None
+    """The topic to which a connector for MySQL or MariaDB writes DDL (`include.schema.changes`, which is on
+    by default): its name is the connector's `topic.prefix`. Workers read in it of TRUNCATE, DROP and other
+    DDL that changes rows (`docs/schema-changes.md`). Connectors for PostgreSQL have none."""
 
     def modes(self, time_zone: str) -> DebeziumModes:
         """The same as the codec takes it."""
-        given = {name: getattr(self, name) for name in type(self).model_fields if name != "unwrapped"}
+        others = ("unwrapped", "schema_change_topic")
+        given = {name: getattr(self, name) for name in type(self).model_fields if name not in others}
         return DebeziumModes(**given, time_zone=time_zone)
 
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, get_args
 from tidesink.codecs.open import CODECS
 from tidesink.config.fields import ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, TableConfig, TableDefaults, TableOverride
+from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -328,25 +329,62 @@ def _without_keys(name: str) -> tuple[str, str]:
 
 
 # Kinds that only DDL reports with certainty: a registry can hold an older schema as its newest.
-REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow", *get_args(RowChangeKind))
+_OF_COLUMNS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
+REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = (*_OF_COLUMNS, *get_args(RowChangeKind))
+
+
+def unreported_kinds(source: SourceSettings) -> tuple[ChangeKind, ...]:
+    """The kinds of changes of which no topic of the pipeline tells with certainty."""
+    if CODECS[source.protocol].tells_ddl:
+        return ()
+    return REPORTED_KINDS if source.debezium.schema_change_topic is None else _OF_COLUMNS
 
 
 def _schema_changes(at: Section) -> Iterator[Problem]:
     """The policies that have no effect on a pipeline, or that its target cannot follow."""
-    protocol, target = at.config.source.protocol, at.config.target
+    source, target, kinds = at.config.source, at.config.target, REPORTED_KINDS
     if _is_all_logs(at):
         reason = (
             "has no effect in mode append: logged rows stay as they were, and a renamed column is a new one"
         )
     elif "rows" not in target.features:
         reason = f"has no effect: a target of type {target.type} forwards rows with the columns they have"
-    elif not CODECS[protocol].tells_ddl:
-        reason = f"has no effect: {protocol} does not report such a change with certainty"
     else:
-        return
-    given = at.own.schema_changes.model_fields_set if at.own.schema_changes else ()
+        kinds = unreported_kinds(source)
+        reason = f"has no effect: {source.protocol} does not report such a change with certainty"
+    said = at.own.schema_changes
+    given = () if said is None else said.model_fields_set
     for kind in (kind for kind in REPORTED_KINDS if kind.replace("-", "_") in given):
-        yield at.problem(f"schema-changes.{kind}", reason, "remove it")
+        if kind in kinds:
+            remedy = "remove it"
+            if kind not in _OF_COLUMNS and source.protocol.startswith("debezium"):
+                remedy = _BY_TOPIC
+            yield at.problem(f"schema-changes.{kind}", reason, remedy)
+        elif said is not None and said.policy(kind) == "apply" and (obstacle := ddl_obstacle(at.config)):
+            yield at.problem(f"schema-changes.{kind}", *obstacle)
+
+
+_BY_TOPIC: Final = (
+    "remove it, or set source.debezium.schema-change-topic where a connector for MySQL or MariaDB writes one"
+)
+
+
+def ddl_obstacle(config: Config) -> tuple[str, str] | None:
+    """Why DDL of a connector's own topic cannot be followed, and what to do; None where it can."""
+    if config.source.debezium.schema_change_topic is None:
+        return None
+    if config.source.database is None:
+        return (
+            "a connector's DDL has no order with its rows, so that a resync follows it, which reads "
+            "source.database",
+            "set source.database, or use pause or ignore",
+        )
+    if config.cuts is not None:
+        return (
+            "a resync follows the DDL of a connector, which reads rows as of now: later than the cuts",
+            "remove cuts, or use pause or ignore",
+        )
+    return None
 
 
 def _is_all_logs(at: Section) -> bool:
@@ -359,8 +397,8 @@ def _is_all_logs(at: Section) -> bool:
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
     """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
     passing = logs or "rows" not in config.target.features
-    reported = CODECS[config.source.protocol].tells_ddl and not passing
-    kinds = [kind for kind in get_args(ChangeKind) if reported or kind not in REPORTED_KINDS]
+    unknown = REPORTED_KINDS if passing else unreported_kinds(config.source)
+    kinds = [kind for kind in get_args(ChangeKind) if kind not in unknown]
     return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)
 
 
@@ -372,8 +410,9 @@ def unreported_changes(config: Config) -> Iterator[str]:
             "that are dropped or renamed at the source are so in its messages, and no message says that a "
             "table was emptied"
         )
-    elif not CODECS[config.source.protocol].tells_ddl:
+    elif unknown := unreported_kinds(config.source):
+        tables = ", or a table dropped or renamed" if "drop-table" in unknown else ""
         yield (
             f"{config.source.protocol} does not report with certainty that a column was dropped, renamed or "
-            "narrowed, or a table dropped or renamed: what was there stays at the target"
+            f"narrowed{tables}: what was there stays at the target"
         )

@@ -48,7 +48,8 @@ class RowDdl(NamedTuple):
 
     ``statement`` is its text, cut where it is long, and ``digest`` of the whole. ``moment`` is the TSO it was
     committed at, None where nothing says it; ``odd_time`` what does, if that is impossible. ``offset`` is its
-    record's.
+    record's. ``place``: where it stands in the source's log, if that is known in place of a moment;
+    ``seconds``: when it was begun then, in seconds since 1970.
     """
 
     table: TableId
@@ -59,6 +60,8 @@ class RowDdl(NamedTuple):
     moment: int | None
     offset: int
     odd_time: str = ""
+    place: str = ""
+    seconds: int = 0
 
     @classmethod
     def of(
@@ -71,11 +74,14 @@ class RowDdl(NamedTuple):
     @property
     def at(self) -> str:
         """Tells this statement from any other: sent again it has the same, at another time another."""
-        return f"{f'@{self.offset}' if self.moment is None else self.moment}/{self.digest}"
+        place = self.place or f"@{self.offset}"
+        return f"{place if self.moment is None else self.moment}/{self.digest}"
 
     @property
     def time(self) -> str:
         """When it was committed, for people; empty where nothing says it."""
+        if self.seconds:
+            return shown_time(self.seconds * 1000)
         return "" if self.moment is None else shown_time(self.moment >> LOGICAL_BITS)
 
     def concerns(self, table: TableId) -> bool:

@@ -33,8 +33,9 @@ from tidesink.sinks.batch.record_frames import (
     full_name,
     table_of,
 )
+from tidesink.sinks.batch.schema_change_topic import SchemaChangeTopic
 from tidesink.sinks.batch.source import KafkaSource, raise_first, translated_read_errors
-from tidesink.sinks.batch.tasks import MOST_BYTES, Work
+from tidesink.sinks.batch.tasks import MOST_BYTES, Fetch, Work
 from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
@@ -47,6 +48,7 @@ from tidesink.sinks.kafka.offsets import (
     budget_of,
     furthest,
     plan_ranges,
+    sample_size,
     up_to,
 )
 from tidesink.sinks.spark.errors import Reporting
@@ -73,7 +75,14 @@ class Topics:
         *,
         ask: Callable[[], KafkaOffsets],
         interval: float = 0.0,
+        schema_changes: str | None = None,
     ) -> None:
+        # The topic of a connector's DDL; None where the config names none.
+        self.schema_changes = (
+            None
+            if schema_changes is None
+            else SchemaChangeTopic(schema_changes, pipeline=pipeline, source=source, store=store)
+        )
         self._pipeline, self._source, self._store = pipeline, source, store
         self._interval, self._ask = interval, ask
         self._brokers: KafkaOffsets | None = None
@@ -90,7 +99,14 @@ class Topics:
         def ask() -> KafkaOffsets:
             return KafkaOffsets(config.source.confluent_properties())
 
-        return cls(config.pipeline, source, store, ask=ask, interval=config.batch.watermark_interval)
+        return cls(
+            config.pipeline,
+            source,
+            store,
+            ask=ask,
+            interval=config.batch.watermark_interval,
+            schema_changes=config.source.debezium.schema_change_topic,
+        )
 
     @property
     def brokers(self) -> KafkaOffsets:
@@ -186,6 +202,25 @@ class Limits(NamedTuple):
     max_records: int
     max_bytes: int
     size: RecordSize
+
+
+def sample(limits: Limits, available: Sequence[OffsetRange], fetch: Fetch) -> None:
+    """Learn what records weigh, where a guess would cut the first batch of a backlog short.
+
+    Raises:
+        SourceError: Kafka refuses, or does not answer.
+    """
+    waiting = sum(part.records for part in available)
+    guessed = budget_of(limits.max_records, limits.max_bytes, limits.size)
+    if limits.size.records or min(waiting, limits.max_records) <= guessed:
+        return
+
+    def weigh(part: OffsetRange) -> tuple[int, int]:
+        wanted = FetchRange(*part, timestamps=False, headers=False)
+        found = [one.select(["key", "value"]) for one in fetch(wanted)]
+        return sum(one.num_rows for one in found), sum(int(one.nbytes) for one in found)
+
+    sample_size(limits.size, available, weigh)
 
 
 class PlannedRead(NamedTuple, Generic[K]):

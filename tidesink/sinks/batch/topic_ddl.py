@@ -283,7 +283,7 @@ class TopicDdl:
         if kept.get("timed") or self._is_cut(found):
             self._warnings = tuple(_warning(*one) for one in kept.get("warnings", ()))
             # What an earlier version passed over it did not keep, and stays passed over.
-            self._rows = tuple(_row_ddl(*one) for one in kept.get("rows", ()))
+            self._rows = tuple(row_ddl_of(*one) for one in kept.get("rows", ()))
             self._next = int(kept["next_offset"])
             self._definitions = TableDefinitions.from_json(kept["definitions"])
 
@@ -335,7 +335,8 @@ def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning
     return DdlWarning(text, None if table is None else TableId(*table), unreported)
 
 
-def _row_ddl(table: list[str], kind: Any, *parts: Any) -> RowDdl:
+def row_ddl_of(table: list[str], kind: Any, *parts: Any) -> RowDdl:
+    """A statement as it was kept in a document."""
     return RowDdl(TableId(*table), kind, *parts)
 
 
@@ -352,8 +353,13 @@ def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tu
                 odd_time=statement.odd_time,
             )
             found.setdefault((one.table, one.kind, one.at), one)
+    return newest_row_ddl(found.values())
+
+
+def newest_row_ddl(found: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
+    """The newest of some statements: so many of each table and kind, and of all."""
     count, kept = Counter[tuple[TableId, str]](), list[RowDdl]()
-    for one in reversed(found.values()):
+    for one in reversed([*found]):
         count[one.table, one.kind] += 1
         if count[one.table, one.kind] <= _MOST_ROW_DDL:
             kept.append(one)

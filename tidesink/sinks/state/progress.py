@@ -294,6 +294,19 @@ class SnapshotProgress:
 
 
 @dataclass(frozen=True)
+class DdlProgress:
+    """How far a table has come in the topic to which a connector writes its source's DDL (ADR 34).
+
+    ``decided``: what stands before this offset was followed or passed over, and what stands before
+    ``followed`` had the table compared with its source.
+    """
+
+    topic_id: str
+    decided: int
+    followed: int = 0
+
+
+@dataclass(frozen=True)
 class Progress:
     """All that is applied of one table after batch ``batch`` of epoch ``epoch``.
 
@@ -303,7 +316,8 @@ class Progress:
     rows that were committed up to it are void, whenever they are read. ``decided``: the TSO of the newest DDL
     that changes rows of the table and was followed, or passed over; 0 for none, None where none is read.
     ``rewound``: the number of the last rewind, of those that people asked for; 0 for none.
-    ``bound``: rows that were committed after it wait (``batch.cuts``); None: none do.
+    ``bound``: rows that were committed after it wait (``batch.cuts``); None: none do. ``ddl``: None where
+    nothing of a connector's DDL was decided.
     """
 
     table: TableId
@@ -318,6 +332,7 @@ class Progress:
     decided: int | None = None
     rewound: int = 0
     bound: int | None = None
+    ddl: DdlProgress | None = None
 
     @property
     def txn_version(self) -> int:
@@ -437,6 +452,7 @@ def as_document(progress: Progress) -> dict[str, Any]:
         **({} if progress.decided is None else {"decided": progress.decided}),
         **({"rewound": progress.rewound} if progress.rewound else {}),
         **({} if progress.bound is None else {"bound": progress.bound}),
+        **({} if progress.ddl is None else {"ddl": asdict(progress.ddl)}),
     }
 
 
@@ -487,7 +503,14 @@ def _read(document: dict[str, Any]) -> Progress:
         decided=_read_moment(document.get("decided")),
         rewound=int(document.get("rewound", 0)),
         bound=_read_moment(document.get("bound")),
+        ddl=_read_ddl(document.get("ddl")),
     )
+
+
+def _read_ddl(document: dict[str, Any] | None) -> DdlProgress | None:
+    if document is None:
+        return None
+    return DdlProgress(document["topic_id"], int(document["decided"]), int(document["followed"]))
 
 
 def _snapshot_document(snapshot: SnapshotProgress) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.run import Hold
 from tidesink.sinks.batch.schema_changes import KnownColumns
+from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction, digest_of, missed_deletes, refusal
 from tidesink.sinks.kafka.offsets import (
     NO_ID,
@@ -24,6 +25,7 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
+from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.control import Pauses, Unaccepted, check_not_restored
 from tidesink.sinks.worker.tally import Tally, Tombstones
 
@@ -161,6 +163,23 @@ def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | No
 
 
 # Taking a table
+
+
+def opened(
+    context: WorkerContext, decoding: Decoding, settings: TableConfig, tally: Tally, pauses: Pauses
+) -> tuple[Hold, Tombstones | None]:
+    """Open the target's table and take it; it is let go again where it cannot be held.
+
+    Raises: as ``taken``, and what the target refuses.
+    """
+    shape = first_shape(decoding.columns().shape, settings)
+    pipeline = context.config.pipeline
+    table = context.target.open_table(shape, pipeline=pipeline, delete_mode=settings.deletes)
+    try:
+        return taken(context, table, settings.table, tally, pauses)
+    except BaseException:
+        table.close()
+        raise
 
 
 def taken(

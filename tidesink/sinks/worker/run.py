@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -46,7 +46,7 @@ from tidesink.sinks.worker.cuts import Cuts
 from tidesink.sinks.worker.discovery import TableTasks
 from tidesink.sinks.worker.look_ups import TopicLookUps
 from tidesink.sinks.worker.table_task import TableTask
-from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, watermark_reader
+from tidesink.sinks.worker.watermarks import Standing, WatermarkFollower, codec_of, watermark_reader
 
 if TYPE_CHECKING:
     pass
@@ -128,6 +128,7 @@ class Worker:
             watermark_of := watermark_reader(context.config.source, context.registry),
             ends=self._ends,
         )
+        self._decode_ddl = codec_of(context.config.source, context.registry).decode
         cuts = context.config.cuts
         self._cuts = None
         if cuts is not None:
@@ -247,7 +248,7 @@ class Worker:
         return (
             known is not None
             and table_task.state == "IDLE"
-            and not table_task.owes_commit
+            and not (table_task.owes_commit or table_task.has_ddl)
             and known[0] is seen.found.get(table_task.topic)
             and known[1] == self._requests.of(table_task.table)
             and known[2] == table_task.bound
@@ -337,11 +338,16 @@ class Worker:
 
     def _ends_now(self, *, whole: bool = False) -> Look:
         """Where the topics end. A run to the end asks for all of each topic: no later look says more."""
-        choose = self._context.config.topics_among
-        if whole or self._ends:
-            return self._offsets.look(choose)
+        choose, ddl = self._context.config.topics_among, self._context.topics.schema_changes
+
+        def chosen(available: Iterable[str]) -> tuple[str, ...]:
+            found = tuple(available)
+            return (*choose(found), *(name for name in found if ddl is not None and name == ddl.topic))
+
         unread = {table_task.topic for table_task in self._table_tasks if table_task.lag > 0}
-        return self._offsets.look(choose, unread.__contains__)
+        all_of_each = whole or self._ends
+        seen = self._offsets.look(chosen) if all_of_each else self._offsets.look(chosen, unread.__contains__)
+        return seen if ddl is None else ddl.take(seen, self._decode_ddl)
 
     def _may_work(self, table_task: TableTask, seen: Look) -> bool:
         found = seen.found.get(table_task.topic)

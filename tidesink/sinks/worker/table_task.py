@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -32,11 +32,10 @@ from tidesink.sinks.batch.row_ddl import unfollowed
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold, applied_event
 from tidesink.sinks.batch.schema_changes import Policies, pending_of
 from tidesink.sinks.batch.schema_source import Decoding
-from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords
+from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords, sample
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.kafka.compaction import Compaction
-from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     AddedPartitions,
     OffsetRange,
@@ -47,19 +46,18 @@ from tidesink.sinks.kafka.offsets import (
     is_other_topic,
     late_start,
     plan_ranges,
-    sample_size,
     topic_gone,
     topic_progress,
 )
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus, TopicProgress
-from tidesink.sinks.targets.modes import first_shape
-from tidesink.sinks.worker.continuity import Continuity, taken
+from tidesink.sinks.worker.continuity import Continuity, opened
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl
 from tidesink.sinks.worker.preflight import shown_goal
 from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
 from tidesink.sinks.worker.snapshot import Snapshot, SnapshotBatch, SnapshotRefusedError
+from tidesink.sinks.worker.source_ddl import SourceDdl
 from tidesink.sinks.worker.sweep import SweepBatch
 from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
@@ -107,6 +105,7 @@ class TableTask:
         self._compaction: Compaction | None = None
         self._snapshot = Snapshot(context, self._settings)
         self._rewinds = Rewinds(context, self._settings)
+        self._ddl = SourceDdl(context, self._settings)
         self.lag = 0
         self._ended = time.monotonic()
         self._reads = context.topics.reads(topic)
@@ -146,13 +145,18 @@ class TableTask:
         progress = self._hold.progress.topics.get(self.topic)
         if progress is not None and is_other_topic(progress.topic_id, found.topic_id):
             return True
-        if self._rewinds.is_due(self._hold.progress):
+        if self._rewinds.is_due(self._hold.progress) or (self.has_ddl and self._may_read):
             return True
         if self.is_short(found) or self._reads_part(self._hold.progress, found):
             return True
         if self._context.config.cuts is None:
             return self.lag > 0
         return self._may_read and self.unread(found) > 0
+
+    @property
+    def has_ddl(self) -> bool:
+        """Whether DDL of the source is to be decided."""
+        return self._hold is not None and self._ddl.is_due(self._hold.progress)
 
     @property
     def _may_read(self) -> bool:
@@ -206,7 +210,8 @@ class TableTask:
         if found is None or self.state in ("PAUSED", "FAILING") or self._hold is None:
             return None
         progress = self._topic_progress()
-        if self._rewinds.is_due(self._hold.progress) or (progress is not None and progress.read_again):
+        again = progress is not None and progress.read_again
+        if again or self.has_ddl or self._rewinds.is_due(self._hold.progress):
             return None
         known, ends = self.read_up_to(found), found.partitions
         if known.keys() != ends.keys():
@@ -401,9 +406,11 @@ class TableTask:
         return True
 
     def _takes_other_turn(self, progress: Progress, found: TopicOffsets) -> bool:
-        """Do what comes before changes of the topic: the next part of a snapshot."""
+        """Do what comes before changes of the topic: DDL of the source, or the next part of a snapshot."""
         if self._rewinds.asked is not None:
             self._rewinds.settle()  # done, by a worker that was killed behind it
+        if self.has_ddl and self._settle_ddl(found):
+            return True
         if self._reads_part(progress, found) and self._snapshot.comes_next(progress, waiting=self.lag > 0):
             self._read_part(found)
             return True
@@ -429,6 +436,21 @@ class TableTask:
             if outcome.pending:
                 return
         self._rewinds.settle()
+
+    def _settle_ddl(self, found: TopicOffsets) -> bool:
+        """Decide what becomes of DDL of the source; False where rows go first."""
+        assert self._hold is not None  # noqa: S101  (opened before)
+        hold, pauses, retry = self._hold, self._pauses, self._context.retry(self.table)
+        decision = retry.call(lambda: self._ddl.decide(hold, pauses.accepted, found, self._next_offsets()))
+        if decision is None:
+            return False
+        if decision.pending:
+            self._take(BatchOutcome(hold.progress, pending=decision.pending))
+        elif self._begins(0, left=self.lag):
+            make = retry.call(lambda: self._ddl.batch(decision, hold.progress))
+            plan = BatchPlan(tuple(part._replace(end=part.start) for part in self._available(found)), found)
+            self._take(retry.call(lambda: self._batch(plan, self._context.source, make).run()))
+        return True
 
     def _reads_part(self, progress: Progress, found: TopicOffsets) -> bool:
         """Whether the table's snapshot is to go on before changes that are waited for.
@@ -481,15 +503,7 @@ class TableTask:
         if self._decoding is None:
             self._decoding = open_decoding(context, self.topic, self.table, session=self._session)
         self._decoding.prepare(found)
-        shape = first_shape(self._decoding.columns().shape, self._settings)
-        table = context.target.open_table(
-            shape, pipeline=context.config.pipeline, delete_mode=self._settings.deletes
-        )
-        try:
-            hold, self._tombstones = taken(context, table, self.table, self._tally, self._pauses)
-        except BaseException:
-            table.close()
-            raise
+        hold, self._tombstones = opened(context, self._decoding, self._settings, self._tally, self._pauses)
         return hold
 
     def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
@@ -498,16 +512,16 @@ class TableTask:
         available = self._available(found)
         if not self._next_offsets():
             self._tally.warnings += late_start(self.topic, found)
-        self._sample(available)
         limits = Limits(batch.max_records, batch.max_bytes, self._size)
+        source = self._context.source
+        self._context.retry(self.table).call(lambda: sample(limits, available, source.fetch))
         again = again_only(available, self._topic_progress())
         if again is not None:
             # Read alone: what others read goes further.
             self._reads.settle(self.table, None, away=True)
             most = budget_of(batch.max_records, batch.max_bytes, self._size)
-            return BatchPlan(plan_ranges(again, max_records=most), found), self._context.source
+            return BatchPlan(plan_ranges(again, max_records=most), found), source
         planned = self._reads.plan(self.table, available, found, limits=limits)
-        source = self._context.source
         plan = BatchPlan(planned.ranges, planned.found)
         if planned.kept is None:
             return plan, source
@@ -534,21 +548,6 @@ class TableTask:
             return not self._context.retry(self.table).call(lambda: reader.concern(self._session))
         except RangeTooLargeError:
             return False  # the batch cuts its ranges
-
-    def _sample(self, available: Sequence[OffsetRange]) -> None:
-        """Learn what records weigh, where a guess would cut the first batch of a backlog short."""
-        batch, fetch = self._context.config.batch, self._context.source.fetch
-        waiting = sum(part.records for part in available)
-        guessed = budget_of(batch.max_records, batch.max_bytes, self._size)
-        if self._size.records or min(waiting, batch.max_records) <= guessed:
-            return
-
-        def weigh(part: OffsetRange) -> tuple[int, int]:
-            wanted = FetchRange(*part, timestamps=False, headers=False)
-            found = [one.select(["key", "value"]) for one in fetch(wanted)]
-            return sum(one.num_rows for one in found), sum(int(one.nbytes) for one in found)
-
-        self._context.retry(self.table).call(lambda: sample_size(self._size, available, weigh))
 
     def _settle(self, *, away: bool = False) -> None:
         """Say where the table stands now, so that what is kept for it alone is let go."""
@@ -697,4 +696,5 @@ class TableTask:
             policies = Policies.of(self._settings, {}, self._context.target.capabilities)
             rows, progress = self._decoding.row_ddl(), self._hold.progress
             self._unfollowed = tuple(unfollowed(rows, policies, progress, self.topic))
-        return tuple(dict.fromkeys((*own, *self._unfollowed, *self._tally.warnings)))
+        ddl = self._ddl.warnings(self._hold)
+        return tuple(dict.fromkeys((*own, *self._unfollowed, *ddl, *self._tally.warnings)))

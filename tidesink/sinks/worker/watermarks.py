@@ -17,6 +17,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tidesink.codecs import open_codec
+from tidesink.codecs.base import Codec
 from tidesink.config.source import SourceSettings
 from tidesink.errors import TidesinkError
 from tidesink.events import Message, WatermarkEvent
@@ -53,15 +54,19 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 }
 
 
+def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
+    """The codec of records that are no rows."""
+    # A row that was left out of its message need not be fetched to know that it is none.
+    options = replace(source.codec_options(), claim_check_storage_uri="", upstream_url="")
+    return open_codec(source.protocol, options=options, registry=registry)
+
+
 def watermark_reader(
     source: SourceSettings, registry: SchemaRegistry | None
 ) -> Callable[[Message], int | None]:
     """The commit_ts of a record that is nothing but watermarks; a record that cannot be read is none."""
-    # A row that was left out of its message need not be fetched to know that it is no watermark.
-    options = replace(source.codec_options(), claim_check_storage_uri="", upstream_url="")
     # Nor need a row's schema: flat-avro's watermarks have none, and the registry's answer may take seconds.
-    known = MemorySchemaRegistry() if source.protocol == "flat-avro" else registry
-    codec = open_codec(source.protocol, options=options, registry=known)
+    codec = codec_of(source, MemorySchemaRegistry() if source.protocol == "flat-avro" else registry)
 
     def watermark_of(message: Message) -> int | None:
         try:

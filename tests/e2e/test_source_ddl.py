@@ -1,0 +1,178 @@
+"""DDL of a Debezium connector's own topic: recorded records, workers, and a source that has fewer rows."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import sqlalchemy as sa
+from confluent_kafka import Producer
+from typer.testing import CliRunner
+
+from tests.e2e.forked_worker import die_at, drain
+from tests.e2e.places import KINDS, Place, place_of
+from tests.e2e.replay import Servers
+from tests.e2e.writing import shop_config
+from tests.full import quick_on
+from tests.servers import create_topics
+from tidesink.cli.main import app
+from tidesink.config import load_config
+from tidesink.events import TableId
+from tidesink.sinks.worker.run import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1800)]
+RECORDED: Final = Path(__file__).parents[1] / "golden" / "data" / "debezium-ddl"
+TABLE: Final = TableId("live", "a")
+STEPS: Final = ("planned", "recorded", "committing", "committed", "accounted")
+
+
+class Source:
+    """The connector's topics, and what its database has."""
+
+    def __init__(self, servers: Servers, engine: sa.Engine) -> None:
+        self.ddl, self.rows = f"{servers['prefix']}shop", f"{servers['prefix']}shop.live.a"
+        create_topics(servers["brokers"], {self.ddl: 1, self.rows: 1})
+        self._producer = Producer({"bootstrap.servers": servers["brokers"]})
+        self._engine = engine
+        text = (RECORDED / "mariadb.jsonl").read_text(encoding="utf-8")
+        self._recorded = [json.loads(line) for line in text.splitlines()]
+        self._row = json.loads((RECORDED / "row.json").read_text(encoding="utf-8"))
+
+    def execute(self, *statements: str) -> None:
+        """At the database alone."""
+        with self._engine.begin() as connection:
+            for one in statements:
+                connection.exec_driver_sql(one)
+
+    def insert(self, *ids: int) -> None:
+        """Rows that the connector sends; whether the database has them is another matter."""
+        for number in ids:
+            key, value = (self._row[n].replace('"id":1', f'"id":{number}') for n in ("key", "value"))
+            self._producer.produce(self.rows, value=value, key=key)
+        self._producer.flush(10)
+
+    def send(self, words: str) -> None:
+        """The recorded DDL with these words, as sent a while ago."""
+        found = [one for one in self._recorded if words in json.loads(one["value"])["ddl"]]
+        assert found
+        for one in found:
+            earlier = int((time.time() - 60) * 1000)
+            self._producer.produce(self.ddl, value=one["value"], key=one["key"], timestamp=earlier)
+        self._producer.flush(10)
+
+
+@pytest.fixture
+def source(servers: Servers, mariadb_url: str) -> Iterator[Source]:
+    """With the table of the recorded records."""
+    engine = sa.create_engine(mariadb_url)
+    found = Source(servers, engine)
+    found.execute("DROP DATABASE IF EXISTS live", "CREATE DATABASE live")
+    found.execute("CREATE TABLE live.a (id int PRIMARY KEY)")
+    yield found
+    found.execute("DROP DATABASE live")
+    engine.dispose()
+
+
+def _config(folder: Path, servers: Servers, source: Source, place: Place, url: str, **changes: str) -> Path:
+    settings = {
+        "brokers": servers["brokers"],
+        "protocol": "debezium-json",
+        "topics": [f"{servers['prefix']}shop.{{schema}}.{{table}}"],
+        "debezium": {"schema-change-topic": source.ddl},
+        "database": url,
+    }
+    table = {
+        "name": str(TABLE),
+        "definition": "CREATE TABLE live.a (id int PRIMARY KEY)",
+        "schema-changes": changes,
+    }
+    target = place.target
+    if target["type"] == "mysql":
+        target = {**target, "table": "copy_{schema}.{table}"}
+    return shop_config(folder, servers, {"source": settings, "target": target, "tables": [table]})
+
+
+def _ids(place: Place) -> list[int]:
+    name = TableId("copy_live", "a") if place.target["type"] == "mysql" else TABLE
+    return sorted(row["id"] for row in place.rows(name) or ())
+
+
+def _states(path: Path) -> tuple[Sequence[Any], ...]:
+    report = run(load_config(path), until="drained")
+    return tuple((one.table, one.state, one.error or "") for one in report.tables)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on("postgres")
+def test_a_statement_waits_and_is_followed_by_a_resync(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    source: Source,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    place = place_of(kind, request, tmp_path)
+    path = _config(tmp_path, servers, source, place, mariadb_url, **{"drop-table": "apply"})
+    source.send("DROP TABLE IF EXISTS")  # of the snapshot: nothing was dropped
+    source.insert(1, 2, 3)
+    source.execute("INSERT INTO live.a VALUES (3)")
+    assert [state for _, state, _ in _states(path)] == ["IDLE"]
+    assert _ids(place) == [1, 2, 3]
+
+    source.send("RENAME TABLE live.b TO live.a")
+    ((_, state, error),) = _states(path)
+    assert (state, _ids(place)) == ("PAUSED", [1, 2, 3])
+    assert "rename-table" in error
+    shown = CliRunner().invoke(app, ["ddl", "list", "-c", str(path)])
+    assert "RENAME TABLE" in shown.output, shown.output
+    approved = CliRunner().invoke(app, ["ddl", "approve", str(TABLE), "-c", str(path)])
+    assert approved.exit_code == 0, approved.output
+    # A row of before the statement that the connector sends late, and one of after it.
+    source.insert(1, 4)
+    source.execute("INSERT INTO live.a VALUES (4)")
+    assert [state for _, state, _ in _states(path)] == ["IDLE"]
+    assert _ids(place) == [3, 4]
+
+    # Dropped, by policy; the state store is lost, and what was decided is known all the same.
+    path.with_name("state.db").unlink()
+    assert [state for _, state, _ in _states(path)] == ["IDLE"]
+    source.execute("DROP TABLE live.a")
+    source.send("DROP TABLE `live`.`a`")
+    assert [state for _, state, _ in _states(path)] == ["IDLE"]
+    assert _ids(place) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on()
+def test_a_kill_at_each_step_of_a_decision(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    source: Source,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    place, log = place_of(kind, request, tmp_path), tmp_path / "worker.log"
+    path = _config(tmp_path, servers, source, place, mariadb_url, **{"drop-table": "apply"})
+    source.insert(1, 2, 3)
+    source.execute("INSERT INTO live.a VALUES (3)")
+    drain(spark, path, log)
+    for step in STEPS:
+        # Dropped and made again, with one row.
+        source.send("DROP TABLE `live`.`a`")
+        die_at(step, spark, path, log)
+        drain(spark, path, log)
+        assert _ids(place) == [3]
+        source.insert(1, 2)
+        drain(spark, path, log)
+        assert _ids(place) == [1, 2, 3]

@@ -1,0 +1,199 @@
+"""What a Debezium connector's topic of DDL says of rows, by records that a live connector wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+from tests.decoded_batches import as_records
+from tests.golden.debezium_captures import Capture
+from tests.memory_target import CAPABILITIES
+from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
+from tidesink.codecs import open_codec
+from tidesink.config.fields import SchemaChanges
+from tidesink.config.table_checks import shown_policies
+from tidesink.errors import SourceError
+from tidesink.events import Message, TableId
+from tidesink.sinks.batch.schema_change_topic import SchemaChangeTopic, SourceStatement, statements
+from tidesink.sinks.batch.schema_changes import Accepted, Policies
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.worker.source_ddl import _change, _pending
+
+DATA: Final = Path(__file__).parents[1] / "golden" / "data"
+TOPIC: Final = "shop"
+CODEC: Final = open_codec("debezium-json")
+A: Final = TableId("live", "a")
+
+
+def _recorded() -> list[Message]:
+    lines = (DATA / "debezium-ddl" / "mariadb.jsonl").read_text(encoding="utf-8").splitlines()
+    parts = [json.loads(line) for line in lines]
+    return [
+        Message(TOPIC, 0, number, one["key"].encode(), one["value"].encode(), 1_795_738_000_000 + number)
+        for number, one in enumerate(parts)
+    ]
+
+
+def _read(messages: Sequence[Message]) -> list[SourceStatement]:
+    return [one for message in messages for one in statements(message, CODEC.decode)]
+
+
+def test_recorded_statements_that_change_rows() -> None:
+    """A snapshot's DROP TABLE is none; TRUNCATE was run, and the connector wrote nothing of it."""
+    found = [(str(one.ddl.table), one.ddl.kind, one.ddl.statement) for one in _read(_recorded())]
+    assert found == [
+        ("live.parts", "partition", "ALTER TABLE live.parts DROP PARTITION p0"),
+        ("live.parts", "partition", "ALTER TABLE live.parts TRUNCATE PARTITION p1"),
+        ("live.a", "rename-table", "RENAME TABLE live.a TO live.x"),
+        ("live.x", "rename-table", "RENAME TABLE live.a TO live.x"),
+        ("live.b", "rename-table", "RENAME TABLE live.b TO live.a"),
+        ("live.a", "rename-table", "RENAME TABLE live.b TO live.a"),
+        ("live.x", "rename-table", "RENAME TABLE live.x TO live.b"),
+        ("live.b", "rename-table", "RENAME TABLE live.x TO live.b"),
+        ("live.c", "rename-table", "ALTER TABLE live.c RENAME TO live.d"),
+        ("live.d", "rename-table", "ALTER TABLE live.c RENAME TO live.d"),
+        ("live.a", "drop-table", "DROP TABLE `live`.`a`"),
+        ("live.b", "drop-table", "DROP TABLE `live`.`b`"),
+        ("live.d", "drop-table", "DROP TABLE IF EXISTS `live`.`d`"),
+        ("live.", "drop-table", "DROP DATABASE live"),
+    ]
+
+
+def test_recorded_statements_in_avro() -> None:
+    capture = Capture(DATA / "debezium" / "mdb_avro.jsonl")
+    decode = capture.codec().decode
+    records = [message for message in capture.messages if message.topic == capture.name and message.value]
+    found = [(one.ddl.table.name, one.ddl.kind) for each in records for one in statements(each, decode)]
+    assert found == [("late_t", "rename-table"), ("late_t2", "rename-table"), ("t_gen", "drop-table")]
+
+
+def test_a_statement_is_known_by_its_place_in_the_log() -> None:
+    """Sent again it is the same for who decided it; the next of the same text is another."""
+    (first, *_), (again, *_) = (_read([replace(_recorded()[21], offset=n)]) for n in (21, 40))
+    assert first.ddl.offset != again.ddl.offset
+    assert _change(first.ddl).digest == _change(again.ddl).digest
+    assert first.ddl.time.startswith("2026-")
+    assert _recorded()[21].value is not None
+    other = replace(_recorded()[21], value=(_recorded()[21].value or b"").replace(b"0-1-30", b"0-1-99"))
+    assert _change(_read([other])[0].ddl).digest != _change(first.ddl).digest
+
+
+class _Topic:
+    """The topic's records, and who reads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.records = _recorded()
+        self.topic_id = "first"
+        self._store = folder / "state.db"
+        self.reads = 0
+
+    def fetch(self, part: FetchRange) -> Iterator[pa.RecordBatch]:
+        self.reads += 1
+        yield as_records(self.records[part.start : part.end])
+
+    def reader(self) -> SchemaChangeTopic:
+        store = open_state_store(self._store)
+        return SchemaChangeTopic(TOPIC, pipeline="shop", source=KafkaSource(self.fetch), store=store)
+
+    def look(self, reader: SchemaChangeTopic) -> Look:
+        ends = {0: PartitionOffsets(0, len(self.records))}
+        found = {TOPIC: TopicOffsets(TOPIC, self.topic_id, ends), "rows": TopicOffsets("rows", "id", {})}
+        return reader.take(Look(found, {}), CODEC.decode)
+
+
+def test_what_was_read_is_remembered_and_read_again_where_it_was_lost(tmp_path: Path) -> None:
+    topic = _Topic(tmp_path)
+    reader = topic.reader()
+    assert [*topic.look(reader).found] == ["rows"]
+    found = reader.of(A)
+    assert [one.ddl.kind for one in found] == ["rename-table", "rename-table", "drop-table", "drop-table"]
+    assert topic.reads == 1
+    topic.look(again := topic.reader())
+    assert (again.of(A), topic.reads) == (found, 1)
+    (tmp_path / "state.db").unlink()
+    topic.look(again := topic.reader())
+    assert (again.of(A), topic.reads) == (found, 2)
+
+
+def test_a_statement_that_is_sent_again_stands_where_it_was_sent_last(tmp_path: Path) -> None:
+    topic = _Topic(tmp_path)
+    topic.look(reader := topic.reader())
+    before = {one.ddl.at: one.ddl.offset for one in reader.of(A)}
+    topic.records.append(replace(topic.records[21], offset=len(topic.records)))
+    topic.look(reader)
+    after = {one.ddl.at: one.ddl.offset for one in reader.of(A)}
+    assert after.keys() == before.keys()
+    assert [offset for at, offset in after.items() if before[at] != offset] == [27]
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_beginning(tmp_path: Path) -> None:
+    topic = _Topic(tmp_path)
+    topic.look(reader := topic.reader())
+    topic.topic_id, topic.records = "second", topic.records[:22]
+    topic.look(reader)
+    assert reader.topic_id == "second"
+    assert [one.ddl.kind for one in reader.of(A)] == ["rename-table", "rename-table", "drop-table"]
+
+
+def test_a_topic_that_is_not_there_or_not_readable_is_told(tmp_path: Path) -> None:
+    reader = _Topic(tmp_path).reader()
+    reader.take(Look({}, {}), CODEC.decode)
+    assert "no topic shop" in reader.problem
+    reader.take(Look({}, {TOPIC: SourceError("no rights")}), CODEC.decode)
+    assert "no rights" in reader.problem
+    _Topic(tmp_path).look(reader)
+    assert reader.problem == ""
+
+
+@pytest.mark.parametrize("refusal", ["", "no database"])
+def test_who_decides(refusal: str) -> None:
+    """Any statement can be approved, unless nothing can follow it; what is ignored waits for nobody."""
+    found = [one for one in _read(_recorded()) if one.ddl.kind == "partition"]
+    ways = ("ignore",) if refusal else ("apply", "ignore")
+
+    def waiting(accepted: Accepted, **changes: Any) -> list[tuple[str, ...]]:
+        policies = Policies(SchemaChanges(**changes), accepted, CAPABILITIES)
+        return [one.accepts for one in _pending(found, policies, refusal)]
+
+    assert waiting({}) == [ways, ways]
+    assert waiting({}, partition="ignore") == []
+    assert waiting({_change(found[0].ddl).digest: "ignore"}) == [ways]
+    assert waiting({_change(one.ddl).digest: "apply" for one in found}) == ([ways, ways] if refusal else [])
+
+
+CONFIG: Final = changed(
+    CANAL_JSON,
+    source__protocol="debezium-json",
+    source__topics=["app.{schema}.{table}"],
+    source__debezium={"schema-change-topic": "app.of.ddl"},
+)
+
+
+def test_the_topic_is_none_of_those_with_rows() -> None:
+    config = right(CONFIG)
+    assert config.topics_among(["app.of.ddl", "app.shop.orders"]) == ("app.shop.orders",)
+    found = wrong(changed(CONFIG, source__topics=["app.of.ddl", "app.shop.orders"]))
+    assert "source.debezium.schema-change-topic" in found
+
+
+def test_policies_of_what_the_topic_tells() -> None:
+    told = changed(CONFIG, defaults__schema_changes={"partition": "ignore"})
+    assert "partition ignore" in shown_policies(right(told).defaults.schema_changes, right(told))
+    assert "rename pause" not in shown_policies(right(told).defaults.schema_changes, right(told))
+    (silent,) = wrong(changed(told, source__debezium={})).values()
+    assert "schema-change-topic" in silent.remedy
+    drop = changed(CONFIG, defaults__schema_changes={"drop": "apply"})
+    assert "defaults.schema-changes.drop" in wrong(drop)
+    apply = changed(CONFIG, defaults__schema_changes={"drop-table": "apply"})
+    (refused,) = wrong(apply).values()
+    assert "source.database" in refused.reason
+    right(changed(apply, source__database="mysql+pymysql://reader@db/shop"))

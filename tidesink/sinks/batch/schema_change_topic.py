@@ -1,0 +1,160 @@
+"""The topic to which a Debezium connector for MySQL or MariaDB writes the DDL of its source (ADR 34).
+
+Its name is the connector's ``topic.prefix``. A record has ``databaseName``, ``ddl`` (a statement that names
+several tables is a record for each), ``source`` with the place in the server's log, and ``tableChanges``
+(Debezium 3.5.0.Final, captured; its documentation of "schema change topic"). Records of a snapshot describe
+the tables as they are and change nothing. TRUNCATE is not among them: a connector writes it to the table's
+own topic, if ``skipped.operations`` lets it.
+
+The topic has one partition, and no order with those of rows. The state store remembers what was read; where
+it was lost, the topic is read again from its beginning.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from tidesink.ddl.row_changes import NOT_UNDERSTOOD, RowChange, RowDdl, row_changes
+from tidesink.errors import ConfigError, TidesinkError
+from tidesink.events import DdlEvent, Event, Message, TableId
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.batch.topic_ddl import newest_row_ddl, row_ddl_of
+from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, is_other_topic
+from tidesink.sinks.state.progress import StateStore
+
+PARTITION: Final = 0
+_KIND: Final = "schema-changes"
+_PAGE_RECORDS: Final = 1000
+# Of a record that describes a change, where others say which part of a snapshot they are.
+_STREAMED: Final = (None, False, "false", "incremental")
+_ABSENT: Final = (
+    "the broker has no topic {} (source.debezium.schema-change-topic): DDL that changes rows at the source "
+    "is not known. Name the connector's topic.prefix"
+)
+_UNREAD: Final = "the source's DDL in topic {} is not known by now: {}"
+
+Decode = Callable[[Message], tuple[Event, ...]]
+_log = structlog.get_logger("tidesink.worker")
+
+
+class SourceStatement(NamedTuple):
+    """DDL that changes rows of a table, and Kafka's time of its record in ms since 1970."""
+
+    ddl: RowDdl
+    sent: int
+
+
+class SchemaChangeTopic:
+    """What is read of the topic so far. One thread reads, any may ask."""
+
+    def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
+        self.topic = topic
+        self.topic_id = ""
+        self.problem = ""
+        self._name = f"{pipeline}/{topic}"
+        self._source, self._store = source, store
+        self._lock = threading.Lock()
+        self._next = 0
+        self._known: tuple[SourceStatement, ...] = ()
+
+    def of(self, table: TableId) -> tuple[SourceStatement, ...]:
+        """The statements that change rows of a table, in the topic's order."""
+        with self._lock:
+            known = self._known
+        return tuple(one for one in known if one.ddl.concerns(table))
+
+    def take(self, seen: Look, decode: Decode) -> Look:
+        """Read what the topic has by a look, as far as that is possible; the look without the topic."""
+        found, error = seen.found.get(self.topic), seen.unanswered.get(self.topic)
+        try:
+            if found is not None:
+                self._read(found, decode)
+            self.problem = ""
+        except TidesinkError as exc:
+            error = exc  # type: ignore[assignment]
+        if error is not None:
+            self._say(_UNREAD.format(self.topic, error))
+        elif found is None:
+            self._say(_ABSENT.format(self.topic))
+        return Look(_without(seen.found, self.topic), _without(seen.unanswered, self.topic))
+
+    def _say(self, problem: str) -> None:
+        if problem != self.problem:
+            _log.warning("DDL of the source is not known", problem=problem)
+        self.problem = problem
+
+    def _read(self, found: TopicOffsets, decode: Decode) -> None:
+        at = found.partitions[PARTITION]
+        if not self.topic_id or is_other_topic(self.topic_id, found.topic_id):
+            self._restore(found.topic_id)
+        while self._next < at.latest:
+            start = max(self._next, at.earliest)
+            end = min(at.latest, start + _PAGE_RECORDS)
+            part = OffsetRange(self.topic, PARTITION, start, end)
+            read = [
+                one for message in self._source.messages_here([part]) for one in statements(message, decode)
+            ]
+            self._keep([*self._known, *read], end)
+
+    def _restore(self, topic_id: str) -> None:
+        kept: Any = self._store.load_document(_KIND, self._name)
+        known, next_offset = tuple[SourceStatement, ...](), 0
+        if kept is not None and not is_other_topic(kept["topic_id"], topic_id):
+            known = tuple(SourceStatement(row_ddl_of(*one), sent) for one, sent in kept["statements"])
+            next_offset = int(kept["next_offset"])
+        with self._lock:
+            self.topic_id, self._known, self._next = topic_id, known, next_offset
+
+    def _keep(self, found: Iterable[SourceStatement], end: int) -> None:
+        """Know the newest; of a statement that was sent again the later record, behind rows sent again."""
+        last: dict[Any, SourceStatement] = {}
+        for one in found:
+            name = one.ddl.table, one.ddl.kind, one.ddl.at
+            last.pop(name, None)
+            last[name] = one
+        times = {one.ddl: one.sent for one in last.values()}
+        known = tuple(SourceStatement(ddl, times[ddl]) for ddl in newest_row_ddl(times))
+        document = {
+            "topic_id": self.topic_id,
+            "next_offset": end,
+            "statements": [[list(one.ddl), one.sent] for one in known],
+        }
+        self._store.save_document(_KIND, self._name, document)
+        with self._lock:
+            self._known, self._next = known, end
+
+
+def statements(message: Message, decode: Decode) -> Iterator[SourceStatement]:
+    """What a record says of rows that are there; nothing of a snapshot's, nor of one that is no DDL."""
+    for event in decode(message):
+        if not isinstance(event, DdlEvent) or not event.query:
+            continue
+        source = (event.extension or {}).get("source")
+        origin: Mapping[str, Any] = source if isinstance(source, Mapping) else {}
+        if origin.get("snapshot") in _STREAMED:
+            for change in _changes(event):
+                one = RowDdl.of(change, event.query, moment=None, offset=message.offset)
+                ddl = one._replace(place=_place(origin), seconds=int(origin.get("ts_ms") or 0) // 1000)
+                yield SourceStatement(ddl, message.timestamp or 0)
+
+
+def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
+    # Of several tables a record names all (``a,b``).
+    about = event.table if event.table.name and "," not in event.table.name else None
+    try:
+        return row_changes(event.query, event.table.schema, about=about)
+    except ConfigError:
+        return () if about is None else (RowChange(about, "unknown", NOT_UNDERSTOOD),)
+
+
+def _place(source: Mapping[str, Any]) -> str:
+    """Where a statement stands in the server's log: a GTID is the same on a replica that takes over."""
+    return str(source.get("gtid") or f"{source.get('file')}:{source.get('pos')}")
+
+
+def _without(topics: Mapping[str, Any], topic: str) -> dict[str, Any]:
+    return {name: one for name, one in topics.items() if name != topic}

@@ -1,0 +1,222 @@
+"""What becomes of DDL that a Debezium connector writes to a topic of its own (ADR 34).
+
+Nothing says where among a table's rows such a statement stands. So it is followed by a resync, whose law is
+one of single keys and needs no order with the topic (ADR 37), once the rows that were sent before it are
+applied. A table that the source has no more is emptied. What was decided is in the progress, with the resync
+that follows, in a batch without records: a worker that is killed decides once, or once more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from typing import Any, Final
+
+from tidesink.config import TableConfig
+from tidesink.config.table_checks import ddl_obstacle, snapshot_obstacle
+from tidesink.ddl.row_changes import RowDdl
+from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.run import Batch, BatchOutcome, Hold
+from tidesink.sinks.batch.schema_change_topic import SourceStatement
+from tidesink.sinks.batch.schema_changes import Accepted, Pending, Policies, SchemaChange
+from tidesink.sinks.batch.source_rows import OPTION
+from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.state.progress import DdlProgress, Progress, SnapshotProgress, Sweep
+from tidesink.sinks.worker.control import SnapshotControl, change_control
+from tidesink.sinks.worker.snapshot import open_source_database
+from tidesink.source_database.database import stored_table, translated
+
+# A producer sends to several partitions at once, so that a statement may overtake rows of before it. It is
+# followed no earlier than so long after Kafka's time of its record.
+SETTLED_SECONDS: Final = 30.0
+# After these a source may have no table of the name.
+_GONE: Final = ("drop-table", "rename-table")
+_SHOWN_SQL: Final = 200
+_NO_TABLE: Final = (
+    "{} has no table {}, though the statement does not remove it: give the reader SELECT on it, or change "
+    "the rows at the target by hand and reject the statement"
+)
+_KEYLESS: Final = (
+    "a resync reads the source's table by a key, and it has none: change the rows at the target by hand "
+    "while the table waits, and reject the statement"
+)
+
+
+@dataclass(frozen=True)
+class DdlDecision:
+    """What is decided of all statements that are known: the table waits, or ``ddl`` is its progress then.
+
+    ``resyncs``: the table is compared with its source from now on. ``empties``: it is emptied.
+    """
+
+    ddl: DdlProgress
+    pending: tuple[Pending, ...] = ()
+    resyncs: bool = False
+    empties: bool = False
+
+
+class SourceDdl:
+    """The statements about one table, until they are decided. Used by one thread at a time."""
+
+    def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
+        self._context = context
+        self._settings = settings
+        self._topic = context.topics.schema_changes
+        self._policies = Policies.of(settings, {}, context.target.capabilities)
+        # Statements that are to be followed, and until when nothing is done (seconds since 1970).
+        self._waits: tuple[Sequence[SourceStatement], float] = ((), 0.0)
+        # Where the table's topic ended when statements up to an offset were known.
+        self._goal: tuple[int, Mapping[int, int]] = (-1, {})
+
+    def is_due(self, progress: Progress) -> bool:
+        """Whether a statement is to be decided now."""
+        found = self._undecided(progress)
+        return bool(found) and (self._waits[0] != found or time.time() >= self._waits[1])
+
+    def _undecided(self, progress: Progress) -> Sequence[SourceStatement]:
+        if self._topic is None or not self._policies.follows:
+            return ()
+        decided = self._progress(progress).decided
+        return tuple(one for one in self._topic.of(self._settings.table) if one.ddl.offset >= decided)
+
+    def _progress(self, progress: Progress) -> DdlProgress:
+        """How far the table has come; nowhere in a topic that was made again."""
+        topic_id = self._topic.topic_id if self._topic is not None else ""
+        known = progress.ddl
+        return known if known is not None and known.topic_id == topic_id else DdlProgress(topic_id, 0)
+
+    def warnings(self, hold: Hold | None) -> tuple[str, ...]:
+        """What to say of statements that were passed over, and of a topic that is not read."""
+        if self._topic is None:
+            return ()
+        said = [self._topic.problem] if self._topic.problem else []
+        if hold is not None:
+            known, follows = self._progress(hold.progress), self._policies.follows
+            for one, _ in self._topic.of(self._settings.table):
+                if not follows or known.followed <= one.offset < known.decided:
+                    said.append(f"not applied, {one.effect}: {one.statement[:_SHOWN_SQL]}")
+        return tuple(said)
+
+    def decide(
+        self, hold: Hold, accepted: Accepted, found: TopicOffsets, applied: Mapping[int, int]
+    ) -> DdlDecision | None:
+        """What becomes of the statements; None: rows that were sent before them go first.
+
+        Raises:
+            SourceUnavailableError: Kafka or the source's database does not answer.
+            ConfigError: the database refuses the user.
+        """
+        undecided = self._undecided(hold.progress)
+        if not undecided:
+            return None
+        policies = replace(self._policies, accepted=accepted)
+        known, end = self._progress(hold.progress), undecided[-1].ddl.offset + 1
+        decided = DdlDecision(replace(known, decided=end))
+        refusal = self._obstacle()
+        pending = _pending(undecided, policies, refusal)
+        followed = [one for one in undecided if policies.decide(_change(one.ddl)) == "apply"]
+        if pending or not followed:
+            return replace(decided, pending=pending)
+        settled = max(one.sent for one in followed) / 1000 + SETTLED_SECONDS
+        if time.time() < settled:
+            self._waits = undecided, settled
+            return None
+        if self._goal[0] != end:
+            now = self._context.topics.ends_now(found)
+            self._goal = end, {n: at.latest for n, at in now.partitions.items()}
+        if any(applied.get(n, 0) < goal for n, goal in self._goal[1].items()):
+            return None
+        return self._followed(replace(decided.ddl, followed=end), [one.ddl for one in followed])
+
+    def _followed(self, ddl: DdlProgress, followed: Sequence[RowDdl]) -> DdlDecision:
+        """By a resync, or where the source has no such table, as its DDL says, by an empty one."""
+        table = self._settings.table
+        with open_source_database(self._context.config) as database, translated(OPTION):
+            stored = stored_table(database.connection, table)
+        if stored is not None and stored.key:
+            return DdlDecision(ddl, resyncs=True)
+        if stored is None and any(one.kind in _GONE for one in followed):
+            return DdlDecision(ddl, empties=True)
+        reason = _NO_TABLE.format(OPTION, table) if stored is None else _KEYLESS
+        waits = (Pending(_change(one), ("ignore",), reason) for one in followed)
+        return DdlDecision(ddl, pending=tuple(waits))
+
+    def _obstacle(self) -> str:
+        """Why no statement can be followed; empty where one can."""
+        config = self._context.config
+        found = ddl_obstacle(config)
+        if found is not None:
+            return ": ".join(found)
+        return snapshot_obstacle(config, self._settings.mode) or ""
+
+    def batch(self, decision: DdlDecision, progress: Progress) -> Callable[..., Batch]:
+        """The batch that has the table's progress say what was decided.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        snapshot = self._snapshot(decision, progress)
+        return partial(SourceDdlBatch, decision=decision, snapshot=snapshot)
+
+    def _snapshot(self, decision: DdlDecision, progress: Progress) -> SnapshotProgress | None:
+        """The table's snapshot behind a decision: a new resync, or none that goes on."""
+        found = progress.snapshot
+        if decision.empties and found is not None:
+            return replace(found, done=True)
+        if not decision.resyncs:
+            return found
+        number, now = (found.number if found is not None else 0) + 1, time.time()
+
+        def start(asked: SnapshotControl) -> SnapshotControl:
+            started = asked.start(now, deletes=True)
+            return replace(started, started=max(started.started, number))
+
+        context, table = self._context, self._settings.table
+        # People see it there, and cancel it: by its number.
+        asked = change_control(
+            context.store,
+            context.config.pipeline,
+            table,
+            lambda control: replace(control, snapshot=start(control.snapshot)),
+        )
+        return SnapshotProgress((), number=asked.snapshot.started, sweep=Sweep())
+
+
+def _change(one: RowDdl) -> SchemaChange:
+    return SchemaChange(one.kind, "", one.time, one.statement, one.at)
+
+
+def _pending(found: Sequence[SourceStatement], policies: Policies, refusal: str) -> tuple[Pending, ...]:
+    """The statements that wait for a person and are decided in the same ways as the first of them."""
+    waiting = list(_waiting(found, policies, refusal))
+    return tuple(takewhile(lambda one: one.accepts == waiting[0].accepts, waiting))
+
+
+def _waiting(found: Sequence[SourceStatement], policies: Policies, refusal: str) -> Iterator[Pending]:
+    for one, _ in found:
+        change = _change(one)
+        policy = policies.decide(change)
+        if policy == "pause" or (policy == "apply" and refusal):
+            reason = refusal or f"if it is ignored, {one.effect}; approved, a resync follows it"
+            yield Pending(change, ("ignore",) if refusal else ("apply", "ignore"), reason)
+
+
+class SourceDdlBatch(Batch):
+    """Has the table's progress say what was decided. Runs once; a new object tries again."""
+
+    def __init__(self, *parts: Any, decision: DdlDecision, snapshot: SnapshotProgress | None, **named: Any):
+        super().__init__(*parts, **named)
+        self._ddl_decision, self._snapshot = decision, snapshot
+
+    def _outcome(self) -> BatchOutcome:
+        self._context.failpoints.reach("planned")
+        decision = self._schema_decision(self._shape())
+        if decision.pending:
+            return BatchOutcome(self._hold.progress, pending=decision.pending)
+        progress = self._following_progress(self._plan, BatchSummary())
+        progress = replace(progress, ddl=self._ddl_decision.ddl, snapshot=self._snapshot or progress.snapshot)
+        return self._without_records(progress, decision, truncates=self._ddl_decision.empties)
