@@ -66,11 +66,14 @@ class SourceDdl:
         self._context = context
         self._settings = settings
         self._topic = context.topics.schema_changes
-        self._policies = Policies.of(settings, {}, context.target.capabilities)
         # Statements that are to be followed, and until when nothing is done (seconds since 1970).
         self._waits: tuple[Sequence[SourceStatement], float] = ((), 0.0)
         # Where the table's topic ended when statements up to an offset were known.
         self._goal: tuple[int, Mapping[int, int]] = (-1, {})
+
+    @property
+    def _policies(self) -> Policies:
+        return Policies.of(self._settings, {}, self._context.target.capabilities)
 
     def is_due(self, progress: Progress) -> bool:
         """Whether a statement is to be decided now."""
