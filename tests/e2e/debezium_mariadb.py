@@ -14,11 +14,12 @@ BINARY_LOG = ("log-bin=binlog", "binlog-format=ROW", "binlog-row-image=FULL", "s
 
 @contextmanager
 def mariadb_connector(
-    connect: Connect, server: MariaDb, brokers: str, name: str, user: str
+    connect: Connect, server: MariaDb, brokers: str, name: str, user: str, *, ddl: bool = False
 ) -> Iterator[None]:
     """A connector that sends changes alone, to topics that begin with its name.
 
-    It follows the log from where that ends when it comes: changes that follow are sent.
+    It follows the log from where that ends when it comes: changes that follow are sent. ``ddl``: to the topic
+    of its name, too.
     """
     properties = {
         "connector.class": "io.debezium.connector.mariadb.MariaDbConnector",
@@ -33,7 +34,7 @@ def mariadb_connector(
         "database.ssl.mode": "disable",
         "schema.history.internal.kafka.bootstrap.servers": brokers,
         "schema.history.internal.kafka.topic": f"{name}.history",
-        "include.schema.changes": "false",
+        "include.schema.changes": str(ddl).lower(),
         "snapshot.mode": "no_data",
         "poll.interval.ms": "50",
         "connect.keep.alive.interval.ms": "1000",
