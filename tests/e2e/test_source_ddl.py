@@ -96,7 +96,8 @@ def _config(folder: Path, servers: Servers, source: Source, place: Place, url: s
     target = place.target
     if target["type"] == "mysql":
         target = {**target, "table": "copy_{schema}.{table}"}
-    return shop_config(folder, servers, {"source": settings, "target": target, "tables": [table]})
+    more = {"source": settings, "target": target, "tables": [table], "batch": {"max-records": 2}}
+    return shop_config(folder, servers, more)
 
 
 def _ids(place: Place) -> list[int]:
@@ -136,8 +137,8 @@ def test_a_statement_waits_and_is_followed_by_a_resync(
     assert "RENAME TABLE" in shown.output, shown.output
     approved = CliRunner().invoke(app, ["ddl", "approve", str(TABLE), "-c", str(path)])
     assert approved.exit_code == 0, approved.output
-    # A row of before the statement that the connector sends late, and one of after it.
-    source.insert(1, 4)
+    # Changes of after the statement, and behind them a row of before it: more than a batch has.
+    source.insert(4, 4, 1)
     source.execute("INSERT INTO live.a VALUES (4)")
     assert [state for _, state, _ in _states(path)] == ["IDLE"]
     assert _ids(place) == [3, 4]
