@@ -156,9 +156,6 @@ def cut_problems(config: Config) -> Iterator[Problem]:
         if at.own.mode == "append":
             reason = "rows around a cut are read twice, and would be appended twice: not with cuts"
             yield at.problem("mode", reason, "use mode: upsert or history, or remove cuts")
-        if at.own.snapshot == "initial":
-            reason = "reads rows as of now, which are later than the cuts: not with cuts in this version"
-            yield at.problem("snapshot", reason, "load the tables first, and add cuts afterwards")
 
 
 # What is not had where changes are gathered, the last of each key: setting, value, reason.

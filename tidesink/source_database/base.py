@@ -21,8 +21,8 @@ Selected = str | bytes | float
 ValueReader = Callable[[Any], Selected]
 NO_POSITION: Final = (
     "source.database has no timestamps that compare with a commit_ts, which rows need that are read under "
-    "sequence_by: source: give the URL of the TiDB cluster whose changefeed writes the topic, set "
-    "snapshot: never, or use sequence_by: kafka"
+    "sequence_by: source or beside cuts: give the URL of the TiDB cluster whose changefeed writes the topic, "
+    "set snapshot: never, or use sequence_by: kafka without cuts"
 )
 
 

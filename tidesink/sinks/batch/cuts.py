@@ -85,6 +85,13 @@ def starts(progress: Progress, topic: str, bound: int | None) -> dict[int, int]:
     return {number: _under(at, progress.bound, bound).next_offset for number, at in parts.items()}
 
 
+def settled(topic: TopicProgress | None, applied: Mapping[int, int], bound: int | None) -> dict[int, int]:
+    """The offsets up to which a topic is applied under a bound, and before which no row waits."""
+    known = topic.partitions if topic is not None and bound is not None else {}
+    low = {number: at.low_water_offset for number, at in known.items()}
+    return {number: min(at, low.get(number, at)) for number, at in applied.items()}
+
+
 def topic_after(
     before: Progress,
     topic: str,
@@ -162,9 +169,21 @@ def stands_at(
     return bool(numbers) and numbers <= passed_partitions(progress, topic, bound, marks)
 
 
-def least_bound(progress: Progress) -> int | None:
-    """The least bound that a table can be read under: nothing above it may be applied. None: any."""
-    return greatest([progress.bound, progress.commit_ts])
+def is_outside(progress: Progress, bound: int | None, *, loads: bool) -> bool:
+    """Whether a cut at a bound leaves a table out: it has rows of the database that may be later.
+
+    ``loads``: its snapshot is not over.
+    """
+    seen = progress.snapshot.seen if progress.snapshot is not None else None
+    return loads or (seen is not None and (bound is None or seen > bound))
+
+
+def least_bound(progress: Progress, *, outside: bool = False) -> int | None:
+    """The least bound that a table can be read under: nothing above it may be applied. None: any.
+
+    ``outside``: cuts leave the table out, whatever was applied to it.
+    """
+    return progress.bound if outside else greatest([progress.bound, progress.commit_ts])
 
 
 def next_bound(newest: int, *, every: float, above: int | None, least: int | None) -> int:

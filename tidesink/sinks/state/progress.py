@@ -275,7 +275,8 @@ class SnapshotProgress:
     ``number``: tells it from others of the table, which rise; 0 for one that nobody asked for. ``sweep``: how
     far rows that the target alone has are deleted, behind all rows; None: they stay. ``keys``: under which
     name the state store has the keys that it is of; None: of all. Then ``after`` is one of those. ``where``:
-    within which bounds its rows are.
+    within which bounds its rows are. ``seen``: under cuts, a commit_ts of the source that no row which was
+    applied is later than.
     """
 
     key: tuple[str, ...]
@@ -286,6 +287,7 @@ class SnapshotProgress:
     sweep: Sweep | None = None
     keys: str | None = None
     where: Where = ()
+    seen: int | None = None
 
     @property
     def limited(self) -> bool:
@@ -524,6 +526,7 @@ def _snapshot_document(snapshot: SnapshotProgress) -> dict[str, Any]:
         **({} if snapshot.sweep is None else {"sweep": asdict(snapshot.sweep)}),
         **({} if snapshot.keys is None else {"keys": snapshot.keys}),
         **({"where": [[*bound] for bound in snapshot.where]} if snapshot.where else {}),
+        **({} if snapshot.seen is None else {"seen": snapshot.seen}),
     }
 
 
@@ -540,6 +543,7 @@ def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
         None if sweep is None else Sweep(**{name: int(number) for name, number in sweep.items()}),
         document.get("keys"),
         tuple((column, kind, text) for column, kind, text in document.get("where", ())),
+        _read_moment(document.get("seen")),
     )
 
 

@@ -76,14 +76,17 @@ class Cuts:
             self._log = cast("CutTarget", self._context.target).cut_log(self._context.config.pipeline)
             self._last = self._context.retry().call(self._log.last)
         self._raise(tasks, seen)
+        outside = {one for one in tasks if one.outside}
         blocked = self._blocked(tasks, seen)
-        if self.bound is not None and not busy and not any(blocked.values()):
-            self._publish(tasks, self.bound)
-            self._move_on(tasks, seen)
-        elif self.bound is not None and not busy and _only_stuck(blocked, seen):
-            # The others go on without a cut: one table never stops another (L7).
-            self._move_on(tasks, seen)
-        self._show(blocked)
+        if self.bound is not None and outside.issuperset(busy):
+            named = [one for one in tasks if one not in outside]
+            if named and not any(blocked[one] for one in named):
+                self._publish(named, self.bound)
+                self._move_on(tasks, seen)
+            elif _only_stuck(blocked, outside, seen):
+                # The others go on without a cut: one table never stops another (L7).
+                self._move_on(tasks, seen)
+        self._show({one: reason for one, reason in blocked.items() if one not in outside}, outside)
         return self.bound != before
 
     def _raise(self, tasks: Iterable[TableTask], seen: Look) -> None:
@@ -178,13 +181,14 @@ class Cuts:
             done.set()
             thread.join()
 
-    def _show(self, blocked: Mapping[TableTask, str]) -> None:
+    def _show(self, blocked: Mapping[TableTask, str], outside: Iterable[TableTask]) -> None:
         """Have the state store know the cut that is waited for, and what holds it back."""
         shown = {
             "last": self._last,
             "published": self._published_at,
             "next": self.bound,
             "held_back": {str(one.table): reason for one, reason in blocked.items() if reason},
+            "left_out": sorted(str(one.table) for one in outside),
         }
         if shown == self._shown:
             return
@@ -195,9 +199,13 @@ class Cuts:
             _log.debug("cuts not saved", error=str(exc))
 
 
-def _only_stuck(blocked: Mapping[TableTask, str], seen: Look) -> bool:
-    """Whether nothing holds the cut back but tables that do not go on by themselves, and others wait."""
+def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask], seen: Look) -> bool:
+    """Whether nothing holds the cut back but tables that do not go on by themselves, and others wait.
+
+    Those that are left out hold back nothing.
+    """
     stuck = {one for one in blocked if one.obstacle or one.stalled or one.topic in seen.unanswered}
+    stuck |= {*outside}
     others = any(not reason or one.stalled for one, reason in blocked.items())
     return others and all(one in stuck for one, reason in blocked.items() if reason)
 

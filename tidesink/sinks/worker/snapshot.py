@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from tidesink.config import Config, TableConfig
+from tidesink.config.targets import SqlSettings
 from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary
+from tidesink.sinks.batch.cuts import is_outside
+from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.row_ddl import TableEmptiesError
 from tidesink.sinks.batch.run import (
     Batch,
@@ -48,7 +51,7 @@ from tidesink.sinks.batch.source_rows import (
     source_plan,
 )
 from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
-from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep, TopicProgress
 from tidesink.sinks.worker.asked_keys import AskedKeys, load_keys
 from tidesink.sinks.worker.control import SnapshotControl, change_control
@@ -92,6 +95,7 @@ _UNFINISHED: Final = (
     "its snapshot is not over, which would not go on then: wait until it is, or cancel it (tidesink snapshot "
     "cancel)"
 )
+_HOLDS_BACK: Final = "its snapshot is not over: cancel it, or remove cuts until it is"
 _KEYS_GONE: Final = "the state store has not the keys that it is of: ask again"
 _OTHER_KEY: Final = (
     "the report has the key ({}), and the table at the target ({}): write the report again (tidesink diff "
@@ -286,6 +290,10 @@ class Snapshot:
         self._estimate: int | None = None
         self._ahead: _Ahead | None = None
         self._rounds = 1
+        cuts, target = context.config.cuts, context.config.target
+        # In a database with cuts a table's rows are gathered, and its snapshot rests.
+        self._gathers = cuts is not None and isinstance(target, SqlSettings)
+        self._outside = False
         # Columns that the database alone has, though all changes of the time when it was found are applied.
         self._settled = ColumnGap()
         # What is asked of it.
@@ -305,6 +313,27 @@ class Snapshot:
         if found is None:
             return asked.started > 0 or (self._settings.snapshot == "initial" and progress.batch == 0)
         return found.number < asked.started or not found.done
+
+    def is_outside(self, progress: Progress | None, bound: int | None) -> bool:
+        """Whether a cut at a bound leaves the table out; without progress, what was known of it before."""
+        if progress is not None and not self._gathers:
+            self._outside = is_outside(progress, bound, loads=self.is_under_way(progress))
+        return self._outside
+
+    def obstacle(self, progress: Progress) -> str:
+        """Why cuts wait for the end of a snapshot, which rests meanwhile; empty where they do not."""
+        return _HOLDS_BACK if self._gathers and self.is_under_way(progress) else ""
+
+    def goes_on(self, progress: Progress, found: TopicOffsets, applied: Mapping[int, int]) -> bool:
+        """Whether a part can be read before changes that are waited for; ``applied`` as of ``waits``.
+
+        Its rows are of now: later than changes that are read again.
+        """
+        known = progress.topics.get(found.topic)
+        if self._gathers or (known is not None and known.read_again):
+            return False
+        ends = {number: at.latest for number, at in found.partitions.items()}
+        return self.is_due(progress) and not self.waits(applied, ends)
 
     def details(self, progress: Progress | None) -> dict[str, Any]:
         """What the status shows; nothing of a table without a snapshot."""
@@ -554,6 +583,15 @@ class SnapshotBatch(Batch):
             self._refuse_bad(reduction.summary)
         return reduction
 
+    def _rules(self) -> EventRules:
+        """Rows of the database are no changes that could wait: their table is outside of cuts."""
+        return replace(super()._rules(), bound=None)
+
+    @property
+    def _checkpoints(self) -> bool:
+        """With cuts no row is read again behind the commit_ts that was asked after the rows."""
+        return super()._checkpoints or self._context.config.cuts is not None
+
     def _range_task(self, plan: BatchPlan) -> RangeTask:
         """The part's ranges as tasks, by the table's plan as it stands."""
         database, stored, part = self._database(), self._part.stored, self._part
@@ -615,4 +653,17 @@ class SnapshotBatch(Batch):
 
     def _next_progress(self, reduction: Reduction) -> Progress:
         progress = super()._next_progress(reduction)
-        return replace(progress, snapshot=self._part.after(reduction.summary.read))
+        snapshot = replace(self._part.after(reduction.summary.read), seen=self._seen())
+        return replace(progress, snapshot=snapshot)
+
+    def _seen(self) -> int | None:
+        """With cuts, a commit_ts that no row which was read is later than; asked behind the rows.
+
+        Raises:
+            ConfigError: the database has none.
+            SourceUnavailableError: it does not answer, or another cluster does.
+        """
+        if self._context.config.cuts is None:
+            return None
+        with open_source_database(self._context.config) as database:
+            return database.position(since=self._hold.progress.commit_ts or 0)

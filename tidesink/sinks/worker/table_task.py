@@ -26,7 +26,7 @@ from tidesink.errors import (
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import Cooldown, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.batch.counts import passed
-from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, starts
+from tidesink.sinks.batch.cuts import NO_MARKS, Marks, least_bound, passed_partitions, settled, starts
 from tidesink.sinks.batch.observers import BatchStarted, TableChanged, TableReport
 from tidesink.sinks.batch.row_ddl import unfollowed
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold, applied_event
@@ -142,16 +142,14 @@ class TableTask:
             return False
         if self._hold is None or found is None:
             return found is None or any(at.latest > 0 for at in found.partitions.values())
-        progress = self._hold.progress.topics.get(self.topic)
+        applied, progress = self._hold.progress, self._topic_progress()
         if progress is not None and is_other_topic(progress.topic_id, found.topic_id):
             return True
-        if self._rewinds.is_due(self._hold.progress) or (self.has_ddl and self._may_read):
-            return True
-        if self.is_short(found) or self._reads_part(self._hold.progress, found):
+        if self._rewinds.is_due(applied) or self.is_short(found) or self._reads_part(applied, found):
             return True
         if self._context.config.cuts is None:
-            return self.lag > 0
-        return self._may_read and self.unread(found) > 0
+            return self.has_ddl or self.lag > 0
+        return self._may_read and (self.has_ddl or self.unread(found) > 0)
 
     @property
     def has_ddl(self) -> bool:
@@ -161,8 +159,7 @@ class TableTask:
     @property
     def _may_read(self) -> bool:
         """Whether the table may be read under the bound, if it must have one."""
-        least = self.least_bound
-        fits = self.bound is not None and (least is None or least <= self.bound)
+        fits = self.bound is not None and (self.least_bound or 0) <= self.bound
         return fits or self._context.config.cuts is None
 
     def unread(self, found: TopicOffsets) -> int:
@@ -182,7 +179,12 @@ class TableTask:
     @property
     def least_bound(self) -> int | None:
         """The least bound that the table can be read under; None: any, or it is not open."""
-        return least_bound(self._hold.progress) if self._hold else None
+        return least_bound(self._hold.progress, outside=self.outside) if self._hold else None
+
+    @property
+    def outside(self) -> bool:
+        """Whether cuts leave the table out: its snapshot is not over, or later than the bound."""
+        return self._snapshot.is_outside(self._hold.progress if self._hold else None, self.bound)
 
     @property
     def held(self) -> Hold | None:
@@ -199,8 +201,7 @@ class TableTask:
         """Why the table does not come to a cut by itself; empty where it does."""
         if self.state in ("PAUSED", "FAILING"):
             return f"{self.state}: {self._error}"
-        loads = self._hold is not None and self._snapshot.is_under_way(self._hold.progress)
-        return "its snapshot is not over: cancel it, or remove cuts until it is" if loads else ""
+        return self._snapshot.obstacle(self._hold.progress) if self._hold else ""
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
         """The next offset of each partition, where watermarks alone that wait there need no batch yet.
@@ -211,6 +212,7 @@ class TableTask:
             return None
         progress = self._topic_progress()
         again = progress is not None and progress.read_again
+        again = again or self._reads_part(self._hold.progress, found)
         if again or self.has_ddl or self._rewinds.is_due(self._hold.progress):
             return None
         known, ends = self.read_up_to(found), found.partitions
@@ -411,7 +413,8 @@ class TableTask:
             self._rewinds.settle()  # done, by a worker that was killed behind it
         if self.has_ddl and self._settle_ddl(found):
             return True
-        if self._reads_part(progress, found) and self._snapshot.comes_next(progress, waiting=self.lag > 0):
+        waits = self.unread(found) > 0
+        if self._reads_part(progress, found) and self._snapshot.comes_next(progress, waiting=waits):
             self._read_part(found)
             return True
         return False
@@ -453,15 +456,8 @@ class TableTask:
         return True
 
     def _reads_part(self, progress: Progress, found: TopicOffsets) -> bool:
-        """Whether the table's snapshot is to go on before changes that are waited for.
-
-        Its rows are of now: later than a cut that is waited for, and than changes that are read again.
-        """
-        topic = progress.topics.get(self.topic)
-        if self._context.config.cuts is not None or (topic is not None and topic.read_again):
-            return False
-        ends = {number: at.latest for number, at in found.partitions.items()}
-        return self._snapshot.is_due(progress) and not self._snapshot.waits(self._next_offsets(), ends)
+        """Whether the table's snapshot is to go on before changes that are waited for."""
+        return self._snapshot.goes_on(progress, found, self._settled_offsets())
 
     def _read_part(self, found: TopicOffsets) -> None:
         """Apply the next part of the table's snapshot, behind what was applied of its topic."""
@@ -472,7 +468,7 @@ class TableTask:
             return  # the table is another worker's
         progress, retry = self._hold.progress, self._context.retry(self.table)
         self._decoding.catch_up(None, found)
-        plan, applied = self._decoding.columns(), self._next_offsets()
+        plan, applied = self._decoding.columns(), self._settled_offsets()
         # The bounds are those of each try: what is recorded of the batch must be what it did.
         try:
             part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
@@ -560,6 +556,10 @@ class TableTask:
         progress = self._topic_progress()
         committed = starts(self._hold.progress, self.topic, self.bound) if self._hold and progress else {}
         return self._passed.behind(committed)
+
+    def _settled_offsets(self) -> dict[int, int]:
+        """As ``_next_offsets``, but where the first row stands that waits for another bound."""
+        return settled(self._topic_progress(), self._next_offsets(), self.bound)
 
     def _topic_progress(self) -> TopicProgress | None:
         return self._hold.progress.topics.get(self.topic) if self._hold else None
