@@ -58,7 +58,7 @@ class _Table:
         self.topic = name
         self.lag = self.applied = 0
         self.marks: dict[int, int] = {}
-        self.obstacle, self.stalled, self.lost = "", False, False
+        self.obstacle, self.stalled, self.lost, self.outside = "", False, False, False
         self.held: Any = None
         self.failed: list[Exception] = []
 
@@ -77,7 +77,7 @@ class _Table:
 
     @property
     def least_bound(self) -> int | None:
-        return least_bound(self.held.progress) if self.held else None
+        return least_bound(self.held.progress, outside=self.outside) if self.held else None
 
     def unread(self, _found: TopicOffsets) -> int:
         return self.lag
@@ -195,6 +195,34 @@ def test_a_table_that_waits_for_a_person_holds_back_the_cut_and_no_other_table(r
     _stand(run, 14 * SECOND)
     run.turn()
     assert (run.cuts.bound, run.published) == (16 * SECOND, [14])
+
+
+def test_a_table_that_is_loaded_is_left_out_and_holds_back_nothing(run: _Run) -> None:
+    _stand(run, 10 * SECOND)
+    run.second.outside = True
+    # Parts of its snapshot are batches, nearly all the time.
+    run.turn(run.second)
+    run.turn(run.second)
+    assert [(at // SECOND, [one.table.name for one in tables]) for at, tables in run.log.cuts] == [
+        (10, ["first"])
+    ]
+    found = cut_status(run.store, "shop")
+    assert found is not None
+    assert (found["held_back"], found["left_out"]) == (
+        {"shop.first": "watermarks to come"},
+        ["shop.second"],
+    )
+
+
+def test_where_all_tables_are_loaded_the_bound_follows_what_they_have_passed(run: _Run) -> None:
+    run.first.outside = run.second.outside = True
+    run.first.read(10 * SECOND, watermark=10 * SECOND)
+    run.second.read(10 * SECOND, watermark=None)
+    run.turn(run.second)
+    run.turn(run.second)
+    assert (run.cuts.bound, run.published) == (12 * SECOND, [])
+    # Nobody knows that the source has passed it.
+    assert not run.turn()
 
 
 def test_a_topic_without_an_answer_does_not_either(run: _Run) -> None:

@@ -211,8 +211,7 @@ class TableTask:
         if found is None or self.state in ("PAUSED", "FAILING") or self._hold is None:
             return None
         progress = self._topic_progress()
-        again = progress is not None and progress.read_again
-        again = again or self._reads_part(self._hold.progress, found)
+        again = (progress is not None and progress.read_again) or self._reads_part(self._hold.progress, found)
         if again or self.has_ddl or self._rewinds.is_due(self._hold.progress):
             return None
         known, ends = self.read_up_to(found), found.partitions
