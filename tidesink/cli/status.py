@@ -166,7 +166,7 @@ def cut_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"next cut: {commit_time(found['next'])} UTC"
     for table, reason in found["held_back"].items():
         yield f"next cut waits for {table}: {reason}"
-    for table in found.get("left_out", ()):
+    for table in found.get("excluded", ()):
         yield f"next cut leaves out {table}: its snapshot is not over, or later than the cut"
 
 

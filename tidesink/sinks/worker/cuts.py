@@ -188,7 +188,7 @@ class Cuts:
             "published": self._published_at,
             "next": self.bound,
             "held_back": {str(one.table): reason for one, reason in blocked.items() if reason},
-            "left_out": sorted(str(one.table) for one in outside),
+            "excluded": sorted(str(one.table) for one in outside),
         }
         if shown == self._shown:
             return
