@@ -20,7 +20,7 @@ from tests.e2e.live_source import changing
 from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, shop_config
-from tests.full import quick_on
+from tests.full import FULL
 from tests.properties.test_cuts import watermark
 from tests.tidb_front import next_tso
 from tidesink import cuts
@@ -139,7 +139,7 @@ def _checked(spark: SparkSession, config: Config, books: Books) -> list[set[str]
     return found
 
 
-@quick_on("delta")
+@FULL
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_cuts_go_on_while_a_table_is_loaded_and_another_repaired(
     spark: SparkSession,
