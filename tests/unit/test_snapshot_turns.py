@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,8 +23,8 @@ ORDERS = TableId("shop", "orders")
 def _snapshot(setting: str, asked: SnapshotControl = SnapshotControl()) -> Snapshot:  # noqa: B008  (frozen)
     config = Config.model_validate(changed(FLAT_AVRO))
     settings = config.table_config(ORDERS).model_copy(update={"snapshot": setting})
-    # What it asks a worker's parts for are its parts of rows, which no test here wants.
-    found = Snapshot(cast(Any, None), settings)
+    # Of a worker's parts no test here wants another than the config.
+    found = Snapshot(cast(Any, SimpleNamespace(config=config)), settings)
     found.asked = asked
     return found
 
@@ -149,3 +150,13 @@ def test_shown(asked: SnapshotControl, snapshot: SnapshotProgress, state: str) -
     assert swept["snapshot"]["deletes"] == deletes
     assert _snapshot("never").details(_progress(3)) == {}
     assert _snapshot("never").details(None) == {}
+
+
+def test_cuts_leave_a_table_out_until_they_are_as_late_as_its_rows() -> None:
+    snapshot, seen = _snapshot("never"), replace(DONE, seen=20)
+    assert snapshot.is_outside(_progress(9, HALF), 30)
+    assert [snapshot.is_outside(_progress(9, seen), bound) for bound in (None, 19, 20)] == [True, True, False]
+    assert not snapshot.is_outside(_progress(9, DONE), None)
+    snapshot.is_outside(_progress(9, HALF), 30)
+    # A table that is closed is as it was known last.
+    assert snapshot.is_outside(None, 30)
