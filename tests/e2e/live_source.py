@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -40,7 +41,8 @@ class LiveTable:
     """One table; ``name`` is new in the server.
 
     ``clock`` gives the commit_ts of changes, each behind its commit, and changes go to any partition. Without
-    it their order is Kafka's. ``tells``: whether DDL is in the topic.
+    it their order is Kafka's. ``tells``: whether DDL is in the topic. ``in_time``: changes have the
+    time at which they are made, and not one of long ago.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LiveTable:
         seed: int = 5,
         clock: Callable[[], int] | None = None,
         tells: bool = True,
+        in_time: bool = False,
     ) -> None:
         self.name = TableId(f"live{uuid.uuid4().hex[:8]}", "orders")
         self.topic = f"{servers['prefix']}{self.name.schema}"
@@ -64,6 +67,7 @@ class LiveTable:
         self._tells = tells
         # Of the last commit, in ms.
         self._clock = 1_767_225_600_000
+        self._in_time = in_time
         self.tso = clock
         # What the changefeed has not sent yet; None: nothing is held back.
         self._late: list[Callable[[], object]] | None = None
@@ -80,6 +84,10 @@ class LiveTable:
             connection.exec_driver_sql(f"{self.create} CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
         if tells:
             self._feed.ddl(self.create)
+
+    def say(self) -> None:
+        """From now on DDL is in the topic."""
+        self._tells = True
 
     def load(self, count: int) -> None:
         """Rows from before the topic: nothing is sent of them."""
@@ -159,7 +167,7 @@ class LiveTable:
     def _commit_ts(self) -> int:
         if self.tso is not None:
             return self.tso()
-        self._clock += 1
+        self._clock = max(self._clock + 1, time.time_ns() // 10**6 if self._in_time else 0)
         return self._clock << 18
 
     def _send(self, send: Callable[[], object]) -> None:

@@ -25,6 +25,14 @@ _CONNECT: Final[Mapping[str, Mapping[str, Any]]] = {
         "client_encoding": "utf8",
     },
 }
+_OWN_SCHEMAS: Final = (
+    "mysql",
+    "sys",
+    "performance_schema",
+    "information_schema",
+    "metrics_schema",
+    "pg_catalog",
+)
 # Texts, and no dictionaries.
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"postgresql+psycopg": {"use_native_hstore": False}}
 
@@ -104,6 +112,21 @@ def begin_at_position(connection: Connection, *, since: int) -> int:
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     """A table as the database has it; None where it has none of this name."""
     return dialect_of(connection).stored_table(connection, table)
+
+
+def stored_tables(connection: Connection) -> tuple[TableId, ...]:
+    """All tables that the user may read, without views and the server's own."""
+    import sqlalchemy as sa
+
+    names = ("table_schema", "table_name", "table_type")
+    at = sa.table("tables", *map(sa.column, names), schema="information_schema").c
+    query = sa.select(at.table_schema, at.table_name).where(at.table_type == "BASE TABLE")
+    found = (tuple(_text(name) for name in row) for row in connection.execute(query))
+    return tuple(TableId(*row) for row in found if row[0].lower() not in _OWN_SCHEMAS)
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
 
 
 def is_of_value(error: BaseException | None) -> bool:

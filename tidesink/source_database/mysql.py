@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import ConfigError
-from tidesink.events import Column, ColumnType, TableId, Value
+from tidesink.events import LOGICAL_BITS, Column, ColumnType, TableId, Value
 from tidesink.source_database.base import (
     NO_POSITION,
     KeyTexts,
@@ -21,6 +21,7 @@ from tidesink.source_database.base import (
     ValueReader,
     code_of,
     column_of,
+    table_of,
 )
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
@@ -118,6 +119,29 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
         row_key=row_key,
         constants=constants,
     )
+
+
+def create_statement(connection: Connection, table: TableId) -> tuple[str, int] | None:
+    """A table's CREATE TABLE as the server shows it, and a commit_ts from which on it holds.
+
+    None where there is no such table, or it is a view. The commit_ts was taken before: what changed since may
+    be in the statement. It is TiDB's, or of the server's clock.
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        since = begin_at_position(connection)
+    except ConfigError:
+        now = connection.exec_driver_sql("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS CHAR)").scalar_one()
+        since = int(float(_plain(now))) << LOGICAL_BITS
+    name = connection.dialect.identifier_preparer.format_table(table_of(table))
+    try:
+        found = connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()
+    except DBAPIError as error:
+        if code_of(error) in NO_TABLE:
+            return None
+        raise
+    return (_plain(found[1]), since) if found._fields[0].lower() == "table" else None
 
 
 def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:

@@ -231,6 +231,20 @@ class TopicDdl:
                 if unread.part.records <= 0:
                     return unread.changed
 
+    def define(self, found: TopicOffsets, statement: DdlStatement) -> None:
+        """Take a CREATE TABLE that the topic does not have, as one that stands before what is read next.
+
+        Raises:
+            StateStoreError: it cannot be kept.
+        """
+        with self._reading:
+            with self._lock:
+                self._restore(found)
+                end = self._next
+                nothing = OffsetRange(self._topic, DDL_PARTITION, end, end)
+                unread = _Unread(nothing, self._definitions, self._warnings, self._rows)
+            self._take([statement], end, found.topic_id, unread)
+
     def _left(self, found: TopicOffsets) -> _Unread | None:
         """What of partition 0 was not read yet."""
         at = found.partitions.get(DDL_PARTITION)
@@ -483,6 +497,8 @@ class TopicTables:
         self._loaded = False
         self._looked_at: str | None = None
         self._looked: dict[int, int] = {}
+        # Tables that the topic had no record of when it was read to its end.
+        self.unmet: set[TableId] = set()
 
     def known(self) -> tuple[TableId, ...]:
         """The tables met so far, in this run or an earlier one.

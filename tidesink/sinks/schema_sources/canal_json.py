@@ -27,7 +27,7 @@ from tidesink.sinks.batch.schema_source import Missed, Renamed, SourceColumns, d
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
-from tidesink.sinks.schema_sources.database_types import DatabaseTypes, look_into
+from tidesink.sinks.schema_sources.database_types import DatabaseTypes, created_by, look_into
 from tidesink.sinks.schema_sources.open import PlannedDecoding
 from tidesink.typemap.table import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
@@ -102,8 +102,16 @@ class CanalJsonDecoding(PlannedDecoding):
             if self._ddl.get(self._table) is None:
                 self._ddl.scan(self._session, self._ends_now(found))
             if self._ddl.get(self._table) is None:
-                self._peek(found)
+                self._look_elsewhere(found)
         self._make()
+
+    def _look_elsewhere(self, found: TopicOffsets) -> None:
+        """Know the columns of a table without DDL: by its rows, or where it has none, by the database."""
+        database = self._context.config.source.database
+        if database is None or self._table not in self._tables.unmet:
+            self._peek(found)
+        elif (statement := created_by(database, self._table)) is not None:
+            self._ddl.define(found, statement)
 
     def _peek(self, found: TopicOffsets) -> None:
         """Look for the table's first rows, in ever larger parts of the topic."""

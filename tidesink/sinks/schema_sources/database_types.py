@@ -26,6 +26,7 @@ from tidesink.typemap.table import row_of
 
 if TYPE_CHECKING:
     from tidesink.config.source import DatabaseSettings
+    from tidesink.sinks.batch.topic_ddl import DdlStatement
 
 # The types of a table's columns now, by name, folded; empty where there is no such table.
 Look = Callable[[TableId], Mapping[str, ColumnType]]
@@ -147,6 +148,25 @@ def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, Co
     finally:
         engine.dispose()
     return {fold_name(name): kind for name, kind in found.types.items()} if found else {}
+
+
+def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | None:
+    """A table's definition in TiDB, MySQL or MariaDB now, as DDL of the topic; None where there is none.
+
+    Raises: as ``look_into`` says.
+    """
+    from tidesink.sinks.batch.source_rows import OPTION, open_database
+    from tidesink.sinks.batch.topic_ddl import DdlStatement
+    from tidesink.source_database.database import translated
+    from tidesink.source_database.mysql import create_statement
+
+    engine = open_database(settings.url.get_secret_value())
+    try:
+        with translated(OPTION), engine.connect() as connection:
+            found = create_statement(connection, table)
+    finally:
+        engine.dispose()
+    return None if found is None else DdlStatement(table.schema, found[0], found[1], table=table.name)
 
 
 def lacks_digits(column_type: ColumnType) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from typing import Any
 
 from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.kafka.offsets import Look, TopicOffsets, furthest, topic_gone
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
-from tidesink.sinks.worker.look_ups import TablesOfTopic, TopicLookUps
+from tidesink.sinks.worker.look_ups import QuietTables, TablesOfTopic, TopicLookUps
 from tidesink.sinks.worker.preflight import Goals
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -28,6 +29,7 @@ class TableTasks:
         self._table_tasks: dict[str, dict[TableId, TableTask]] = defaultdict(dict)
         self._owners: dict[TableId, str] = {}
         self._goals = Goals(context.config.destination)
+        self._quiet = QuietTables(context)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
         # Topics that were left to their tasks when they were last followed.
         self._read_on: set[str] = set()
@@ -72,6 +74,10 @@ class TableTasks:
         for topic, offsets in found.items():
             if any(at.latest > 0 for at in offsets.partitions.values()):
                 self._follow_topic(topic, offsets)
+        for topic, table in self._quiet.tables():
+            if topic in found and table not in self._table_tasks[topic] and self._is_read(found[topic]):
+                self._context.topics.tables(topic).unmet.add(table)
+                self._add(topic, table)
         for topic, error in failed.items():
             if self._table_tasks[topic].keys() <= {_unknown(topic)}:
                 self._refuse(topic, error)
@@ -85,6 +91,11 @@ class TableTasks:
         followed = self._followed.get(offsets.topic) is offsets and bool(tables)
         return followed and all(one.state == "IDLE" for one in tables.values())
 
+    def _is_read(self, offsets: TopicOffsets) -> bool:
+        """Whether a topic has no record, or none that its tasks have not read: they meet all its tables."""
+        read = furthest(one.read_up_to(offsets) for one in self._table_tasks[offsets.topic].values())
+        return all(at.latest <= max(at.earliest, read.get(n, 0)) for n, at in offsets.partitions.items())
+
     def newly_stuck(self) -> bool:
         """Whether a topic that was left to its tasks when it was last followed has none that reads on by now.
 
@@ -93,12 +104,14 @@ class TableTasks:
         return any(self._stuck(topic) for topic in self._read_on)
 
     @property
-    def look_ups(self) -> Future[None] | None:
+    def look_ups(self) -> Future[Any] | None:
         """Look-ups of topics that were not collected yet: tables may come of them."""
-        return None if self._look_ups is None else self._look_ups.under_way
+        topics = None if self._look_ups is None else self._look_ups.under_way
+        return topics if topics is not None else self._quiet.under_way
 
     def collect(self) -> None:
         """Know that look-ups ended: the next ``follow`` takes what they found."""
+        self._quiet.collect()
         if self._look_ups is not None:
             self._look_ups.collect()
 

@@ -1,14 +1,14 @@
 """Topics are looked into for their tables in a thread beside the worker's turns, for a while each.
 
 Kafka, the registry, or a topic without any row can keep a look-up waiting: no table of another topic waits
-with it.
+with it. So is the source's database, for tables of which no record tells.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -16,13 +16,17 @@ import structlog
 
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.batch import messages
+from tidesink.config import Config
 from tidesink.config.models import topic_tables
 from tidesink.errors import DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.sinks.batch.context import LONGEST_PAUSE, WorkerContext
+from tidesink.sinks.batch.source_rows import OPTION
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, furthest, growing_parts
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.spark.session import start_thread
+from tidesink.sinks.worker.snapshot import open_source_database
+from tidesink.source_database.database import stored_tables, translated
 
 if TYPE_CHECKING:
     from tidesink.codecs.base import Codec
@@ -37,6 +41,8 @@ GoesOn = Callable[[], bool]
 # A topic is looked into so long at a time, and then those that wait for it; once it was read, after a pause.
 _LOOK_UP_SECONDS: Final = 10.0
 _AGAIN_SECONDS: Final = 5.0
+# So often the database is asked for its tables.
+_TABLES_SECONDS: Final = 300.0
 # So many records of a topic are looked at first. Each comes to the driver: the first row says it.
 _FIRST_RECORDS: Final = 100
 
@@ -303,3 +309,68 @@ class TopicLookUps:
         stop, ends = self._context.stop, time.monotonic() + _LOOK_UP_SECONDS
         found, read = wanted
         return self._finder.look(found, read, lambda: not stop and time.monotonic() < ends)
+
+
+class QuietTables:
+    """The tables of a canal-json pipeline that are to be loaded and of which no record may tell.
+
+    Their last changes are gone from the topic: a changefeed says nothing of a table that does not change. Its
+    rows are in the database, and the config has an entry under ``tables`` that fits it, with
+    ``snapshot: initial``. The database is asked for its tables in a thread beside the turns, at the start and
+    every few minutes. Used by one thread at a time.
+
+    ``ask`` gives all tables of the database; it raises as ``open_source_database``.
+    """
+
+    def __init__(
+        self, context: WorkerContext, ask: Callable[[Config], Iterable[TableId]] | None = None
+    ) -> None:
+        config = context.config
+        self._context = context
+        self._ask = ask or _stored_tables
+        loads = config.source.protocol == "canal-json" and config.source.database is not None
+        default = config.defaults.snapshot
+        self._entries = [one for one in config.tables if loads and (one.snapshot or default) == "initial"]
+        self._found: tuple[tuple[str, TableId], ...] = ()
+        self._look: Future[Sequence[TableId]] | None = None
+        self._again = 0.0
+
+    def tables(self) -> tuple[tuple[str, TableId], ...]:
+        """The topic and the table of each that is known by now."""
+        if self._entries and self._look is None and time.monotonic() >= self._again:
+            self._again = time.monotonic() + _TABLES_SECONDS
+            config = self._context.config
+            self._look = start_thread(
+                self._context.spark, lambda: tuple(self._ask(config)), name="tables of the database"
+            )
+        return self._found
+
+    @property
+    def under_way(self) -> Future[Sequence[TableId]] | None:
+        """The look at the database that was not collected yet."""
+        return self._look
+
+    def collect(self) -> None:
+        """Take what the database said."""
+        look = self._look
+        if look is None or not look.done():
+            return
+        self._look = None
+        try:
+            self._found = tuple(self._of(look.result()))
+        except TidesinkError as exc:
+            _log.warning("tables without records are not known", error=str(exc))
+
+    def _of(self, tables: Iterable[TableId]) -> Iterator[tuple[str, TableId]]:
+        config = self._context.config
+        for table in tables:
+            if not any(entry.covers(table) for entry in self._entries):
+                continue
+            topics = {one.topic_for(table) if one.names_tables else one.text for one in config.source.rules}
+            if config.table_config(table).snapshot == "initial" and len(topics) == 1:
+                yield topics.pop(), table
+
+
+def _stored_tables(config: Config) -> tuple[TableId, ...]:
+    with open_source_database(config) as database, translated(OPTION):
+        return stored_tables(database.connection)

@@ -141,7 +141,8 @@ class TableTask:
         if self.state in ("PAUSED", "FAILING"):
             return False
         if self._hold is None or found is None:
-            return found is None or any(at.latest > 0 for at in found.partitions.values())
+            unmet = self.table in self._context.topics.tables(self.topic).unmet
+            return found is None or unmet or any(at.latest > 0 for at in found.partitions.values())
         applied, progress = self._hold.progress, self._topic_progress()
         if progress is not None and is_other_topic(progress.topic_id, found.topic_id):
             return True

@@ -1,0 +1,54 @@
+"""Which tables are loaded without a record, and by which topic."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.config_samples import CANAL_JSON, changed
+from tidesink.config import Config
+from tidesink.events import TableId
+from tidesink.sinks.worker.look_ups import QuietTables
+
+DATABASE = {"url": "mysql+pymysql://root@127.0.0.1:1/"}
+SOURCE = {"source": {**CANAL_JSON["source"], "database": DATABASE}}
+NAMED = {"tables": [{"name": "shop.orders", "snapshot": "initial"}]}
+
+
+TABLES = [TableId("shop", "orders"), TableId("shop", "visits")]
+
+
+def _found(**changes: Any) -> list[tuple[str, str]]:
+    config = Config.model_validate(changed({**CANAL_JSON, **SOURCE}, **changes))
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
+    quiet = QuietTables(cast("Any", SimpleNamespace(config=config, spark=spark)), lambda _config: TABLES)
+    assert quiet.tables() == ()
+    if quiet.under_way is not None:
+        quiet.under_way.result()
+        quiet.collect()
+    return [(topic, str(table)) for topic, table in quiet.tables()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "topics"),
+    [
+        ({"source__topics": ["cdc"]}, ["cdc"]),
+        ({"source__topics": ["{schema}_{table}"]}, ["shop_orders"]),
+        ({"source__topics": ["cdc", "more"]}, []),
+        ({"tables": [{"name": "shop.other", "snapshot": "initial"}]}, []),
+        ({"tables": [{"match": "shop.o*", "snapshot": "initial"}]}, ["app"]),
+        ({"source__topics": ["cdc"], "source__database": None}, []),
+        ({"source__topics": ["cdc"], "tables": [{"name": "shop.orders"}]}, []),
+        (
+            {"source__topics": ["cdc"], "tables": [{"name": "shop.orders"}], "defaults__snapshot": "initial"},
+            ["cdc"],
+        ),
+        ({"source__topics": ["cdc"], "tables": [], "defaults__snapshot": "initial"}, []),
+    ],
+)
+def test_a_table_that_the_config_names_has_the_only_topic_it_can_have(
+    changes: dict[str, Any], topics: list[str]
+) -> None:
+    assert _found(**{**NAMED, **changes}) == [(topic, "shop.orders") for topic in topics]
