@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -12,9 +13,10 @@ from zoneinfo import ZoneInfo
 import pytest
 import sqlalchemy as sa
 
-from tests.mysql_values import COLUMNS, make_wide, own_database
+from tests.mysql_values import COLUMNS, VIRTUAL, make_wide, own_database
 from tests.spark.decoded import decode_here
-from tests.tidb_front import next_tso
+from tests.tidb_front import commit_ts, next_tso
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.records import BAD
@@ -23,6 +25,8 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.database import begin_session, stored_table
+from tidesink.source_database.mysql import create_statement
+from tidesink.typemap.table import spark_type
 from tidesink.typemap.values import target_reader, text_reader
 
 pytestmark = pytest.mark.servers
@@ -79,6 +83,51 @@ def test_every_type_has_the_value_of_its_event(mariadb_url: str, database: tuple
         expected[name] = None if text is None else read(text_reader(kind)(text))
     assert row == expected
     assert list(row) == list(COLUMNS)
+
+
+_AWKWARD: Final = r"""CREATE TABLE `a``w%%d` (
+  `i``d` bigint NOT NULL AUTO_INCREMENT COMMENT 'it''s, `x` int (\\ %%)',
+  en enum('a\\b','it''s','x,y)') NOT NULL DEFAULT 'it''s',
+  word varchar(7) CHARACTER SET latin1 DEFAULT 'a\\''b' COMMENT 'line\none',
+  raw varchar(7) CHARACTER SET binary, js json,
+  at timestamp(3) NOT NULL DEFAULT current_timestamp(3) ON UPDATE current_timestamp(3),
+  up varchar(9) AS (concat(word, ')', ',')) VIRTUAL, st int AS (ascii(word)) STORED,
+  num decimal(12,4) unsigned NOT NULL DEFAULT 1.5000 CHECK (num > 0),
+  PRIMARY KEY (`i``d`, num), KEY w (word(3)), KEY k (en)
+) COMMENT='t, (x)' PARTITION BY HASH(`i``d`) PARTITIONS 2"""
+
+
+def test_a_tables_definition_is_read_as_its_create_table_in_a_topic(
+    mariadb_url: str, database: tuple[sa.Connection, str]
+) -> None:
+    connection, schema = database
+    make_wide(connection, "wide", "id")
+    connection.exec_driver_sql(_AWKWARD)
+    connection.exec_driver_sql("CREATE VIEW seen AS SELECT id FROM wide")
+    begin_session(connection)
+    created = parse_create_table(_AWKWARD.replace("%%", "%"))
+    assert _essence(_defined(connection, TableId(schema, "a`w%d"))) == _essence(created)
+    wide = ", ".join(f"{name} {sql}" for name, (sql, _, _) in COLUMNS.items())
+    created = parse_create_table(f"CREATE TABLE wide ({wide}, {VIRTUAL}, PRIMARY KEY (id)) CHARSET utf8mb4")
+    assert _essence(_defined(connection, TableId(schema, "wide"))) == _essence(created)
+    assert create_statement(connection, TableId(schema, "seen")) is None
+    assert create_statement(connection, TableId(schema, "gone")) is None
+
+
+def _defined(connection: sa.Connection, table: TableId) -> TableSchema:
+    found = create_statement(connection, table)
+    assert found is not None
+    statement, since = found
+    assert abs(since - commit_ts(datetime.now(timezone.utc))) < 60_000 << 18
+    return parse_create_table(statement)
+
+
+def _essence(schema: TableSchema) -> list[tuple[object, ...]]:
+    """What a plan makes of columns; the server spells some types otherwise than they were given."""
+    return [
+        (one.name, spark_type(one.type), one.type.members, one.nullable, one.handle, one.virtual, one.default)
+        for one in schema.columns
+    ]
 
 
 @pytest.mark.parametrize(
