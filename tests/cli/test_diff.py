@@ -17,15 +17,15 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.diff import Difference
+from tidesink.sinks.worker.comparison import Difference
 
 ORDERS = TableId("shop", "orders")
 DATABASE = "mysql+pymysql://reader:SECRET@127.0.0.1:1"
 
 
-def _config(folder: Path, database: str | None = DATABASE, **more: Any) -> Path:
-    path = folder / "shop.yaml"
-    settings = changed(FLAT_AVRO, state=str(folder / "state.db"), **more)
+def _config(folder: Path, database: str | None = DATABASE, *, name: str = "shop", **more: Any) -> Path:
+    path = folder / f"{name}.yaml"
+    settings = changed(FLAT_AVRO, pipeline=name, state=str(folder / "state.db"), **more)
     if database is not None:
         settings["source"] = {**settings["source"], "database": database}
     path.write_text(yaml.safe_dump(settings))
@@ -114,3 +114,36 @@ def test_a_table_that_nobody_knows_is_named(tmp_path: Path) -> None:
     code, output = _run(path, "shop.order")
     assert code == 2
     assert "no table shop.order is known" in output
+
+
+def test_another_pipeline_is_compared_with_in_place_of_the_source(tmp_path: Path) -> None:
+    """Without a database; what it cannot be compared in is told under its name."""
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    store.save_status(TableStatus("shop", ORDERS, "IDLE"))
+    path = _config(tmp_path, None)
+    other = _config(tmp_path, name="other", defaults={"mode": "append"})
+    against = ("--against", str(other))
+    assert _run(path, "--against", str(tmp_path / "none.yaml"))[0] == 2
+    code, output = _run(path, *against)
+    assert (code, "no worker has run yet" in output) == (2, True), output
+    store.save_status(TableStatus("other", TableId("shop", "others"), "IDLE"))
+    code, output = _run(path, *against, "shop.orders")
+    assert (code, "other: it has no such table" in output) == (2, True), output
+    store.save_status(TableStatus("other", ORDERS, "IDLE"))
+    code, output = _run(path, *against, "shop.orders")
+    assert (code, "other: mode: append keeps what the source has no more" in output) == (2, True), output
+    code, output = _run(path, *against, "-o", "json")
+    assert code == 0
+    found = json.loads(output.splitlines()[-1])
+    assert found["against"] == "other"
+    assert "other: mode: append" in found["tables"][0]["refused"]
+
+
+def test_a_report_says_with_what_was_compared(tmp_path: Path) -> None:
+    report = tmp_path / "report.jsonl"
+    with kept(report, "other") as keep:
+        keep(ORDERS, Difference("only_at_source", {"id": "1"}))
+        keep(ORDERS, Difference("different", {"id": "2"}, ("note",), {"note": ("a", None)}))
+    first, second = map(json.loads, report.read_text().splitlines())
+    assert first["kind"] == "only_at_other"
+    assert second["values"] == {"note": {"other": "a", "target": None}}

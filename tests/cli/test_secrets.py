@@ -252,6 +252,7 @@ _COMMANDS: Final = (
     "--debug cut list --config {config}",
     "cut show --config {config} -o json",
     f"--debug diff {_TABLE} --values --report {{config}}.report --config {{config}}",
+    f"--debug diff {_TABLE} --against {{config}} --config {{config}}",
     "dlq list --config {config} -o json",
     f"--debug dlq show {_TABLE} 0@1 --config {{config}}",
     f"dlq drop {_TABLE} --yes --config {{config}}",

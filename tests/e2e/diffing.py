@@ -31,7 +31,7 @@ def diff_config(folder: Path, servers: Servers, topic: str, url: str, **more: An
 def tables_of_diff(config: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit code, and what is said of each table."""
     found = CliRunner().invoke(app, ["diff", "-c", str(config), "-o", "json", "--lag", "0", *words])
-    assert found.exit_code in (0, 2, 3), found.output
+    assert found.exit_code in (0, 2, 3), (found.output, found.exception)
     assert found.stdout, found.output
     return found.exit_code, json.loads(found.stdout)["tables"]
 
@@ -45,7 +45,12 @@ def table_of_diff(config: Path, *words: str) -> tuple[int, dict[str, Any]]:
 
 def differing(found: Mapping[str, Any]) -> tuple[int, ...]:
     """The numbers of keys that differ, by how."""
-    return tuple(found[name] for name in ("different", "only_at_source", "only_at_target"))
+    return differing_from(found, "source")
+
+
+def differing_from(found: Mapping[str, Any], side: str) -> tuple[int, ...]:
+    """The same of a comparison with another ``side``."""
+    return tuple(found[name] for name in ("different", f"only_at_{side}", "only_at_target"))
 
 
 def drain(config: Path) -> None:

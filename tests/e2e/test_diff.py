@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -17,43 +17,23 @@ from tests.e2e.diffing import diff_config, differing, drain, table_of_diff
 from tests.e2e.live_source import LiveTable, changing, live_table
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
-from tests.e2e.writing import TableWriter
+from tests.e2e.wide_rows import OTHERS, wide_table
 from tests.full import FULL, quick_on
-from tests.mysql_values import COLUMNS, own_database
-from tests.servers import create_topics
+from tests.mysql_values import own_database
 from tidesink.cli.main import app
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
-from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.context import StopFlag
 from tidesink.sinks.batch.observers import Heartbeat
 from tidesink.sinks.state.sql_store import open_state_store
-from tidesink.sinks.worker.diff import DiffOptions, diff
+from tidesink.sinks.worker.comparison import DiffOptions
+from tidesink.sinks.worker.diff import diff
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
-
-# A type beside those of ``COLUMNS``, whose text MySQL changes.
-_JSON: Final = {"js": ("json", '\'{"b": 1, "a": [1.5, null]}\'', "")}
-# Of each column another value, as near to its own as may be.
-OTHERS: Final = {
-    "ti": "-127", "bo": "false", "tu": "254", "me": "0", "zf": "43", "bi": "-9223372036854775807",
-    "bu": "18446744073709551614", "f1": "0.2", "f2": "3.4028232e38", "f3": "16777214", "f4": "1.1754945e-38",
-    "f5": "1.101", "d1": "0.10000000000000002", "d2": "1.0000000000000002e22", "d3": "-1.797693134862316e-10",
-    "d4": "123456789.1234568", "de": "-1.51",
-    "dw": "12345678901234567890123456789012345.000000000000000000000000000002", "dz": "1.51", "ch": "'b'",
-    "vc": "'É😀\\\\\\'\"%s:x'", "vs": "'a '", "la": "'e'", "tx": "'line\\n\\nline'", "em": "null",
-    "bn": "x'ff01'", "vb": "x'00ff81'", "bl": "x'0a2262'", "eb": "x'00'", "b1": "b'0'", "b9": "b'100000000'",
-    "b64": "x'fffffffffffffffe'", "en": "'red'", "se": "'a'", "s0": "'a'", "da": "'2020-02-28'",
-    "d0": "'2020-02-28'", "dt": "'2020-01-01 01:02:03.500001'", "dn": "'2020-01-01 00:00:00'",
-    "ts": "'2020-06-01 00:00:00.251'", "t0": "'2020-06-01 00:00:00'", "tm": "'-838:59:58.51'",
-    "t1": "'01:02:04'", "ye": "2000", "y0": "1901", "nu": "0", "js": '\'{"a": [1.5, 0], "b": 1}\'',
-}  # fmt: skip
-_ID: Final = Column("id", ColumnType("int", sql="int"), nullable=False, handle=True, primary_key=True)
-_KEPT: Final = ("id", "st")  # the key, and what is computed of it
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,24 +47,9 @@ def test_a_value_of_every_type_that_differs_is_found(
     request: pytest.FixtureRequest,
 ) -> None:
     """A row for each column: what is changed at the source without an event differs at the target."""
-    place, columns = place_of(kind, request, tmp_path), {**COLUMNS, **_JSON}
-    names = [name for name in columns if name not in _KEPT]
-    assert {*names} == {*OTHERS}
+    place = place_of(kind, request, tmp_path)
     with own_database(mariadb_url) as (connection, schema):
-        create = f"CREATE TABLE wide ({', '.join(f'{name} {sql}' for name, (sql, _, _) in columns.items())}"
-        _run(connection, f"{create}, PRIMARY KEY (id))")
-        for number in range(len(names) + 2):
-            given = {name: value for name, (_, value, _) in columns.items() if value}
-            given["id"] = str(number)
-            values = ", ".join(given.values())
-            _run(connection, f"INSERT INTO wide ({', '.join(given)}) VALUES ({values})")  # noqa: S608
-        topic = f"{servers['prefix']}wide"
-        create_topics(servers["brokers"], {topic: 1})
-        named = TableSchema(TableId(schema, "wide"), (_ID,))
-        feed = TableWriter(servers, named, protocol="canal-json", topic=topic)
-        quoted = schema.replace("`", "``")
-        feed.ddl(f"{create.replace(' wide ', f' `{quoted}`.wide ', 1)}, PRIMARY KEY (id))")
-        feed.delete({"id": 10**6})
+        topic, names = wide_table(connection, schema, servers)
         # MariaDB is the source, too: the copy needs a name of its own.
         apart = {"table": "copy_{schema}.{table}"} if kind == "mysql" else {}
         config = diff_config(tmp_path, servers, topic, mariadb_url, target={**place.target, **apart})

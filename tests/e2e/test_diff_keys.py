@@ -27,7 +27,8 @@ from tidesink.config import load_config
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.sinks.targets.sql.target import SqlTarget
-from tidesink.sinks.worker.diff import DiffOptions, diff
+from tidesink.sinks.worker.comparison import DiffOptions
+from tidesink.sinks.worker.diff import diff
 from tidesink.typemap.mysql_types import parse_sql_type
 
 if TYPE_CHECKING:

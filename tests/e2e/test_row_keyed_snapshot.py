@@ -20,7 +20,7 @@ from tests.e2e.live_source import changing
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, shop_config
-from tests.full import quick_on
+from tests.full import FULL, quick_on
 from tests.multisets import CREATE, OPTIONS, SCHEMA, change
 from tests.servers import create_topics
 from tests.tidb_front import TABLE_ID
@@ -193,6 +193,35 @@ def test_equal_rows_are_loaded_changed_and_repaired(
             _run(config, batches=4)
         _run(config, until="drained")
         assert numbered() == visits.numbered()
+
+
+@FULL
+def test_two_copies_of_equal_rows_are_compared(
+    spark: SparkSession, tmp_path: Path, servers: Servers, tidb_url: str
+) -> None:
+    """A row of one copy is the one of the other that has its number, as TiDB gave it."""
+    with _visits(tidb_url, servers) as visits:
+        paths = []
+        for name in ("here", "there"):
+            (tmp_path / name).mkdir()
+            paths.append(_config(tmp_path / name, servers, visits, tidb_url, pipeline=name))
+        visits.load(40)
+        visits.change()
+        for path in paths:
+            _run(load_config(path), until="drained")
+        here, there = map(str, paths)
+        code, found = table_of_diff(paths[0], "--against", there, "--where", "_tidb_rowid >= 20")
+        assert (code, 0 < found["equal"] < 25) == (0, True)
+        for _ in range(30):
+            visits.change(sends=False)
+        with closing(open_state_store(load_config(paths[1]).state)) as store:
+            asks = lambda asked: replace(asked, snapshot=asked.snapshot.start(time.time(), deletes=True))  # noqa: E731
+            change_control(store, "there", visits.table, asks)
+        _run(load_config(paths[1]), batches=4)
+        _, there_found = table_of_diff(paths[0], "--against", there)
+        _, here_found = table_of_diff(paths[1], "--against", here)
+        assert there_found["different"] == here_found["different"] > 0
+        assert there_found["only_at_target"] == here_found["only_at_other"] > 0
 
 
 def test_rows_of_a_table_that_is_truncated_meanwhile_are_read_again(servers: Servers, tidb_url: str) -> None:

@@ -2,7 +2,8 @@
 
 A source commits versions of a row, each other than those before. Each is sent within ``LAG`` steps, and a
 worker applies what was sent in its order. A look reads the source, lets ``LAG`` steps go by, takes note of
-where the topic ends, and reads the target once all before that is applied.
+where the topic ends, and reads the target once all before that is applied. Of two copies each follows a topic
+of its own; a look lets ``LAG`` steps go by, and reads both once each has applied what its topic held.
 """
 
 from __future__ import annotations
@@ -15,78 +16,111 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.diff_law import Candidate, Version, first_look, next_look
-from tidesink.sinks.worker.diff import LOOKS
+from tidesink.sinks.worker.comparison import LOOKS
 
 LAG: Final = 3
 _STEPS: Final = st.lists(st.sampled_from(("write", "delete", "send", "apply", "rest")), max_size=6)
 
 
 @dataclass
-class World:
-    """One key. ``lag``: what the look waits for; less than ``LAG`` breaks its condition. ``loses``: versions
-    that never come to the target."""
+class Feed:
+    """A topic of the key's changes, and the copy that follows it."""
 
-    lag: int = LAG
-    loses: frozenset[int] = frozenset()
-    now: int = 0
-    source: Version = None
     target: Version = None
-    written: int = 0
     # Versions with the moment of their commit, those that were sent, and how many of them are applied.
     late: list[tuple[int, Version]] = field(default_factory=list)
     topic: list[Version] = field(default_factory=list)
     applied: int = 0
 
+    def send(self) -> None:
+        """Send the oldest version that is not."""
+        if self.late:
+            self.topic.append(self.late.pop(0)[1])
+
+    def apply(self) -> None:
+        """Apply the next one."""
+        if self.applied < len(self.topic):
+            self.target = self.topic[self.applied]
+            self.applied += 1
+
+    def apply_up_to(self, end: int) -> None:
+        """Apply all before an end of the topic."""
+        while self.applied < end:
+            self.apply()
+
+
+@dataclass
+class World:
+    """One key, and ``copies`` of it. ``lag``: what a look waits for; less than ``LAG`` breaks its condition.
+    ``waited``: so many copies are waited for."""
+
+    lag: int = LAG
+    copies: int = 1
+    waited: int = 2
+    now: int = 0
+    source: Version = None
+    written: int = 0
+    feeds: list[Feed] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.feeds = [Feed() for _ in range(self.copies)]
+
     def step(self, name: str) -> None:
         """One thing happens, and time goes on; what is too late to wait is sent."""
-        if name in ("write", "delete"):
+        word, _, other = name.partition(" ")
+        feed = self.feeds[-1 if other else 0]
+        if word in ("write", "delete"):
             self.written += 1
-            self.source = self.written if name == "write" else None
-            self.late.append((self.now, self.source))
-        elif name == "send" and self.late:
-            self._send()
-        elif name == "apply":
-            self._apply()
+            self.source = self.written if word == "write" else None
+            for one in self.feeds:
+                one.late.append((self.now, self.source))
+        elif word == "send":
+            feed.send()
+        elif word == "apply":
+            feed.apply()
         self.now += 1
-        while self.late and self.now - self.late[0][0] >= LAG:
-            self._send()
-
-    def _send(self) -> None:
-        self.topic.append(self.late.pop(0)[1])
-
-    def _apply(self) -> None:
-        if self.applied < len(self.topic):
-            version = self.topic[self.applied]
-            self.applied += 1
-            if version not in self.loses:
-                self.target = version
+        for one in self.feeds:
+            while one.late and self.now - one.late[0][0] >= LAG:
+                one.send()
 
     def look(self, meanwhile: list[list[str]]) -> tuple[Version, Version]:
         """A look; what happens between its parts is given."""
         s = self.source
-        for name in meanwhile[0]:
+        self._happen(meanwhile[0])
+        self._await(meanwhile[1])
+        return s, self.feeds[0].target
+
+    def look_at_copies(self, meanwhile: list[list[str]]) -> tuple[Version, Version]:
+        """A look at two copies: the other one, and the target."""
+        self._await(meanwhile[0])
+        s = self.feeds[1].target
+        self._happen(meanwhile[1])
+        return s, self.feeds[0].target
+
+    def _await(self, meanwhile: list[str]) -> None:
+        self._happen(["rest"] * self.lag)
+        ends = [len(one.topic) for one in self.feeds]
+        self._happen(meanwhile)
+        for one, end in [*zip(self.feeds, ends, strict=True)][: self.waited]:
+            one.apply_up_to(end)
+
+    def _happen(self, names: list[str]) -> None:
+        for name in names:
             self.step(name)
-        for _ in range(self.lag):
-            self.step("rest")
-        end = len(self.topic)
-        for name in meanwhile[1]:
-            self.step(name)
-        while self.applied < end:
-            self._apply()
-        return s, self.target
 
 
 def _differs(world: World, before: list[str], looks: list[list[list[str]]]) -> Candidate | None:
     """What the looks find; None: the key is equal."""
+    look = world.look if world.copies == 1 else world.look_at_copies
     for name in before:
         world.step(name)
-    found = first_look(*world.look(looks[0]))
+    found = first_look(*look(looks[0]))
     for meanwhile in looks[1:]:
         if found is None:
             return None
         for name in meanwhile[2]:
             world.step(name)
-        found = next_look(found, *world.look(meanwhile))
+        found = next_look(found, *look(meanwhile))
     return found
 
 
@@ -111,9 +145,9 @@ def test_a_fault_is_found_once_the_row_rests(before: list[str], looks: list[list
     quiet = [[["rest"] for _ in part] for part in looks]
     for _ in range(LAG):
         world.step("rest")
-    while world.applied < len(world.topic):
-        world.step("apply")
-    world.target = -1
+    (feed,) = world.feeds
+    feed.apply_up_to(len(feed.topic))
+    feed.target = -1
     found = _differs(world, [], quiet)
     assert found is not None
     assert found.agreed == LOOKS
@@ -126,3 +160,44 @@ def test_a_topic_that_is_later_than_the_lag_gives_a_false_alarm() -> None:
     with pytest.raises(AssertionError):
         assert _differs(world, ["write"], [nothing, nothing, nothing]) is None
     assert _differs(World(), ["write"], [nothing, nothing, nothing]) is None
+
+
+_OF_TWO: Final = st.lists(
+    st.sampled_from(("write", "delete", "send", "apply", "send other", "apply other", "rest")), max_size=6
+)
+_LOOKS_AT_TWO: Final = st.lists(st.lists(_OF_TWO, min_size=3, max_size=3), min_size=2, max_size=6)
+
+
+@settings(max_examples=500)
+@given(_OF_TWO, _LOOKS_AT_TWO)
+def test_no_false_alarm_of_two_copies(before: list[str], looks: list[list[list[str]]]) -> None:
+    found = _differs(World(copies=2), before, looks)
+    assert found is None or found.agreed == 0
+
+
+@settings(max_examples=200)
+@given(_OF_TWO)
+def test_a_fault_of_either_copy_is_found(before: list[str]) -> None:
+    quiet: list[list[list[str]]] = [[[], [], []] for _ in range(LOOKS + 1)]
+    for wrong in (0, 1):
+        world = World(copies=2)
+        for name in ("write", *before, *["rest"] * LAG):
+            world.step(name)
+        for feed in world.feeds:
+            feed.apply_up_to(len(feed.topic))
+        world.feeds[wrong].target = -1
+        found = _differs(world, [], quiet)
+        assert found is not None
+        assert found.agreed == LOOKS
+
+
+def test_a_copy_that_is_not_waited_for_gives_a_false_alarm() -> None:
+    """Guards the test of two copies: the model can fail, where either condition is broken."""
+    nothing: list[list[list[str]]] = [[[], [], []]] * 3
+    begun = ["write", "send", "apply", "send other"]
+    broken = _differs(World(copies=2, waited=1), begun, nothing)
+    assert broken is not None
+    assert broken.agreed == LOOKS
+    assert _differs(World(copies=2), begun, nothing) is None
+    late = _differs(World(copies=2, lag=0), ["write", "send"], nothing)
+    assert late is not None

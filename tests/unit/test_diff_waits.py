@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidesink.sinks.worker.diff import Standstill
+from tidesink.sinks.worker.table_copy import Standstill
 
 
 def test_a_table_that_nobody_comes_to_is_given_up() -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import orjson
 import typer
@@ -27,19 +27,21 @@ from tidesink.cli.terminal import (
     show_table,
     write_json,
 )
-from tidesink.config import Config
+from tidesink.config import Config, load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 
 if TYPE_CHECKING:
-    from tidesink.sinks.worker.diff import Difference, TableDiff
+    from tidesink.sinks.worker.comparison import Difference, TableDiff
 
 _COUNTS: Final = ("equal", "different", "only_at_source", "only_at_target", "unsettled", "unreadable")
 _WORDS: Final = {
     "different": "differs",
-    "only_at_source": "is at the source alone",
+    "only_at_source": "is at the {side} alone",
     "only_at_target": "is at the target alone",
 }
+# With what the target is compared, in words and in names.
+Side = Literal["source", "other"]
 
 ComparedTables = Annotated[
     list[str] | None,
@@ -63,6 +65,13 @@ def diff(
         bool, typer.Option("--wait/--no-wait", help="Wait until changes that are not applied yet are.")
     ] = True,
     where: Where = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PIPELINE.yaml",
+            help="Compare with the target of this pipeline, a copy of the same source, in place of it.",
+        ),
+    ] = None,
     sample: Annotated[
         int | None, typer.Option(min=1, help="Compare about N rows of each table, chosen by their keys.")
     ] = None,
@@ -70,58 +79,84 @@ def diff(
 ) -> None:
     """Compare tables at the target with their source, row by row, while both change.
 
-    It reads all rows of source.database and of the target. A row that differs is looked at again until its
-    changes are applied. The exit code is 3 if a row differs, or is not settled, and 2 if a table could not
-    be compared that may be.
+    It reads all rows of source.database and of the target; with --against those of another pipeline's target
+    and of this one's. A row that differs is looked at again until its changes are applied. The exit code is
+    3 if a row differs, or is not settled, and 2 if a table could not be compared that may be.
     """
     settings = chosen_config(None, config_option)
-    if settings.source.database is None:
+    other = load_config(against) if against is not None else None
+    if other is None and settings.source.database is None:
         raise ConfigError(
             "rows are compared with those of source.database, which is not set", key="source.database"
         )
-    from tidesink.sinks.worker.diff import DiffOptions, TableDiff
+    from tidesink.sinks.worker.comparison import DiffOptions, TableDiff
     from tidesink.sinks.worker.diff import diff as compared
     from tidesink.source_database.key_bounds import parse_bounds
 
-    chosen, refused = _chosen(settings, tables)
+    side: Side = "source" if other is None else "other"
+    chosen, refused = _chosen(settings, tables, other)
     bounds = parse_bounds(where) if where is not None else ()
     options = DiffOptions(limit, values, wait, lag, where=bounds, sample=sample)
     with ExitStack() as closing:
-        keep = closing.enter_context(kept(report)) if report is not None else None
+        keep = closing.enter_context(kept(report, side)) if report is not None else None
         tell = closing.enter_context(_telling())
         found = list[TableDiff]()
         if chosen:
             tell(f"{settings.pipeline}: starting Spark")
-            found += compared(settings, chosen, options, tell=tell, keep=keep, goes_on=not tables)
+            found += compared(
+                settings, chosen, options, tell=tell, keep=keep, goes_on=not tables, against=other
+            )
     failed = any(one.refused is not None for one in found)
     found += refused
     if output is OutputFormat.JSON:
-        write_json({"pipeline": settings.pipeline, "tables": [diff_json(one) for one in found]})
+        compared_with = {} if other is None else {"against": other.pipeline}
+        shown = [diff_json(one, side) for one in found]
+        write_json({"pipeline": settings.pipeline, **compared_with, "tables": shown})
     else:
-        show_diffs(found)
+        show_diffs(found, side)
     if any(one.differs or one.unsettled for one in found):
         raise typer.Exit(terminal.UNWELL)
     if failed:
         raise typer.Exit(terminal.USAGE)
 
 
-def _chosen(config: Config, names: Sequence[str] | None) -> tuple[list[TableId], list[TableDiff]]:
+def _chosen(
+    config: Config, names: Sequence[str] | None, against: Config | None
+) -> tuple[list[TableId], list[TableDiff]]:
     """The tables to compare, and where no names are given those that cannot be, with the reason.
+
+    ``against``: the pipeline whose copies they are compared with.
 
     Raises:
         ConfigError: a table that is named is not known, or cannot be compared.
     """
-    from tidesink.sinks.worker.diff import TableDiff, obstacle, refusal, topic_of
+    from tidesink.sinks.worker.comparison import TableDiff
+    from tidesink.sinks.worker.table_copy import obstacle, refusal
 
-    with worked_with(config) as store:
-        known = {one.table: topic_of(one) for one in store.statuses(config.pipeline)}
+    known = _topics(config)
     tables = [known_table(name, config, known) for name in dict.fromkeys(names)] if names else [*known]
     refused = {table: reason for table in tables if (reason := obstacle(config, table, known.get(table)))}
+    if against is not None:
+        others = _topics(against)
+        for table in tables:
+            reason = (
+                obstacle(against, table, others.get(table)) if table in others else "it has no such table"
+            )
+            if reason is not None:
+                refused.setdefault(table, f"{against.pipeline}: {reason}")
     if names and refused:
         table, reason = next(iter(refused.items()))
         raise refusal(table, reason)
     chosen = [table for table in tables if table not in refused]
     return chosen, [TableDiff(table, refused=reason) for table, reason in refused.items()]
+
+
+def _topics(config: Config) -> dict[TableId, str | None]:
+    """The tables that a pipeline has worked on, with their topics."""
+    from tidesink.sinks.worker.table_copy import topic_of
+
+    with worked_with(config) as store:
+        return {one.table: topic_of(one) for one in store.statuses(config.pipeline)}
 
 
 @contextmanager
@@ -136,12 +171,12 @@ def _telling() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def kept(path: Path) -> Iterator[Callable[[TableId, Difference], None]]:
+def kept(path: Path, side: Side = "source") -> Iterator[Callable[[TableId, Difference], None]]:
     """Writes differing keys to a file, a line each."""
 
     def keep(table: TableId, one: Difference) -> None:
         with _writing():
-            file.write(orjson.dumps({"table": table._asdict(), **_difference_json(one)}) + b"\n")
+            file.write(orjson.dumps({"table": table._asdict(), **_difference_json(one, side)}) + b"\n")
 
     try:
         with _writing():
@@ -168,45 +203,49 @@ def _writing() -> Iterator[None]:
         raise _NotWrittenError(error.strerror) from error
 
 
-def _difference_json(one: Difference) -> dict[str, Any]:
-    shown: dict[str, Any] = {"kind": one.kind, "key": dict(one.key)}
+def _difference_json(one: Difference, side: Side) -> dict[str, Any]:
+    shown: dict[str, Any] = {"kind": _named(one.kind, side), "key": dict(one.key)}
     if one.kind == "different":
         shown["columns"] = list(one.columns)
     if one.values is not None:
-        shown["values"] = {
-            name: {"source": here, "target": there} for name, (here, there) in one.values.items()
-        }
+        shown["values"] = {name: {side: here, "target": there} for name, (here, there) in one.values.items()}
     return shown
 
 
-def diff_json(found: TableDiff) -> dict[str, Any]:
+def _named(name: str, side: Side) -> str:
+    """A count or a kind by its name, which says with what the target is compared."""
+    return name.replace("source", side)
+
+
+def diff_json(found: TableDiff, side: Side = "source") -> dict[str, Any]:
     """What came of one table, as JSON."""
     table = found.table._asdict()
     if found.refused is not None:
         return {"table": table, "refused": found.refused}
-    counts = {name: getattr(found, name) for name in ("at_source", "at_target", *_COUNTS)}
-    shown = [_difference_json(one) for one in found.shown]
+    counts = {_named(name, side): getattr(found, name) for name in ("at_source", "at_target", *_COUNTS)}
+    shown = [_difference_json(one, side) for one in found.shown]
     return {"table": table, **counts, "not_compared": list(found.not_compared), "differences": shown}
 
 
-def show_diffs(tables: Sequence[TableDiff]) -> None:
+def show_diffs(tables: Sequence[TableDiff], side: Side = "source") -> None:
     """A table of counts, and the keys that differ."""
     compared = [one for one in tables if one.refused is None]
     if compared:
-        columns = ("table", "at source", "at target", *(name.replace("_", "\n") for name in _COUNTS))
+        counts = (_named(name, side).replace("_", "\n") for name in _COUNTS)
+        columns = ("table", f"at {side}", "at target", *counts)
         rows = (
             (str(one.table), one.at_source, one.at_target, *(getattr(one, name) for name in _COUNTS))
             for one in compared
         )
         show_table(None, columns, rows)
     for one in tables:
-        for line in _lines(one):
+        for line in _lines(one, side):
             typer.echo(f"{one.table}: {line}")
     if not tables:
         typer.echo("no table was worked on yet")
 
 
-def _lines(found: TableDiff) -> Iterator[str]:
+def _lines(found: TableDiff, side: Side) -> Iterator[str]:
     """What is said of a table besides its counts."""
     if found.refused is not None:
         yield f"not compared: {found.refused}"
@@ -220,9 +259,9 @@ def _lines(found: TableDiff) -> Iterator[str]:
     for one in found.shown:
         key = ", ".join(f"{name}={value}" for name, value in one.key.items())
         columns = f" in {', '.join(one.columns)}" if one.columns else ""
-        yield f"({key}) {_WORDS[one.kind]}{columns}"
+        yield f"({key}) {_WORDS[one.kind].format(side=side)}{columns}"
         for name, (here, there) in (one.values or {}).items():
-            yield f"  {name}: {_shown(here)} at the source, {_shown(there)} at the target"
+            yield f"  {name}: {_shown(here)} at the {side}, {_shown(there)} at the target"
     left = found.different + found.only_at_source + found.only_at_target - len(found.shown)
     if left:
         yield f"{left} more keys differ: --limit shows more, --report writes all"

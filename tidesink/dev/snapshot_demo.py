@@ -35,7 +35,7 @@ from tidesink.sinks.targets.sharing import quote_identifier
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.sinks.worker.diff import TableDiff
+    from tidesink.sinks.worker.comparison import TableDiff
 
 
 TABLES: Final = (CUSTOMERS, ORDERS)
@@ -220,7 +220,8 @@ class _Demo:
                 _pause(jobs)
 
     def _compared(self, config: Config, *, lag: float) -> tuple[TableDiff, ...]:
-        from tidesink.sinks.worker.diff import DiffOptions, diff
+        from tidesink.sinks.worker.comparison import DiffOptions
+        from tidesink.sinks.worker.diff import diff
 
         options = DiffOptions(values=True, lag=lag)
         return tuple(diff(config, TABLES, options, tell=lambda what: self.steps.say(f"diff: {what}")))

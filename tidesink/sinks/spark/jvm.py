@@ -318,11 +318,15 @@ def spark_connector_jars(*, target: str | None = None, progress: Progress = sile
     return [jar for folder in fetched for jar in sorted(folder.glob("*.jar"))]
 
 
+def connector_jars_of(targets: Iterable[str], *, progress: Progress = silent) -> list[Path]:
+    """As ``spark_connector_jars``, of targets of several types."""
+    found = (spark_connector_jars(target=target, progress=progress) for target in (None, *targets))
+    return list(dict.fromkeys(jar for jars in found for jar in jars))
+
+
 def all_connector_jars(*, progress: Progress = silent) -> list[Path]:
     """The connector jars of every target for the installed Spark, as each one asks for them."""
-    targets = (None, *connector_set(spark_version()).targets)
-    found = (spark_connector_jars(target=target, progress=progress) for target in targets)
-    return list(dict.fromkeys(jar for jars in found for jar in jars))
+    return connector_jars_of(connector_set(spark_version()).targets, progress=progress)
 
 
 def fetch(jar_set: JarSet, *, progress: Progress = silent, finish: Finish = _leave) -> Path:

@@ -34,6 +34,7 @@ from tidesink.sinks.spark.jvm import (
     JavaRuntime,
     Progress,
     cache_directory,
+    connector_jars_of,
     find_java,
     silent,
     spark_connector_jars,
@@ -111,19 +112,23 @@ _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaO
 
 @contextmanager
 def session_of(
-    config: Config, *, modules: Sequence[str] | None = None, progress: Progress = silent
+    config: Config, *others: Config, modules: Sequence[str] | None = None, progress: Progress = silent
 ) -> Iterator[SparkSession]:
     """The session that runs, or one of a pipeline's config, stopped at the end.
 
-    ``modules``: what jobs that come soon import; a local master starts their Python workers meanwhile.
+    It serves the targets of ``others``, too. ``modules``: what jobs that come soon import; a local master
+    starts their Python workers meanwhile.
 
     Raises: as ``build_session``.
+        ConfigError: two of the configs want one setting otherwise.
     """
     was_there = running_session() is not None
+    types = [one.target.type for one in (config, *others)]
     session = build_session(
         app_name=f"tidesink {config.pipeline}",
         master=config.spark.master,
-        conf=config.spark.conf_values(),
+        conf=_joined_conf((config, *others)),
+        jars=connector_jars_of(types, progress=progress) if others and not was_there else None,
         target=config.target.type,
         progress=progress,
     )
@@ -134,6 +139,20 @@ def session_of(
     finally:
         if not was_there:
             stop_session(session)
+
+
+def _joined_conf(configs: Sequence[Config]) -> dict[str, str]:
+    """The settings that the configs give Spark."""
+    found: dict[str, str] = {}
+    for config in configs:
+        for name, value in config.spark.conf_values().items():
+            if found.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"spark.conf of {configs[0].pipeline} and {config.pipeline} have two values of {name}: "
+                    "one Spark serves both, so give both the same",
+                    key=name,
+                )
+    return found
 
 
 def build_session(

@@ -148,9 +148,8 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
     for bound in bounds:
         name, one = columns.get(bound.column, ("", None))
         kind = types.get(name, "")
-        sort, spark = "" if one is None else _sort(one.stored.type), kind.partition("(")[0]
-        exact = one is not None and _way_back(one, decoder, spark) is not None
-        if not (exact and (sort, spark) in _RANGED and _fits(bound.text, kind)):
+        exact = one is not None and _way_back(one, decoder, kind.partition("(")[0]) is not None
+        if one is None or not (exact and is_ranged(one.stored.type, kind, bound.text)):
             raise ConfigError(
                 f"the target's key has {bound.column} otherwise than the source ({kind or 'not at all'}), so "
                 "that it may compare otherwise: leave --where out",
@@ -158,6 +157,11 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
             )
         found.append(Limit(name, bound))
     return tuple(found)
+
+
+def is_ranged(source: ColumnType, kind: str, text: str) -> bool:
+    """Whether Spark compares values of a type, that has the source's, with a bound as the source does."""
+    return (_sort(source), kind.partition("(")[0]) in _RANGED and _fits(text, kind)
 
 
 def _fits(text: str, kind: str) -> bool:

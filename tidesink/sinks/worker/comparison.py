@@ -1,0 +1,262 @@
+"""Whether a table at the target is equal to its source, while both change (``tidesink diff``).
+
+The law (ADR 33). A *look* at a key reads its row at the source (s), then takes note of where the topic ends,
+waits until the target has applied all before that, and reads the row at the target (t). A first look reads
+all rows; only keys whose s and t differ are looked at again:
+
+- t is the s of this look, or of the next one: the key is equal.
+- s and t are those of the look before, and differ: the key differs, once ``LOOKS`` looks say so.
+- Else the key is changing, and is looked at again; after ``MOST_LOOKS`` it counts as unsettled.
+
+The topic may be late: between s and the end that is taken note of lies ``lag``, within which each change of
+the source has to come to the topic.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
+
+from tidesink.config.table_checks import OWN_PREFIX
+from tidesink.events import TableId, fold_name
+from tidesink.sinks.targets.base import TableReader
+from tidesink.sinks.worker.table_copy import TableCopy
+from tidesink.source_database.key_bounds import Bound
+from tidesink.typemap.target_schema import ShapeColumn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.spark.digests import ComparedColumn, Limit, Verdict
+
+
+# So many looks after the first have to agree with the one before, until a key differs.
+LOOKS: Final = 2
+MOST_LOOKS: Final = 6
+
+Kind = Literal["different", "only_at_source", "only_at_target"]
+
+
+@dataclass(frozen=True)
+class DiffOptions:
+    """``shown``: so many differing keys are shown of a table; ``values``: with their values.
+
+    ``waits``: for changes that are not applied yet. ``lag``: seconds within which a change of the source is
+    in its topic. ``patience``: seconds for which a worker may leave alone a table that it is not at; None:
+    longer than a table rests by the config. ``where``: bounds of the source's key, as they are parsed.
+    ``sample``: of about so many rows; None: of all.
+    """
+
+    shown: int = 20
+    values: bool = False
+    waits: bool = True
+    lag: float = 10.0
+    patience: float | None = None
+    where: tuple[Bound, ...] = ()
+    sample: int | None = None
+
+    def share_of(self, rows: int) -> float:
+        """Which share of a table's keys is compared; ``rows``: about how many it has."""
+        return 1.0 if self.sample is None else self.sample / max(1, rows)
+
+
+class Difference(NamedTuple):
+    """One key whose rows differ. ``values``: of each column that does, the source's and the target's text."""
+
+    kind: Kind
+    key: Mapping[str, str | None]
+    columns: tuple[str, ...] = ()
+    values: Mapping[str, tuple[str | None, str | None]] | None = None
+
+
+@dataclass(frozen=True)
+class TableDiff:
+    """What came of one table. ``unsettled``: keys that kept changing, or whose changes were not waited for.
+
+    ``unreadable``: rows of the source that cannot be rows of the target. ``at_source`` and ``at_target`` are
+    those of the first look. ``not_compared``: columns of either side. ``refused``: why it was not compared.
+    """
+
+    table: TableId
+    at_source: int = 0
+    at_target: int = 0
+    equal: int = 0
+    different: int = 0
+    only_at_source: int = 0
+    only_at_target: int = 0
+    unsettled: int = 0
+    unreadable: int = 0
+    not_compared: tuple[str, ...] = ()
+    shown: tuple[Difference, ...] = ()
+    refused: str | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether some key is known to differ, or a row has no place at the target."""
+        return bool(self.different or self.only_at_source or self.only_at_target or self.unreadable)
+
+
+Keep = Callable[[TableId, Difference], None]
+
+
+@dataclass(frozen=True)
+class ComparedSides:
+    """How both sides of a table are read: the columns that are compared, in the order of the target's shape.
+
+    ``shape_columns`` are the target's own. ``share``: of the keys that are compared.
+    """
+
+    shape_columns: tuple[ShapeColumn, ...]
+    columns: tuple[ComparedColumn, ...]
+    not_compared: tuple[str, ...]
+    limits: tuple[Limit, ...] = ()
+    share: float = 1.0
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of the key's columns."""
+        return tuple(one.name for one in self.columns if one.key)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The names of the others."""
+        return tuple(one.name for one in self.columns if not one.key)
+
+
+@dataclass
+class TableComparison(ABC):
+    """The comparison of a table at the target, ``own``, with another side. Runs once."""
+
+    own: TableCopy
+    options: DiffOptions
+    keep: Keep | None = None
+
+    # So many looks after the first have to agree with the one before, until a key differs.
+    looks: ClassVar[int] = LOOKS
+
+    def run(self) -> TableDiff:
+        """Compare.
+
+        Raises: as ``diff``.
+        """
+        from tidesink.sinks.spark.digests import compared, counts_of
+
+        sides = self._opened()
+        other, settled = self._first(sides)
+        unreadable = other.where("bad").count()
+        self.tell(f"{self.own.table}: reading the target")
+        keys = self.own.stored(lambda: compared(other.where("NOT bad"), self._target(sides)))
+        counts = counts_of(keys)
+        count = keys.where("NOT same").count()
+        found = TableDiff(self.own.table, *counts, unreadable=unreadable, not_compared=sides.not_compared)
+        if not count:
+            return found
+        if not settled:
+            return replace(found, unsettled=count)
+        return self._settled(sides, found, keys, count)
+
+    def tell(self, what: str) -> None:
+        """Say what is done."""
+        self.own.tell(what)
+
+    @abstractmethod
+    def _opened(self) -> ComparedSides:
+        """What both sides are read by.
+
+        Raises:
+            ConfigError: the table cannot be compared.
+        """
+
+    @abstractmethod
+    def _first(self, sides: ComparedSides) -> tuple[DataFrame, bool]:
+        """The digests of the other side's rows, and whether the target has applied what it is to have."""
+
+    @abstractmethod
+    def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:
+        """The candidates, so many, after a newer look at the other side; and as ``_first``."""
+
+    def _settled(self, sides: ComparedSides, found: TableDiff, keys: DataFrame, count: int) -> TableDiff:
+        """The result once the keys that differ were looked at again."""
+        from tidesink.sinks.spark.digests import candidates_of
+
+        left, verdict = self._looked_again(sides, candidates_of(keys), count)
+        return replace(
+            found,
+            equal=found.equal + count - sum(verdict),
+            different=verdict.different,
+            only_at_source=verdict.only_at_source,
+            only_at_target=verdict.only_at_target,
+            unsettled=verdict.open,
+            shown=tuple(self._differences(sides, left)) if sum(verdict) > verdict.open else (),
+        )
+
+    def details(self, detailed: bool) -> dict[str, bool]:
+        """What digests have besides."""
+        return {"detailed": detailed, "shown": detailed and self.options.values}
+
+    def _target(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:
+        """The digests of the target's rows, which are read when the frame is asked for."""
+        from tidesink.sinks.spark.digests import digests, sampled, within
+
+        rows = within(self.own.reader.rows(sides.shape_columns), sides.columns, sides.limits)
+        return sampled(digests(rows, sides.columns, **self.details(detailed)), sides.share)
+
+    def _looked_again(
+        self, sides: ComparedSides, candidates: DataFrame, count: int
+    ) -> tuple[DataFrame, Verdict]:
+        """The keys that differ or are unsettled, once enough looks were taken."""
+        from tidesink.sinks.spark.digests import Verdict, looked_at_target, verdict_of
+
+        verdict = Verdict(0, 0, 0, count)
+        for _ in range(MOST_LOOKS):
+            count = sum(verdict)
+            self.tell(f"{self.own.table}: looking again at {count:,} keys")
+            before, settled = self._again(sides, candidates, count)
+            if before.isEmpty():
+                return before, Verdict(0, 0, 0, 0)
+            candidates = self.own.stored(
+                lambda c=before: looked_at_target(c, self._target(sides, detailed=True))  # type: ignore[misc]
+            )
+            verdict = verdict_of(candidates, looks=self.looks)
+            if not (verdict.open and settled):
+                break
+        return candidates, verdict
+
+    def _differences(self, sides: ComparedSides, candidates: DataFrame) -> Iterator[Difference]:
+        """The keys that differ, as far as they are shown; all of them are given to ``keep``."""
+        from tidesink.sinks.spark.digests import differing
+
+        found = differing(candidates, looks=self.looks)
+        rows = found.toLocalIterator() if self.keep else iter(found.limit(self.options.shown).collect())
+        for number, row in enumerate(rows):
+            one = _difference(sides, row)
+            if self.keep is not None:
+                self.keep(self.own.table, one)
+            if number < self.options.shown:
+                yield one
+
+
+def at_target_alone(reader: TableReader, plan: DecodePlan, named: Iterable[str]) -> Iterator[str]:
+    """Columns that somebody gave the target: neither the source's, nor metadata, nor tidesink's own."""
+    known = {fold_name(column.name) for column in plan.shape.columns} | {*map(fold_name, named)}
+    for name in reader.columns():
+        if fold_name(name) not in known and not fold_name(name).startswith(OWN_PREFIX):
+            yield name
+
+
+def _difference(sides: ComparedSides, row: Row) -> Difference:
+    key = dict(zip(sides.keys, row["key"], strict=True))
+    if not (row["at_source"] and row["at_target"]):
+        kind: Kind = "only_at_source" if row["at_source"] else "only_at_target"
+        return Difference(kind, key)
+    here, there = row["of_source"], row["of_target"]
+    hashes = zip(sides.values, here["columns"], there["columns"], strict=True)
+    columns = tuple(name for name, one, other in hashes if one != other)
+    if "texts" not in here:
+        return Difference("different", key, columns)
+    texts = zip(sides.values, here["texts"], there["texts"], strict=True)
+    values = {name: (one, other) for name, one, other in texts if name in columns}
+    return Difference("different", key, columns, values)

@@ -1,0 +1,184 @@
+"""A table at the target compared with the table of another pipeline that copies the same source.
+
+Nothing is asked of the source. Each copy follows a topic, its own or the same one. A look waits until both
+have applied all that their topics held ``lag`` after the look before, and reads both: so each copy shows at
+least what the source had when the look before was over (ADR 33).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidesink.errors import ConfigError
+from tidesink.events import fold_name
+from tidesink.sinks.batch.source import fit_shuffle
+from tidesink.sinks.spark.session import in_session
+from tidesink.sinks.worker.comparison import ComparedSides, TableComparison, at_target_alone
+from tidesink.sinks.worker.source_keys import compared_columns, is_ranged
+from tidesink.sinks.worker.table_copy import TableCopy
+from tidesink.source_database.base import StoredTable
+from tidesink.source_database.key_bounds import OPTION, checked_bounds
+from tidesink.typemap.target_schema import ShapeColumn, quoted, wider_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.spark.digests import ComparedColumn, Limit
+
+
+class _Pair(NamedTuple):
+    """A column of the target, and the other copy's of the same column; None: it is the shard's."""
+
+    own: ShapeColumn
+    other: ShapeColumn | None
+
+
+@dataclass
+class CopyComparison(TableComparison):
+    """The comparison with another copy."""
+
+    other: TableCopy = field(kw_only=True)
+    pairs: tuple[_Pair, ...] = field(default=(), init=False)
+    shard: str = field(default="", init=False)
+
+    def _opened(self) -> ComparedSides:
+        plan, others = self.own.open(), self.other.open()
+        mine, theirs = _held(self.own, plan), _held(self.other, others)
+        self._check_keys(mine, theirs)
+        not_compared = [one.name for name, one in mine.items() if name not in theirs]
+        not_compared += [one.name for name, one in theirs.items() if name not in mine]
+        for copy, its in ((self.own, plan), (self.other, others)):
+            not_compared += at_target_alone(copy.reader, its, not_compared)
+        pairs = [_Pair(one, theirs[name]) for name, one in mine.items() if name in theirs]
+        chosen: list[tuple[_Pair, ComparedColumn]] = []
+        for pair, column, kinds in self._typed(pairs):
+            if column is not None:
+                chosen.append((pair, column))
+            elif pair.own.key:
+                raise self.own.refused(f"its key has {pair.own.name} as {kinds}, which no type holds both of")
+            else:
+                not_compared.append(f"{pair.own.name} ({kinds})")
+        chosen += self._shard_of(plan)
+        self.pairs = tuple(pair for pair, _ in chosen)
+        columns = tuple(column for _, column in chosen)
+        limits = tuple(self._limits(plan, mine, columns))
+        own = tuple(pair.own for pair in self.pairs)
+        return ComparedSides(own, columns, tuple(not_compared), limits, self._share())
+
+    def _check_keys(self, mine: Mapping[str, ShapeColumn], theirs: Mapping[str, ShapeColumn]) -> None:
+        keys, other = ([name for name, one in held.items() if one.key] for held in (mine, theirs))
+        if {*keys} != {*other}:
+            raise self.own.refused(
+                f"its key is ({', '.join(keys)}), and at {self.other.context.config.pipeline} "
+                f"({', '.join(other)})"
+            )
+
+    def _typed(self, pairs: Sequence[_Pair]) -> Iterator[tuple[_Pair, ComparedColumn | None, str]]:
+        """The pairs with the type that holds the values of both, None where there is none; and both types."""
+        own = compared_columns(self.own.reader, [pair.own for pair in pairs])
+        other = compared_columns(self.other.reader, [pair.other for pair in pairs if pair.other])
+        for pair, mine, its in zip(pairs, own, other, strict=True):
+            kind = wider_ddl(mine.type, its.type)
+            # What one of them spells its own way is spelt so on both sides.
+            found = None if kind is None else mine._replace(type=kind, spelling=mine.spelling or its.spelling)
+            yield pair, found, f"{mine.type} and {its.type}"
+
+    def _shard_of(self, plan: DecodePlan) -> Iterator[tuple[_Pair, ComparedColumn]]:
+        """The target's shard, which is in its key: the same in all rows that are read."""
+        shard = plan.shape.shard
+        for column in plan.shape.key_columns:
+            if shard is not None and column.name == shard.column:
+                self.shard = shard.value
+                (compared,) = compared_columns(self.own.reader, [column])
+                yield _Pair(column, None), compared
+
+    def _limits(
+        self, plan: DecodePlan, mine: Mapping[str, ShapeColumn], columns: Sequence[ComparedColumn]
+    ) -> Iterator[Limit]:
+        """The bounds of the source's key as those of the columns, which Spark compares on both sides.
+
+        Raises:
+            ConfigError: they are none of the key, or the target compares otherwise than the source.
+        """
+        from tidesink.sinks.spark.digests import Limit
+
+        shape, types = plan.rows.shape, {one.name: one.type for one in columns}
+        keys = {shape.by_name[name].name: shape.by_name[name].type for name, one in mine.items() if one.key}
+        for bound in checked_bounds(self.options.where, StoredTable(keys, tuple(keys), 0, 0)):
+            name = mine[fold_name(bound.column)].name
+            if not is_ranged(keys[bound.column], types[name], bound.text):
+                raise ConfigError(
+                    f"the target has {bound.column} as {types[name]}, which may compare otherwise than the "
+                    "source: leave --where out",
+                    key=OPTION,
+                )
+            yield Limit(name, bound)
+
+    def _share(self) -> float:
+        if self.options.sample is None:
+            return 1.0
+        return self.options.share_of(
+            self.own.reader.rows([one.own for one in self.pairs if one.own.key]).count()
+        )
+
+    def _first(self, sides: ComparedSides) -> tuple[DataFrame, bool]:
+        settled = self._both_applied()
+        self.tell(f"{self.own.table}: reading {self.other.context.config.pipeline}")
+        found = self._kept(lambda: self._other(sides))
+        fit_shuffle(self.own.reader.session, found.count())
+        return found, settled
+
+    def _both_applied(self) -> bool:
+        """Whether both have applied what their topics hold now, once that was waited for."""
+        ends = [(copy, copy.ends()) for copy in (self.own, self.other)]
+        return all(copy.await_applied(end) for copy, end in ends)
+
+    def _kept(self, frame: Callable[[], DataFrame]) -> DataFrame:
+        """A frame of the other copy as it is read now, in the target's session.
+
+        Its own session has what opens its files, and reads it.
+        """
+        return in_session(self.other.stored(frame), self.own.reader.session)
+
+    def _other(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:
+        """The digests of the other copy's rows."""
+        from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+        from tidesink.sinks.spark.digests import digests, sampled, within
+
+        rows = self.other.reader.rows([one.other for one in self.pairs if one.other is not None])
+        values = (
+            F.lit(self.shard) if one.other is None else F.col(quoted(one.other.name)) for one in self.pairs
+        )
+        rows = within(rows.select(*values), sides.columns, sides.limits)
+        return sampled(digests(rows, sides.columns, **self.details(detailed)), sides.share)
+
+    def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:  # noqa: ARG002
+        from tidesink.sinks.spark.digests import HASH, looked_at_source
+
+        time.sleep(self.options.lag)
+        settled = self._both_applied()
+        wanted = in_session(candidates.select(*HASH), self.other.reader.session)
+        rows = self._kept(lambda: self._other(sides, detailed=True).join(wanted, [*HASH], "left_semi"))
+        return self.own.stored(lambda: looked_at_source(candidates, rows)), settled
+
+
+def _held(copy: TableCopy, plan: DecodePlan) -> dict[str, ShapeColumn]:
+    """The columns that a copy has of the source's, by the source's names in lower case."""
+    present = {fold_name(name) for name in copy.reader.columns()}
+    shard, sources = plan.shape.shard, plan.rows.sources or {}
+    own = {
+        **{column.name: sources.get(column.name, column.name) for column in plan.shape.key_columns},
+        **plan.rows.value_sources,
+    }
+    return {
+        fold_name(own[column.name]): column
+        for column in plan.shape.columns
+        if column.name in own
+        and fold_name(column.name) in present
+        and not (shard is not None and column.name == shard.column)
+    }
