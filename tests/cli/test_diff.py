@@ -125,7 +125,7 @@ def test_another_pipeline_is_compared_with_in_place_of_the_source(tmp_path: Path
     against = ("--against", str(other))
     assert _run(path, "--against", str(tmp_path / "none.yaml"))[0] == 2
     code, output = _run(path, *against)
-    assert (code, "no worker has run yet" in output) == (2, True), output
+    assert (code, "other has worked on none of the tables of shop" in output) == (2, True), output
     store.save_status(TableStatus("other", TableId("shop", "others"), "IDLE"))
     code, output = _run(path, *against, "shop.orders")
     assert (code, "other: it has no such table" in output) == (2, True), output

@@ -138,6 +138,12 @@ def _chosen(
     refused = {table: reason for table in tables if (reason := obstacle(config, table, known.get(table)))}
     if against is not None:
         others = _topics(against)
+        if not names and not {*tables} & {*others}:
+            raise ConfigError(
+                f"{against.pipeline} has worked on none of the tables of {config.pipeline}: let tidesink run "
+                "begin there, or name tables that it has",
+                key="--against",
+            )
         for table in tables:
             reason = (
                 obstacle(against, table, others.get(table)) if table in others else "it has no such table"
