@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.cuts import CutTarget
     from tidesink.sinks.targets.lake.cuts import Cut, CutLog
 
-__all__ = ["chosen", "commit_ts_of", "cut_log", "open", "started_spark"]
+__all__ = ["check_lake", "chosen", "commit_ts_of", "cut_log", "open", "started_spark"]
 
 At = int | str | datetime
 
@@ -57,13 +57,18 @@ def cut_log(spark: SparkSession, config: Config) -> CutLog:
     """
     from tidesink.sinks.targets import target_module
 
-    _check_lake(config)
+    check_lake(config)
     # Nothing of the state store is asked where tables are only read.
     target = target_module(config.target).open_target(config, spark, cast("StateStore", None))
     return cast("CutLog", cast("CutTarget", target).cut_log(config.pipeline))
 
 
-def _check_lake(config: Config) -> None:
+def check_lake(config: Config) -> None:
+    """See that a pipeline's target keeps versions.
+
+    Raises:
+        ConfigError: it does not.
+    """
     if not isinstance(config.target, DeltaSettings | IcebergSettings):
         raise ConfigError(
             f"a target of type {config.target.type} keeps no versions of tables that could be read as of a "
@@ -79,7 +84,7 @@ def started_spark(config: Config) -> Iterator[SparkSession]:
     Raises:
         ConfigError: the target is no lake.
     """
-    _check_lake(config)
+    check_lake(config)
     from tidesink.sinks.spark.session import session_of
 
     with session_of(config) as session:

@@ -147,3 +147,15 @@ def test_a_report_says_with_what_was_compared(tmp_path: Path) -> None:
     first, second = map(json.loads, report.read_text().splitlines())
     assert first["kind"] == "only_at_other"
     assert second["values"] == {"note": {"other": "a", "target": None}}
+
+
+def test_a_cut_is_one_of_a_lake_and_of_no_other_pipeline(tmp_path: Path) -> None:
+    SqlStateStore(str(tmp_path / "state.db")).save_status(TableStatus("shop", ORDERS, "IDLE"))
+    path = _config(tmp_path)
+    code, output = _run(path, "--at", "yesterday")
+    assert (code, "'yesterday' is no time" in output) == (2, True)
+    code, output = _run(path, "--at", "2026-11-26", "--against", str(_config(tmp_path, name="other")))
+    assert (code, "give either --at or --against" in output) == (2, True)
+    target = {"type": "postgres", "url": "postgresql://127.0.0.1:1/d", "user": "u"}
+    code, output = _run(_config(tmp_path, target=target), "--at", "2026-11-26")
+    assert (code, "keeps no versions of tables" in output) == (2, True)

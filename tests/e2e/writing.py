@@ -16,7 +16,18 @@ from tests.sessions import SMALL_SPARK
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.events import ChangeEvent, Column, ColumnType, DdlEvent, Op, Position, Row, TableId, TableSchema
+from tidesink.events import (
+    ChangeEvent,
+    Column,
+    ColumnType,
+    DdlEvent,
+    Op,
+    Position,
+    Row,
+    TableId,
+    TableSchema,
+    WatermarkEvent,
+)
 from tidesink.schema_registry import open_registry
 
 ID = Column("id", ColumnType("bigint", sql="bigint"), nullable=False, handle=True, primary_key=True)
@@ -76,6 +87,12 @@ class TableWriter:
         position = Position(self.topic, 0, 0)
         event = DdlEvent(self.schema.table, query, "ALTER", commit_ts, position)
         record = self._codec.encode(event, topic=self.topic)
+        assert record is not None
+        self.send(record.key, record.value)
+
+    def watermark(self, commit_ts: int) -> None:
+        """Send a watermark to partition 0."""
+        record = self._codec.encode(WatermarkEvent(commit_ts, Position(self.topic, 0, 0)), topic=self.topic)
         assert record is not None
         self.send(record.key, record.value)
 

@@ -14,9 +14,10 @@ from tests.unit.canal_messages import message_of, row_bytes
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.large_messages import LargeMessages
-from tidesink.codecs.upstream import Upstream, open_upstream, tidb_as_of
+from tidesink.codecs.upstream import Upstream, open_upstream
 from tidesink.errors import ConfigError, DecodeError, RowUnavailableError, SourceUnavailableError
 from tidesink.events import ChangeEvent, TableId
+from tidesink.source_database.mysql import tidb_as_of
 
 TS: Final = 470608475564539905
 # Names that end a quoted name, a statement, or mean a parameter, where they are not quoted.

@@ -72,6 +72,14 @@ def diff(
             help="Compare with the target of this pipeline, a copy of the same source, in place of it.",
         ),
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CUT",
+            help="Compare the newest cut that is not later than this commit_ts or time (UTC) with TiDB as of "
+            "then.",
+        ),
+    ] = None,
     sample: Annotated[
         int | None, typer.Option(min=1, help="Compare about N rows of each table, chosen by their keys.")
     ] = None,
@@ -80,8 +88,9 @@ def diff(
     """Compare tables at the target with their source, row by row, while both change.
 
     It reads all rows of source.database and of the target; with --against those of another pipeline's target
-    and of this one's. A row that differs is looked at again until its changes are applied. The exit code is
-    3 if a row differs, or is not settled, and 2 if a table could not be compared that may be.
+    and of this one's; with --at those of a lake's cut and of TiDB as of its instant. A row that differs is
+    looked at again until its changes are applied. The exit code is 3 if a row differs, or is not settled, and
+    2 if a table could not be compared that may be.
     """
     settings = chosen_config(None, config_option)
     other = load_config(against) if against is not None else None
@@ -89,6 +98,8 @@ def diff(
         raise ConfigError(
             "rows are compared with those of source.database, which is not set", key="source.database"
         )
+    if at is not None:
+        _check_at(settings, other, at)
     from tidesink.sinks.worker.comparison import DiffOptions, TableDiff
     from tidesink.sinks.worker.diff import diff as compared
     from tidesink.source_database.key_bounds import parse_bounds
@@ -96,7 +107,7 @@ def diff(
     side: Side = "source" if other is None else "other"
     chosen, refused = _chosen(settings, tables, other)
     bounds = parse_bounds(where) if where is not None else ()
-    options = DiffOptions(limit, values, wait, lag, where=bounds, sample=sample)
+    options = DiffOptions(limit, values, wait, lag, where=bounds, sample=sample, at=at)
     with ExitStack() as closing:
         keep = closing.enter_context(kept(report, side)) if report is not None else None
         tell = closing.enter_context(_telling())
@@ -118,6 +129,24 @@ def diff(
         raise typer.Exit(terminal.UNWELL)
     if failed:
         raise typer.Exit(terminal.USAGE)
+
+
+def _check_at(config: Config, against: Config | None, at: str) -> None:
+    """See, before Spark starts, that there may be a cut to compare with its instant.
+
+    Raises:
+        ConfigError: there cannot.
+    """
+    from tidesink.cuts import check_lake, commit_ts_of
+
+    if against is not None:
+        raise ConfigError(
+            "a cut is compared with the source as of its instant, and not with another pipeline: give either "
+            "--at or --against",
+            key="--at",
+        )
+    check_lake(config)
+    commit_ts_of(at)
 
 
 def _chosen(
@@ -230,7 +259,8 @@ def diff_json(found: TableDiff, side: Side = "source") -> dict[str, Any]:
         return {"table": table, "refused": found.refused}
     counts = {_named(name, side): getattr(found, name) for name in ("at_source", "at_target", *_COUNTS)}
     shown = [_difference_json(one, side) for one in found.shown]
-    return {"table": table, **counts, "not_compared": list(found.not_compared), "differences": shown}
+    as_of = {} if found.as_of is None else {"commit_ts": found.as_of}
+    return {"table": table, **as_of, **counts, "not_compared": list(found.not_compared), "differences": shown}
 
 
 def show_diffs(tables: Sequence[TableDiff], side: Side = "source") -> None:

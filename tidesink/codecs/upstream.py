@@ -20,13 +20,16 @@ from tidesink.source_database.base import ErrorCode, code_of, table_of
 from tidesink.source_database.database import open_engine
 from tidesink.source_database.mysql import (
     NO_TABLE,
+    NO_VARIABLE,
     REFUSED,
+    TOO_OLD,
     begin_session,
     compared,
     parameter_of,
     selected,
     stored_columns,
     text_of,
+    tidb_as_of,
 )
 
 if TYPE_CHECKING:
@@ -37,9 +40,6 @@ Texts = Mapping[str, str | None]
 
 _OPTION: Final = "upstream-url"
 _EXTRA: Final = "pip install 'tidesink[large-messages]'"
-# Codes of MySQL and TiDB: the snapshot is older than what garbage collection keeps.
-_TOO_OLD: Final = (8055, 9006)
-_UNKNOWN_VARIABLE: Final = 1193
 
 
 class UpstreamRow(NamedTuple):
@@ -47,13 +47,6 @@ class UpstreamRow(NamedTuple):
 
     texts: dict[str, str | None]
     types: dict[str, ColumnType]
-
-
-def tidb_as_of(connection: Connection, commit_ts: int) -> None:
-    """Let a TiDB session read as of a commit_ts."""
-    from sqlalchemy import text
-
-    connection.execute(text("SET @@tidb_snapshot = :ts"), {"ts": commit_ts})
 
 
 class Upstream:
@@ -160,7 +153,7 @@ def _translated(table: TableId, commit_ts: int) -> Iterator[None]:
 def _error(
     code: ErrorCode | None, commit_ts: int
 ) -> RowUnavailableError | ConfigError | SourceUnavailableError:
-    if code in _TOO_OLD:
+    if code in TOO_OLD:
         return RowUnavailableError(
             f"the upstream has collected what was there at commit_ts {commit_ts}: raise tidb_gc_life_time, "
             "so that it is longer than a reader may stay behind"
@@ -169,7 +162,7 @@ def _error(
         return RowUnavailableError(f"the upstream had no such table at commit_ts {commit_ts}")
     if code in REFUSED:
         return ConfigError(f"{_OPTION}: the upstream refuses the user (code {code})", key=_OPTION)
-    if code == _UNKNOWN_VARIABLE:
+    if code == NO_VARIABLE:
         return ConfigError(
             f"{_OPTION}: the upstream is no TiDB, and cannot be read as of a commit_ts", key=_OPTION
         )

@@ -26,6 +26,12 @@ NO_POSITION: Final = (
 )
 
 
+NO_AS_OF: Final = (
+    "source.database cannot be read as of a moment that is over, which a comparison at a cut needs: TiDB can "
+    "(tidb_snapshot): give the URL of the TiDB cluster whose changefeed writes the topics, or leave --at out"
+)
+
+
 class StoredTable(NamedTuple):
     """A table as the database has it: types by column, in order, without virtual columns.
 
@@ -70,6 +76,13 @@ class SourceDialect(Protocol):
 
         Raises:
             ConfigError: the database has no positions that compare with a commit_ts.
+        """
+
+    def read_as_of(self, connection: Connection, commit_ts: int) -> None:
+        """Let a session read all as it was at a commit_ts.
+
+        Raises:
+            ConfigError: the database cannot.
         """
 
     def stored_table(self, connection: Connection, table: TableId) -> StoredTable | None:

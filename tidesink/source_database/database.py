@@ -88,9 +88,18 @@ def dialect_of(connection: Connection) -> SourceDialect:
     return _DIALECTS.get(connection.dialect.name, mysql)
 
 
-def begin_session(connection: Connection) -> None:
-    """Make the texts of a session those that the others here read."""
-    dialect_of(connection).begin_session(connection)
+def begin_session(connection: Connection, *, as_of: int | None = None) -> None:
+    """Make the texts of a session those that the others here read.
+
+    ``as_of``: it reads all as it was at this commit_ts; None: as it is.
+
+    Raises:
+        ConfigError: the database cannot read as of a moment.
+    """
+    dialect = dialect_of(connection)
+    dialect.begin_session(connection)
+    if as_of is not None:
+        dialect.read_as_of(connection, as_of)
 
 
 def begin_at_position(connection: Connection, *, since: int) -> int:
@@ -149,6 +158,12 @@ def translated(option: str) -> Iterator[None]:
         code = code_of(error)
         if code in (*mysql.REFUSED, *postgres.REFUSED):
             raise ConfigError(f"{option}: the database refuses the user (code {code})", key=option) from error
+        if code in mysql.TOO_OLD:
+            raise ConfigError(
+                f"{option}: the database has collected what was there at that moment (code {code}): choose a "
+                "newer cut, and let tidb_gc_life_time be longer than that is ago",
+                key=option,
+            ) from error
         if code in (*mysql.NO_COLUMN, *postgres.NO_COLUMN):
             raise SourceUnavailableError(f"{option}: a column went while its rows were read") from error
         if code is None and (words := postgres.words_of(error)):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidesink.errors import ConfigError
 from tidesink.events import LOGICAL_BITS, Column, ColumnType, TableId, Value
 from tidesink.source_database.base import (
+    NO_AS_OF,
     NO_POSITION,
     KeyTexts,
     StoredTable,
@@ -38,6 +39,8 @@ REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
 NO_TABLE: Final = (1109, 1146)
 NO_COLUMN: Final = (1054,)
 NO_VARIABLE: Final = 1193
+# TiDB: a moment that is older than what garbage collection keeps.
+TOO_OLD: Final = (8055, 9006)
 _PRIMARY: Final = "PRIMARY"
 _BIGINT: Final = ColumnType("bigint", sql="bigint")
 # A text that its column's character set, or its type, does not have.
@@ -68,6 +71,29 @@ def begin_at_position(connection: Connection) -> int:
         if code_of(error) != NO_VARIABLE:
             raise
         raise ConfigError(NO_POSITION) from error
+
+
+def tidb_as_of(connection: Connection, commit_ts: int) -> None:
+    """Let a TiDB session read as of a commit_ts."""
+    from sqlalchemy import text
+
+    connection.execute(text("SET @@tidb_snapshot = :ts"), {"ts": commit_ts})
+
+
+def read_as_of(connection: Connection, commit_ts: int) -> None:
+    """As ``SourceDialect``: TiDB's snapshot, also of columns and tables.
+
+    Raises:
+        ConfigError: it is not TiDB.
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        tidb_as_of(connection, commit_ts)
+    except DBAPIError as error:
+        if code_of(error) != NO_VARIABLE:
+            raise
+        raise ConfigError(NO_AS_OF) from error
 
 
 def stored_columns(connection: Connection, table: TableId) -> dict[str, ColumnType]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidesink.errors import ConfigError
 from tidesink.events import ColumnType, TableId
 from tidesink.source_database.base import (
+    NO_AS_OF,
     NO_POSITION,
     KeyTexts,
     Selected,
@@ -66,6 +67,11 @@ _CHILDREN: Final = (
 def begin_at_position(connection: Connection) -> int:  # noqa: ARG001  (as SourceDialect has it)
     """There are none. Raises ConfigError."""
     raise ConfigError(NO_POSITION)
+
+
+def read_as_of(connection: Connection, commit_ts: int) -> None:  # noqa: ARG001  (as SourceDialect has it)
+    """It reads as of now alone. Raises ConfigError."""
+    raise ConfigError(NO_AS_OF)
 
 
 def begin_session(connection: Connection) -> None:

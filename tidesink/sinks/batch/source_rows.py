@@ -182,7 +182,8 @@ class SourceRows:
     ``schema`` has the columns that are read, ``key`` and ``key_types`` those by which ranges are cut.
     ``at_once``: how many ranges are read at once; None: as many as Spark has tasks for.
     ``since``: rows have as commit_ts the position at which their statement's transaction reads, which is not
-    before this one; None: they have none. ``constants``: as of ``StoredTable``.
+    before this one; None: they have none. ``constants``: as of ``StoredTable``. ``as_of``: rows are those of
+    this commit_ts; None: of now.
     """
 
     url: str = field(repr=False)
@@ -193,6 +194,7 @@ class SourceRows:
     at_once: int | None = None
     since: int | None = None
     constants: Mapping[str, str] = field(default_factory=dict)
+    as_of: int | None = None
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """The rows of the range with this number, as records without key and value, and their texts.
@@ -274,7 +276,7 @@ class SourceRows:
             with translated(OPTION), engine.connect() as connection:
                 dialect = dialect_of(connection)
                 connection.execution_options(**dialect.RANGE_OPTIONS)
-                begin_session(connection)
+                begin_session(connection, as_of=self.as_of)
                 query = self._query(part, dialect)
                 if condition is not None:
                     query = query.where(condition(dialect))
@@ -294,6 +296,7 @@ class SourceRows:
         if not any(column.name in self.constants for column in self.schema.columns):
             return
         with translated(OPTION), engine.connect() as connection:
+            begin_session(connection, as_of=self.as_of)
             found = dialect_of(connection).row_key_constants(connection, self.schema.table)
         if found != self.constants:
             raise SourceUnavailableError(

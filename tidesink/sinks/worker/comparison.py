@@ -29,6 +29,7 @@ from tidesink.typemap.target_schema import ShapeColumn
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
+    from tidesink.cuts import At
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.spark.digests import ComparedColumn, Limit, Verdict
 
@@ -47,7 +48,8 @@ class DiffOptions:
     ``waits``: for changes that are not applied yet. ``lag``: seconds within which a change of the source is
     in its topic. ``patience``: seconds for which a worker may leave alone a table that it is not at; None:
     longer than a table rests by the config. ``where``: bounds of the source's key, as they are parsed.
-    ``sample``: of about so many rows; None: of all.
+    ``sample``: of about so many rows; None: of all. ``at``: the newest cut that is not later is compared with
+    the source as of its instant; None: all is compared as it is.
     """
 
     shown: int = 20
@@ -57,6 +59,7 @@ class DiffOptions:
     patience: float | None = None
     where: tuple[Bound, ...] = ()
     sample: int | None = None
+    at: At | None = None
 
     def share_of(self, rows: int) -> float:
         """Which share of a table's keys is compared; ``rows``: about how many it has."""
@@ -78,6 +81,7 @@ class TableDiff:
 
     ``unreadable``: rows of the source that cannot be rows of the target. ``at_source`` and ``at_target`` are
     those of the first look. ``not_compared``: columns of either side. ``refused``: why it was not compared.
+    ``as_of``: the commit_ts of the cut that was compared; None: all as it is.
     """
 
     table: TableId
@@ -92,6 +96,7 @@ class TableDiff:
     not_compared: tuple[str, ...] = ()
     shown: tuple[Difference, ...] = ()
     refused: str | None = None
+    as_of: int | None = None
 
     @property
     def differs(self) -> bool:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from tidesink.config import Config
+from tidesink.cuts import At, check_lake, chosen
 from tidesink.errors import TidesinkError, ValueOutOfRangeError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.batch.context import StopFlag, WorkerContext, raise_on_interrupt, signals_kept
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.kafka.offsets import TopicOffsets
+    from tidesink.sinks.targets.base import TableReader
+    from tidesink.sinks.targets.cuts import CutTarget
+    from tidesink.sinks.targets.lake.cuts import Cut, CutLog
     from tidesink.source_database.base import StoredTable
 
 # So many keys are asked for one by one, or up to one of so many rows; to read all rows takes less for more.
@@ -77,18 +82,12 @@ def diff(
         TidesinkError: a side, Kafka or the state store cannot be asked.
     """
     with signals_kept(), ExitStack() as opened:
-        context, *others = _contexts(config, against, opened)
+        contexts = _contexts(config, against, opened)
+        cut = None if options.at is None else _cut(contexts[0], options.at, tell)
         raise_on_interrupt()
         for table in tables:
             with ExitStack() as kept:
-                own, *copies = (
-                    TableCopy(one, table, kept, tell, options.waits, options.patience)
-                    for one in (context, *others)
-                )
-                comparison: TableComparison = SourceComparison(own, options, keep)
-                for other in copies:
-                    other.called = f"{other.context.config.pipeline}: "
-                    comparison = CopyComparison(own, options, keep, other=other)
+                comparison = _comparison(contexts, cut, table, kept, tell, options, keep)
                 try:
                     found = comparison.run()
                 except TidesinkError as error:
@@ -97,6 +96,42 @@ def diff(
                         raise
                     found = TableDiff(table, refused=error.message.removeprefix(REFUSED))
                 yield found
+
+
+def _cut(context: WorkerContext, at: At, tell: Tell) -> tuple[CutLog, Cut]:
+    """The cut to compare.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    check_lake(context.config)
+    log = cast("CutLog", cast("CutTarget", context.target).cut_log(context.config.pipeline))
+    log.session.conf.set("spark.sql.session.timeZone", "UTC")  # of the texts of keys
+    cut = chosen(log.cuts(), at)
+    tell(f"{context.config.pipeline}: the cut {cut.commit_ts} of {cut.time.isoformat()}")
+    return log, cut
+
+
+def _comparison(
+    contexts: Sequence[WorkerContext],
+    cut: tuple[CutLog, Cut] | None,
+    table: TableId,
+    kept: ExitStack,
+    tell: Tell,
+    options: DiffOptions,
+    keep: Keep | None,
+) -> TableComparison:
+    """The comparison of a table, with the source, or with its copy at the second of ``contexts``."""
+    if cut is not None:
+        log, found = cut
+        then = CutCopy(contexts[0], table, kept, tell, log=log, cut=found)
+        return CutComparison(then, replace(options, lag=0), keep, as_of=found.commit_ts)
+    copies = [TableCopy(one, table, kept, tell, options.waits, options.patience) for one in contexts]
+    if len(copies) == 1:
+        return SourceComparison(copies[0], options, keep)
+    own, other = copies
+    other.called = f"{other.context.config.pipeline}: "
+    return CopyComparison(own, options, keep, other=other)
 
 
 def _contexts(config: Config, against: Config | None, opened: ExitStack) -> list[WorkerContext]:
@@ -115,12 +150,14 @@ class SourceComparison(TableComparison):
 
     plan: DecodePlan = field(init=False)
     stored: StoredTable = field(init=False)
+    # The commit_ts as of which the source is read; None: as it is.
+    as_of: int | None = None
     # Whether the source may be asked for keys; not any more once it was asked for one that it cannot have.
     by_key: bool = field(default=True, init=False)
 
     def _opened(self) -> ComparedSides:
         found = self.own.open()
-        with open_source_database(self.own.context.config) as database:
+        with open_source_database(self.own.context.config, as_of=self.as_of) as database:
             self.stored = database.table(self.own.table)
         self.plan, gap = source_plan(found, self.stored)
         fit_shuffle(self.own.reader.session, self.stored.rows)
@@ -169,8 +206,9 @@ class SourceComparison(TableComparison):
         columns = key_columns(plan, stored.key, key_types(sides.columns)) if asked else None
         keys = WantedKeys(columns, wanted) if wanted is not None and columns is not None else None
         where = tuple(one.bound for one in sides.limits)
-        ranges = partial(all_ranges, config, self.own.table, stored, where)
-        return source_task(config, plan, stored, self.own.topic, wanted=keys, ranges=ranges)
+        ranges = partial(all_ranges, config, self.own.table, stored, where, as_of=self.as_of)
+        topic = self.own.topic
+        return source_task(config, plan, stored, topic, wanted=keys, ranges=ranges, as_of=self.as_of)
 
     def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:
         found = self._source_again(sides, candidates, count)
@@ -194,3 +232,40 @@ class SourceComparison(TableComparison):
         # A key at the target is no value of the source's columns, which no later try mends.
         self.by_key = False
         return self.own.stored(look)
+
+
+@dataclass
+class CutCopy(TableCopy):
+    """A table of a lake as of a cut, in which nothing is to be waited for."""
+
+    log: CutLog = field(kw_only=True)
+    cut: Cut = field(kw_only=True)
+
+    def check_begun(self) -> None:
+        """What a cut names is there."""
+
+    def await_applied(self, ends: TopicOffsets) -> bool:  # noqa: ARG002
+        """All that the cut holds was applied when it was published."""
+        return True
+
+    def _reader(self, plan: DecodePlan) -> TableReader:
+        from tidesink.sinks.targets.lake.cuts import CutReader
+
+        for one in self.cut.tables:
+            if one.table == self.table:
+                return CutReader(self.log, one, plan.shape)
+        raise self.refused(f"the cut {self.cut.commit_ts} has no such table: choose a newer one")
+
+
+@dataclass
+class CutComparison(SourceComparison):
+    """The comparison as of one instant on both sides, in which no row can change.
+
+    A look again finds what the first one found, and gives the columns that differ.
+    """
+
+    looks: ClassVar[int] = 0
+
+    def run(self) -> TableDiff:
+        """As of every comparison."""
+        return replace(super().run(), as_of=self.as_of)

@@ -220,11 +220,16 @@ def next_rounds(ranges: int, *, at_once: int, seconds: float) -> int:
 
 
 def all_ranges(
-    config: Config, table: TableId, stored: StoredTable, where: tuple[Bound, ...] = ()
+    config: Config,
+    table: TableId,
+    stored: StoredTable,
+    where: tuple[Bound, ...] = (),
+    *,
+    as_of: int | None = None,
 ) -> tuple[KeyRange, ...]:
     """All ranges of a table of the source, within bounds. Raises: as ``SourceDatabase.table``."""
     found: list[KeyRange] = []
-    with open_source_database(config) as database:
+    with open_source_database(config, as_of=as_of) as database:
         while not found or found[-1].up_to is not None:
             after = found[-1].up_to if found else None
             found += database.ranges(table, stored, after=after, where=where)
@@ -232,11 +237,11 @@ def all_ranges(
 
 
 @contextmanager
-def open_source_database(config: Config) -> Iterator[SourceDatabase]:
-    """A connection to the source's database.
+def open_source_database(config: Config, *, as_of: int | None = None) -> Iterator[SourceDatabase]:
+    """A connection to the source's database, which reads as of a commit_ts, or as of now.
 
     Raises:
-        ConfigError: none is configured, or it refuses the user.
+        ConfigError: none is configured, it refuses the user, or cannot read as of a moment.
         SourceUnavailableError: it does not answer.
     """
     settings = config.source.database
@@ -246,8 +251,9 @@ def open_source_database(config: Config) -> Iterator[SourceDatabase]:
     try:
         with translated(OPTION):
             connection = engine.connect()
-            begin_session(connection)
         with connection:
+            with translated(OPTION):
+                begin_session(connection, as_of=as_of)
             at_once, batch = settings.connections, config.batch
             size = batch.max_bytes // at_once
             yield SourceDatabase(connection, settings.chunk_rows, size, at_once, batch.max_records)

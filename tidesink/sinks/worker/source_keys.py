@@ -332,7 +332,7 @@ class WantedKeys(NamedTuple):
     keys: DataFrame
 
 
-def source_task(
+def source_task(  # noqa: PLR0913  (what a task is of, and as of when)
     config: Config,
     plan: DecodePlan,
     stored: StoredTable,
@@ -341,10 +341,11 @@ def source_task(
     wanted: WantedKeys | None,
     ranges: Callable[[], tuple[KeyRange, ...]],
     since: int | None = None,
+    as_of: int | None = None,
 ) -> tuple[RangeTask, RecordReader]:
     """The task over the source's rows of some keys, or of all ``ranges``, and its reader, which tries again.
 
-    ``plan`` has a ``SourceDecoder``; ``since``: as of ``SourceRows``.
+    ``plan`` has a ``SourceDecoder``; ``since`` and ``as_of``: as of ``SourceRows``.
     """
     settings, seconds = config.source.database, config.retry.for_
     assert settings is not None  # noqa: S101  (the database was open)
@@ -352,7 +353,14 @@ def source_task(
     read = (KeyRange(),) if wanted is not None else ranges()
     url = settings.url.get_secret_value()
     rows = SourceRows(
-        url, plan.decoder.stored, stored.key, stored.key_types, read, since=since, constants=stored.constants
+        url,
+        plan.decoder.stored,
+        stored.key,
+        stored.key_types,
+        read,
+        since=since,
+        constants=stored.constants,
+        as_of=as_of,
     )
     reader: RecordReader = PatientRows(rows, settings.connections, seconds)
     if wanted is not None:

@@ -67,7 +67,7 @@ class TableCopy:
     """A table at the target of ``context``'s pipeline; ``kept`` lets go of what Spark keeps for it.
 
     ``waits``: for changes that are not applied yet. ``patience``: seconds for which a worker may leave alone
-    a table that it is not at; None: longer than a table rests by the config. ``called``: how errors name it.
+    a table that it is not at; None: longer than a table rests by the config. ``called``: before its name.
     """
 
     context: WorkerContext
@@ -97,7 +97,7 @@ class TableCopy:
         )
         decoding.prepare(found)
         self.reader = self._reader(decoding.columns())
-        self._check_begun()
+        self.check_begun()
         # Columns change with what waits.
         self.await_applied(found)
         # Rows of the source are behind all that was sent.
@@ -108,7 +108,12 @@ class TableCopy:
         missing = self.refused("the target has no such table: let tidesink run make it")
         return self.kept.enter_context(open_target_reader(self.context, plan.shape, missing=missing))
 
-    def _check_begun(self) -> None:
+    def check_begun(self) -> None:
+        """See that the target has all rows of the source's.
+
+        Raises:
+            ConfigError: it has not.
+        """
         progress = self.reader.committed()
         if progress is None:
             raise self.refused("nothing of it is applied yet: let tidesink run begin")
@@ -148,7 +153,7 @@ class TableCopy:
                 return False
             self._check_worker(waiting, still)
             if not announced:
-                self.tell(f"{self.table}: waiting until {waiting:,} records are applied")
+                self.tell(f"{self.called}{self.table}: waiting until {waiting:,} records are applied")
                 announced = True
             time.sleep(_POLL_SECONDS)
         return True

@@ -7,7 +7,7 @@ at the cut, and names versions that are there; a table that did not change is na
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from tidesink.errors import TargetError, TidesinkError
 from tidesink.events import TableId, physical_ms
 from tidesink.sinks.spark.errors import SPARK_ERRORS, summary, translating
+from tidesink.sinks.targets.base import TableReader
 from tidesink.sinks.targets.cuts import NAME, CutTable
+from tidesink.sinks.targets.lake.merge import rows_that_live
 from tidesink.sinks.targets.sharing import quote_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 Provider = Literal["delta", "iceberg"]
 
@@ -199,6 +202,29 @@ def frame_of(log: CutLog, table: CutTable) -> DataFrame:
     if lost is not None:
         raise _gone(table, f"some of its files are not there, such as {lost}")
     return frame
+
+
+class CutReader(TableReader):
+    """Reads one table of a lake as of a cut, whatever is applied meanwhile. It has no progress.
+
+    Raises:
+        TargetError: the version is gone.
+    """
+
+    def __init__(self, log: CutLog, table: CutTable, shape: TableShape) -> None:
+        self.session = log.session
+        self._frame, self._shape = frame_of(log, table), shape
+
+    def columns(self) -> Mapping[str, str]:
+        """Those of the version."""
+        return {one.name: one.dataType.simpleString() for one in self._frame.schema.fields}
+
+    def committed(self) -> None:
+        """Nothing more is waited for."""
+
+    def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+        """Those of the version."""
+        return rows_that_live(self._frame, columns, self._shape.shard)
 
 
 def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
