@@ -132,7 +132,7 @@ def test_a_range_that_is_none_is_refused(
     assert "give comparisons of columns of the source's key" in output
     if command == ("resync",):
         both = ("--where", "id > 1", "--differing", "report.jsonl")
-        assert "either --differing or --where" in _run(path, *command, "shop.orders", *both)[1]
+        assert "give one of --differing, --key and --where" in _run(path, *command, "shop.orders", *both)[1]
     assert read_controls(store, "shop") == {}
 
 
@@ -159,6 +159,35 @@ def test_a_range_is_asked_for_in_the_words_of_the_database(
         assert code == 2
         assert "of the type varchar(9)" in output
         assert read_controls(store, "shop")[table].snapshot == asked
+
+
+@pytest.mark.servers
+def test_a_resync_of_keys_that_are_given(tmp_path: Path, store: SqlStateStore, mariadb_url: str) -> None:
+    """A name that is none of the key is told at once, and nothing is asked."""
+    with own_database(mariadb_url) as (connection, schema):
+        connection.exec_driver_sql(
+            "CREATE TABLE orders (`Id` int, word varchar(9), PRIMARY KEY (`Id`, word))"
+        )
+        table = TableId(schema, "orders")
+        store.save_status(TableStatus("shop", table, "IDLE"))
+        path = _config(tmp_path)
+        settings = yaml.safe_load(path.read_text())
+        settings["source"]["database"] = mariadb_url
+        path.write_text(yaml.safe_dump(settings))
+        code, output = _run(path, "resync", str(table), "--key", "id=7,name=b")
+        assert code == 2
+        assert "gives no word" in " ".join(output.split())
+        assert read_controls(store, "shop") == {}
+        code, output = _run(path, "resync", str(table), "--key", "word=b,id=7", "--key", "id=8,word=")
+        assert code == 0, output
+        assert "resync of 2 keys asked for" in output
+        asked = read_controls(store, "shop")[table].snapshot
+        assert asked.deletes
+        assert load_keys(store, asked.keys or "") == AskedKeys(("Id", "word"), (("7", "b"), ("8", "")))
+        code, output = _run(path, "resync", str(table), "--key", "id=7,word=b", "--where", "id < 7")
+        assert (code, "give one of --differing, --key and --where" in output) == (2, True)
+        code, output = _run(path, "resync", str(table), "shop.orders", "--key", "id=7,word=b")
+        assert (code, "name a single table" in output) == (2, True)
 
 
 def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:

@@ -231,6 +231,29 @@ def test_only_a_range_of_the_key_is_compared_and_repaired(
 
 
 @FULL
+def test_a_key_that_is_given_is_repaired_and_no_other(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str, request: pytest.FixtureRequest
+) -> None:
+    place = _place("delta", request, tmp_path)
+    with live_table(mariadb_url, servers) as table:
+        table.load(200)
+        table.change()
+        path = live_config(tmp_path, servers, table, mariadb_url, target=place.target)
+        config = load_config(path)
+        _run(config, until="drained")
+        _spoil(place, table)
+        keys = _reported(path, tmp_path / "report.jsonl")
+        given = sorted(keys)[::9]
+        words = ["resync", str(table.name), "-c", str(path)]
+        for region, number in given:
+            words += ["--key", f"id={number},region={region}"]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        _run(config, until="drained")
+        assert shown_snapshot(config)["state"] == "done"
+        assert _reported(path, tmp_path / "left.jsonl") == keys - {*given}
+
+
+@FULL
 def test_keys_that_the_table_cannot_be_asked_for_are_refused(
     spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
 ) -> None:
@@ -259,7 +282,7 @@ def test_keys_that_the_table_cannot_be_asked_for_are_refused(
         assert shown_snapshot(config)["rows"] == len(table.rows())
         ask("id")
         _run(config, until="drained")
-        refused("the report has the key (id), and the table at the target (region, id)")
+        refused("the keys that were asked for are of (id), and the table's key at the target is (region, id)")
         assert shown_snapshot(config)["state"] == "done"
         # A key that no row has.
         ask("region", "id")

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.config_samples import CANAL_JSON, changed, right
 from tidesink.errors import ConfigError
-from tidesink.events import TableId
+from tidesink.events import ColumnType, TableId
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.asked_keys import (
     MOST_CHARACTERS,
     MOST_KEYS,
     AskedKeys,
     forget_keys,
+    given_keys,
     load_keys,
     read_report,
     store_keys,
 )
+from tidesink.source_database.base import StoredTable
 
 ORDERS, OTHERS = TableId("shop", "orders"), TableId("shop", "others")
 
@@ -85,3 +89,46 @@ def test_keys_are_stored_under_a_name_of_their_own(tmp_path: Path) -> None:
     assert load_keys(store, name) == one
     forget_keys(store, name)
     assert load_keys(store, name) is None
+
+
+def test_keys_are_given_by_the_names_of_the_source() -> None:
+    config = right(
+        changed(
+            CANAL_JSON,
+            tables=[{"name": "shop.orders", "rename": {"Region": "area"}}],
+            routes=[{"match": "shop.(.*)", "to": "all.$1", "shard-column": "origin"}],
+        )
+    )
+    integer, text = ColumnType("bigint", sql="bigint"), ColumnType("varchar", length=20, sql="varchar(20)")
+    stored = StoredTable({"Region": text, "id": integer, "note": text}, ("Region", "id"), 0, 0)
+    given = ["region=a,b = c, id=-17", "ID=4,Region=", "id=4,region="]
+    found = given_keys(config, ORDERS, stored, given)
+    assert found == AskedKeys(
+        ("area", "id", "origin"), (("", "4", "shop.orders"), ("a,b = c", "-17", "shop.orders"))
+    )
+    for wrong, said in (
+        ("id=4", "gives no Region"),
+        ("regin=a,id=4", "'regin=a' is no column of the key with a value"),
+        ("note=a,id=4", "is no column of the key"),
+        ("region,id=4", "'region' is no column of the key with a value"),
+        ("id=4,region=a,id=5", "'id=5' is no column"),
+        ("region=a,id=4x", "id is an integer, and '4x' is none"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+            given_keys(config, ORDERS, stored, [wrong])
+        assert "--key 'Region=…,id=…'" in str(caught.value)
+
+
+def test_a_row_without_a_key_is_named_by_its_row_id() -> None:
+    """Every row has the id of the table, which is added."""
+    integer = ColumnType("bigint", sql="bigint")
+    stored = StoredTable(
+        {"note": integer},
+        ("_tidb_rowid",),
+        0,
+        0,
+        row_key={"_tidb_rowid": integer, "_tidb_table_id": integer},
+        constants={"_tidb_table_id": "104"},
+    )
+    found = given_keys(right(CANAL_JSON), ORDERS, stored, ["_tidb_rowid=5"])
+    assert found == AskedKeys(("_tidb_rowid", "_tidb_table_id"), (("5", "104"),))

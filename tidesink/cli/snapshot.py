@@ -39,6 +39,7 @@ from tidesink.errors import ConfigError
 if TYPE_CHECKING:
     from tidesink.events import TableId
     from tidesink.sinks.state.progress import StateStore, TableStatus
+    from tidesink.sinks.worker.asked_keys import AskedKeys
     from tidesink.sinks.worker.control import SnapshotControl
     from tidesink.source_database.key_bounds import Bound
 
@@ -81,6 +82,14 @@ def resync(
         Path | None,
         typer.Option(help="Repair only the keys that this report of tidesink diff names (diff --report)."),
     ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key",
+            help="Repair only this key, by its columns at the source, such as 'id=17' or 'region=a,id=17'. "
+            "Several may be given.",
+        ),
+    ] = None,
     where: Where = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -91,9 +100,11 @@ def resync(
     """
     settings, now = _startable(config_option), time.time()
     word = "resync asked for"
-    if differing is not None and where is not None:
-        raise ConfigError("give either --differing or --where", key="--where")
-    if differing is not None:
+    if sum(one is not None for one in (differing, key or None, where)) > 1:
+        raise ConfigError("give one of --differing, --key and --where", key="--where")
+    if key:
+        _resync_given(settings, tables, key, output, now)
+    elif differing is not None:
         _resync_keys(settings, tables, differing, output, now)
     elif where is not None:
         _start_within(settings, tables, where, _Start(now, deletes=True), output, word)
@@ -156,7 +167,7 @@ def _start_within(
 
 def _resync_keys(config: Config, names: list[str], report: Path, output: OutputFormat, now: float) -> None:
     """Ask for a resync of the keys that a report names; of a table that it does not name for none."""
-    from tidesink.sinks.worker.asked_keys import forget_keys, read_report, store_keys
+    from tidesink.sinks.worker.asked_keys import read_report
 
     start = _Start(now, deletes=True)
     with worked_with(config) as store:
@@ -167,16 +178,44 @@ def _resync_keys(config: Config, names: list[str], report: Path, output: OutputF
         reported = read_report(report, tables)
         asked = [table for table in tables if table in reported and reported[table].asked.keys]
         for table in asked:
-            name = store_keys(store, table, reported[table].asked)
-            before = _change(store, config, table, start._replace(keys=name).of)
-            if before.keys is not None and before.keys != name:
-                forget_keys(store, before.keys)
+            _ask_keys(store, config, start, table, reported[table].asked)
     for table in tables:
         if table not in asked:
             note(f"{table}: {report} names no key of it that could be repaired")
         elif nulls := reported[table].nulls:
             note(f"{table}: {nulls} keys with a NULL are left alone")
     _tell(config, asked, output, "resync of the report's keys asked for")
+
+
+def _resync_given(
+    config: Config, names: list[str], given: list[str], output: OutputFormat, now: float
+) -> None:
+    """Ask for a resync of keys that are given by hand, whose columns the source's database knows."""
+    from tidesink.sinks.worker.asked_keys import given_keys
+    from tidesink.sinks.worker.snapshot import open_source_database
+
+    start = _Start(now, deletes=True)
+    with worked_with(config) as store:
+        statuses = {one.table: one for one in store.statuses(config.pipeline)}
+        tables = [known_table(name, config, statuses) for name in dict.fromkeys(names)]
+        if len(tables) > 1:
+            raise ConfigError("a key is one of one table: name a single table with --key", key="--key")
+        for table in tables:
+            start.refuse(config, statuses.get(table), table)
+            with open_source_database(config) as database:
+                asked = given_keys(config, table, database.table(table), given)
+            _ask_keys(store, config, start, table, asked)
+    _tell(config, tables, output, f"resync of {len(asked.keys)} keys asked for")
+
+
+def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, asked: AskedKeys) -> None:
+    """Ask for some keys of a table, in place of those that were asked for before."""
+    from tidesink.sinks.worker.asked_keys import forget_keys, store_keys
+
+    name = store_keys(store, table, asked)
+    before = _change(store, config, table, start._replace(keys=name).of)
+    if before.keys is not None and before.keys != name:
+        forget_keys(store, before.keys)
 
 
 def _refuse_unfinished(status: TableStatus) -> None:

@@ -1,5 +1,7 @@
 """The keys that a resync is asked for, by the texts that a report of ``tidesink diff`` has of them.
 
+A person gives some by hand, too, by the names that their columns have at the source.
+
 They are too many for what a worker looks at all the time, and for each progress of the target. So they are a
 document of the state store, whose name is a digest of it: the request and the progress have the name. The
 document is stored before the request, and stays until the table is asked for another one.
@@ -8,16 +10,19 @@ document is stored before the request, and stays until the table is asked for an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError
-from tidesink.events import TableId
-from tidesink.source_database.base import KeyTexts
+from tidesink.events import TableId, fold_name
+from tidesink.source_database.base import KeyTexts, StoredTable
+from tidesink.typemap.table import row_of
 
 if TYPE_CHECKING:
+    from tidesink.config import Config
     from tidesink.sinks.state.progress import StateStore
 
 # Of one table; beyond this a resync of the whole table takes about as long, and needs no report.
@@ -25,6 +30,8 @@ MOST_KEYS: Final = 5_000
 # The characters of their texts.
 MOST_CHARACTERS: Final = 2_000_000
 OPTION: Final = "--differing"
+BY_HAND: Final = "--key"
+_INTEGERS: Final = ("integer", "unsigned64")
 _KIND: Final = "asked-keys"
 
 
@@ -147,3 +154,46 @@ class _Keys:
     def reported(self) -> ReportedKeys:
         """What was added."""
         return ReportedKeys(AskedKeys(self.columns, tuple(sorted(self._keys))), self._nulls)
+
+
+def given_keys(config: Config, table: TableId, stored: StoredTable, texts: Sequence[str]) -> AskedKeys:
+    """The keys that a person gives, each as ``region=a,id=17``, as those of the table at the target.
+
+    Raises:
+        ConfigError: a text has not each column of the key once, or no number where the column has numbers.
+    """
+    settings, shard = config.table_config(table), config.destination(table).shard
+    names = tuple(settings.keys or stored.key)
+    renamed = {fold_name(old): new for old, new in (settings.rename or {}).items()}
+    # What is the same in all rows is not asked of a person.
+    fixed = {**stored.constants, **({shard.column: shard.value} if shard is not None else {})}
+    columns = tuple(renamed.get(fold_name(name), name) for name in names)
+    more = {name: text for name, text in fixed.items() if name not in columns}
+    keys = {(*_given(text, table, names, stored), *more.values()) for text in texts}
+    return AskedKeys((*columns, *more), tuple(sorted(keys)))
+
+
+def _given(text: str, table: TableId, names: Sequence[str], stored: StoredTable) -> Iterator[str]:
+    """The values of one key in the order of its columns; a comma parts two where a name follows it."""
+    known = {fold_name(name): name for name in names}
+    named = "|".join(map(re.escape, names))
+    values = dict[str, str]()
+    for part in re.split(rf",\s*(?=(?:{named})\s*=)", text, flags=re.IGNORECASE):
+        name, equals, value = part.partition("=")
+        own = known.get(fold_name(name.strip()))
+        if own is None or not equals or own in values:
+            raise _no_key(table, names, f"{part!r} is no column of the key with a value")
+        values[own] = value
+    if missing := [name for name in names if name not in values]:
+        raise _no_key(table, names, f"{text!r} gives no {', '.join(missing)}")
+    types = {**stored.types, **stored.row_key}
+    for name in names:
+        reader = row_of(types[name]).reader if name in types else ""
+        if reader in _INTEGERS and re.fullmatch(r"-?\d+", values[name]) is None:
+            raise _no_key(table, names, f"{name} is an integer, and {values[name]!r} is none")
+        yield values[name]
+
+
+def _no_key(table: TableId, names: Sequence[str], reason: str) -> ConfigError:
+    form = ",".join(f"{name}=…" for name in names)
+    return ConfigError(f"{reason}: a key of {table} is {BY_HAND} {form!r}", key=BY_HAND)

@@ -98,8 +98,8 @@ _UNFINISHED: Final = (
 _HOLDS_BACK: Final = "its snapshot is not over: cancel it, or remove cuts until it is"
 _KEYS_GONE: Final = "the state store has not the keys that it is of: ask again"
 _OTHER_KEY: Final = (
-    "the report has the key ({}), and the table at the target ({}): write the report again (tidesink diff "
-    "--report)"
+    "the keys that were asked for are of ({}), and the table's key at the target is ({}): ask again, with a "
+    "new report of tidesink diff"
 )
 _NO_COLUMN: Final = "the key of the source's table is ({}), which --where is not of: ask again"
 _NO_WAY_BACK: Final = (
