@@ -221,6 +221,15 @@ def test_how_far_snapshots_are(tmp_path: Path, store: SqlStateStore) -> None:
         assert said in " ".join(_run(path, "status")[1].split())
         (table,) = json.loads(_run(path, "snapshot", "status", "-o", "json")[1])["tables"]
         assert table["deletes"] == deletes
+    within = "id >= '100' and id < '200'"
+    details = {"snapshot": {**shown, "where": within}}
+    store.save_status(TableStatus("shop", ORDERS, "RUNNING", batch=3, details=details))
+    assert f"snapshot running: 500 rows of about 2000; where {within}" in " ".join(
+        _run(path, "status")[1].split()
+    )
+    assert within in " ".join(_run(path, "snapshot", "status")[1].split())
+    (table,) = json.loads(_run(path, "snapshot", "status", "-o", "json")[1])["tables"]
+    assert table["where"] == within
 
 
 @pytest.mark.parametrize(

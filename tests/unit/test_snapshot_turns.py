@@ -160,3 +160,13 @@ def test_cuts_leave_a_table_out_until_they_are_as_late_as_its_rows() -> None:
     snapshot.is_outside(_progress(9, HALF), 30)
     # A table that is closed is as it was known last.
     assert snapshot.is_outside(None, 30)
+
+
+def test_the_range_of_a_snapshot_is_shown() -> None:
+    bounds = (("id", ">=", "100"), ("id", "<", "200"))
+    going = _progress(3, replace(HALF, where=bounds))
+    assert _snapshot("never").details(going)["snapshot"]["where"] == "id >= '100' and id < '200'"
+    # One that was asked for since, and has not begun.
+    asked = SnapshotControl(3, where=bounds[:1])
+    assert _snapshot("never", asked).details(_progress(3, DONE))["snapshot"]["where"] == "id >= '100'"
+    assert "where" not in _snapshot("never", SnapshotControl(3)).details(going)["snapshot"]

@@ -261,7 +261,7 @@ def status(
     elif not found:
         typer.echo("no table has a snapshot: tidesink snapshot start, or snapshot: initial in the config")
     else:
-        columns = ("table", "snapshot", "rows", "of about", "deletes")
+        columns = ("table", "snapshot", "range", "rows", "of about", "deletes")
         show_table(None, columns, [_row(*one) for one in found.items()])
 
 
@@ -270,6 +270,7 @@ def _row(table: TableId, shown: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         str(table),
         shown["state"],
+        shown.get("where", ""),
         shown["rows"],
         "" if estimate is None else estimate,
         deletes_text(shown),

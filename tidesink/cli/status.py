@@ -294,7 +294,8 @@ def _snapshot(entry: TableStatus) -> list[str]:
         return []
     estimate, reason = shown["estimate"], shown.get("reason")
     rows = f"{shown['rows']} rows" + (f" of about {estimate}" if estimate else "")
-    said = [f"snapshot {shown['state']}: {rows}", deletes_text(shown), reason]
+    within = f"where {shown['where']}" if "where" in shown else ""
+    said = [f"snapshot {shown['state']}: {rows}", within, deletes_text(shown), reason]
     return ["; ".join(one for one in said if one)]
 
 

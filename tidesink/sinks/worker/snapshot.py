@@ -352,6 +352,9 @@ class Snapshot:
         elif not found.done:
             state = "paused" if self.asked.rests else "cancelled"
         shown = {"state": state, "rows": found.rows, "estimate": self._estimate}
+        where = found.where if found.number >= self.asked.started else self.asked.where
+        if where:
+            shown["where"] = " and ".join(str(Bound._make(one)) for one in where)
         if found.sweep is not None:
             shown["deletes"] = asdict(found.sweep)
         if state == "running" and self._ahead is not None:
