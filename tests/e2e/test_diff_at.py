@@ -66,12 +66,13 @@ class _Accounts:
         self._send(Op.DELETE, {"id": number, "name": "gone"}, sends=sends)
 
     def pass_a_second(self) -> int:
-        """Let a whole second of the clock go by, and its watermark be sent; the second's commit_ts."""
+        """Let a whole second begin, and send a watermark; the commit_ts at which the last second began."""
         goal = int(time.time()) + 1
         while time.time() < goal + 0.01:
             time.sleep(0.01)
-        self._feed.watermark(next_tso())
-        return goal * 1000 << LOGICAL_BITS
+        tso = next_tso()
+        self._feed.watermark(tso)
+        return (tso >> LOGICAL_BITS) // 1000 * 1000 << LOGICAL_BITS
 
     def _commit(self, statement: Any) -> None:
         with self._engine.begin() as connection:
