@@ -36,6 +36,7 @@ def _found(**changes: Any) -> list[tuple[str, str]]:
     [
         ({"source__topics": ["cdc"]}, ["cdc"]),
         ({"source__topics": ["{schema}_{table}"]}, ["shop_orders"]),
+        ({"source__topics": ["cdc-{schema}"]}, ["cdc-shop"]),
         ({"source__topics": ["cdc", "more"]}, []),
         ({"tables": [{"name": "shop.other", "snapshot": "initial"}]}, []),
         ({"tables": [{"match": "shop.o*", "snapshot": "initial"}]}, ["app"]),

@@ -366,7 +366,7 @@ class QuietTables:
         for table in tables:
             if not any(entry.covers(table) for entry in self._entries):
                 continue
-            topics = {one.topic_for(table) if one.names_tables else one.text for one in config.source.rules}
+            topics = {rule.topic_for(table) for rule in config.source.rules}
             if config.table_config(table).snapshot == "initial" and len(topics) == 1:
                 yield topics.pop(), table
 
