@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -32,7 +33,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 
 if TYPE_CHECKING:
-    from tidesink.sinks.worker.comparison import Difference, TableDiff
+    from tidesink.sinks.worker.comparison import ChooseCut, Difference, TableDiff
 
 _COUNTS: Final = ("equal", "different", "only_at_source", "only_at_target", "unsettled", "unreadable")
 _WORDS: Final = {
@@ -98,8 +99,7 @@ def diff(
         raise ConfigError(
             "rows are compared with those of source.database, which is not set", key="source.database"
         )
-    if at is not None:
-        _check_at(settings, other, at)
+    cut = None if at is None else _cut_at(settings, other, at)
     from tidesink.sinks.worker.comparison import DiffOptions, TableDiff
     from tidesink.sinks.worker.diff import diff as compared
     from tidesink.source_database.key_bounds import parse_bounds
@@ -107,7 +107,7 @@ def diff(
     side: Side = "source" if other is None else "other"
     chosen, refused = _chosen(settings, tables, other)
     bounds = parse_bounds(where) if where is not None else ()
-    options = DiffOptions(limit, values, wait, lag, where=bounds, sample=sample, at=at)
+    options = DiffOptions(limit, values, wait, lag, where=bounds, sample=sample, cut=cut)
     with ExitStack() as closing:
         keep = closing.enter_context(kept(report, side)) if report is not None else None
         tell = closing.enter_context(_telling())
@@ -131,13 +131,13 @@ def diff(
         raise typer.Exit(terminal.USAGE)
 
 
-def _check_at(config: Config, against: Config | None, at: str) -> None:
-    """See, before Spark starts, that there may be a cut to compare with its instant.
+def _cut_at(config: Config, against: Config | None, at: str) -> ChooseCut:
+    """What chooses the cut, once it is seen that there may be one to compare with its instant.
 
     Raises:
         ConfigError: there cannot.
     """
-    from tidesink.cuts import check_lake, commit_ts_of
+    from tidesink.cuts import check_lake, chosen, commit_ts_of
 
     if against is not None:
         raise ConfigError(
@@ -147,6 +147,7 @@ def _check_at(config: Config, against: Config | None, at: str) -> None:
         )
     check_lake(config)
     commit_ts_of(at)
+    return partial(chosen, at=at)
 
 
 def _chosen(

@@ -15,7 +15,7 @@ the source has to come to the topic.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
@@ -29,9 +29,12 @@ from tidesink.typemap.target_schema import ShapeColumn
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-    from tidesink.cuts import At
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.spark.digests import ComparedColumn, Limit, Verdict
+    from tidesink.sinks.targets.lake.cuts import Cut
+
+    # One of the cuts, the newest first; raises ConfigError where none is wanted.
+    ChooseCut = Callable[[Sequence[Cut]], Cut]
 
 
 # So many looks after the first have to agree with the one before, until a key differs.
@@ -48,8 +51,8 @@ class DiffOptions:
     ``waits``: for changes that are not applied yet. ``lag``: seconds within which a change of the source is
     in its topic. ``patience``: seconds for which a worker may leave alone a table that it is not at; None:
     longer than a table rests by the config. ``where``: bounds of the source's key, as they are parsed.
-    ``sample``: of about so many rows; None: of all. ``at``: the newest cut that is not later is compared with
-    the source as of its instant; None: all is compared as it is.
+    ``sample``: of about so many rows; None: of all. ``cut`` chooses the cut that is compared with the source
+    as of its instant; None: all is compared as it is.
     """
 
     shown: int = 20
@@ -59,7 +62,7 @@ class DiffOptions:
     patience: float | None = None
     where: tuple[Bound, ...] = ()
     sample: int | None = None
-    at: At | None = None
+    cut: ChooseCut | None = None
 
     def share_of(self, rows: int) -> float:
         """Which share of a table's keys is compared; ``rows``: about how many it has."""

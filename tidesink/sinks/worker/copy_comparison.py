@@ -16,6 +16,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import fold_name
 from tidesink.sinks.batch.source import fit_shuffle
 from tidesink.sinks.spark.session import in_session
+from tidesink.sinks.targets.sharing import quote_text
 from tidesink.sinks.worker.comparison import ComparedSides, TableComparison, at_target_alone
 from tidesink.sinks.worker.source_keys import compared_columns, is_ranged
 from tidesink.sinks.worker.table_copy import TableCopy
@@ -146,15 +147,13 @@ class CopyComparison(TableComparison):
 
     def _other(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:
         """The digests of the other copy's rows."""
-        from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-
         from tidesink.sinks.spark.digests import digests, sampled, within
 
         rows = self.other.reader.rows([one.other for one in self.pairs if one.other is not None])
         values = (
-            F.lit(self.shard) if one.other is None else F.col(quoted(one.other.name)) for one in self.pairs
+            quote_text(self.shard) if one.other is None else quoted(one.other.name) for one in self.pairs
         )
-        rows = within(rows.select(*values), sides.columns, sides.limits)
+        rows = within(rows.selectExpr(*values), sides.columns, sides.limits)
         return sampled(digests(rows, sides.columns, **self.details(detailed)), sides.share)
 
     def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:  # noqa: ARG002

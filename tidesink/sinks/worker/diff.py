@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from tidesink.config import Config
-from tidesink.cuts import At, check_lake, chosen
 from tidesink.errors import TidesinkError, ValueOutOfRangeError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.batch.context import StopFlag, WorkerContext, raise_on_interrupt, signals_kept
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.base import TableReader
     from tidesink.sinks.targets.cuts import CutTarget
     from tidesink.sinks.targets.lake.cuts import Cut, CutLog
+    from tidesink.sinks.worker.comparison import ChooseCut
     from tidesink.source_database.base import StoredTable
 
 # So many keys are asked for one by one, or up to one of so many rows; to read all rows takes less for more.
@@ -83,7 +83,7 @@ def diff(
     """
     with signals_kept(), ExitStack() as opened:
         contexts = _contexts(config, against, opened)
-        cut = None if options.at is None else _cut(contexts[0], options.at, tell)
+        cut = None if options.cut is None else _cut(contexts[0], options.cut, tell)
         raise_on_interrupt()
         for table in tables:
             with ExitStack() as kept:
@@ -98,16 +98,15 @@ def diff(
                 yield found
 
 
-def _cut(context: WorkerContext, at: At, tell: Tell) -> tuple[CutLog, Cut]:
-    """The cut to compare.
+def _cut(context: WorkerContext, choose: ChooseCut, tell: Tell) -> tuple[CutLog, Cut]:
+    """The cut of a lake to compare.
 
     Raises:
         ConfigError: there is none.
     """
-    check_lake(context.config)
     log = cast("CutLog", cast("CutTarget", context.target).cut_log(context.config.pipeline))
     log.session.conf.set("spark.sql.session.timeZone", "UTC")  # of the texts of keys
-    cut = chosen(log.cuts(), at)
+    cut = choose(log.cuts())
     tell(f"{context.config.pipeline}: the cut {cut.commit_ts} of {cut.time.isoformat()}")
     return log, cut
 
