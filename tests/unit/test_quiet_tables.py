@@ -53,3 +53,19 @@ def test_a_table_that_the_config_names_has_the_only_topic_it_can_have(
     changes: dict[str, Any], topics: list[str]
 ) -> None:
     assert _found(**{**NAMED, **changes}) == [(topic, "shop.orders") for topic in topics]
+
+
+def test_an_unforeseen_failure_of_the_look_stops_no_other_table() -> None:
+    config = Config.model_validate(changed({**CANAL_JSON, **SOURCE}, **NAMED))
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
+
+    def fails(_config: Config) -> list[TableId]:
+        raise OSError("no more files")
+
+    quiet = QuietTables(cast("Any", SimpleNamespace(config=config, spark=spark)), fails)
+    assert quiet.tables() == ()
+    assert quiet.under_way is not None
+    quiet.under_way.exception()
+    quiet.collect()
+    assert quiet.tables() == ()
+    assert quiet.under_way is None
