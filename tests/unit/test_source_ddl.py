@@ -94,7 +94,7 @@ class _Topic:
         self.records = _recorded()
         self.topic_id = "first"
         self._store = folder / "state.db"
-        self.reads = 0
+        self.reads = self.earliest = 0
 
     def fetch(self, part: FetchRange) -> Iterator[pa.RecordBatch]:
         self.reads += 1
@@ -105,7 +105,7 @@ class _Topic:
         return SchemaChangeTopic(TOPIC, pipeline="shop", source=KafkaSource(self.fetch), store=store)
 
     def look(self, reader: SchemaChangeTopic) -> Look:
-        ends = {0: PartitionOffsets(0, len(self.records))}
+        ends = {0: PartitionOffsets(self.earliest, len(self.records))}
         found = {TOPIC: TopicOffsets(TOPIC, self.topic_id, ends), "rows": TopicOffsets("rows", "id", {})}
         return reader.take(Look(found, {}), CODEC.decode)
 
@@ -142,6 +142,31 @@ def test_a_topic_that_was_made_again_is_read_from_its_beginning(tmp_path: Path) 
     topic.look(reader)
     assert reader.topic_id == "second"
     assert [one.ddl.kind for one in reader.of(A)] == ["rename-table", "rename-table", "drop-table"]
+
+
+def test_records_that_expired_unread_are_told_until_the_topic_is_made_again(tmp_path: Path) -> None:
+    topic = _Topic(tmp_path)
+    records = topic.records
+    topic.records = records[:3]
+    topic.look(reader := topic.reader())
+    topic.records, topic.earliest = records, 9
+    for again in (reader, topic.reader()):  # a worker that is started again, too
+        topic.look(again)
+        assert "expired before they were read" in again.problem
+    topic.topic_id = "second"
+    topic.look(reader)
+    assert reader.problem == ""
+
+
+def test_a_record_that_nobody_foresaw_stops_no_table(tmp_path: Path) -> None:
+    reader = _Topic(tmp_path).reader()
+
+    def decode(_message: Message) -> tuple[()]:
+        raise LookupError("odd")
+
+    found = {TOPIC: TopicOffsets(TOPIC, "first", {0: PartitionOffsets(0, 2)})}
+    assert reader.take(Look(found, {}), decode) == Look({}, {})
+    assert "LookupError" in reader.problem
 
 
 def test_a_topic_that_is_not_there_or_not_readable_is_told(tmp_path: Path) -> None:

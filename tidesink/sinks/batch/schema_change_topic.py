@@ -19,11 +19,12 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from tidesink.ddl.row_changes import NOT_UNDERSTOOD, RowChange, RowDdl, row_changes
-from tidesink.errors import ConfigError, TidesinkError
+from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import DdlEvent, Event, Message, TableId
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.topic_ddl import newest_row_ddl, row_ddl_of
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, is_other_topic
+from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import StateStore
 
 PARTITION: Final = 0
@@ -36,6 +37,10 @@ _ABSENT: Final = (
     "is not known. Name the connector's topic.prefix"
 )
 _UNREAD: Final = "the source's DDL in topic {} is not known by now: {}"
+_EXPIRED: Final = (
+    "records of topic {} expired before they were read, and the source's DDL in them is not known: compare "
+    "the tables with their source (tidesink diff), and have Kafka keep all of that topic (retention.ms=-1)"
+)
 
 Decode = Callable[[Message], tuple[Event, ...]]
 _log = structlog.get_logger("tidesink.worker")
@@ -59,6 +64,8 @@ class SchemaChangeTopic:
         self._source, self._store = source, store
         self._lock = threading.Lock()
         self._next = 0
+        # Whether records were gone before they were read.
+        self._lacks = False
         self._known: tuple[SourceStatement, ...] = ()
 
     def of(self, table: TableId) -> tuple[SourceStatement, ...]:
@@ -76,10 +83,15 @@ class SchemaChangeTopic:
             self.problem = ""
         except TidesinkError as exc:
             error = exc  # type: ignore[assignment]
+        except Exception as exc:  # noqa: BLE001  (one record of it stops no table)
+            _log.error("schema-change topic not read", topic=self.topic, trace=fault_of(exc).trace)
+            error = SourceError(f"a record cannot be read: {type(exc).__name__}", topic=self.topic)
         if error is not None:
             self._say(_UNREAD.format(self.topic, error))
         elif found is None:
             self._say(_ABSENT.format(self.topic))
+        elif self._lacks:
+            self._say(_EXPIRED.format(self.topic))
         return Look(_without(seen.found, self.topic), _without(seen.unanswered, self.topic))
 
     def _say(self, problem: str) -> None:
@@ -93,6 +105,7 @@ class SchemaChangeTopic:
             self._restore(found.topic_id)
         while self._next < at.latest:
             start = max(self._next, at.earliest)
+            self._lacks |= start > self._next > 0
             end = min(at.latest, start + _PAGE_RECORDS)
             part = OffsetRange(self.topic, PARTITION, start, end)
             read = [
@@ -106,6 +119,7 @@ class SchemaChangeTopic:
         if kept is not None and not is_other_topic(kept["topic_id"], topic_id):
             known = tuple(SourceStatement(row_ddl_of(*one), sent) for one, sent in kept["statements"])
             next_offset = int(kept["next_offset"])
+        self._lacks = bool(kept is not None and kept.get("lacks") and next_offset)
         with self._lock:
             self.topic_id, self._known, self._next = topic_id, known, next_offset
 
@@ -121,6 +135,7 @@ class SchemaChangeTopic:
         document = {
             "topic_id": self.topic_id,
             "next_offset": end,
+            "lacks": self._lacks,
             "statements": [[list(one.ddl), one.sent] for one in known],
         }
         self._store.save_document(_KIND, self._name, document)

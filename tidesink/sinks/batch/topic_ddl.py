@@ -526,6 +526,7 @@ class TopicTables:
                 tables = self._tables | dict.fromkeys(new)
                 self._store.save_document(_TABLES_KIND, self._name, [list(table) for table in tables])
                 self._tables = tables
+                self.unmet.difference_update(new)
 
     def look(
         self,

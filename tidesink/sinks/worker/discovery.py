@@ -33,6 +33,8 @@ class TableTasks:
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
         # Topics that were left to their tasks when they were last followed.
         self._read_on: set[str] = set()
+        # What the topic of a quiet table was when the table was found.
+        self._wanted: dict[TableId, TopicOffsets] = {}
         # What topics were when they were last followed.
         self._followed: dict[str, TopicOffsets] = {}
 
@@ -74,16 +76,26 @@ class TableTasks:
         for topic, offsets in found.items():
             if any(at.latest > 0 for at in offsets.partitions.values()):
                 self._follow_topic(topic, offsets)
-        for topic, table in self._quiet.tables():
-            if topic in found and table not in self._table_tasks[topic] and self._is_read(found[topic]):
-                self._context.topics.tables(topic).unmet.add(table)
-                self._add(topic, table)
+        self._follow_quiet(found)
         for topic, error in failed.items():
             if self._table_tasks[topic].keys() <= {_unknown(topic)}:
                 self._refuse(topic, error)
         for topic in self._context.config.fixed_topics:
             if topic not in found and topic not in unanswered and not self._table_tasks.get(topic):
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
+
+    def _follow_quiet(self, found: Mapping[str, TopicOffsets]) -> None:
+        """Make tasks for tables of which their topics had no record when they were found."""
+        for topic, table in self._quiet.tables():
+            if topic not in found or table in self._table_tasks[topic]:
+                continue
+            # What comes meanwhile is nothing to wait for: it would never end.
+            wanted = self._wanted.get(table)
+            if wanted is None or wanted.topic_id != found[topic].topic_id:
+                wanted = self._wanted[table] = found[topic]
+            if self._is_read(wanted):
+                self._context.topics.tables(topic).unmet.add(table)
+                self._add(topic, table)
 
     def _is_followed(self, offsets: TopicOffsets) -> bool:
         """Whether nothing came to a topic since it was followed, and its tasks found nothing to do in it."""
