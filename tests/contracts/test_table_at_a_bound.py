@@ -36,9 +36,9 @@ def test_what_stands_behind_a_table_is_known_until_it_reads_on(
         table_task.marks = {0: 1 << 60}
         table.take(table_task, len(messages))
         assert table_task.marks == {}
-        assert table_task.obstacle == ""
-        # Rows of a snapshot are later than any cut before its end: the others do not wait for it.
+        assert not table_task.outside
+        # Rows of a snapshot are later than any cut before its end: cuts leave the table out, and do not wait.
         table_task.apply_control(TableControl(snapshot=SnapshotControl(5)))
-        assert "cancel it, or remove cuts" in table_task.obstacle
+        assert table_task.outside
         table_task.apply_control(TableControl(snapshot=SnapshotControl(5, cancelled=5)))
-        assert table_task.obstacle == ""
+        assert (table_task.outside, table_task.obstacle) == (False, "")
