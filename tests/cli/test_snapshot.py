@@ -203,6 +203,20 @@ def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateS
     assert read_controls(store, "shop") == {}
 
 
+def test_cuts_of_a_lake_leave_room_for_snapshots_and_those_of_a_database_do_not(
+    tmp_path: Path, store: SqlStateStore
+) -> None:
+    cuts = {"source__enable_tidb_extension": True, "source__avro_enable_watermark": True, "cuts": {}}
+    for words in (("snapshot", "start"), ("resync",)):
+        assert _run(_config(tmp_path, **cuts), *words, "shop.orders")[0] == 0
+    database = {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop", "user": "tide"}
+    path = _config(tmp_path, **cuts, target=database)
+    for words in (("snapshot", "start"), ("resync",)):
+        code, output = _run(path, *words, "shop.orders")
+        assert code == 2
+        assert "add cuts afterwards" in output
+
+
 def test_how_far_snapshots_are(tmp_path: Path, store: SqlStateStore) -> None:
     path = _config(tmp_path)
     assert "no table has a snapshot" in _run(path, "snapshot", "status")[1]

@@ -117,12 +117,6 @@ def _startable(config_option: Path | None) -> Config:
     settings = chosen_config(None, config_option)
     if settings.source.database is None:
         raise ConfigError("a snapshot is read from source.database, which is not set", key="source.database")
-    if settings.cuts is not None:
-        raise ConfigError(
-            "a snapshot reads rows as of now, which are later than the cuts: remove cuts, and add them again "
-            "when it is done",
-            key="cuts",
-        )
     return settings
 
 
