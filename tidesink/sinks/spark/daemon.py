@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -56,9 +56,9 @@ def leave_archives_out() -> None:
         del sys.path_importer_cache[place]
 
 
-def import_modules() -> None:
+def import_modules(names: Iterable[str] = MODULES) -> None:
     """Import what tasks use; what cannot be imported is left to the task that needs it."""
-    for name in MODULES:
+    for name in names:
         with suppress(ImportError):
             import_module(name)
 

@@ -20,16 +20,16 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
 from tidesink.errors import ConfigError
+from tidesink.sinks.spark.daemon import import_modules
 from tidesink.sinks.spark.jvm import (
     JavaRuntime,
     Progress,
@@ -603,10 +603,8 @@ class FirstTask:
     modules: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches as they are. What cannot be imported is left to the task that needs it."""
-        for name in self.modules:
-            with suppress(ImportError):
-                import_module(name)
+        """The batches as they are."""
+        import_modules(self.modules)
         yield from batches
 
 
