@@ -127,6 +127,11 @@ class SourceDialect(Protocol):
         """Whether a key is above a bound, or not above it, spelt so that an index of the key serves it."""
 
 
+def plain(value: Any) -> str:
+    """A text of the server's own tables, which some drivers give as bytes; of NULL an empty one."""
+    return value.decode() if isinstance(value, bytes) else str("" if value is None else value)
+
+
 def table_of(table: TableId) -> TableClause:
     """A table to select from."""
     import sqlalchemy as sa

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.source_database import mysql, postgres
-from tidesink.source_database.base import SourceDialect, StoredTable, code_of
+from tidesink.source_database.base import SourceDialect, StoredTable, code_of, plain
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -130,12 +130,8 @@ def stored_tables(connection: Connection) -> tuple[TableId, ...]:
     names = ("table_schema", "table_name", "table_type")
     at = sa.table("tables", *map(sa.column, names), schema="information_schema").c
     query = sa.select(at.table_schema, at.table_name).where(at.table_type == "BASE TABLE")
-    found = (tuple(_text(name) for name in row) for row in connection.execute(query))
+    found = (tuple(map(plain, row)) for row in connection.execute(query))
     return tuple(TableId(*row) for row in found if row[0].lower() not in _OWN_SCHEMAS)
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
 
 
 def is_of_value(error: BaseException | None) -> bool:

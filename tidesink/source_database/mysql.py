@@ -22,11 +22,12 @@ from tidesink.source_database.base import (
     ValueReader,
     code_of,
     column_of,
+    plain,
     table_of,
 )
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import ROW_ID, TABLE_ID
+from tidesink.typemap.target_schema import ROW_ID, ROW_KEY_COLUMNS, TABLE_ID
 from tidesink.typemap.values import text_reader, text_writer
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ NO_VARIABLE: Final = 1193
 # TiDB: a moment that is older than what garbage collection keeps.
 TOO_OLD: Final = (8055, 9006)
 _PRIMARY: Final = "PRIMARY"
-_BIGINT: Final = ColumnType("bigint", sql="bigint")
 # A text that its column's character set, or its type, does not have.
 OF_VALUE: Final = (1267, 1292, 1300, 1366, 1525, 3854, 3988)
 # Types that are selected, and carried, as numbers.
@@ -66,7 +66,7 @@ def begin_at_position(connection: Connection) -> int:
 
     connection.exec_driver_sql("START TRANSACTION")
     try:
-        return int(_plain(connection.exec_driver_sql("SELECT @@tidb_current_ts").scalar_one()))
+        return int(plain(connection.exec_driver_sql("SELECT @@tidb_current_ts").scalar_one()))
     except DBAPIError as error:
         if code_of(error) != NO_VARIABLE:
             raise
@@ -114,10 +114,10 @@ def _columns(connection: Connection, table: TableId) -> list[Column]:
     query = query.where(at.table_schema == table.schema).where(at.table_name == table.name)
     return [
         Column(
-            _plain(name),
-            _type(_plain(sql)),
-            nullable=_plain(nullable).upper() == "YES",
-            virtual="VIRTUAL" in _plain(extra).upper(),
+            plain(name),
+            _type(plain(sql)),
+            nullable=plain(nullable).upper() == "YES",
+            virtual="VIRTUAL" in plain(extra).upper(),
         )
         for name, sql, extra, nullable in connection.execute(query)
     ]
@@ -134,7 +134,7 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     required = frozenset(one.name for one in columns if not one.nullable)
     keys = _keys(connection, table)
     constants = {} if _PRIMARY in keys else row_key_constants(connection, table)
-    row_key = dict.fromkeys((ROW_ID, TABLE_ID) if constants else (), _BIGINT)
+    row_key = {one.name: one.type for one in ROW_KEY_COLUMNS} if constants else {}
     key = keys.get(_PRIMARY) or next(iter(keys.values()), (ROW_ID,) if constants else ())
     return StoredTable(
         types,
@@ -159,7 +159,7 @@ def create_statement(connection: Connection, table: TableId) -> tuple[str, int] 
         since = begin_at_position(connection)
     except ConfigError:
         now = connection.exec_driver_sql("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS CHAR)").scalar_one()
-        since = int(float(_plain(now))) << LOGICAL_BITS
+        since = int(float(plain(now))) << LOGICAL_BITS
     name = connection.dialect.identifier_preparer.format_table(table_of(table))
     try:
         found = connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()
@@ -167,7 +167,7 @@ def create_statement(connection: Connection, table: TableId) -> tuple[str, int] 
         if code_of(error) in NO_TABLE:
             return None
         raise
-    return (_plain(found[1]), since) if found._fields[0].lower() == "table" else None
+    return (plain(found[1]), since) if found._fields[0].lower() == "table" else None
 
 
 def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:
@@ -190,7 +190,7 @@ def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, st
         if code_of(error) not in NO_COLUMN:
             raise
         return {}  # it is not TiDB
-    if found is None or _plain(found[1]) != "NONCLUSTERED" or "partitioned" in _plain(found[2]).lower():
+    if found is None or plain(found[1]) != "NONCLUSTERED" or "partitioned" in plain(found[2]).lower():
         return {}
     return {TABLE_ID: str(int(found[0]))}
 
@@ -208,10 +208,10 @@ def _keys(connection: Connection, table: TableId) -> dict[str, tuple[str, ...]]:
     keys: dict[str, list[str]] = {}
     unusable = set()
     for index, non_unique, column, nullable, _, part in connection.execute(query):
-        name = _plain(index)
-        keys.setdefault(name, []).append(_plain(column))
+        name = plain(index)
+        keys.setdefault(name, []).append(plain(column))
         # Rows may be equal in the beginning of a text, and in NULL.
-        if int(non_unique) or _plain(nullable).upper() == "YES" or part is not None or column is None:
+        if int(non_unique) or plain(nullable).upper() == "YES" or part is not None or column is None:
             unusable.add(name)
     return {name: tuple(columns) for name, columns in keys.items() if name not in unusable}
 
@@ -300,10 +300,6 @@ def value_reader(column_type: ColumnType) -> ValueReader | None:
         return bytes.fromhex
     padded = "zerofill" in (column_type.sql or "") and reader not in ("float32", "float64")
     return partial(text_of, column_type=column_type) if padded else None
-
-
-def _plain(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value or "")
 
 
 def _type(sql: str) -> ColumnType:

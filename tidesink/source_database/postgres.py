@@ -22,6 +22,7 @@ from tidesink.source_database.base import (
     StoredTable,
     ValueReader,
     column_of,
+    plain,
     table_of,
 )
 from tidesink.typemap.table import row_of
@@ -150,9 +151,9 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     if found is None:
         return None
     oid, sort, has_children = found
-    if _plain(sort) == "r" and _is_true(has_children):
+    if plain(sort) == "r" and _is_true(has_children):
         raise ConfigError(_CHILDREN, table=str(table))
-    place = {"oid": _plain(oid)}
+    place = {"oid": plain(oid)}
     columns = [_column(row) for row in connection.execute(sa.text(_COLUMNS), place)]
     types, generated = (
         {one.name: one.type for one in columns if one.generated is kind} for kind in (False, True)
@@ -162,7 +163,7 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
         types,
         _key(connection, place),
         _rows(connection, table),
-        int(_plain(connection.execute(sa.text(_BYTES), place).scalar_one())),
+        int(plain(connection.execute(sa.text(_BYTES), place).scalar_one())),
         required=required,
         generated=generated,
     )
@@ -175,10 +176,8 @@ def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, st
 
 def _column(row: Sequence[Any]) -> _Column:
     name, required, generated, sql, word, kind, category = row
-    column_type = _type(
-        _plain(sql), _plain(word), is_enum=_plain(kind) == "e", is_array=_plain(category) == "A"
-    )
-    return _Column(_plain(name), column_type, _is_true(required), _is_true(generated))
+    column_type = _type(plain(sql), plain(word), is_enum=plain(kind) == "e", is_array=plain(category) == "A")
+    return _Column(plain(name), column_type, _is_true(required), _is_true(generated))
 
 
 def _key(connection: Connection, place: Mapping[str, str]) -> tuple[str, ...]:
@@ -188,7 +187,7 @@ def _key(connection: Connection, place: Mapping[str, str]) -> tuple[str, ...]:
     import sqlalchemy as sa
 
     found = connection.execute(sa.text(_KEYS), place).scalar()
-    return tuple(json.loads(_plain(found))) if found is not None else ()
+    return tuple(json.loads(plain(found))) if found is not None else ()
 
 
 def _rows(connection: Connection, table: TableId) -> int:
@@ -199,7 +198,7 @@ def _rows(connection: Connection, table: TableId) -> int:
 
     query: Select[Any] = sa.select(sa.literal_column("1")).select_from(table_of(table))
     text = str(query.compile(dialect=connection.dialect))
-    (plan,) = json.loads(_plain(connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {text}").scalar_one()))
+    (plan,) = json.loads(plain(connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {text}").scalar_one()))
     return int(plan["Plan"]["Plan Rows"])
 
 
@@ -307,7 +306,7 @@ def _binary(sql: str, text: str) -> bytes:
 
 def text_of(value: Any, _column_type: ColumnType) -> str:
     """The text that was selected."""
-    return _plain(value)
+    return plain(value)
 
 
 def key_text(text: str, column_type: ColumnType) -> str:
@@ -354,12 +353,8 @@ def bounded(
     return found
 
 
-def _plain(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 def _is_true(value: Any) -> bool:
-    return _plain(value).lower() in ("t", "true")
+    return plain(value).lower() in ("t", "true")
 
 
 def keep_texts(connection: Any) -> None:
