@@ -11,6 +11,7 @@ follows (columns of the target, filters, packing, staging) is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone, tzinfo
 from functools import cached_property, partial
@@ -126,6 +127,28 @@ def open_database(url: str) -> Engine:
         ConfigError: no URL, or no driver for it.
     """
     return open_engine(url, option=OPTION, extra=EXTRA)
+
+
+@contextmanager
+def connected(url: str, *, as_of: int | None = None) -> Iterator[Connection]:
+    """A session of the source's database, which reads as of a commit_ts, or as of now.
+
+    The errors of what is asked in it are the caller's to translate.
+
+    Raises:
+        ConfigError: as ``open_database``, or the database refuses the user, or cannot read as of a moment.
+        SourceUnavailableError: it does not answer.
+    """
+    engine = open_database(url)
+    try:
+        with translated(OPTION):
+            connection = engine.connect()
+        with connection:
+            with translated(OPTION):
+                begin_session(connection, as_of=as_of)
+            yield connection
+    finally:
+        engine.dispose()
 
 
 def key_ranges(

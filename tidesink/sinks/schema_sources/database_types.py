@@ -137,16 +137,11 @@ def look_into(settings: DatabaseSettings | None) -> Look | None:
 
 def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, ColumnType]:
     # Here, since it takes what Spark's tasks do, which takes a second to load.
-    from tidesink.sinks.batch.source_rows import OPTION, open_database
-    from tidesink.source_database.database import begin_session, stored_table, translated
+    from tidesink.sinks.batch.source_rows import OPTION, connected
+    from tidesink.source_database.database import stored_table, translated
 
-    engine = open_database(settings.url.get_secret_value())
-    try:
-        with translated(OPTION), engine.connect() as connection:
-            begin_session(connection)
-            found = stored_table(connection, table)
-    finally:
-        engine.dispose()
+    with connected(settings.url.get_secret_value()) as connection, translated(OPTION):
+        found = stored_table(connection, table)
     return {fold_name(name): kind for name, kind in found.types.items()} if found else {}
 
 
@@ -155,17 +150,13 @@ def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | Non
 
     Raises: as ``look_into`` says.
     """
-    from tidesink.sinks.batch.source_rows import OPTION, open_database
+    from tidesink.sinks.batch.source_rows import OPTION, connected
     from tidesink.sinks.batch.topic_ddl import DdlStatement
     from tidesink.source_database.database import translated
     from tidesink.source_database.mysql import create_statement
 
-    engine = open_database(settings.url.get_secret_value())
-    try:
-        with translated(OPTION), engine.connect() as connection:
-            found = create_statement(connection, table)
-    finally:
-        engine.dispose()
+    with connected(settings.url.get_secret_value()) as connection, translated(OPTION):
+        found = create_statement(connection, table)
     return None if found is None else DdlStatement(table.schema, found[0], found[1], table=table.name)
 
 

@@ -45,9 +45,9 @@ from tidesink.sinks.batch.source_rows import (
     KeySet,
     SourceDecoder,
     SourceRows,
+    connected,
     key_ranges,
     log_offset,
-    open_database,
     source_plan,
 )
 from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
@@ -63,7 +63,7 @@ from tidesink.sinks.worker.source_keys import (
     parts_of,
 )
 from tidesink.source_database.base import KeyTexts, StoredTable
-from tidesink.source_database.database import begin_at_position, begin_session, stored_table, translated
+from tidesink.source_database.database import begin_at_position, stored_table, translated
 from tidesink.source_database.key_bounds import Bound, from_lists
 
 if TYPE_CHECKING:
@@ -247,18 +247,10 @@ def open_source_database(config: Config, *, as_of: int | None = None) -> Iterato
     settings = config.source.database
     if settings is None:
         raise ConfigError(f"a table's snapshot is not over, and {OPTION} is not set", key=OPTION)
-    engine = open_database(settings.url.get_secret_value())
-    try:
-        with translated(OPTION):
-            connection = engine.connect()
-        with connection:
-            with translated(OPTION):
-                begin_session(connection, as_of=as_of)
-            at_once, batch = settings.connections, config.batch
-            size = batch.max_bytes // at_once
-            yield SourceDatabase(connection, settings.chunk_rows, size, at_once, batch.max_records)
-    finally:
-        engine.dispose()
+    at_once, batch = settings.connections, config.batch
+    size = batch.max_bytes // at_once
+    with connected(settings.url.get_secret_value(), as_of=as_of) as connection:
+        yield SourceDatabase(connection, settings.chunk_rows, size, at_once, batch.max_records)
 
 
 @dataclass(frozen=True)
@@ -582,7 +574,10 @@ class SnapshotBatch(Batch):
         try:
             reduction = self._reduce_once(plan)
             # A row that does not fit may be of a type that is known better by now.
-            if reduction.summary.bad and self._decoding.learn(Missed(reduction.summary, (), plan.found)):
+            missed = Missed(reduction.summary, (), plan.found)
+            with released_on_error(reduction.release):
+                again = reduction.summary.bad > 0 and self._decoding.learn(missed)
+            if again:
                 reduction.release()
                 reduction = self._reduce_once(plan)
         except RangeTooLargeError as exc:
