@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Final, Literal
 from uuid import uuid4
 
@@ -20,6 +20,7 @@ import structlog
 from tidesink.config import Config
 from tidesink.config.models import idle_patterns
 from tidesink.errors import SourceError, TidesinkError
+from tidesink.events import Event, Message
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.context import (
     Failpoints,
@@ -128,7 +129,6 @@ class Worker:
             watermark_of := watermark_reader(context.config.source, context.registry),
             ends=self._ends,
         )
-        self._decode_ddl = codec_of(context.config.source, context.registry).decode
         cuts = context.config.cuts
         self._cuts = None
         if cuts is not None:
@@ -348,6 +348,11 @@ class Worker:
         all_of_each = whole or self._ends
         seen = self._offsets.look(chosen) if all_of_each else self._offsets.look(chosen, unread.__contains__)
         return seen if ddl is None else ddl.take(seen, self._decode_ddl)
+
+    @cached_property
+    def _decode_ddl(self) -> Callable[[Message], tuple[Event, ...]]:
+        """Decodes the records of a connector's DDL."""
+        return codec_of(self._context.config.source, self._context.registry).decode
 
     def _may_work(self, table_task: TableTask, seen: Look) -> bool:
         found = seen.found.get(table_task.topic)
