@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,22 @@ def _config(folder: Path, **more: Any) -> Path:
     settings["source"] = {**settings["source"], "database": DATABASE}
     path.write_text(yaml.safe_dump(settings))
     return path
+
+
+@contextmanager
+def _stored_orders(url: str, folder: Path, store: SqlStateStore) -> Iterator[tuple[Path, TableId]]:
+    """A table in the database, with a key of two columns, that a worker knows."""
+    with own_database(url) as (connection, schema):
+        connection.exec_driver_sql(
+            "CREATE TABLE orders (`Id` int, word varchar(9), PRIMARY KEY (`Id`, word))"
+        )
+        table = TableId(schema, "orders")
+        store.save_status(TableStatus("shop", table, "IDLE"))
+        path = _config(folder)
+        settings = yaml.safe_load(path.read_text())
+        settings["source"]["database"] = url
+        path.write_text(yaml.safe_dump(settings))
+        yield path, table
 
 
 @pytest.fixture
@@ -140,16 +158,7 @@ def test_a_range_that_is_none_is_refused(
 def test_a_range_is_asked_for_in_the_words_of_the_database(
     tmp_path: Path, store: SqlStateStore, mariadb_url: str
 ) -> None:
-    with own_database(mariadb_url) as (connection, schema):
-        connection.exec_driver_sql(
-            "CREATE TABLE orders (`Id` int, word varchar(9), PRIMARY KEY (`Id`, word))"
-        )
-        table = TableId(schema, "orders")
-        store.save_status(TableStatus("shop", table, "IDLE"))
-        path = _config(tmp_path)
-        settings = yaml.safe_load(path.read_text())
-        settings["source"]["database"] = mariadb_url
-        path.write_text(yaml.safe_dump(settings))
+    with _stored_orders(mariadb_url, tmp_path, store) as (path, table):
         code, output = _run(path, "snapshot", "start", str(table), "--where", "id < 007")
         assert code == 0, output
         asked = read_controls(store, "shop")[table].snapshot
@@ -164,16 +173,7 @@ def test_a_range_is_asked_for_in_the_words_of_the_database(
 @pytest.mark.servers
 def test_a_resync_of_keys_that_are_given(tmp_path: Path, store: SqlStateStore, mariadb_url: str) -> None:
     """A name that is none of the key is told at once, and nothing is asked."""
-    with own_database(mariadb_url) as (connection, schema):
-        connection.exec_driver_sql(
-            "CREATE TABLE orders (`Id` int, word varchar(9), PRIMARY KEY (`Id`, word))"
-        )
-        table = TableId(schema, "orders")
-        store.save_status(TableStatus("shop", table, "IDLE"))
-        path = _config(tmp_path)
-        settings = yaml.safe_load(path.read_text())
-        settings["source"]["database"] = mariadb_url
-        path.write_text(yaml.safe_dump(settings))
+    with _stored_orders(mariadb_url, tmp_path, store) as (path, table):
         code, output = _run(path, "resync", str(table), "--key", "id=7,name=b")
         assert code == 2
         assert "gives no word" in " ".join(output.split())

@@ -311,9 +311,16 @@ def live_table(url: str, servers: Servers, **options: Any) -> Iterator[LiveTable
     """A live table, dropped at the end."""
     engine = sa.create_engine(f"{url}?charset=utf8mb4", isolation_level="READ COMMITTED")
     table = LiveTable(engine, servers, **options)
-    try:
+    with dropped(engine, table.name.schema):
         yield table
+
+
+@contextmanager
+def dropped(engine: sa.Engine, schema: str) -> Iterator[None]:
+    """A database is dropped at the end, and the engine closed."""
+    try:
+        yield
     finally:
         with engine.begin() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE `{table.name.schema}`")
+            connection.exec_driver_sql(f"DROP DATABASE `{schema}`")
         engine.dispose()

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from tests.e2e.diffing import differing, table_of_diff
+from tests.e2e.live_source import dropped
 from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import ID, NAME, TableWriter, shop_config
@@ -89,12 +90,8 @@ class _Accounts:
 def _accounts(url: str, servers: Servers) -> Iterator[_Accounts]:
     engine = sa.create_engine(url)
     found = _Accounts(engine, servers)
-    try:
+    with dropped(engine, found.name.schema):
         yield found
-    finally:
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE `{found.name.schema}`")
-        engine.dispose()
 
 
 def _config(folder: Path, servers: Servers, accounts: _Accounts, url: str, target: dict[str, Any]) -> Path:

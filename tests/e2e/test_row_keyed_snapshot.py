@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.e2e.diffing import table_of_diff
-from tests.e2e.live_source import changing
+from tests.e2e.live_source import changing, dropped
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, shop_config
@@ -122,12 +122,8 @@ class _Visits:
 def _visits(url: str, servers: Servers) -> Iterator[_Visits]:
     engine = sa.create_engine(url)
     visits = _Visits(engine, servers)
-    try:
+    with dropped(engine, visits.table.schema):
         yield visits
-    finally:
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE `{visits.table.schema}`")
-        engine.dispose()
 
 
 def _config(folder: Path, servers: Servers, visits: _Visits, url: str, **more: Any) -> Path:
