@@ -210,7 +210,9 @@ def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) ->
         pymysql.err.InternalError: the values do not end where their rows do.
     """
     places = np.frombuffer(data + bytes(max(_WIDTHS.values()) + 1), np.uint8)
-    edges = np.empty((len(starts), columns, 2), np.int64)
+    # Where each value begins and ends, row by row, and at last where all end.
+    flat = np.empty(2 * columns * len(starts) + 1, np.int32)
+    edges, flat[-1] = flat[:-1].reshape(len(starts), columns, 2), ends[-1]
     nulls, at = [], starts
     for number in range(columns):
         begin, size, null = _lengths(places, np.clip(at, 0, len(data)))
@@ -222,7 +224,6 @@ def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) ->
 
         raise InternalError("the server's packets are not rows of the columns that were asked for")
     # All bytes as one array: what lies between values is an element too, which none of the columns takes.
-    flat = np.append(edges.reshape(-1), ends[-1]).astype(np.int32)
     every = pa.Array.from_buffers(pa.binary(), len(flat) - 1, [None, pa.py_buffer(flat), pa.py_buffer(data)])
     step = np.arange(0, 2 * columns * len(starts), 2 * columns)
     return [

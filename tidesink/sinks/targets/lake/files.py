@@ -599,7 +599,8 @@ def _file_sized(batches: Iterable[pa.RecordBatch], fields: list[str]) -> Iterato
     rows, size = list[pa.RecordBatch](), 0
     for batch in batches:
         # Bad records and events that are no row travel in payloads as well.
-        rows.append(batch.select(fields).filter(pc.is_in(batch["_op"], pa.array(ROW_KINDS))))
+        of_rows, own = pc.is_in(batch["_op"], pa.array(ROW_KINDS)), batch.select(fields)
+        rows.append(own if pc.all(of_rows).as_py() else own.filter(of_rows))
         size += rows[-1].nbytes
         if size >= _FILE_BYTES:
             yield pa.Table.from_batches(rows)

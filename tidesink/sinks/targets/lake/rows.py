@@ -195,7 +195,8 @@ class RowRules:
         deletes = _mask(pc.equal(rows["_op"], DELETE))
         if not self.sequenced:
             wanted = ~deletes | (self.soft & (at >= 0))
-            rows, at, deletes = rows.filter(pa.array(wanted)), at[wanted], deletes[wanted]
+            if not wanted.all():
+                rows, at, deletes = rows.filter(pa.array(wanted)), at[wanted], deletes[wanted]
         found = self._found(rows, at, deletes, columns, None if known is None else known.rows)
         arrays = [found.values(column) for column in columns]
         for column, values in zip(columns, arrays, strict=True):
