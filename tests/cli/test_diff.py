@@ -56,15 +56,6 @@ def test_a_pipeline_that_never_ran_has_nothing_to_compare(tmp_path: Path) -> Non
         ({"defaults": {"mode": "append"}}, "mode: append"),
         ({"tables": [{"name": "shop.orders", "ignore_null_updates": True}]}, "ignore_null_updates"),
         ({"target": {"type": "http", "url": "http://127.0.0.1:1"}}, "http"),
-        (
-            {
-                "target": {"type": "postgres", "url": "postgresql://127.0.0.1:1/d", "user": "u"},
-                "cuts": {},
-                "source__enable_tidb_extension": True,
-                "source__avro_enable_watermark": True,
-            },
-            "with cuts a database has the rows of the last one",
-        ),
     ],
 )
 def test_what_cannot_be_compared_is_told(tmp_path: Path, more: dict[str, Any], said: str) -> None:

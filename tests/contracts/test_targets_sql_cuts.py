@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -79,6 +80,15 @@ class _Dies:
         raise _KilledError
 
 
+def _applied(bed: Bed, name: TableId = TABLE, *columns: Column) -> dict[int, Any]:
+    """The names by id that are applied, whether they are seen yet or not."""
+    assert bed.spark is not None
+    found = shape(*columns, table=name)
+    reading = target_of(bed).reader(found, pipeline="shop", session=bed.spark)
+    assert reading is not None
+    return {row["id"]: row["name"] for row in reading.rows(found.columns).collect()}
+
+
 def _seen(bed: Bed) -> list[dict[int, Any]]:
     """The names by id that readers see, in each table."""
     read = reader(target_of(bed))
@@ -145,6 +155,77 @@ def test_a_worker_that_lost_one_table_makes_no_cut_of_any(sql: Bed) -> None:
     with pytest.raises(StaleProgressError):
         first.tables[TABLE].version_of(first._progress(TABLE))
     first.close()
+
+
+@quick_on("postgres", "mysql")
+def test_what_is_applied_is_read_before_the_cut_as_behind_it(sql: Bed) -> None:
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1), row(2), row(3))
+    first = _applied(sql)
+    worker.cut(FIRST)
+    assert (first, _applied(sql)) == ({1: "a", 2: "a", 3: "a"},) * 2
+    worker.put(TABLE, row(2, None), row(4), deletes=(1, 9))
+    before = _applied(sql)
+    assert _seen(sql)[0] == {1: "a", 2: "a", 3: "a"}
+    worker.cut(FIRST + 1)
+    assert (before, _applied(sql), _seen(sql)[0]) == ({2: None, 3: "a", 4: "a"},) * 3
+    worker.apply(TABLE, ReducedBatch(shape(), 0, 0, truncates=True))
+    worker.put(TABLE, row(2, "new"))
+    assert (_applied(sql), _applied(sql, OTHER)) == ({2: "new"}, {})
+    worker.close()
+
+
+def test_a_cut_that_is_made_while_rows_are_read_is_there_whole_or_not_at_all(sql: Bed) -> None:
+    """Each batch gives all rows one name, and takes some away or brings them back."""
+    worker, done, found = _Worker(sql), threading.Event(), list[dict[int, Any]]()
+
+    def read() -> None:
+        while not done.is_set():
+            found.append(_applied(sql))
+
+    worker.put(TABLE, *(row(at, "0") for at in range(40)))
+    reading = threading.Thread(target=read)
+    reading.start()
+    for number in range(1, 13):
+        # Some of them come while the reader is between its look and its rows.
+        there = range(20 if number % 2 else 40)
+        gone = tuple(range(20, 40)) if number % 2 else ()
+        worker.put(TABLE, *(row(at, str(number)) for at in there), deletes=gone)
+        worker.cut(FIRST + number)
+    done.set()
+    reading.join()
+    for one in found:
+        (name,) = {*one.values()}
+        assert one.keys() == {*range(20 if int(name) % 2 else 40)}
+    assert len({next(iter(one.values())) for one in found}) > 2
+    worker.close()
+
+
+def test_what_is_applied_is_read_where_what_was_gathered_lacks_a_column(sql: Bed) -> None:
+    """A worker without cuts left it behind, and has a new column since."""
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1))
+    worker.close()
+    plain = _Worker(sql, cuts=False)
+    flag = Column("flag", ColumnType("varchar", length=10), default="old")
+    grown = shape(ID, NAME, flag)
+    plain.tables[TABLE].evolve(grown)
+    plain.apply(TABLE, sql.batch(grown, [{"id": 2, "name": "b", "flag": "new"}]))
+    assert _applied(sql, TABLE, ID, NAME, flag) == {1: "a", 2: "b"}
+    plain.close()
+
+
+def test_what_is_applied_is_read_of_a_table_whose_texts_are_compared_otherwise(sql: Bed) -> None:
+    """Somebody made it, with a character set of their own."""
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1, "ä"))
+    worker.cut(FIRST)
+    other = 'COLLATE "C"' if sql.name == "postgres" else "CHARACTER SET latin1 COLLATE latin1_german2_ci"
+    word = "ALTER COLUMN name TYPE" if sql.name == "postgres" else "MODIFY name"
+    execute(sql, f"ALTER TABLE {{}} {word} varchar(20) {other}")
+    worker.put(TABLE, row(2, "ö"))
+    assert _applied(sql) == {1: "ä", 2: "ö"}
+    worker.close()
 
 
 def test_a_table_is_emptied_by_the_cut(sql: Bed) -> None:

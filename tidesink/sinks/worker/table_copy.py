@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from tidesink.config import Config
-from tidesink.config.targets import SqlSettings
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
@@ -46,8 +45,6 @@ def obstacle(config: Config, table: TableId, topic: str | None) -> str | None:
     settings = config.table_config(table)
     if "rows" not in config.target.features:
         return f"a target of type {config.target.type} forwards changes, and keeps no rows"
-    if config.cuts is not None and isinstance(config.target, SqlSettings):
-        return "with cuts a database has the rows of the last one, and not all that is applied"
     if settings.mode != "upsert":
         return f"mode: {settings.mode} keeps what the source has no more, so that its rows are others"
     if settings.ignore_null_updates:
@@ -163,7 +160,8 @@ class TableCopy:
         if self.patience is not None:
             return self.patience
         config = self.context.config
-        return ALIVE_SECONDS + config.retry.for_ + 2 * config.batch.watermark_interval
+        cuts = config.cuts.every if config.cuts is not None else 0  # what is above the bound waits for it
+        return ALIVE_SECONDS + config.retry.for_ + 2 * config.batch.watermark_interval + cuts
 
     def _check_worker(self, waiting: int, still: Standstill) -> None:
         store, pipeline = self.context.store, self.context.config.pipeline

@@ -151,6 +151,22 @@ class Gathered:
         )
         return Counts(deleted=int(cursor.rowcount))
 
+    def lacks_row(self, keys: Iterable[str]) -> str:
+        """The condition that nothing was gathered of the key of a row ``t`` of the target."""
+        names = map(self._dialect.quote, keys)
+        same = " AND ".join(f"g.{name} = t.{name}" for name in names)
+        return f"NOT EXISTS (SELECT 1 FROM {self.place.location} g WHERE {same})"
+
+    def living(self, columns: Iterable[str]) -> str:
+        """The query of the rows that were gathered and are no deletes, each value of the columns as a text.
+
+        NULL of a column that it has not: nothing was gathered since there is one.
+        """
+        own = {fold_name(name): (self._dialect.quote(name), kind) for name, kind in self._present.items()}
+        found = (own.get(fold_name(name)) for name in columns)
+        texts = ", ".join("NULL" if one is None else self._dialect.text_of(*one) for one in found)
+        return f"SELECT {texts} FROM {self.place.location} WHERE {self._mark} IS NOT TRUE"
+
     def merge(self, cursor: Any, shape: TableShape, present: Mapping[str, str]) -> None:
         """Merge what was gathered into the target, whose columns are ``present``, and take it away.
 

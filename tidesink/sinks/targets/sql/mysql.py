@@ -238,13 +238,18 @@ class MysqlDialect:
         return f"x'{text}'" if binary else text_mysql(text)
 
     def text_of(self, column: str, found: str) -> str:
-        """Of a floating-point number the double that it is: as a text a FLOAT has six digits."""
+        """Of a floating-point number the double that it is: as a text a FLOAT has six digits.
+
+        A text is one of the same collation, whatever the column's is: a UNION refuses two.
+        """
         kind = found.partition("(")[0]
         if kind in _BYTES:
             return f"HEX({column})"
         if kind in ("float", "double"):
             return f"{column} + 0e0"
-        return column if kind in ("longtext", "mediumtext", "text", "varchar") else f"CAST({column} AS CHAR)"
+        if kind in ("longtext", "mediumtext", "text", "varchar"):
+            return f"CONVERT({column} USING utf8mb4)"
+        return f"CAST({column} AS CHAR)"
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """The database and its ledger; what is there is not touched, and needs no right to make it."""

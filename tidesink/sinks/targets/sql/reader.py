@@ -2,6 +2,10 @@
 
 Every value is selected as a text (``Dialect.text_of``), so that no driver makes something else of it. What
 the database itself changes in a text, such as the spaces of JSON, ``spelling`` says.
+
+With cuts (``sql.cuts``) the rows are what is applied: the table's as of the last cut, with what was gathered
+since in their place. One statement reads both, so that a cut that is made meanwhile is seen whole or not at
+all.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -20,6 +24,7 @@ from tidesink.events import fold_name
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, TableReader
+from tidesink.sinks.targets.sql.cuts import Gathered
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.ledger import SqlLedger
 from tidesink.sinks.targets.sql.load import Read
@@ -83,6 +88,7 @@ class SqlReader(TableReader):
         self._place = place
         self._table = str(shape.source)
         self._ledger = SqlLedger(self._dialect, place, pipeline, shape.keys)
+        self._gathered = Gathered(self._dialect, place)
 
     @property
     def exists(self) -> bool:
@@ -104,19 +110,17 @@ class SqlReader(TableReader):
         return entry.progress if entry else None
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Those that are committed when the task reads them, in the shape's own types or wider ones."""
+        """Those that are applied when the task reads them, in the shape's own types or wider ones."""
         database = self._dialect.database
         found = {fold_name(name): (self._place.quote(name), kind) for name, kind in self._present.items()}
         asked = [found[fold_name(column.name)] for column in columns]
         types = [
             _held(one.spark, spark_of(kind, database)) for one, (_, kind) in zip(columns, asked, strict=True)
         ]
-        texts = ", ".join(self._dialect.text_of(*one) for one in asked)
-        query = f"SELECT {texts} FROM {self._place.location}{self._living()}"
         dialect = self._dialect
         task = ReadTask(
             self._connections.endpoint,
-            query,
+            self._query(", ".join(dialect.text_of(*one) for one in asked), [one.name for one in columns]),
             len(asked),
             dialect.read,
             dialect.code_of,
@@ -144,8 +148,23 @@ class SqlReader(TableReader):
         with self._connections.transaction(self._table, writes=False) as cursor:
             return self._dialect.present(cursor, self._place)
 
-    def _living(self) -> str:
-        """The condition for the rows that live, of a shard its own."""
+    def _query(self, texts: str, columns: Sequence[str]) -> str:
+        """What reads the rows that are applied; ``texts`` are the table's own of the columns.
+
+        It is looked up each time whether anything may be gathered: a worker may have begun with cuts since.
+        What was applied before the look is among what is read behind it.
+        """
+        conditions, more = self._living(), ""
+        with self._connections.transaction(self._table, writes=False) as cursor:
+            gathers = self._gathered.look(cursor)
+        if gathers:
+            conditions.append(self._gathered.lacks_row(self._ledger.keys))
+            more = f" UNION ALL {self._gathered.living(columns)}"
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {texts} FROM {self._place.location} t{where}{more}"
+
+    def _living(self) -> list[str]:
+        """The conditions for the rows that live, of a shard its own."""
         conditions = []
         if SOFT_DELETE_COLUMN in self._present:
             conditions.append(f"{self._place.quote(SOFT_DELETE_COLUMN)} IS NOT TRUE")
@@ -153,7 +172,7 @@ class SqlReader(TableReader):
             column, value = self._place.shard
             name, kind = next(one for one in self._present.items() if fold_name(one[0]) == fold_name(column))
             conditions.append(f"{self._place.quote(name)} = {self._dialect.literal(value, kind)}")
-        return f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return conditions
 
 
 def _held(ddl: str, present: str) -> str:
