@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1200)]
-STEPS = ("cut", "committed", "cutting", "staged", "committing", "reported")
+STEPS = ("cut", "committed", "cutting", "kept:2", "staged", "committing", "reported")
 
 
 class Run(BankRun):
@@ -52,6 +52,16 @@ class Run(BankRun):
                 continue
             self._check(cut.commit_ts)
             self.seen[cut.commit_ts] = versions
+        if self.config.target.type == "iceberg":
+            self._expire()
+
+    def _expire(self) -> None:
+        """Another program lets every snapshot go that it may."""
+        log = cuts.cut_log(self.spark, self.config)
+        for schema in SCHEMAS:
+            at_once = "older_than => TIMESTAMP '2999-01-01 00:00:00', retain_last => 1"
+            name = f"table => '{schema.table}'"
+            log.session.sql(f"CALL {log.location.split('.')[0]}.system.expire_snapshots({name}, {at_once})")
 
     def look_again(self) -> None:
         """Read every cut once more: what a cut names stays."""
@@ -144,6 +154,8 @@ def _check_commands(run: Run) -> None:
     shown = runner.invoke(app, ["cut", "show", str(last), "--config", str(run.path)])
     assert shown.exit_code == 0, shown.output
     assert all(str(schema.table) in shown.stdout for schema in SCHEMAS)
+    tagged = run.config.target.type == "iceberg"
+    assert shown.stdout.count(f"tidesink_cut_{run.config.pipeline}_") == (len(SCHEMAS) if tagged else 0)
 
 
 def _check_that_loss_is_said(run: Run) -> None:

@@ -31,7 +31,6 @@ from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress, from_json, to_json
-from tidesink.sinks.targets.iceberg.schema import oldest_kept
 from tidesink.sinks.targets.lake.cuts import Cut, likely_lost
 
 SCHEMA: Final = parse_create_table("CREATE TABLE shop.t (id INT PRIMARY KEY)")
@@ -177,17 +176,6 @@ def test_of_a_version_with_many_files_those_are_looked_for_that_the_table_has_no
     assert (len(some), some[0], int(some[-1]) >= 900) == (100, "0", True)
     assert len(likely_lost(files[:101], [])) <= 100
     assert likely_lost([], files) == []
-
-
-def test_snapshots_that_readers_saw_of_late_stay_however_old_they_are() -> None:
-    now, hour = 1_000_000_000, 3_600_000
-    written = [now - 1, now - 2 * hour, now - 90 * hour, now - 99 * hour]
-    # Readers saw the third until two hours ago.
-    assert oldest_kept(written, now, age=hour, keeps=3 * 3600) == now - 90 * hour
-    assert oldest_kept(written, now, age=hour, keeps=1 * 3600) == now - 2 * hour
-    assert oldest_kept(written, now, age=95 * hour, keeps=3 * 3600) == now - 95 * hour
-    assert oldest_kept(written, now, age=hour, keeps=0) == now - hour
-    assert oldest_kept(written[:2], now, age=hour, keeps=3 * 3600) == 0
 
 
 def _cut(second: int) -> Cut:

@@ -77,35 +77,40 @@ def show(
     with started_spark(settings) as spark:
         log = cut_log(spark, settings)
         cut = chosen(log.cuts(), at)
-        gone: dict[CutTable, str] = {}
+        gone, tags = dict[CutTable, str](), dict[CutTable, str]()
         from tidesink.sinks.targets.lake.cuts import frame_of
 
         for one in cut.tables:
             try:
                 frame_of(log, one)
+                tags[one] = log.tag_of(one) or ""
             except TargetError as exc:
                 gone[one] = exc.message
     if output is OutputFormat.JSON:
-        write_json(_as_json(settings, cut, gone))
+        write_json(_as_json(settings, cut, gone, tags))
     else:
         typer.echo(
             f"cut {cut.commit_ts}: {commit_time(cut.commit_ts)} UTC, published {shown_moment(cut.published)}"
         )
         rows = [
             (str(one.table), one.place, one.version, "" if one.changes is None else one.changes)
+            + ((tags.get(one, ""),) if any(tags.values()) else ())
             for one in cut.tables
         ]
-        show_table(None, ("table", "place", "version", "changes"), rows)
+        columns = ("table", "place", "version", "changes", "tag")
+        show_table(None, columns if any(tags.values()) else columns[:-1], rows)
         for table, reason in gone.items():
             typer.echo(f"{table.table}: {reason}")
     if gone:
         raise typer.Exit(terminal.UNWELL)
 
 
-def _as_json(config: Config, cut: Cut, gone: Mapping[CutTable, str]) -> dict[str, Any]:
+def _as_json(
+    config: Config, cut: Cut, gone: Mapping[CutTable, str], tags: Mapping[CutTable, str]
+) -> dict[str, Any]:
     tables = [
         {"table": one.table._asdict(), "place": one.place, "version": one.version, "changes": one.changes}
-        | {"gone": gone.get(one)}
+        | {"tag": tags.get(one) or None, "gone": gone.get(one)}
         for one in cut.tables
     ]
     moments = {"time": cut.time.isoformat(), "published": cut.published.isoformat()}

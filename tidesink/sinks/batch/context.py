@@ -326,7 +326,8 @@ LAKE_FAILPOINTS: Final = (
 )
 # Of a cut.
 CUT_FAILPOINTS: Final = (
-    "cutting",  # every table stands at the cut
+    "kept",  # the version of one more table is kept for the cut
+    "cutting",  # every table stands at the cut, and its version is kept
     "cut",  # the cut is committed, and no table has read on
 )
 # Of a replay of dead letters.

@@ -17,6 +17,14 @@ from tidesink.sinks.targets.base import Target, TargetTable
 NAME: Final = "_tidesink_cuts"
 
 
+def tag_prefix(pipeline: str) -> str:
+    """What the names of tags begin with that keep what a pipeline's cuts name; the commit_ts follows.
+
+    A table may hold the rows of several pipelines, whose cuts have the same instants.
+    """
+    return f"tidesink_cut_{pipeline}_"
+
+
 class CutTable(NamedTuple):
     """A table in a cut. ``changes``: row events applied since the cut before; None where nobody knows."""
 
@@ -46,6 +54,20 @@ class VersionedTable(TargetTable, Protocol):
         Raises:
             StaleProgressError: the table holds other progress: another worker has it.
             TargetError: the table cannot be read.
+        """
+
+
+@runtime_checkable
+class KeptVersions(Protocol):
+    """A table where something has to be done so that a version stays that a cut names."""
+
+    def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
+        """Have a version stay until cuts that name it are older than ``keep`` seconds, or longer.
+
+        It is asked before the cut at ``commit_ts`` is published.
+
+        Raises:
+            TargetError: nobody knows that it stays.
         """
 
 

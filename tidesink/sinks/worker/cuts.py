@@ -23,7 +23,14 @@ from tidesink.sinks.batch.cuts import next_bound, stands_at
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets.base import TargetTable
-from tidesink.sinks.targets.cuts import CutPublisher, CutTable, CutTarget, TableVersion, VersionedTable
+from tidesink.sinks.targets.cuts import (
+    CutPublisher,
+    CutTable,
+    CutTarget,
+    KeptVersions,
+    TableVersion,
+    VersionedTable,
+)
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 if TYPE_CHECKING:
@@ -134,23 +141,12 @@ class Cuts:
     def _publish(self, tasks: Sequence[TableTask], bound: int) -> None:
         """Write the cut; one that cannot be written is passed over."""
         assert self._log is not None  # noqa: S101  (opened before)
-        tables = dict[CutTable, TargetTable]()
-        for one in tasks:
-            try:
-                version = self._context.retry(one.table).call(partial(_version, one))
-            except StaleProgressError as exc:
-                one.fail(exc)
-                return
-            except TidesinkError as exc:
-                _log.warning("cut not published", commit_ts=bound, table=str(one.table), error=str(exc))
-                return
-            known = self._applied.get(one.table)
-            changes = None if known is None else one.applied - known
-            assert one.held is not None  # noqa: S101  (the table stands at a cut)
-            tables[CutTable(one.table, version.place, version.version, changes)] = one.held.table
-        self._context.failpoints.reach("cutting")
         try:
             with self._alive():
+                tables = self._named(tasks, bound)
+                if tables is None:
+                    return
+                self._context.failpoints.reach("cutting")
                 self._log.publish(bound, tables, keep=self._settings.keep)
         except TidesinkError as exc:
             _log.warning("cut not published", commit_ts=bound, error=str(exc))
@@ -163,6 +159,27 @@ class Cuts:
         self._last, self._published_at = bound, time.time()
         self._applied = {one.table: one.applied for one in tasks}
         _log.info("cut", commit_ts=bound, tables=len(tables))
+
+    def _named(self, tasks: Iterable[TableTask], bound: int) -> dict[CutTable, TargetTable] | None:
+        """What the cut names, which is kept from now on; None where a table's version is not known."""
+        tables = dict[CutTable, TargetTable]()
+        for one in tasks:
+            try:
+                version = self._context.retry(one.table).call(
+                    partial(_version, one, bound, keep=self._settings.keep)
+                )
+            except StaleProgressError as exc:
+                one.fail(exc)
+                return None
+            except TidesinkError as exc:
+                _log.warning("cut not published", commit_ts=bound, table=str(one.table), error=str(exc))
+                return None
+            self._context.failpoints.reach("kept")
+            known = self._applied.get(one.table)
+            changes = None if known is None else one.applied - known
+            assert one.held is not None  # noqa: S101  (the table stands at a cut)
+            tables[CutTable(one.table, version.place, version.version, changes)] = one.held.table
+        return tables
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
@@ -234,10 +251,20 @@ def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) ->
     return f"{unread} records to read" if unread else "watermarks to come"
 
 
-def _version(task: TableTask) -> TableVersion:
-    """The version of a table that holds what is applied; raises as ``VersionedTable.version_of``."""
+def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
+    """The version of a table that holds what is applied, which stays for ``keep`` seconds.
+
+    It is kept before the cut names it: a worker that dies between the two leaves a version too many. The
+    other way round it would leave a cut whose version anybody may remove.
+
+    Raises: as ``VersionedTable.version_of`` and ``KeptVersions.keep_version``.
+    """
     assert task.held is not None  # noqa: S101  (the table stands at a cut)
-    return cast("VersionedTable", task.held.table).version_of(task.held.progress)
+    table = task.held.table
+    found = cast("VersionedTable", table).version_of(task.held.progress)
+    if isinstance(table, KeptVersions):
+        table.keep_version(found.version, commit_ts, keep=keep)
+    return found
 
 
 def cut_status(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:

@@ -153,6 +153,10 @@ class JvmTable:
         """A reference that keeps a snapshot from expiry, and ``keep`` of those that led to it."""
         return self.java.SnapshotRef.branchBuilder(snapshot).minSnapshotsToKeep(keep).build()
 
+    def tag_at(self, snapshot: int, *, age: int) -> Any:
+        """A reference that keeps one snapshot from expiry until it is older than ``age`` milliseconds."""
+        return self.java.SnapshotRef.tagBuilder(snapshot).maxRefAgeMs(age).build()
+
     def columns(self, state: TableState) -> dict[str, str]:
         """The columns by name, as Spark DDL types."""
         from pyspark.sql.types import StructType

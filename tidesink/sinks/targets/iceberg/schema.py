@@ -254,10 +254,10 @@ _AGE: Final = "history.expire.max-snapshot-age-ms"
 
 
 class Maintenance:
-    """The maintenance of one table in a catalog. ``keeps``: as of ``IcebergTarget``."""
+    """The maintenance of one table in a catalog."""
 
-    def __init__(self, session: SparkSession, table: JvmTable, *, keeps: float = 0.0) -> None:
-        self._session, self._table, self._keeps = session, table, keeps
+    def __init__(self, session: SparkSession, table: JvmTable) -> None:
+        self._session, self._table = session, table
         self._files_before = 0
         self._snapshots_before = 0
 
@@ -275,7 +275,7 @@ class Maintenance:
             return False
         try:
             if expire:
-                _expire(self._table.state(), self._keeps)
+                _expire(self._table.state())
             if pack:
                 pack_files(self._session, self._table)
             state = self._table.state()
@@ -300,21 +300,10 @@ def _files(totals: Mapping[str, int]) -> int:
     return totals.get("total-data-files", 0) + totals.get("total-delete-files", 0)
 
 
-def _expire(state: TableState, keeps: float = 0.0) -> None:
-    """Let snapshots go that are older than the table's property says (an hour, where it says nothing)."""
-    age = int(state.property(_AGE) or _HOUR_MS)
-    written = (int(snapshot.timestampMillis()) for snapshot in state.lineage())
-    oldest = oldest_kept(written, int(time.time() * 1000), age=age, keeps=keeps)
-    state.table.expireSnapshots().expireOlderThan(oldest).retainLast(SNAPSHOTS_KEPT).commit()
+def _expire(state: TableState) -> None:
+    """Let snapshots go that are older than the table's property says (an hour, where it says nothing).
 
-
-def oldest_kept(written: Iterable[int], now: int, *, age: int, keeps: float) -> int:
-    """The moment before which snapshots may go that are older than ``age``; all in ms, ``keeps`` in seconds.
-
-    Those that readers saw within the last ``keeps`` seconds stay: a cut may name them. ``written``: when each
-    was, newest first. What readers saw back then may have been written long before.
+    What cuts name has tags.
     """
-    if not keeps:
-        return now - age
-    seen = next((at for at in written if at <= now - keeps * 1000), 0)
-    return min(now - age, seen)
+    oldest = int(time.time() * 1000) - int(state.property(_AGE) or _HOUR_MS)
+    state.table.expireSnapshots().expireOlderThan(oldest).retainLast(SNAPSHOTS_KEPT).commit()

@@ -43,6 +43,7 @@ from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, reading_err
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
 from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
+from tidesink.sinks.targets.iceberg.tags import CutTags
 from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, FilesOrMerge, paths_of, planned_as_staged
 from tidesink.sinks.targets.lake.cuts import CutLog
 from tidesink.sinks.targets.lake.files import FileSink
@@ -129,7 +130,6 @@ def open_target(config: Config, spark: SparkSession, _store: StateStore) -> Iceb
         template=settings.table,
         properties=settings.catalog_values(),
         table_properties=settings.table_properties,
-        keeps=config.cuts.keep if config.cuts is not None else 0.0,
     )
 
 
@@ -148,9 +148,8 @@ class IcebergTarget:
     """Iceberg tables of a catalog, each named by ``template`` with ``{schema}`` and ``{table}`` filled in.
 
     ``properties`` are the catalog's (type, uri, warehouse, …); without them it is one that Spark's own
-    settings define. ``table_properties`` are a table's own, where it is made. ``keeps``: for so many seconds
-    every snapshot that readers saw stays. ``fewest_staged``: records of a range that are written to files
-    where they are read.
+    settings define. ``table_properties`` are a table's own, where it is made. ``fewest_staged``: records of a
+    range that are written to files where they are read.
     """
 
     spark: SparkSession
@@ -158,7 +157,6 @@ class IcebergTarget:
     template: str = "{schema}.{table}"
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     table_properties: Mapping[str, str] = field(default_factory=dict)
-    keeps: float = 0.0
     fewest_staged: int = FEWEST_STAGED
 
     @property
@@ -277,7 +275,8 @@ class IcebergTable(IcebergColumns):
         )
         self._soft = delete_mode == "soft"
         self._sink: FileSink | None = None
-        self._maintenance = Maintenance(session, self._table, keeps=target.keeps)
+        self._maintenance = Maintenance(session, self._table)
+        self._tags = CutTags(self._table, pipeline, shape.source)
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
             self._created = iceberg_schema.open_table(
@@ -311,6 +310,11 @@ class IcebergTable(IcebergColumns):
             entry = self._ledger.entry(state)
         check_named(entry, progress)
         return TableVersion(self.location, cast(int, state.head))
+
+    def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
+        """Have a tag keep a snapshot that a cut names."""
+        with self._translating(reading_error):
+            self._tags.keep(version, commit_ts, seconds=keep)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""

@@ -17,7 +17,7 @@ from tidesink.errors import TargetError, TidesinkError
 from tidesink.events import TableId, physical_ms
 from tidesink.sinks.spark.errors import SPARK_ERRORS, summary, translating
 from tidesink.sinks.targets.base import TableReader
-from tidesink.sinks.targets.cuts import NAME, CutTable
+from tidesink.sinks.targets.cuts import NAME, CutTable, tag_prefix
 from tidesink.sinks.targets.lake.merge import rows_that_live
 from tidesink.sinks.targets.sharing import quote_text
 
@@ -135,6 +135,20 @@ class CutLog:
             if name not in tables or row["version"] > tables[name]["version"]:
                 tables[name] = row
         return [_cut(commit_ts, cuts[commit_ts]) for commit_ts in sorted(cuts, reverse=True)]
+
+    def tag_of(self, table: CutTable) -> str | None:
+        """The tag that keeps what a cut names of a table; None where there is none.
+
+        Raises:
+            TargetError: the table cannot be read.
+        """
+        if self.provider == "delta":
+            return None
+        with translating(self._translate, table.table):
+            ours = f"startswith(name, {quote_text(tag_prefix(self._pipeline))})"
+            mine = f"type = 'TAG' AND snapshot_id = {table.version}L AND {ours}"
+            found = self.session.sql(f"SELECT min(name) FROM {table.place}.refs WHERE {mine}").collect()  # noqa: S608
+        return None if found[0][0] is None else str(found[0][0])
 
     @property
     def _mine(self) -> str:
