@@ -132,3 +132,11 @@ def test_a_row_without_a_key_is_named_by_its_row_id() -> None:
     )
     found = given_keys(right(CANAL_JSON), ORDERS, stored, ["_tidb_rowid=5"])
     assert found == AskedKeys(("_tidb_rowid", "_tidb_table_id"), (("5", "104"),))
+
+
+def test_a_key_of_columns_has_no_id_of_the_table() -> None:
+    """TiDB has one for each table that no primary key clusters, which a unique key may name as well."""
+    integer = ColumnType("bigint", sql="bigint")
+    ids = {"_tidb_rowid": integer, "_tidb_table_id": integer}
+    stored = StoredTable({"u": integer}, ("u",), 0, 0, row_key=ids, constants={"_tidb_table_id": "104"})
+    assert given_keys(right(CANAL_JSON), ORDERS, stored, ["u=5"]) == AskedKeys(("u",), (("5",),))

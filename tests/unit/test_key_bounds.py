@@ -10,6 +10,7 @@ from sqlalchemy.dialects import mysql as mysql_names
 from sqlalchemy.dialects import postgresql
 
 from tidesink.errors import ConfigError
+from tidesink.events import ColumnType
 from tidesink.source_database import mysql, postgres
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.key_bounds import Bound, checked_bounds, parse_bounds, seconds_of, within
@@ -115,11 +116,39 @@ def test_literals_are_of_the_types_of_their_columns(bound: Bound, text: str) -> 
         ("at", "2026-01-31 10:00:00+01:00", "is no value"),
         ("stamp", "0001-01-01 00:00:00", "is no value"),
         ("clock", "10:61:00", "is no value"),
+        # What the column cannot have the database refuses, or no parameter is made of.
+        ("id", "18446744073709551616", "is no value"),
+        ("id", "-1", "is no value"),
+        ("price", "100000000", "is no value"),
     ],
 )
 def test_what_is_not_compared_alike_is_refused(column: str, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         checked_bounds([Bound(column, ">=", text)], STORED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "last", "beyond"),
+    [
+        (ColumnType("int", sql="integer"), "2147483647", "2147483648"),
+        (ColumnType("smallint", sql="smallint"), "-32768", "-32769"),
+        (ColumnType("bigint", sql="oid"), "4294967295", "4294967296"),
+        (ColumnType("other text", sql="numeric(5,2)"), "-999.99", "1000"),
+    ],
+)
+def test_numbers_that_postgres_cannot_cast_are_refused(kind: ColumnType, last: str, beyond: str) -> None:
+    stored = StoredTable({"n": kind}, ("n",), 0, 0)
+    assert [*checked_bounds([Bound("n", "<", last)], stored)] == [Bound("n", "<", last)]
+    with pytest.raises(ConfigError, match="is no value"):
+        checked_bounds([Bound("n", "<", beyond)], stored)
+
+
+def test_a_row_id_of_tidb_has_ranges() -> None:
+    """It is no column of the table's list."""
+    integer = parse_sql_type("bigint")
+    stored = StoredTable({"note": integer}, ("_tidb_rowid",), 0, 0, row_key={"_tidb_rowid": integer})
+    bounds = parse_bounds("_tidb_rowid >= 5")
+    assert checked_bounds(bounds, stored) == bounds
 
 
 def test_literals_are_parameters() -> None:

@@ -14,8 +14,15 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.source_rows import KeyRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
 from tidesink.sinks.worker.control import SnapshotControl
-from tidesink.sinks.worker.snapshot import Snapshot, SnapshotPart, SourceDatabase, next_rounds
+from tidesink.sinks.worker.snapshot import (
+    Snapshot,
+    SnapshotPart,
+    SnapshotRefusedError,
+    SourceDatabase,
+    next_rounds,
+)
 from tidesink.source_database.base import StoredTable
+from tidesink.typemap.mysql_types import parse_sql_type
 
 ORDERS = TableId("shop", "orders")
 
@@ -170,3 +177,11 @@ def test_the_range_of_a_snapshot_is_shown() -> None:
     asked = SnapshotControl(3, where=bounds[:1])
     assert _snapshot("never", asked).details(_progress(3, DONE))["snapshot"]["where"] == "id >= '100'"
     assert "where" not in _snapshot("never", SnapshotControl(3)).details(going)["snapshot"]
+
+
+def test_a_range_that_the_key_cannot_have_by_now_is_refused() -> None:
+    """No later try mends it, and the changes of the table would wait with it."""
+    stored = StoredTable({"id": parse_sql_type("tinyint")}, ("id",), 0, 0)
+    asked = SnapshotProgress(("id",), number=7, where=(("id", "<", "300"),))
+    with pytest.raises(SnapshotRefusedError, match="'300' is no value"):
+        _snapshot("never")._bounds(asked, cast(Any, None), stored)

@@ -14,9 +14,10 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, DecodeError
 from tidesink.events import ColumnType, fold_name
 from tidesink.typemap.table import row_of
+from tidesink.typemap.values import text_reader
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
@@ -45,7 +46,8 @@ _MOMENTS: Final = frozenset({"datetime", "timestamp", "local_datetime", "instant
 # What MySQL's TIMESTAMP can be, in UTC; it takes no other for a parameter.
 _FIRST, _LAST = datetime(1970, 1, 1, 0, 0, 1), datetime(2038, 1, 19, 3, 14, 7)
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
-_NUMERIC: Final = re.compile(r"numeric\(\d+,(\d+)\)")
+_NUMERIC: Final = re.compile(r"numeric\((\d+),(\d+)\)")
+_MOST_OID: Final = (1 << 32) - 1
 _TIME: Final = re.compile(r"(-?)(\d{1,3}):([0-5]\d):([0-5]\d)(\.\d{1,6})?", re.ASCII)
 
 
@@ -141,7 +143,7 @@ def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound,
         ConfigError: a column is none of the key, or of a type whose order is not the same everywhere; a
             literal is none of its type.
     """
-    names = {fold_name(name): name for name in stored.key}
+    names, types = {fold_name(name): name for name in stored.key}, stored.key_types
     found = []
     for bound in bounds:
         name = names.get(fold_name(bound.column))
@@ -149,7 +151,7 @@ def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound,
             raise ConfigError(
                 f"{bound.column} is no column of the key ({', '.join(stored.key)}): {_FORM}", key=OPTION
             )
-        text = _text(bound, stored.types[name])
+        text = _text(bound, types[name])
         found.append(Bound(name, bound.comparison, text))
     return tuple(found)
 
@@ -159,19 +161,19 @@ def _text(bound: Bound, kind: ColumnType) -> str:
     reader = row_of(kind).reader
     try:
         if reader in _WHOLE and kind.name != "year":
-            return _number(bound.text, 0)
+            return _of_column(_number(bound.text, 0), kind)
         if (scale := _scale(kind)) is not None:
-            return _number(bound.text, scale)
+            return _of_column(_number(bound.text, scale), kind)
         if reader in _DATES:
             return date.fromisoformat(bound.text).isoformat()
         if reader in _MOMENTS:
             return _moment(bound.text, reader)
         if reader == "time":
-            return _time(bound.text)
-    except ValueError:
+            return _of_column(_time(bound.text), kind)
+    except (ValueError, DecodeError):
         raise ConfigError(
             f"{bound.text!r} is no value that {bound.column} ({kind.sql or kind.name}) is compared with: "
-            "numbers have no more digits than the column has, dates are 2026-01-31, times 10:00:00 or "
+            "numbers and times are some that the column can have, dates are 2026-01-31, times 10:00:00 or "
             "2026-01-31 10:00:00, of a TIMESTAMP in UTC",
             key=OPTION,
         ) from None
@@ -182,12 +184,33 @@ def _text(bound: Bound, kind: ColumnType) -> str:
     )
 
 
+def _of_column(text: str, kind: ColumnType) -> str:
+    """The text of a number or a time that the column can have.
+
+    A database would refuse another one as a parameter of the column's type, whenever it is asked.
+
+    Raises:
+        ValueError, DecodeError: the column cannot have it.
+    """
+    numeric = _NUMERIC.fullmatch(kind.sql or "")
+    if numeric is None:
+        text_reader(kind)(text)
+        most = _MOST_OID if kind.sql == "oid" else None
+        inside = most is None or 0 <= int(text) <= most
+    else:
+        precision, scale = map(int, numeric.groups())
+        inside = abs(Decimal(text)) < Decimal(10) ** (precision - scale)
+    if not inside:
+        raise ValueError(text)
+    return text
+
+
 def _scale(kind: ColumnType) -> int | None:
     """That of a decimal type, or of Postgres' numeric; None: it is none, or each value has its own."""
     if row_of(kind).reader == "decimal":
         return kind.scale or 0
     found = _NUMERIC.fullmatch(kind.sql or "")
-    return int(found[1]) if found is not None else None
+    return int(found[2]) if found is not None else None
 
 
 def _number(text: str, scale: int) -> str:

@@ -166,7 +166,9 @@ def given_keys(config: Config, table: TableId, stored: StoredTable, texts: Seque
     names = tuple(settings.keys or stored.key)
     renamed = {fold_name(old): new for old, new in (settings.rename or {}).items()}
     # What is the same in all rows is not asked of a person.
-    fixed = {**stored.constants, **({shard.column: shard.value} if shard is not None else {})}
+    fixed = {shard.column: shard.value} if shard is not None else {}
+    if not stored.row_key.keys().isdisjoint(names):
+        fixed = {**stored.constants, **fixed}
     columns = tuple(renamed.get(fold_name(name), name) for name in names)
     more = {name: text for name, text in fixed.items() if name not in columns}
     keys = {(*_given(text, table, names, stored), *more.values()) for text in texts}

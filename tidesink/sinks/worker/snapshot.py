@@ -64,7 +64,7 @@ from tidesink.sinks.worker.source_keys import (
 )
 from tidesink.source_database.base import KeyTexts, StoredTable
 from tidesink.source_database.database import begin_at_position, stored_table, translated
-from tidesink.source_database.key_bounds import Bound, from_lists
+from tidesink.source_database.key_bounds import Bound, checked_bounds, from_lists
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -451,6 +451,11 @@ class Snapshot:
         self._estimate = None
         if not {one.column for one in found} <= {*stored.key}:
             raise SnapshotRefusedError(_NO_COLUMN.format(", ".join(stored.key)))
+        try:
+            # The key's types may be others than when it was asked for, which no later try mends.
+            checked_bounds(found, stored)
+        except ConfigError as error:
+            raise SnapshotRefusedError(error.message) from error
         if before.sweep is not None and before.after is None and not before.sweep.begun:
             try:
                 check_limits(self._context, plan, found)

@@ -156,12 +156,12 @@ class TableCopy:
         return True
 
     def _patience(self) -> float:
-        """Longer than a table rests that has little in its topic, or whose topic is not to be read."""
+        """Longer than a table rests: with little in its topic, until the next cut, or as Kafka is silent."""
         if self.patience is not None:
             return self.patience
         config = self.context.config
-        cuts = config.cuts.every if config.cuts is not None else 0  # what is above the bound waits for it
-        return ALIVE_SECONDS + config.retry.for_ + 2 * config.batch.watermark_interval + cuts
+        longest = max(config.batch.watermark_interval, config.cuts.every if config.cuts is not None else 0)
+        return ALIVE_SECONDS + config.retry.for_ + 2 * longest
 
     def _check_worker(self, waiting: int, still: Standstill) -> None:
         store, pipeline = self.context.store, self.context.config.pipeline
