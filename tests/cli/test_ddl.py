@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.controlled_shop import ADDED, ORDERS, Shop
 from tidesink.events import TableId
+from tidesink.sinks.batch.policy_choices import PolicyChoices
 from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
 from tidesink.sinks.worker.control import TableControl
@@ -43,7 +44,7 @@ def test_what_waits_is_listed_with_what_is_possible(shop: Shop) -> None:
     code, output = shop.run("ddl", "list")
     lines = [line.split() for line in output.splitlines()]
     assert code == 0
-    assert lines[0] == ["table", "state", "kind", "time", "digest", "possible", "change"]
+    assert lines[0] == ["table", "state", "kind", "time", "decided", "digest", "possible", "change"]
     assert lines[4][:6] == ["shop.orders", "waits", "truncate", "2026-11-26", "12:00:00.000", "UTC"]
     assert [DIGEST[:8], "approve,", "reject", "TRUNCATE", "TABLE", "orders"] == lines[4][6:]
     assert lines[1][-2:] == ["label:", "varchar(9)"]
@@ -89,6 +90,32 @@ def test_a_decision_is_heeded_and_stays_known(shop: Shop, verb: str, policy: Any
     assert f"truncate, {state} at 2" in shop.run("ddl", "show", "shop.orders")[1]
     # What is over is not decided again.
     assert shop.run("ddl", verb, DIGEST[:8])[0] == 2
+
+
+def test_what_policies_did_by_themselves_is_listed(shop: Shop) -> None:
+    """Behind what waits and what people decided; there is nothing to decide of it."""
+    shop.waits(DROPPED)
+    shop.waits(table=ITEMS)
+    chosen = {
+        one.change.digest: (one.change, policy) for one, policy in ((TRUNCATED, "apply"), (ADDED, "ignore"))
+    }
+    PolicyChoices(shop.store).keep(chosen, Progress(ITEMS, "shop", 1, 7, {}))  # type: ignore[arg-type]
+    code, output = shop.run("ddl", "list")
+    lines = output.splitlines()
+    assert code == 0
+    assert [" ".join(line.split()[:4]) for line in lines[1:]] == [
+        "shop.orders waits drop 1970-01-01",
+        "shop.items applied by policy",
+        "shop.items ignored by policy",
+    ]
+    assert "TRUNCATE TABLE orders" in lines[2]
+    applied, ignored = _listed(shop, "shop.items")
+    assert (applied["state"], applied["waits"], applied["accepts"]) == ("applied by policy", False, [])
+    assert (ignored["column"], applied["statement"]) == ("label", "TRUNCATE TABLE orders")
+    assert applied["decided"] is not None
+    code, output = shop.run("ddl", "show", DIGEST[:8])
+    assert (code, "truncate, applied by policy at 2" in output) == (0, True)
+    assert shop.run("ddl", "reject", DIGEST[:8])[0] == 2
 
 
 def test_one_of_several_changes_or_all_of_a_table_are_decided(shop: Shop) -> None:

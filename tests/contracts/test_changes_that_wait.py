@@ -18,6 +18,7 @@ from tests.full import FULL
 from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.cli.main import app
 from tidesink.events import TableSchema
+from tidesink.sinks.batch.policy_choices import read_choices
 from tidesink.sinks.worker.control import Requests
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 CREATE = f"CREATE TABLE {NAME} (id BIGINT PRIMARY KEY, name VARCHAR(9) NOT NULL, size INT, note INT)"
 CHANGED = f"ALTER TABLE {NAME} MODIFY COLUMN size BIGINT, DROP COLUMN note"
+RENAMED = f"{CHANGED}, RENAME COLUMN name TO title"
 REKEYED = f"ALTER TABLE {NAME} DROP PRIMARY KEY, ADD PRIMARY KEY (name)"
 
 
@@ -108,6 +110,31 @@ def test_a_wider_type_and_a_dropped_column_wait_until_they_are_accepted(begin: B
         waiting.turn(table_task)
         assert (table_task.state, waiting.pending()) == ("RUNNING", {})
     assert waiting.rows() == [(1, "one", 10), (2, "two", 20), (3, "three", 2**40)]
+
+
+def test_what_policies_do_by_themselves_is_kept_once(begin: Begin) -> None:
+    """However many batches find it, and workers; a rename before what waits, too, since it is done."""
+    waiting = begin(RENAMED, (3, "three", 2**40), rename="apply", widen="pause")
+    store = waiting.table.around.store
+
+    def kept() -> list[tuple[str, str, str]]:
+        found = read_choices(store, "shop", TABLE)
+        return sorted((one.change["kind"], one.policy, one.change["column"]) for one in found)
+
+    with waiting.table.table_task() as table_task:
+        waiting.turn(table_task, waiting.before)
+        assert kept() == []
+        waiting.turn(table_task)
+        assert (table_task.state, kept()) == ("PAUSED", [("rename", "apply", "name")])
+        assert waiting.tidesink("ddl", "approve") == 0
+        waiting.turn(table_task)
+        assert table_task.state == "RUNNING"
+    decided = [("drop", "ignore", "note"), ("rename", "apply", "name")]
+    assert kept() == decided
+    waiting.feed.put(4, "four", 40)
+    with waiting.table.table_task() as table_task:
+        waiting.turn(table_task)
+    assert kept() == decided
 
 
 @FULL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -207,6 +208,18 @@ def test_a_truncate_waits_until_it_is_accepted(begin: Begin) -> None:
         waiting.turn(table_task)
         assert (table_task.state, waiting.ids(), waiting.pending()) == ("IDLE", [3], [])
         assert table_task.report().warnings == ()
+
+
+@pytest.mark.parametrize("policy", ["apply", "ignore"])
+def test_what_a_policy_makes_of_a_truncate_is_listed(begin: Begin, policy: str) -> None:
+    waiting = begin(TRUNCATE, truncate=policy)
+    with waiting.table.table_task() as table_task:
+        waiting.table.take(table_task, waiting.before)
+        waiting.turn(table_task)
+        assert waiting.ids() == ([3] if policy == "apply" else [1, 2, 3])
+    (one,) = json.loads(waiting.tidesink("ddl", "list", "-o", "json")[2:])["changes"]
+    state = "applied by policy" if policy == "apply" else "ignored by policy"
+    assert (one["state"], one["kind"], one["statement"]) == (state, "truncate", TRUNCATE)
 
 
 def test_a_truncate_that_is_ignored_stays_said(begin: Begin) -> None:

@@ -150,6 +150,8 @@ def test_a_statement_waits_and_is_followed_by_a_resync(
     source.send("DROP TABLE `live`.`a`")
     assert [state for _, state, _ in _states(path)] == ["IDLE"]
     assert _ids(place) == []
+    shown = CliRunner().invoke(app, ["ddl", "list", "-c", str(path)])
+    assert "applied by policy  drop-table" in shown.output, shown.output
 
 
 @pytest.mark.parametrize("kind", KINDS)

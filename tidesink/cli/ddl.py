@@ -67,14 +67,20 @@ AllOf = Annotated[
 # A start of a digest that is shorter is taken for a mistake.
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{4,16}")
 _STATES: Final[Mapping[str | None, str]] = {None: "waits", "apply": "approved", "ignore": "rejected"}
+_CHOICES: Final[Mapping[str | None, str]] = {"apply": "applied by policy", "ignore": "ignored by policy"}
+
+
+# What a status says of a change that waits.
+_WAITS_NOT: Final = {"accepts": [], "reason": ""}
 
 
 @dataclass(frozen=True)
 class TableChange:
-    """A change that a table's status shows, or that a person decided; ``change`` is as the status has it.
+    """A change that a table's status shows, or that was decided; ``change`` is as the status has it.
 
-    ``policy``: what a person made of it. ``decided`` is when, in seconds since 1970. ``waits``: the status
-    shows it as pending; a change that is decided still does until a worker heeds that.
+    ``policy``: what was made of it. ``decided`` is when, in seconds since 1970. ``waits``: the status shows
+    it as pending; a change that is decided still does until a worker heeds that. ``by_policy``: the config
+    decided it, and no person.
     """
 
     table: TableId
@@ -82,6 +88,7 @@ class TableChange:
     policy: ChangePolicy | None
     decided: float | None
     waits: bool
+    by_policy: bool = False
 
     @property
     def digest(self) -> str:
@@ -90,12 +97,12 @@ class TableChange:
 
     @property
     def state(self) -> str:
-        """Whether it waits for a person, or what was made of it."""
-        return _STATES[self.policy]
+        """Whether it waits for a person, or what was made of it, and by whom."""
+        return (_CHOICES if self.by_policy else _STATES)[self.policy]
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
-        moment = None if self.decided is None else datetime.fromtimestamp(self.decided, timezone.utc)
+        moment = None if self.decided is None else _moment(self.decided)
         return {
             "table": self.table._asdict(),
             "state": self.state,
@@ -103,6 +110,10 @@ class TableChange:
             "decided": moment and moment.isoformat(),
             **self.change,
         }
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)
 
 
 @app.command("list")
@@ -115,8 +126,9 @@ def list_changes(
 ) -> None:
     """List the changes that wait, what was decided of others, and the DDL events that workers read.
 
-    A change is shown with its digest, by which it is approved or rejected, and with what is possible. Of DDL
-    events, which are for information, the oldest of each table are first.
+    A change is shown with its digest, by which it is approved or rejected, and with what is possible. What
+    people decided comes before what the policies of the config did by themselves. Of DDL events, which are
+    for information, the oldest of each table are first.
     """
     settings = chosen_config(None, config)
     statuses = {entry.table: entry for entry in read_statuses(settings)}
@@ -151,13 +163,14 @@ def _show_changes(changes: Iterable[TableChange]) -> None:
             one.state,
             one.change["kind"],
             one.change.get("time", ""),
+            "" if one.decided is None else shown_moment(_moment(one.decided)),
             one.digest[: _shown_digest()],
             ", ".join(_ways(one)) if one.waits else "",
             _what(one.change),
         )
         for one in changes
     ]
-    columns = ("table", "state", "kind", "time", "digest", "possible", "change")
+    columns = ("table", "state", "kind", "time", "decided", "digest", "possible", "change")
     show_table(None, columns, rows, folded=("change",))
 
 
@@ -210,7 +223,7 @@ def show(named: Named, config: ConfigOption = None, output: Output = OutputForma
 def _lines(one: TableChange) -> Iterator[str]:
     """A change in words, with the commands that decide it."""
     change = one.change
-    decided = "" if one.decided is None else shown_moment(datetime.fromtimestamp(one.decided, timezone.utc))
+    decided = "" if one.decided is None else shown_moment(_moment(one.decided))
     yield f"{one.table}: {change['kind']}, {one.state}{f' at {decided} UTC' if decided else ''}"
     for label, text in (
         ("column", change["column"]),
@@ -371,7 +384,11 @@ def _check(one: TableChange, policy: ChangePolicy) -> None:
 def _changes(
     config: Config, statuses: Mapping[TableId, TableStatus], asked: Collection[TableId]
 ) -> list[TableChange]:
-    """The changes of tables (of all if none is asked for): those that are pending, and those decided."""
+    """The changes of tables (of all if none is asked for): those that are pending, and those decided.
+
+    What people decided is before what policies did.
+    """
+    from tidesink.sinks.batch.policy_choices import read_choices
     from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls, read_decisions
 
     if not statuses:
@@ -379,6 +396,12 @@ def _changes(
     with worked_with(config) as store:
         controls = read_controls(store, config.pipeline)
         decisions = {(one.table, one.change["digest"]): one for one in read_decisions(store, config.pipeline)}
+        choices = [
+            TableChange(table, {**one.change, **_WAITS_NOT}, one.policy, one.at, waits=False, by_policy=True)
+            for table in statuses
+            if not asked or table in asked
+            for one in read_choices(store, config.pipeline, table)
+        ]
     found = []
     for table, status in statuses.items():
         accepted = controls.get(table, NOTHING_ASKED).accepted
@@ -390,7 +413,7 @@ def _changes(
     found += (
         TableChange(one.table, one.change, one.policy, one.at, waits=False) for one in decisions.values()
     )
-    return [one for one in found if not asked or one.table in asked]
+    return [*(one for one in found if not asked or one.table in asked), *choices]
 
 
 def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -24,6 +24,7 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.observers import Listeners, StepRetried
+from tidesink.sinks.batch.policy_choices import PolicyChoices
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import DeadLetters
@@ -247,6 +248,11 @@ class WorkerContext:
     failpoints: Failpoints
     listeners: Listeners
     stop: StopFlag
+
+    @cached_property
+    def choices(self) -> PolicyChoices:
+        """What the policies of tables made of changes by themselves."""
+        return PolicyChoices(self.store)
 
     @property
     def brokers(self) -> KafkaOffsets:

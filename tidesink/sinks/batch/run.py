@@ -5,13 +5,11 @@ rows (``batch.tasks``), or bring them to a target that can stage them (``Staging
 not know is looked up and the batch read again; a bad record cuts the batch short of it and it is read again,
 too (``pause``).
 5. recorded: the state store knows what the batch will have applied, unless a change of the columns or of
-rows waits for a person: then the batch is left.  6. evolved: the target's columns fit.
-7. rejected: dead letters are written.  8. committed: rows and progress in one commit of the target.
-9. accounted: the law holds.
+rows waits for a person: then the batch is left.  6. evolved: the target's columns fit.  7. rejected: dead
+letters are written.  8. committed: rows and progress, by the target.  9. accounted: the law holds.
 
-Until 8 nothing was done that doing again would double; after 8 nothing is done again.
-
-Where DDL empties the table the batch is that alone: it takes the steps from 5 on without a record.
+Until 8 nothing was done that doing again would double; after 8 nothing is done again. Where DDL empties the
+table the batch is that alone: it takes the steps from 5 on without a record.
 """
 
 from __future__ import annotations
@@ -272,7 +270,8 @@ class Batch:
         for _ in range(MOST_PLANS):
             self._context.stop.check()
             # Names first: a table that is emptied gets the columns of what comes behind the DDL.
-            settle_names(self._hold.table, self._decoding, self._policies)
+            if settle_names(self._hold.table, self._decoding, self._policies):
+                self._context.choices.keep(self._policies.chosen, self._hold.progress)
             self._settle_rows()
             try:
                 reduction = replace(self._reduce_once(plan), bad=bad)
@@ -460,9 +459,9 @@ class Batch:
         decision = self._schema_decision(self._shape())
         if decision.pending:
             return BatchOutcome(self._hold.progress, pending=decision.pending)
-        nothing = tuple(part._replace(end=part.start) for part in self._plan.ranges)
+        nothing = replace(self._plan, ranges=tuple(one._replace(end=one.start) for one in self._plan.ranges))
         progress = replace(
-            self._following_progress(replace(self._plan, ranges=nothing), BatchSummary()),
+            self._following_progress(nothing, BatchSummary()),
             emptied=max(self._hold.progress.emptied or 0, row_decision.empties or 0),
             decided=row_decision.decided,
         )
@@ -503,6 +502,7 @@ class Batch:
         self._context.stop.check()
         with self._step("recorded"):
             self._context.store.record_progress(progress)
+            self._context.choices.keep(self._policies.chosen, progress)
         with self._step("evolved"):
             return self._evolved(decision)
 

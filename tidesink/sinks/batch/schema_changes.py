@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
@@ -69,6 +69,19 @@ class SchemaChange(NamedTuple):
         """Whether it is DDL that changes rows, and no change of columns."""
         return self.kind in get_args(RowChangeKind)
 
+    def as_json(self) -> dict[str, Any]:
+        """For a status, and for what is kept of decisions."""
+        rows = self.changes_rows
+        return {
+            "kind": self.kind,
+            "column": self.column,
+            "from": "" if rows else self.before,
+            "to": "" if rows else self.after,
+            "time": self.before if rows else _time_of(self.at),
+            **({"statement": self.after} if rows else {}),
+            "digest": self.digest,
+        }
+
     def __str__(self) -> str:
         """The change in words."""
         if self.changes_rows:
@@ -86,20 +99,8 @@ class Pending(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """As the status shows it."""
-        change = self.change
-        rows = change.changes_rows
-        return {
-            "kind": change.kind,
-            "column": change.column,
-            "from": "" if rows else change.before,
-            "to": "" if rows else change.after,
-            "time": change.before if rows else _time_of(change.at),
-            **({"statement": change.after} if rows else {}),
-            "policy": "pause",
-            "accepts": list(self.accepts),
-            "reason": self.reason,
-            "digest": change.digest,
-        }
+        waits = {"policy": "pause", "accepts": list(self.accepts), "reason": self.reason}
+        return {**self.change.as_json(), **waits}
 
 
 def _time_of(at: str) -> str:
@@ -113,6 +114,7 @@ class Policies:
 
     ``logs``: the table is a log of changes (``mode: append``). ``layout``: to add a column that it asks for
     is no change at the source. ``added``: the target's columns that the table's mode adds to the source's.
+    ``chosen``: by digest what was decided so far without a person, which holds if nothing waits.
     """
 
     said: SchemaChanges
@@ -121,6 +123,7 @@ class Policies:
     logs: bool = False
     layout: Layout = Layout()  # noqa: RUF009 - it is frozen
     added: tuple[str, ...] = ()
+    chosen: dict[str, tuple[SchemaChange, ChangePolicy]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, settings: TableConfig, accepted: Accepted, capabilities: Capabilities) -> Policies:
@@ -149,7 +152,13 @@ class Policies:
         """What becomes of a change; what the target cannot do was refused before."""
         if change.kind == "add" and fold_name(change.column) in self.layout.asked:
             return "apply"
-        return self.accepted_as(change) or self.said.policy(change.kind)
+        accepted = self.accepted_as(change)
+        if accepted is not None:
+            return accepted
+        policy = self.said.policy(change.kind)
+        if policy != "pause":
+            self.chosen[change.digest] = change, policy
+        return policy
 
     def accepted_as(self, change: SchemaChange) -> ChangePolicy | None:
         """What a person made of a change; None where nobody did."""
@@ -339,8 +348,10 @@ def source_columns_of(decoding: Decoding, policies: Policies) -> SourceColumns |
     return decoding.reported() if policies.follows else None
 
 
-def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> None:
+def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> bool:
     """Rename at the target what is to be renamed, and have rows read by the columns that the target has.
+
+    Whether anything was renamed.
 
     Raises:
         ChangesWaitError: a rename waits for a person.
@@ -348,10 +359,10 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     """
     reported = source_columns_of(decoding, policies)
     if reported is None:
-        return
+        return False
     if not reported.renamed and not reported.former:
         decoding.read_as({}, {})
-        return
+        return False
     shape = decoding.columns().shape
     gap = table.gap(shape)
     present = {fold_name(name): name for name in gap.columns if fold_name(name) not in policies.own}
@@ -370,6 +381,7 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     read = {old: reported.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
     held = {fold_name(name): found for name, found in gap.held.items() if fold_name(name) in present}
     decoding.read_as(read, held)
+    return "apply" in decided.values()
 
 
 def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final
@@ -20,6 +20,7 @@ from tidesink.config.table_checks import ddl_obstacle, snapshot_obstacle
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.policy_choices import Chosen
 from tidesink.sinks.batch.run import Batch, BatchOutcome, Hold
 from tidesink.sinks.batch.schema_change_topic import SourceStatement
 from tidesink.sinks.batch.schema_changes import Accepted, Pending, Policies, SchemaChange
@@ -50,13 +51,15 @@ _KEYLESS: Final = (
 class DdlDecision:
     """What is decided of all statements that are known: the table waits, or ``ddl`` is its progress then.
 
-    ``resyncs``: the table is compared with its source from now on. ``empties``: it is emptied.
+    ``resyncs``: the table is compared with its source from now on. ``empties``: it is emptied. ``chosen``:
+    as of ``Policies``.
     """
 
     ddl: DdlProgress
     pending: tuple[Pending, ...] = ()
     resyncs: bool = False
     empties: bool = False
+    chosen: Chosen = field(default_factory=dict)
 
 
 class SourceDdl:
@@ -123,7 +126,7 @@ class SourceDdl:
         pending = _pending(undecided, policies, refusal)
         followed = [one for one in undecided if policies.decide(_change(one.ddl)) == "apply"]
         if pending or not followed:
-            return replace(decided, pending=pending)
+            return replace(decided, pending=pending, chosen=policies.chosen)
         settled = max(one.sent for one in followed) / 1000 + SETTLED_SECONDS
         if time.time() < settled:
             self._waits = undecided, settled
@@ -133,7 +136,8 @@ class SourceDdl:
             self._goal = end, {n: at.latest for n, at in now.partitions.items()}
         if any(applied.get(n, 0) < goal for n, goal in self._goal[1].items()):
             return None
-        return self._followed(replace(decided.ddl, followed=end), [one.ddl for one in followed])
+        found_of_it = self._followed(replace(decided.ddl, followed=end), [one.ddl for one in followed])
+        return replace(found_of_it, chosen=policies.chosen)
 
     def _followed(self, ddl: DdlProgress, followed: Sequence[RowDdl]) -> DdlDecision:
         """By a resync, or where the source has no such table, as its DDL says, by an empty one."""
@@ -220,6 +224,7 @@ class SourceDdlBatch(Batch):
         decision = self._schema_decision(self._shape())
         if decision.pending:
             return BatchOutcome(self._hold.progress, pending=decision.pending)
+        self._policies.chosen.update(self._ddl_decision.chosen)
         progress = self._following_progress(self._plan, BatchSummary())
         progress = replace(progress, ddl=self._ddl_decision.ddl, snapshot=self._snapshot or progress.snapshot)
         return self._without_records(progress, decision, truncates=self._ddl_decision.empties)
