@@ -51,10 +51,15 @@ class Source:
             for one in statements:
                 connection.exec_driver_sql(one)
 
-    def insert(self, *ids: int) -> None:
-        """Rows that the connector sends; whether the database has them is another matter."""
+    def insert(self, *ids: int, more: str = "") -> None:
+        """Rows that the connector sends; whether the database has them is another matter.
+
+        ``more``: another column, whose values are ten times the keys.
+        """
         for number in ids:
-            key, value = (self._row[n].replace('"id":1', f'"id":{number}') for n in ("key", "value"))
+            row = f'"id":{number}'
+            key, value = (self._row[n].replace('"id":1', row) for n in ("key", "value"))
+            value = value.replace(row, f'{row},"{more}":{number * 10}') if more else value
             self._producer.produce(self.rows, value=value, key=key)
         self._producer.flush(10)
 
@@ -80,7 +85,16 @@ def source(servers: Servers, mariadb_url: str) -> Iterator[Source]:
     engine.dispose()
 
 
-def _config(folder: Path, servers: Servers, source: Source, place: Place, url: str, **changes: str) -> Path:
+def _config(
+    folder: Path,
+    servers: Servers,
+    source: Source,
+    place: Place,
+    url: str,
+    *,
+    definition: str | None = "CREATE TABLE live.a (id int PRIMARY KEY)",
+    **changes: str,
+) -> Path:
     settings = {
         "brokers": servers["brokers"],
         "protocol": "debezium-json",
@@ -90,8 +104,8 @@ def _config(folder: Path, servers: Servers, source: Source, place: Place, url: s
     }
     table = {
         "name": str(TABLE),
-        "definition": "CREATE TABLE live.a (id int PRIMARY KEY)",
         "schema-changes": changes,
+        **({} if definition is None else {"definition": definition}),
     }
     target = place.target
     if target["type"] == "mysql":
@@ -100,9 +114,13 @@ def _config(folder: Path, servers: Servers, source: Source, place: Place, url: s
     return shop_config(folder, servers, more)
 
 
-def _ids(place: Place) -> list[int]:
+def _rows(place: Place) -> list[dict[str, Any]]:
     name = TableId("copy_live", "a") if place.target["type"] == "mysql" else TABLE
-    return sorted(row["id"] for row in place.rows(name) or ())
+    return sorted(place.rows(name) or (), key=lambda row: row["id"])
+
+
+def _ids(place: Place) -> list[int]:
+    return [row["id"] for row in _rows(place)]
 
 
 def _states(path: Path) -> tuple[Sequence[Any], ...]:
@@ -152,6 +170,38 @@ def test_a_statement_waits_and_is_followed_by_a_resync(
     assert _ids(place) == []
     shown = CliRunner().invoke(app, ["ddl", "list", "-c", str(path)])
     assert "applied by policy  drop-table" in shown.output, shown.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick_on("postgres")
+def test_values_of_a_renamed_column_come_by_a_resync(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    source: Source,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """No row says that its new column is the old one: those that do not change would have NULL there."""
+    place = place_of(kind, request, tmp_path)
+    path = _config(tmp_path, servers, source, place, mariadb_url, definition=None)
+    source.execute("ALTER TABLE live.a ADD COLUMN v int", "INSERT INTO live.a VALUES (1, 10), (2, 20)")
+    source.insert(1, 2, more="v")
+    assert [state for _, state, _ in _states(path)] == ["IDLE"]
+    assert _rows(place) == [{"id": 1, "v": 10}, {"id": 2, "v": 20}]
+
+    source.execute("ALTER TABLE live.a RENAME COLUMN v TO w", "INSERT INTO live.a VALUES (3, 30)")
+    source.send("ALTER TABLE live.a RENAME COLUMN v TO w")
+    source.insert(3, more="w")
+    ((_, state, error),) = _states(path)
+    assert (state, "RENAME COLUMN v TO w" in error) == ("PAUSED", True)
+    assert _rows(place) == [{"id": 1, "v": 10}, {"id": 2, "v": 20}]
+    approved = CliRunner().invoke(app, ["ddl", "approve", str(TABLE), "-c", str(path)])
+    assert approved.exit_code == 0, approved.output
+    for _ in range(2):
+        assert [state for _, state, _ in _states(path)] == ["IDLE"]
+    assert {row["id"]: row["w"] for row in _rows(place)} == {1: 10, 2: 20, 3: 30}
 
 
 @pytest.mark.parametrize("kind", KINDS)

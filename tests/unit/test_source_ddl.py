@@ -21,7 +21,7 @@ from tidesink.config.table_checks import shown_policies
 from tidesink.errors import SourceError
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch.schema_change_topic import SchemaChangeTopic, SourceStatement, statements
-from tidesink.sinks.batch.schema_changes import Accepted, Policies
+from tidesink.sinks.batch.schema_changes import Accepted, Pending, Policies, SchemaChange
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
@@ -61,6 +61,7 @@ def test_recorded_statements_that_change_rows() -> None:
         ("live.b", "rename-table", "RENAME TABLE live.x TO live.b"),
         ("live.c", "rename-table", "ALTER TABLE live.c RENAME TO live.d"),
         ("live.d", "rename-table", "ALTER TABLE live.c RENAME TO live.d"),
+        ("live.a", "rename", "ALTER TABLE live.a RENAME COLUMN v TO w"),
         ("live.a", "drop-table", "DROP TABLE `live`.`a`"),
         ("live.b", "drop-table", "DROP TABLE `live`.`b`"),
         ("live.d", "drop-table", "DROP TABLE IF EXISTS `live`.`d`"),
@@ -73,7 +74,8 @@ def test_recorded_statements_in_avro() -> None:
     decode = capture.codec().decode
     records = [message for message in capture.messages if message.topic == capture.name and message.value]
     found = [(one.ddl.table.name, one.ddl.kind) for each in records for one in statements(each, decode)]
-    assert found == [("late_t", "rename-table"), ("late_t2", "rename-table"), ("t_gen", "drop-table")]
+    tables = [("late_t", "rename-table"), ("late_t2", "rename-table"), ("t_gen", "drop-table")]
+    assert found == [("orders", "rename"), *tables]
 
 
 def test_a_statement_is_known_by_its_place_in_the_log() -> None:
@@ -115,7 +117,8 @@ def test_what_was_read_is_remembered_and_read_again_where_it_was_lost(tmp_path: 
     reader = topic.reader()
     assert [*topic.look(reader).found] == ["rows"]
     found = reader.of(A)
-    assert [one.ddl.kind for one in found] == ["rename-table", "rename-table", "drop-table", "drop-table"]
+    kinds = ["rename-table", "rename-table", "rename", "drop-table", "drop-table"]
+    assert [one.ddl.kind for one in found] == kinds
     assert topic.reads == 1
     topic.look(again := topic.reader())
     assert (again.of(A), topic.reads) == (found, 1)
@@ -141,7 +144,8 @@ def test_a_topic_that_was_made_again_is_read_from_its_beginning(tmp_path: Path) 
     topic.topic_id, topic.records = "second", topic.records[:22]
     topic.look(reader)
     assert reader.topic_id == "second"
-    assert [one.ddl.kind for one in reader.of(A)] == ["rename-table", "rename-table", "drop-table"]
+    kinds = ["rename-table", "rename-table", "rename", "drop-table"]
+    assert [one.ddl.kind for one in reader.of(A)] == kinds
 
 
 def test_records_that_expired_unread_are_told_until_the_topic_is_made_again(tmp_path: Path) -> None:
@@ -179,6 +183,18 @@ def test_a_topic_that_is_not_there_or_not_readable_is_told(tmp_path: Path) -> No
     assert reader.problem == ""
 
 
+def test_a_rename_of_a_column_is_shown_as_a_statement() -> None:
+    """The target may have neither name, or both."""
+    (found,) = (one for one in _read(_recorded()) if one.ddl.kind == "rename")
+    ((change, ways, reason),) = _pending([found], Policies(SchemaChanges(), {}, CAPABILITIES), "")
+    shown = Pending(change, ways, reason).as_json()
+    assert (shown["kind"], shown["statement"]) == ("rename", "ALTER TABLE live.a RENAME COLUMN v TO w")
+    assert (shown["column"], shown["from"], shown["accepts"]) == ("", "", ["apply", "ignore"])
+    assert "NULL under the new one (v to w)" in reason
+    assert change.changes_rows
+    assert not SchemaChange("rename", "v", "v", "w", "7").changes_rows
+
+
 @pytest.mark.parametrize("refusal", ["", "no database"])
 def test_who_decides(refusal: str) -> None:
     """Any statement can be approved, unless nothing can follow it; what is ignored waits for nobody."""
@@ -213,8 +229,12 @@ def test_the_topic_is_none_of_those_with_rows() -> None:
 def test_policies_of_what_the_topic_tells() -> None:
     told = changed(CONFIG, defaults__schema_changes={"partition": "ignore"})
     assert "partition ignore" in shown_policies(right(told).defaults.schema_changes, right(told))
-    assert "rename pause" not in shown_policies(right(told).defaults.schema_changes, right(told))
+    assert "rename pause" in shown_policies(right(told).defaults.schema_changes, right(told))
     (silent,) = wrong(changed(told, source__debezium={})).values()
+    assert "schema-change-topic" in silent.remedy
+    (silent,) = wrong(
+        changed(CONFIG, source__debezium={}, defaults__schema_changes={"rename": "ignore"})
+    ).values()
     assert "schema-change-topic" in silent.remedy
     drop = changed(CONFIG, defaults__schema_changes={"drop": "apply"})
     assert "defaults.schema-changes.drop" in wrong(drop)

@@ -549,7 +549,9 @@ class SchemaChanges(Model):
     with all its values. Only where the topic tells DDL: canal-json."""
     rename: Literal["pause", "apply", "ignore"] = "pause"
     """A column that DDL renamed. `apply` renames it at the target, and rows from before are read by the new
-    name; `ignore` keeps the old column and adds the new one. Only where the topic tells DDL: canal-json."""
+    name; `ignore` keeps the old column and adds the new one. Only where a topic tells DDL: canal-json, and a
+    Debezium connector's schema-change topic, where the new column is one beside the old one, and `apply` has
+    a resync fill it."""
     narrow: Literal["ignore", "pause"] = "ignore"
     """A type that holds less than the target's: the target's column stays as it is. Only where the topic
     tells DDL: canal-json."""

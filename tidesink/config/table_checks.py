@@ -343,7 +343,8 @@ def unreported_kinds(source: SourceSettings) -> tuple[ChangeKind, ...]:
     """The kinds of changes of which no topic of the pipeline tells with certainty."""
     if CODECS[source.protocol].tells_ddl:
         return ()
-    return REPORTED_KINDS if source.debezium.schema_change_topic is None else _OF_COLUMNS
+    told = source.debezium.schema_change_topic is not None
+    return ("drop", "narrow") if told else REPORTED_KINDS
 
 
 def _schema_changes(at: Section) -> Iterator[Problem]:
@@ -363,7 +364,7 @@ def _schema_changes(at: Section) -> Iterator[Problem]:
     for kind in (kind for kind in REPORTED_KINDS if kind.replace("-", "_") in given):
         if kind in kinds:
             remedy = "remove it"
-            if kind not in _OF_COLUMNS and source.protocol.startswith("debezium"):
+            if kind not in ("drop", "narrow") and source.protocol.startswith("debezium"):
                 remedy = _BY_TOPIC
             yield at.problem(f"schema-changes.{kind}", reason, remedy)
         elif said is not None and said.policy(kind) == "apply" and (obstacle := ddl_obstacle(at.config)):
@@ -417,8 +418,8 @@ def unreported_changes(config: Config) -> Iterator[str]:
             "table was emptied"
         )
     elif unknown := unreported_kinds(config.source):
-        tables = ", or a table dropped or renamed" if "drop-table" in unknown else ""
+        what = "dropped, renamed or narrowed, or a table dropped or renamed"
         yield (
-            f"{config.source.protocol} does not report with certainty that a column was dropped, renamed or "
-            f"narrowed{tables}: what was there stays at the target"
+            f"{config.source.protocol} does not report with certainty that a column was "
+            f"{what if 'rename' in unknown else 'dropped or narrowed'}: what was there stays at the target"
         )

@@ -23,8 +23,10 @@ from tidesink.events import LOGICAL_BITS, TableId, fold_name
 from tidesink.typemap.mysql_types import SqlReader
 
 RowChangeKind = Literal["truncate", "drop-table", "rename-table", "partition", "unknown"]
+# A column that gets another name changes rows where nothing else tells which column it was.
+StatementKind = RowChangeKind | Literal["rename"]
 # After these a table has none of the rows it had.
-EMPTYING: Final[frozenset[RowChangeKind]] = frozenset({"truncate", "drop-table"})
+EMPTYING: Final[frozenset[StatementKind]] = frozenset({"truncate", "drop-table"})
 
 
 class RowChange(NamedTuple):
@@ -35,7 +37,7 @@ class RowChange(NamedTuple):
     """
 
     table: TableId
-    kind: RowChangeKind
+    kind: StatementKind
     effect: str
 
 
@@ -53,7 +55,7 @@ class RowDdl(NamedTuple):
     """
 
     table: TableId
-    kind: RowChangeKind
+    kind: StatementKind
     effect: str
     statement: str
     digest: str

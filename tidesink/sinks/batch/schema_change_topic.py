@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from tidesink.ddl.row_changes import NOT_UNDERSTOOD, RowChange, RowDdl, row_changes
+from tidesink.ddl.row_changes import NOT_UNDERSTOOD, RowChange, RowDdl, renamed_columns, row_changes
 from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import DdlEvent, Event, Message, TableId
 from tidesink.sinks.batch.source import KafkaSource
@@ -42,12 +42,14 @@ _EXPIRED: Final = (
     "the tables with their source (tidesink diff), and have Kafka keep all of that topic (retention.ms=-1)"
 )
 
+_RENAMED: Final = "values of before stay under the old name, and are NULL under the new one ({})"
+
 Decode = Callable[[Message], tuple[Event, ...]]
 _log = structlog.get_logger("tidesink.worker")
 
 
 class SourceStatement(NamedTuple):
-    """DDL that changes rows of a table, and Kafka's time of its record in ms since 1970."""
+    """DDL that changes rows of a table, or names of columns; Kafka's time of its record, ms since 1970."""
 
     ddl: RowDdl
     sent: int
@@ -144,7 +146,7 @@ class SchemaChangeTopic:
 
 
 def statements(message: Message, decode: Decode) -> Iterator[SourceStatement]:
-    """What a record says of rows that are there; nothing of a snapshot's, nor of one that is no DDL."""
+    """What a record says of rows and names that are there; nothing of a snapshot's, nor of what is no DDL."""
     for event in decode(message):
         if not isinstance(event, DdlEvent) or not event.query:
             continue
@@ -161,9 +163,19 @@ def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
     # Of several tables a record names all (``a,b``).
     about = event.table if event.table.name and "," not in event.table.name else None
     try:
-        return row_changes(event.query, event.table.schema, about=about)
+        found = row_changes(event.query, event.table.schema, about=about)
+        return (*found, *_renames(event))
     except ConfigError:
         return () if about is None else (RowChange(about, "unknown", NOT_UNDERSTOOD),)
+
+
+def _renames(event: DdlEvent) -> Iterator[RowChange]:
+    """The tables whose columns get other names, which their rows do not tell from new columns."""
+    names = dict[TableId, list[str]]()
+    for one in renamed_columns(event.query, event.table.schema):
+        names.setdefault(one.table, []).append(f"{one.old} to {one.new}")
+    for table, turned in names.items():
+        yield RowChange(table, "rename", _RENAMED.format(", ".join(turned)))
 
 
 def _place(source: Mapping[str, Any]) -> str:

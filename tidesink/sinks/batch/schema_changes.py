@@ -66,8 +66,11 @@ class SchemaChange(NamedTuple):
 
     @property
     def changes_rows(self) -> bool:
-        """Whether it is DDL that changes rows, and no change of columns."""
-        return self.kind in get_args(RowChangeKind)
+        """Whether it is DDL that changes rows, and no change of columns.
+
+        A connector's rename of a column is, too: it names no column of the target.
+        """
+        return self.kind in get_args(RowChangeKind) or (self.kind == "rename" and not self.column)
 
     def as_json(self) -> dict[str, Any]:
         """For a status, and for what is kept of decisions."""
