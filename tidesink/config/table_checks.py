@@ -343,8 +343,8 @@ def unreported_kinds(source: SourceSettings) -> tuple[ChangeKind, ...]:
     """The kinds of changes of which no topic of the pipeline tells with certainty."""
     if CODECS[source.protocol].tells_ddl:
         return ()
-    told = source.debezium.schema_change_topic is not None
-    return ("drop", "narrow") if told else REPORTED_KINDS
+    has_topic = source.debezium.schema_change_topic is not None
+    return ("drop", "narrow") if has_topic else REPORTED_KINDS
 
 
 def _schema_changes(at: Section) -> Iterator[Problem]:
