@@ -14,7 +14,13 @@ import pytest
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
 from tidesink.config.models import CutSettings
-from tidesink.errors import SourceUnavailableError, StaleProgressError, TargetError, TidesinkError
+from tidesink.errors import (
+    SourceUnavailableError,
+    StaleProgressError,
+    TargetError,
+    TidesinkError,
+    TransientTargetError,
+)
 from tidesink.events import TableId
 from tidesink.sinks.batch.cuts import least_bound
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
@@ -87,12 +93,29 @@ class _Table:
         self.obstacle = str(error)
 
 
+class _Kept(_Table):
+    """A table whose versions go unless they are kept, as Iceberg's do."""
+
+    def __init__(self, name: str, log: _Log) -> None:
+        super().__init__(name)
+        self._log = log
+        self.kept: list[tuple[int, int, int]] = []
+        self.refuses: TidesinkError | None = None
+
+    def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
+        assert keep == 604_800
+        if self.refuses is not None:
+            raise self.refuses
+        self.kept.append((version, commit_ts // SECOND, len(self._log.cuts)))
+
+
 class _Run:
     """Two tables, their cuts, and the turns of a worker."""
 
     def __init__(self, store: SqlStateStore) -> None:
         self.log, self.store = _Log(), store
-        self.first, self.second = _Table("first"), _Table("second")
+        self.first: _Table = _Table("first")
+        self.second: _Table = _Table("second")
         self.start()
 
     def start(self) -> None:
@@ -146,6 +169,20 @@ def test_a_cut_is_published_when_every_table_stands_at_it(run: _Run) -> None:
     assert (run.published, run.cuts.bound) == ([10], 12 * SECOND)
     assert [one.version for _, tables in run.log.cuts for one in tables] == [7, 7]
     assert run.held_back == {}
+
+
+def test_a_version_is_kept_before_a_cut_names_it(run: _Run) -> None:
+    """What nobody keeps is named by no cut."""
+    run.second = second = _Kept("second", run.log)
+    second.refuses = TransientTargetError("others keep committing to the table")
+    _stand(run, 10 * SECOND)
+    run.turn()
+    run.turn()
+    assert (run.published, run.cuts.bound, second.failed) == ([], 12 * SECOND, [])
+    second.refuses = None
+    _stand(run, 12 * SECOND)
+    run.turn()
+    assert (run.published, second.kept) == ([12], [(7, 12, 0)])
 
 
 def test_changes_are_counted_from_cut_to_cut(run: _Run) -> None:
