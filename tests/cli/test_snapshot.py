@@ -19,7 +19,7 @@ from tests.mysql_values import own_database
 from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
-from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.progress import Progress, SnapshotProgress, TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.asked_keys import AskedKeys, load_keys
 from tidesink.sinks.worker.control import SnapshotControl, read_controls
@@ -138,6 +138,30 @@ def test_a_resync_of_the_keys_of_a_report(tmp_path: Path, store: SqlStateStore) 
     code, output = _run(path, *words)
     assert code == 2
     assert "is not over (running)" in output
+
+
+def test_one_of_all_rows_that_no_worker_has_begun_is_not_replaced(
+    tmp_path: Path, store: SqlStateStore
+) -> None:
+    """Nothing but what is asked knows of it yet."""
+    path, report = _config(tmp_path), tmp_path / "report.jsonl"
+    line = {"table": ORDERS._asdict(), "kind": "only_at_target", "key": {"id": "2"}}
+    report.write_text(f"{json.dumps(line)}\n")
+    words = ("resync", "shop.orders", "--differing", str(report))
+    assert _run(path, "resync", "shop.orders")[0] == 0
+    asked = _asked(store)
+    code, output = _run(path, *words)
+    assert (code, "no worker has begun" in output) == (2, True), output
+    assert _asked(store) == asked
+    # A worker did it, or it was cancelled.
+    done = SnapshotProgress(("id",), done=True, number=asked.started)
+    store.record_progress(Progress(ORDERS, "shop", 1, 4, snapshot=done))
+    store.save_status(TableStatus("shop", ORDERS, "IDLE", batch=4))
+    assert _run(path, *words)[0] == 0
+    assert _run(path, "snapshot", "start", "shop.orders")[0] == 0
+    assert _run(path, *words)[0] == 2
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    assert _run(path, *words)[0] == 0
 
 
 @pytest.mark.parametrize("command", [("resync",), ("snapshot", "start"), ("diff",)])

@@ -132,11 +132,12 @@ class _Start(NamedTuple):
         """What is asked once it is."""
         return asked.start(self.now, deletes=self.deletes, keys=self.keys, where=self.where)
 
-    def refuse(self, config: Config, status: TableStatus | None, table: TableId) -> None:
+    def refuse(self, config: Config, store: StateStore, status: TableStatus | None, table: TableId) -> None:
         """Refuse a table that cannot have it."""
         (_refuse_resync if self.deletes else _refuse)(config, table)
         if status is not None:
             _refuse_unfinished(status)
+        _refuse_unbegun(config, store, status.batch if status is not None else 0, table)
 
 
 def _start_within(
@@ -151,7 +152,7 @@ def _start_within(
         statuses = {one.table: one for one in store.statuses(config.pipeline)}
         tables = [known_table(name, config, statuses) for name in dict.fromkeys(names)]
         for table in tables:
-            start.refuse(config, statuses.get(table), table)
+            start.refuse(config, store, statuses.get(table), table)
         with open_source_database(config) as database:
             found = {table: checked_bounds(bounds, database.table(table)) for table in tables}
         for table in tables:
@@ -168,7 +169,7 @@ def _resync_keys(config: Config, names: list[str], report: Path, output: OutputF
         statuses = {one.table: one for one in store.statuses(config.pipeline)}
         tables = [known_table(name, config, statuses) for name in dict.fromkeys(names)]
         for table in tables:
-            start.refuse(config, statuses.get(table), table)
+            start.refuse(config, store, statuses.get(table), table)
         reported = read_report(report, tables)
         asked = [table for table in tables if table in reported and reported[table].asked.keys]
         for table in asked:
@@ -195,7 +196,7 @@ def _resync_given(
         if len(tables) > 1:
             raise ConfigError("a key is one of one table: name a single table with --key", key="--key")
         for table in tables:
-            start.refuse(config, statuses.get(table), table)
+            start.refuse(config, store, statuses.get(table), table)
             with open_source_database(config) as database:
                 asked = given_keys(config, table, database.table(table), given)
             _ask_keys(store, config, start, table, asked)
@@ -221,6 +222,25 @@ def _refuse_unfinished(status: TableStatus) -> None:
             "(tidesink snapshot cancel)",
             table=str(status.table),
         )
+
+
+def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableId) -> None:
+    """Refuse a table of which all rows are asked for, and no worker has begun: nothing else knows of that."""
+    from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
+
+    asked = read_controls(store, config.pipeline).get(table, NOTHING_ASKED).snapshot
+    if asked.limited or asked.started <= max(0, asked.cancelled):
+        return
+    progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
+    found = progress.snapshot if progress is not None else None
+    forgotten = batch > 0 and progress is None
+    if forgotten or (found is not None and found.number >= asked.started):
+        return
+    raise ConfigError(
+        f"a snapshot or resync of all rows of {table} is asked for, and no worker has begun it: let one do "
+        "it, or cancel it (tidesink snapshot cancel)",
+        table=str(table),
+    )
 
 
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
