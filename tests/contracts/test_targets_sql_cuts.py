@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import pytest
@@ -45,18 +46,26 @@ class _Worker:
         self.batches[name] += 1
         self.tables[name].apply(batch, self._progress(name))
 
-    def put(self, name: TableId, *rows: dict[str, Any], deletes: tuple[int, ...] = ()) -> None:
+    def put(
+        self, name: TableId, *rows: dict[str, Any], deletes: tuple[int, ...] = (), left_out: bool = False
+    ) -> None:
         gone = [{"id": number} for number in deletes]
-        self.apply(name, self.bed.batch(shape(table=name), rows, gone))
+        self.apply(name, replace(self.bed.batch(shape(table=name), rows, gone), left_out=left_out))
 
-    def cut(self, commit_ts: int, change: Callable[[TableId, SqlTable], object] | None = None) -> None:
+    def cut(
+        self,
+        commit_ts: int,
+        change: Callable[[TableId, SqlTable], object] | None = None,
+        *,
+        without: Collection[TableId] = (),
+    ) -> None:
         found = dict[CutTable, TargetTable]()
         for name, table in self.tables.items():
-            if not self.batches[name]:
+            if name in without or not self.batches[name]:
                 continue  # a table of which nothing was read stands at no cut
             version = table.version_of(self._progress(name))
             found[CutTable(name, *version)] = cast("TargetTable", change(name, table) if change else table)
-        self.log.publish(commit_ts, found, keep=1)
+        self.log.publish(commit_ts, found, without=without, keep=1)
 
     def _progress(self, name: TableId) -> Any:
         return progress(self.epochs[name], self.batches[name], table=name)
@@ -87,6 +96,15 @@ def _applied(bed: Bed, name: TableId = TABLE, *columns: Column) -> dict[int, Any
     reading = target_of(bed).reader(found, pipeline="shop", session=bed.spark)
     assert reading is not None
     return {row["id"]: row["name"] for row in reading.rows(found.columns).collect()}
+
+
+def _left_out(bed: Bed) -> set[TableId]:
+    """The tables that readers are told the last cut has not."""
+    connections, place = target_of(bed).connections, target_of(bed).place_of(TableId("tidesink", "x"))
+    location = place.beside("_tidesink_left_out")
+    with connections.transaction("test", writes=False) as cursor:
+        cursor.execute(f"SELECT source_schema, source_table FROM {location} WHERE pipeline = 'shop'")  # noqa: S608
+        return {TableId(*one) for one in cursor.fetchall()}
 
 
 def _seen(bed: Bed) -> list[dict[int, Any]]:
@@ -228,6 +246,84 @@ def test_what_is_applied_is_read_of_a_table_whose_texts_are_compared_otherwise(s
     worker.close()
 
 
+@quick_on("postgres", "mysql")
+def test_a_table_that_is_left_out_is_seen_at_once_until_a_cut_has_it_again(sql: Bed) -> None:
+    worker = _Worker(sql)
+    # Nor has a cut a table that was just made.
+    assert _left_out(sql) == {*TABLES}
+    worker.put(TABLE, row(1), row(2))
+    worker.put(OTHER, row(1, "x"))
+    worker.cut(FIRST)
+    assert _left_out(sql) == set()
+    worker.put(TABLE, row(2, "gathered"), row(3))
+    worker.put(TABLE, row(4, "read"), deletes=(1,), left_out=True)
+    worker.put(OTHER, row(1, "y"))
+    assert (_seen(sql), _left_out(sql)) == ([{2: "gathered", 3: "a", 4: "read"}, {1: "x"}], {TABLE})
+    worker.cut(FIRST + 1, without={TABLE})
+    worker.put(TABLE, row(2, "read"), left_out=True)
+    assert (_seen(sql), _left_out(sql)) == ([{2: "read", 3: "a", 4: "read"}, {1: "y"}], {TABLE})
+    # It goes on to gather, and is as of no cut before the next.
+    worker.put(TABLE, row(2, "late"), deletes=(3,))
+    assert (_seen(sql)[0], _left_out(sql)) == ({2: "read", 3: "a", 4: "read"}, {TABLE})
+    assert _applied(sql) == {2: "late", 4: "read"}
+    worker.cut(FIRST + 2)
+    assert (_seen(sql), _left_out(sql)) == ([{2: "late", 4: "read"}, {1: "y"}], set())
+    worker.close()
+
+
+def test_a_cut_says_of_a_table_that_it_has_it_not_though_nothing_of_it_was_applied_since(sql: Bed) -> None:
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1))
+    worker.put(OTHER, row(1, "x"))
+    worker.cut(FIRST)
+    worker.put(TABLE, row(1, "gathered"))
+    worker.cut(FIRST + 1, without={TABLE})
+    assert (_seen(sql), _left_out(sql)) == ([{1: "a"}, {1: "x"}], {TABLE})
+    worker.cut(FIRST + 2)
+    assert (_seen(sql), _left_out(sql)) == ([{1: "gathered"}, {1: "x"}], set())
+    worker.close()
+
+
+def test_a_table_is_emptied_while_it_is_left_out(sql: Bed) -> None:
+    worker = _Worker(sql)
+    worker.put(TABLE, row(1))
+    worker.cut(FIRST)
+    worker.put(TABLE, row(2))
+    worker.apply(TABLE, ReducedBatch(shape(), 0, 0, truncates=True, left_out=True))
+    worker.put(TABLE, row(3), left_out=True)
+    assert (_seen(sql)[0], _left_out(sql)) == ({3: "a"}, {TABLE, OTHER})
+    worker.close()
+
+
+def test_a_batch_that_is_cut_off_leaves_the_table_in_the_cut(sql: Bed) -> None:
+    """What was gathered is not merged, nor is the table said to be left out; the next worker goes on."""
+    first = _Worker(sql)
+    first.put(TABLE, row(1))
+    first.put(OTHER, row(1, "x"))
+    first.cut(FIRST)
+    first.put(TABLE, row(2))
+    execute(sql, "ALTER TABLE {} ADD CONSTRAINT small CHECK (amount < 10)")
+    with pytest.raises(TargetError):
+        first.put(TABLE, row(3, amount=10), left_out=True)
+    assert (_seen(sql), _left_out(sql)) == ([{1: "a"}, {1: "x"}], set())
+    first.close()
+    second = _Worker(sql)
+    assert second.batches[TABLE] == 2
+    second.put(TABLE, row(3, amount=9), left_out=True)
+    assert (_seen(sql)[0], _left_out(sql)) == ({1: "a", 2: "a", 3: "a"}, {TABLE})
+
+    def killed(name: TableId, table: SqlTable) -> object:
+        return _Dies(table) if name == TABLE else table
+
+    with pytest.raises(_KilledError):
+        second.cut(FIRST + 1, killed)
+    # The cut that is cut off has it not again.
+    assert (_left_out(sql), second.log.last()) == ({TABLE}, FIRST)
+    second.cut(FIRST + 1)
+    assert (_left_out(sql), second.log.last()) == (set(), FIRST + 1)
+    second.close()
+
+
 def test_a_table_is_emptied_by_the_cut(sql: Bed) -> None:
     worker = _Worker(sql)
     worker.put(TABLE, row(1), row(2))
@@ -282,14 +378,22 @@ def test_a_column_that_is_added_has_its_default_in_rows_that_were_gathered(sql: 
 
 def test_without_cuts_in_the_config_what_was_gathered_is_merged(sql: Bed) -> None:
     worker = _Worker(sql)
-    worker.put(TABLE, row(1))
+    worker.put(TABLE, row(0))
     worker.put(OTHER, row(1, "x"))
+    worker.cut(FIRST)
+    worker.put(TABLE, row(1), deletes=(0,))
     worker.close()
     plain = _Worker(sql, cuts=False)
-    assert _seen(sql) == [{1: "a"}, {1: "x"}]
+    assert (_seen(sql), _left_out(sql)) == ([{1: "a"}, {1: "x"}], {*TABLES})
     plain.put(TABLE, row(2))
     assert _seen(sql) == [{1: "a", 2: "a"}, {1: "x"}]
     plain.close()
+    # Nor are the tables as of the last cut where there are to be others again.
+    again = _Worker(sql)
+    assert (_left_out(sql), again.log.last()) == ({*TABLES}, FIRST)
+    again.cut(FIRST + 1)
+    assert (_left_out(sql), again.log.last()) == (set(), FIRST + 1)
+    again.close()
 
 
 def test_a_table_that_is_loaded_again_has_nothing_of_what_was_gathered_before(sql: Bed) -> None:

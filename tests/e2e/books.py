@@ -5,6 +5,7 @@ What a cut has of two of them is equal.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -62,6 +63,12 @@ class Books:
             if name != lost:
                 feed.send(record.key, record.value)
             feed.send(None, watermark(at))
+
+    def pass_a_second(self) -> None:
+        """Let an instant of the cuts go by that is behind all rows, and send the watermark of it."""
+        time.sleep(1.1)
+        for feed in self._feeds.values():
+            feed.send(None, watermark(next_tso()))
 
     def tamper(self, name: str, key: int) -> None:
         """A row that no event tells of."""

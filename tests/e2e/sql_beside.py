@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from tidesink.errors import TidesinkError
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import LEDGER, Endpoint
 from tidesink.sinks.targets.sql.mysql import MysqlDialect
@@ -25,6 +27,30 @@ def target_of(server: Server) -> dict[str, Any]:
     kind, endpoint = server
     target = {"type": kind, "url": URLS[kind].format(endpoint), "user": endpoint.user}
     return {**target, "password": endpoint.password} if endpoint.password else target
+
+
+_SNAPSHOT: Final = {
+    "postgres": ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",),
+    "mysql": (
+        "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+        "START TRANSACTION WITH CONSISTENT SNAPSHOT",
+    ),
+}
+# MySQL and MariaDB read no table that was made since the snapshot was, or is made now.
+_BEING_MADE: Final = re.compile(r"error (1412|1684)")
+
+
+@contextmanager
+def one_snapshot(connections: Connections) -> Iterator[Any]:
+    """A cursor whose reads have one snapshot; what is cut off since a table was just made is no error."""
+    try:
+        with connections.transaction("test", writes=False) as cursor:
+            for statement in _SNAPSHOT[connections.dialect.database]:
+                cursor.execute(statement)
+            yield cursor
+    except TidesinkError as exc:
+        if _BEING_MADE.search(exc.message) is None:
+            raise
 
 
 @contextmanager

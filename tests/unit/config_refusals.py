@@ -76,20 +76,6 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "mode: upsert or history",
     ),
     (
-        "cuts of a database and a snapshot",
-        changed(
-            CANAL_JSON,
-            source__enable_tidb_extension=True,
-            source__database="mysql+pymysql://reader@tidb:4000",
-            cuts={},
-            target=DATABASE,
-            defaults={"snapshot": "initial"},
-        ),
-        "defaults.snapshot",
-        "load the tables first, and add cuts afterwards",
-        "set snapshot: never",
-    ),
-    (
         "cuts more often than watermarks",
         changed(CANAL_JSON, source__enable_tidb_extension=True, cuts={"every": "100ms"}),
         "cuts.every",

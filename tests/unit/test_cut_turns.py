@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +40,7 @@ class _Log:
     """The table of cuts."""
 
     cuts: list[tuple[int, list[CutTable]]] = field(default_factory=list)
+    without: list[set[str]] = field(default_factory=list)
     fails: TidesinkError | None = None
     slow: bool = False
     beats: threading.Event = field(default_factory=threading.Event)
@@ -47,13 +48,16 @@ class _Log:
     def last(self) -> int | None:
         return self.cuts[-1][0] if self.cuts else None
 
-    def publish(self, commit_ts: int, tables: Iterable[CutTable], *, keep: float) -> None:
+    def publish(
+        self, commit_ts: int, tables: Iterable[CutTable], *, without: Collection[TableId], keep: float
+    ) -> None:
         assert keep > 0
         if self.fails is not None:
             raise self.fails
         if self.slow:
             assert self.beats.wait(60)
         self.cuts.append((commit_ts, list(tables)))
+        self.without.append({one.name for one in without})
 
 
 class _Table:
@@ -243,6 +247,7 @@ def test_a_table_that_is_loaded_is_left_out_and_holds_back_nothing(run: _Run) ->
     assert [(at // SECOND, [one.table.name for one in tables]) for at, tables in run.log.cuts] == [
         (10, ["first"])
     ]
+    assert run.log.without == [{"second"}]
     found = cut_status(run.store, "shop")
     assert found is not None
     assert (found["held_back"], found["excluded"]) == (

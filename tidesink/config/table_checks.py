@@ -14,7 +14,6 @@ from tidesink.codecs.open import CODECS
 from tidesink.config.fields import ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, TableConfig, TableDefaults, TableOverride
 from tidesink.config.source import SourceSettings
-from tidesink.config.targets import SqlSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -135,11 +134,6 @@ def snapshot_obstacle(config: Config, mode: TableMode) -> str | None:
     if mode == "history":
         return (
             "a row that is read does not say at which commit_ts it was written, with which a version begins"
-        )
-    if config.cuts is not None and isinstance(config.target, SqlSettings):
-        return (
-            "rows are read as of now, and with cuts a database has no table that is later than the others in "
-            "this version: load the tables first, and add cuts afterwards"
         )
     return None
 

@@ -108,6 +108,7 @@ class Hold:
     ``loads``: the table's snapshot is not over. A change may come before its row, which a part brings with
     all values: what the change leaves out is NULL until then. Progress says that the snapshot has begun,
     though no part was read yet. ``bound``: rows that were committed after it wait (``batch.cuts``).
+    ``outside``: cuts leave the table out.
     """
 
     table: TargetTable
@@ -118,6 +119,7 @@ class Hold:
     known: KnownColumns | None = None
     loads: bool = False
     bound: int | None = None
+    outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -483,6 +485,7 @@ class Batch:
             sequenced=self._sequenced,
             mode=settings.mode,
             history=self._history,
+            left_out=self._hold.outside,
             on_staged=lambda: context.failpoints.reach("staged"),
         )
         with self._step("committed"):
@@ -622,6 +625,7 @@ class Batch:
             payloads=payloads,
             staged=reduction.found.staged,
             checkpointed=self._checkpoints,
+            left_out=self._hold.outside,
             on_staged=lambda: self._context.failpoints.reach("staged"),
             on_written=self._context.failpoints.if_armed("written"),
             on_located=lambda: self._context.failpoints.reach("located"),

@@ -5,7 +5,7 @@ A lake names the versions that its tables have at a cut. A database brings its t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from tidesink.errors import StaleProgressError
@@ -93,8 +93,17 @@ class CutPublisher(Protocol):
             TargetError: the target does not say.
         """
 
-    def publish(self, commit_ts: int, tables: Mapping[CutTable, TargetTable], *, keep: float) -> None:
+    def publish(
+        self,
+        commit_ts: int,
+        tables: Mapping[CutTable, TargetTable],
+        *,
+        without: Collection[TableId],
+        keep: float,
+    ) -> None:
         """Publish a cut, at once; older ones may go after ``keep`` seconds. ``tables`` are open.
+
+        ``without``: the tables that it leaves out.
 
         Raises:
             StaleProgressError: a table is another worker's by now.

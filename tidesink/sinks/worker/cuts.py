@@ -88,7 +88,7 @@ class Cuts:
         if self.bound is not None and outside.issuperset(busy):
             named = [one for one in tasks if one not in outside]
             if named and not any(blocked[one] for one in named):
-                self._publish(named, self.bound)
+                self._publish(named, self.bound, without={one.table for one in outside})
                 self._move_on(tasks, seen)
             elif _only_stuck(blocked, outside, seen):
                 # The others go on without a cut: one table never stops another (L7).
@@ -138,7 +138,7 @@ class Cuts:
         """By table what it waits for before it stands at the bound; empty where it does."""
         return {one: _obstacle(one, seen.found.get(one.topic), self.bound) for one in tasks}
 
-    def _publish(self, tasks: Sequence[TableTask], bound: int) -> None:
+    def _publish(self, tasks: Sequence[TableTask], bound: int, *, without: Collection[TableId]) -> None:
         """Write the cut; one that cannot be written is passed over."""
         assert self._log is not None  # noqa: S101  (opened before)
         try:
@@ -147,7 +147,7 @@ class Cuts:
                 if tables is None:
                     return
                 self._context.failpoints.reach("cutting")
-                self._log.publish(bound, tables, keep=self._settings.keep)
+                self._log.publish(bound, tables, without=without, keep=self._settings.keep)
         except TidesinkError as exc:
             _log.warning("cut not published", commit_ts=bound, error=str(exc))
             refused = [one for one in tasks if exc.context.get("table") == str(one.table)]

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from tidesink.config import Config, TableConfig
-from tidesink.config.targets import SqlSettings
 from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
@@ -95,7 +94,6 @@ _UNFINISHED: Final = (
     "its snapshot is not over, which would not go on then: wait until it is, or cancel it (tidesink snapshot "
     "cancel)"
 )
-_HOLDS_BACK: Final = "its snapshot is not over: cancel it, or remove cuts until it is"
 _KEYS_GONE: Final = "the state store has not the keys that it is of: ask again"
 _OTHER_KEY: Final = (
     "the keys that were asked for are of ({}), and the table's key at the target is ({}): ask again, with a "
@@ -288,9 +286,6 @@ class Snapshot:
         self._estimate: int | None = None
         self._ahead: _Ahead | None = None
         self._rounds = 1
-        cuts, target = context.config.cuts, context.config.target
-        # In a database with cuts a table's rows are gathered, and its snapshot rests.
-        self._gathers = cuts is not None and isinstance(target, SqlSettings)
         self._outside = False
         # Columns that the database alone has, though all changes of the time when it was found are applied.
         self._settled = ColumnGap()
@@ -314,13 +309,9 @@ class Snapshot:
 
     def is_outside(self, progress: Progress | None, bound: int | None) -> bool:
         """Whether a cut at a bound leaves the table out; without progress, what was known of it before."""
-        if progress is not None and not self._gathers:
+        if progress is not None:
             self._outside = is_outside(progress, bound, loads=self.is_under_way(progress))
         return self._outside
-
-    def obstacle(self, progress: Progress) -> str:
-        """Why cuts wait for the end of a snapshot, which rests meanwhile; empty where they do not."""
-        return _HOLDS_BACK if self._gathers and self.is_under_way(progress) else ""
 
     def goes_on(self, progress: Progress, found: TopicOffsets, applied: Mapping[int, int]) -> bool:
         """Whether a part can be read before changes that are waited for; ``applied`` as of ``waits``.
@@ -328,7 +319,7 @@ class Snapshot:
         Its rows are of now: later than changes that are read again.
         """
         known = progress.topics.get(found.topic)
-        if self._gathers or (known is not None and known.read_again):
+        if known is not None and known.read_again:
             return False
         ends = {number: at.latest for number, at in found.partitions.items()}
         return self.is_due(progress) and not self.waits(applied, ends)

@@ -200,9 +200,7 @@ class TableTask:
     @property
     def obstacle(self) -> str:
         """Why the table does not come to a cut by itself; empty where it does."""
-        if self.state in ("PAUSED", "FAILING"):
-            return f"{self.state}: {self._error}"
-        return self._snapshot.obstacle(self._hold.progress) if self._hold else ""
+        return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
         """The next offset of each partition, where watermarks alone that wait there need no batch yet.
@@ -567,10 +565,11 @@ class TableTask:
     def _batch(self, plan: BatchPlan, reader: RecordReader, make: Callable[..., Batch] = Batch) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         fit_shuffle(self._session, plan.records)
-        loads = self._snapshot.is_under_way(self._hold.progress)
+        accepted, loads = self._pauses.accepted, self._snapshot.is_under_way(self._hold.progress)
+        hold = replace(self._hold, accepted=accepted, loads=loads, bound=self.bound, outside=self.outside)
         return make(
             self._context,
-            replace(self._hold, accepted=self._pauses.accepted, loads=loads, bound=self.bound),
+            hold,
             self._decoding,
             settings=self._settings,
             session=self._session,

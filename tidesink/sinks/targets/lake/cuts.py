@@ -7,7 +7,7 @@ at the cut, and names versions that are there; a table that did not change is na
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
@@ -99,7 +99,14 @@ class CutLog:
             ((found,),) = self.session.sql(newest).collect()
         return None if found is None else int(found)
 
-    def publish(self, commit_ts: int, tables: Iterable[CutTable], *, keep: float) -> None:
+    def publish(
+        self,
+        commit_ts: int,
+        tables: Iterable[CutTable],
+        *,
+        without: Collection[TableId],  # noqa: ARG002  (a cut names those that it has)
+        keep: float,
+    ) -> None:
         """Write a cut, in one commit; now and then remove those that are older than ``keep`` seconds.
 
         Raises:

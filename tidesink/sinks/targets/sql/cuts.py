@@ -4,6 +4,10 @@ Until then a batch goes into a table of its own beside each table, which has the
 the cut before; its progress is of the same transaction, and says what is gathered. So a reader of the tables
 sees the source as of the last cut, and never half a transaction.
 
+A table whose rows are later than the cut (its snapshot is not over) is left out: what was gathered of it is
+merged, then its batches are, at once, and a row of ``_tidesink_left_out`` says so from the first such
+transaction on, until a cut has the table again.
+
 The transaction of a cut locks the ledger's row of each table, in the order of their names, and looks whether
 each is still this worker's and stands where the worker says. Then it merges what was gathered and takes it
 away, and writes down the cut.
@@ -13,12 +17,12 @@ away, and writes down the cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from tidesink.errors import TargetError
-from tidesink.events import fold_name
+from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, TargetTable
 from tidesink.sinks.targets.cuts import NAME, CutTable
 from tidesink.sinks.targets.sql.columns import default_literals, plan_columns
@@ -207,17 +211,69 @@ class Gathered:
             cursor.execute(f"USE {self._dialect.quote(self.place.schema)}")
 
 
+_LEFT_OUT: Final = "_tidesink_left_out"
 _TEXT: Final[Mapping[Database, str]] = {"postgres": "text", "mysql": "varchar(255)"}
+
+
+class LeftOut:
+    """The tables that the last cut of a pipeline has not: a row of a table beside ``place`` for each.
+
+    It is written with the first change that the table has and the cut has not, or with the cut. So one
+    snapshot shows a cut, the tables as of it, and which they are.
+    """
+
+    def __init__(self, dialect: Dialect, place: Place, pipeline: str) -> None:
+        self.place = replace(place, name=_LEFT_OUT)
+        self._dialect = dialect
+        self.pipeline = pipeline
+
+    def prepare(self, cursor: Any) -> None:
+        """Make the table where it is missing."""
+        text = _TEXT[self._dialect.database]
+        self._dialect.prepare_schema(cursor, self.place)
+        if not self.is_there(cursor):
+            columns = [
+                ("pipeline", text, True, "its name in the config"),
+                (
+                    "source_schema",
+                    text,
+                    True,
+                    "the schema of a table of the source",
+                ),
+                ("source_table", text, True, "its name: the last cut has it not"),
+            ]
+            self._dialect.create(cursor, self.place, columns)
+
+    def is_there(self, cursor: Any) -> bool:
+        """Whether there is the table."""
+        return bool(self._dialect.present(cursor, self.place))
+
+    def add(self, cursor: Any, tables: Iterable[TableId]) -> None:
+        """Say of tables that the last cut has them not."""
+        into = f"{self._location} (pipeline, source_schema, source_table) VALUES (%s, %s, %s)"
+        for one in sorted(tables):
+            cursor.execute(self._dialect.insert_missing.format(into), (self.pipeline, *one))
+
+    def remove(self, cursor: Any, tables: Iterable[TableId]) -> None:
+        """Say of tables that the cut of this transaction has them."""
+        where = "WHERE pipeline = %s AND source_schema = %s AND source_table = %s"
+        for one in sorted(tables):
+            cursor.execute(f"DELETE FROM {self._location} {where}", (self.pipeline, *one))
+
+    @property
+    def _location(self) -> str:
+        return self.place.location.replace("%", "%%")
 
 
 class SqlCuts:
     """The cuts of one pipeline in a database: a row of ``place``, in which the last one stands."""
 
-    def __init__(self, connections: Connections, place: Place, pipeline: str) -> None:
+    def __init__(self, connections: Connections, place: Place, pipeline: str, left_out: LeftOut) -> None:
         self.place = replace(place, name=NAME)
         self._connections = connections
         self._dialect = connections.dialect
         self._pipeline = pipeline
+        self._left_out = left_out
         self._prepared = False
 
     def last(self) -> int | None:
@@ -234,7 +290,14 @@ class SqlCuts:
             found = cursor.fetchone()
         return None if found is None else int(found[0])
 
-    def publish(self, commit_ts: int, tables: Mapping[CutTable, TargetTable], *, keep: float) -> None:  # noqa: ARG002
+    def publish(
+        self,
+        commit_ts: int,
+        tables: Mapping[CutTable, TargetTable],
+        *,
+        without: Collection[TableId],
+        keep: float,  # noqa: ARG002  (a database has the last cut alone)
+    ) -> None:
         """Merge what was gathered of all tables, and write down the cut, in one transaction.
 
         Raises:
@@ -248,6 +311,9 @@ class SqlCuts:
             for one, table in found:
                 with self._connections.translated(str(one.table)):
                     cast("GatheringTable", table).lock_for_cut(cursor, one.version)
+            # As in a batch of a table that is left out: before the first row of a target.
+            self._left_out.add(cursor, without)
+            self._left_out.remove(cursor, (one.table for one, _ in found))
             for one, table in found:
                 with self._connections.translated(str(one.table)):
                     cast("GatheringTable", table).merge_gathered(cursor)
@@ -268,7 +334,7 @@ class SqlCuts:
             ("published", moment, False, "when the tables were brought to it"),
         ]
         with self._connections.transaction(self.place.shown) as cursor:
-            self._dialect.prepare_schema(cursor, self.place)
+            self._left_out.prepare(cursor)
             if not self._dialect.present(cursor, self.place):
                 self._dialect.create(cursor, self.place, columns)
         self._prepared = True

@@ -11,7 +11,7 @@ from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, PreflightChecks, PreflightResult
 from tidesink.sinks.targets.sql.columns import check_sql_shape, room_limits, wanted_type
-from tidesink.sinks.targets.sql.cuts import SqlCuts
+from tidesink.sinks.targets.sql.cuts import LeftOut, SqlCuts
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint, Place, endpoint_of, place_in
 from tidesink.sinks.targets.sql.reader import SqlReader
@@ -83,15 +83,22 @@ class SqlTarget:
             self.connections,
             place,
             shape,
-            pipeline=pipeline,
             delete_mode=delete_mode,
             view=view,
+            left_out=self._left_out(pipeline),
             gathers=self.cuts,
         )
 
     def cut_log(self, pipeline: str) -> SqlCuts:
         """The cuts of a pipeline, in a table beside its tables; ``tidesink`` stands for their schema."""
-        return SqlCuts(self.connections, self.place_of(TableId("tidesink", "cuts")), pipeline)
+        return SqlCuts(self.connections, self._place_of_cuts, pipeline, self._left_out(pipeline))
+
+    def _left_out(self, pipeline: str) -> LeftOut:
+        return LeftOut(self.connections.dialect, self._place_of_cuts, pipeline)
+
+    @property
+    def _place_of_cuts(self) -> Place:
+        return self.place_of(TableId("tidesink", "cuts"))
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> SqlReader | None:
         """What reads the table of ``shape``."""
