@@ -47,10 +47,10 @@ class _Worker:
         self.tables[name].apply(batch, self._progress(name))
 
     def put(
-        self, name: TableId, *rows: dict[str, Any], deletes: tuple[int, ...] = (), left_out: bool = False
+        self, name: TableId, *rows: dict[str, Any], deletes: tuple[int, ...] = (), outside: bool = False
     ) -> None:
         gone = [{"id": number} for number in deletes]
-        self.apply(name, replace(self.bed.batch(shape(table=name), rows, gone), left_out=left_out))
+        self.apply(name, replace(self.bed.batch(shape(table=name), rows, gone), outside=outside))
 
     def cut(
         self,
@@ -98,10 +98,10 @@ def _applied(bed: Bed, name: TableId = TABLE, *columns: Column) -> dict[int, Any
     return {row["id"]: row["name"] for row in reading.rows(found.columns).collect()}
 
 
-def _left_out(bed: Bed) -> set[TableId]:
+def _excluded(bed: Bed) -> set[TableId]:
     """The tables that readers are told the last cut has not."""
     connections, place = target_of(bed).connections, target_of(bed).place_of(TableId("tidesink", "x"))
-    location = place.beside("_tidesink_left_out")
+    location = place.beside("_tidesink_excluded")
     with connections.transaction("test", writes=False) as cursor:
         cursor.execute(f"SELECT source_schema, source_table FROM {location} WHERE pipeline = 'shop'")  # noqa: S608
         return {TableId(*one) for one in cursor.fetchall()}
@@ -250,24 +250,24 @@ def test_what_is_applied_is_read_of_a_table_whose_texts_are_compared_otherwise(s
 def test_a_table_that_is_left_out_is_seen_at_once_until_a_cut_has_it_again(sql: Bed) -> None:
     worker = _Worker(sql)
     # Nor has a cut a table that was just made.
-    assert _left_out(sql) == {*TABLES}
+    assert _excluded(sql) == {*TABLES}
     worker.put(TABLE, row(1), row(2))
     worker.put(OTHER, row(1, "x"))
     worker.cut(FIRST)
-    assert _left_out(sql) == set()
+    assert _excluded(sql) == set()
     worker.put(TABLE, row(2, "gathered"), row(3))
-    worker.put(TABLE, row(4, "read"), deletes=(1,), left_out=True)
+    worker.put(TABLE, row(4, "read"), deletes=(1,), outside=True)
     worker.put(OTHER, row(1, "y"))
-    assert (_seen(sql), _left_out(sql)) == ([{2: "gathered", 3: "a", 4: "read"}, {1: "x"}], {TABLE})
+    assert (_seen(sql), _excluded(sql)) == ([{2: "gathered", 3: "a", 4: "read"}, {1: "x"}], {TABLE})
     worker.cut(FIRST + 1, without={TABLE})
-    worker.put(TABLE, row(2, "read"), left_out=True)
-    assert (_seen(sql), _left_out(sql)) == ([{2: "read", 3: "a", 4: "read"}, {1: "y"}], {TABLE})
+    worker.put(TABLE, row(2, "read"), outside=True)
+    assert (_seen(sql), _excluded(sql)) == ([{2: "read", 3: "a", 4: "read"}, {1: "y"}], {TABLE})
     # It goes on to gather, and is as of no cut before the next.
     worker.put(TABLE, row(2, "late"), deletes=(3,))
-    assert (_seen(sql)[0], _left_out(sql)) == ({2: "read", 3: "a", 4: "read"}, {TABLE})
+    assert (_seen(sql)[0], _excluded(sql)) == ({2: "read", 3: "a", 4: "read"}, {TABLE})
     assert _applied(sql) == {2: "late", 4: "read"}
     worker.cut(FIRST + 2)
-    assert (_seen(sql), _left_out(sql)) == ([{2: "late", 4: "read"}, {1: "y"}], set())
+    assert (_seen(sql), _excluded(sql)) == ([{2: "late", 4: "read"}, {1: "y"}], set())
     worker.close()
 
 
@@ -278,9 +278,9 @@ def test_a_cut_says_of_a_table_that_it_has_it_not_though_nothing_of_it_was_appli
     worker.cut(FIRST)
     worker.put(TABLE, row(1, "gathered"))
     worker.cut(FIRST + 1, without={TABLE})
-    assert (_seen(sql), _left_out(sql)) == ([{1: "a"}, {1: "x"}], {TABLE})
+    assert (_seen(sql), _excluded(sql)) == ([{1: "a"}, {1: "x"}], {TABLE})
     worker.cut(FIRST + 2)
-    assert (_seen(sql), _left_out(sql)) == ([{1: "gathered"}, {1: "x"}], set())
+    assert (_seen(sql), _excluded(sql)) == ([{1: "gathered"}, {1: "x"}], set())
     worker.close()
 
 
@@ -289,9 +289,9 @@ def test_a_table_is_emptied_while_it_is_left_out(sql: Bed) -> None:
     worker.put(TABLE, row(1))
     worker.cut(FIRST)
     worker.put(TABLE, row(2))
-    worker.apply(TABLE, ReducedBatch(shape(), 0, 0, truncates=True, left_out=True))
-    worker.put(TABLE, row(3), left_out=True)
-    assert (_seen(sql)[0], _left_out(sql)) == ({3: "a"}, {TABLE, OTHER})
+    worker.apply(TABLE, ReducedBatch(shape(), 0, 0, truncates=True, outside=True))
+    worker.put(TABLE, row(3), outside=True)
+    assert (_seen(sql)[0], _excluded(sql)) == ({3: "a"}, {TABLE, OTHER})
     worker.close()
 
 
@@ -304,13 +304,13 @@ def test_a_batch_that_is_cut_off_leaves_the_table_in_the_cut(sql: Bed) -> None:
     first.put(TABLE, row(2))
     execute(sql, "ALTER TABLE {} ADD CONSTRAINT small CHECK (amount < 10)")
     with pytest.raises(TargetError):
-        first.put(TABLE, row(3, amount=10), left_out=True)
-    assert (_seen(sql), _left_out(sql)) == ([{1: "a"}, {1: "x"}], set())
+        first.put(TABLE, row(3, amount=10), outside=True)
+    assert (_seen(sql), _excluded(sql)) == ([{1: "a"}, {1: "x"}], set())
     first.close()
     second = _Worker(sql)
     assert second.batches[TABLE] == 2
-    second.put(TABLE, row(3, amount=9), left_out=True)
-    assert (_seen(sql)[0], _left_out(sql)) == ({1: "a", 2: "a", 3: "a"}, {TABLE})
+    second.put(TABLE, row(3, amount=9), outside=True)
+    assert (_seen(sql)[0], _excluded(sql)) == ({1: "a", 2: "a", 3: "a"}, {TABLE})
 
     def killed(name: TableId, table: SqlTable) -> object:
         return _Dies(table) if name == TABLE else table
@@ -318,9 +318,9 @@ def test_a_batch_that_is_cut_off_leaves_the_table_in_the_cut(sql: Bed) -> None:
     with pytest.raises(_KilledError):
         second.cut(FIRST + 1, killed)
     # The cut that is cut off has it not again.
-    assert (_left_out(sql), second.log.last()) == ({TABLE}, FIRST)
+    assert (_excluded(sql), second.log.last()) == ({TABLE}, FIRST)
     second.cut(FIRST + 1)
-    assert (_left_out(sql), second.log.last()) == (set(), FIRST + 1)
+    assert (_excluded(sql), second.log.last()) == (set(), FIRST + 1)
     second.close()
 
 
@@ -384,15 +384,15 @@ def test_without_cuts_in_the_config_what_was_gathered_is_merged(sql: Bed) -> Non
     worker.put(TABLE, row(1), deletes=(0,))
     worker.close()
     plain = _Worker(sql, cuts=False)
-    assert (_seen(sql), _left_out(sql)) == ([{1: "a"}, {1: "x"}], {*TABLES})
+    assert (_seen(sql), _excluded(sql)) == ([{1: "a"}, {1: "x"}], {*TABLES})
     plain.put(TABLE, row(2))
     assert _seen(sql) == [{1: "a", 2: "a"}, {1: "x"}]
     plain.close()
     # Nor are the tables as of the last cut where there are to be others again.
     again = _Worker(sql)
-    assert (_left_out(sql), again.log.last()) == ({*TABLES}, FIRST)
+    assert (_excluded(sql), again.log.last()) == ({*TABLES}, FIRST)
     again.cut(FIRST + 1)
-    assert (_left_out(sql), again.log.last()) == (set(), FIRST + 1)
+    assert (_excluded(sql), again.log.last()) == (set(), FIRST + 1)
     again.close()
 
 

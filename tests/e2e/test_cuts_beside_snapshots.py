@@ -119,9 +119,9 @@ class _Readers:
                 return
             cursor.execute(f"SELECT commit_ts FROM {place.location}")  # noqa: S608
             cut = cursor.fetchone()
-            cursor.execute(f"SELECT source_table FROM {place.beside('_tidesink_left_out')}")  # noqa: S608
-            left_out = {name for (name,) in cursor.fetchall()}
-            for name in {*NAMES} - left_out if cut else ():
+            cursor.execute(f"SELECT source_table FROM {place.beside('_tidesink_excluded')}")  # noqa: S608
+            excluded = {name for (name,) in cursor.fetchall()}
+            for name in {*NAMES} - excluded if cut else ():
                 location = self._target.place_of(TableId(self._books.schema, name)).location
                 cursor.execute(f"SELECT id, amount FROM {location}")  # noqa: S608
                 found[name] = dict(cursor.fetchall())

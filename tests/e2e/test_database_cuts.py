@@ -47,7 +47,7 @@ class Run(BankRun):
         found = dict[str, Rows]()
         with one_snapshot(self.target.connections) as cursor:
             commit_ts = self._cut(cursor)
-            left_out = self._left_out(cursor)
+            excluded = self._excluded(cursor)
             found = {schema.table.name: self._rows(cursor, schema.table) for schema in SCHEMAS}
         if not found:
             return
@@ -55,7 +55,7 @@ class Run(BankRun):
             assert not any(found.values()), "rows are seen before the first cut"
             return
         assert commit_ts >= max(self.seen, default=0), "the cuts went back"
-        assert not left_out
+        assert not excluded
         assert found == self.rows_at(commit_ts), f"cut {commit_ts}"
         assert sum(row["balance"] for row in found["account"].values()) == self.total
         assert sum(row["amount"] for row in found["entry"].values()) == self.total
@@ -76,12 +76,12 @@ class Run(BankRun):
         row = cursor.fetchone()
         return None if row is None else int(row[0])
 
-    def _left_out(self, cursor: Any) -> bool:
+    def _excluded(self, cursor: Any) -> bool:
         """Whether some table is as of another moment."""
         place = self.target.cut_log("shop").place
         if not self.target.connections.dialect.present(cursor, place):
             return False
-        cursor.execute(f"SELECT COUNT(*) FROM {place.beside('_tidesink_left_out')}")  # noqa: S608
+        cursor.execute(f"SELECT COUNT(*) FROM {place.beside('_tidesink_excluded')}")  # noqa: S608
         return bool(cursor.fetchone()[0])
 
     def _rows(self, cursor: Any, table: TableId) -> Rows:

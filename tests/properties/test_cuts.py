@@ -184,7 +184,7 @@ class Pipeline:
     broken: str = ""
     # Of a database: what its readers see, and the tables of which they are told that the cut has them not.
     shown: dict[str, dict[int, int]] = field(default_factory=lambda: {name: {} for name in NAMES})
-    left_out: set[str] = field(default_factory=lambda: {*NAMES})
+    excluded: set[str] = field(default_factory=lambda: {*NAMES})
     # A part under way: of which table, when it began, under which bound.
     part: tuple[str, int, int | None] | None = None
     repaired: int = 0
@@ -240,19 +240,19 @@ class Pipeline:
             before, batch=before.batch + 1, topics={name: topic}, bound=bound, snapshot=part
         )
         self.repaired += part.done
-        self._merge(name, left_out=True)
+        self._merge(name, outside=True)
 
-    def _merge(self, name: str, *, left_out: bool) -> None:
+    def _merge(self, name: str, *, outside: bool) -> None:
         """What a database does with a batch that was applied: it merges all at once, or has it gathered."""
-        if left_out or not self.bounded or self.broken == "gathers no more":
+        if outside or not self.bounded or self.broken == "gathers no more":
             # With what was gathered before.
             self.shown[name] = {**self.tables[name]}
             if self.broken not in ("says nothing", "gathers no more"):
-                self.left_out.add(name)
+                self.excluded.add(name)
 
     def look(self) -> None:
         """Read a database in one snapshot."""
-        for name in {*NAMES} - self.left_out:
+        for name in {*NAMES} - self.excluded:
             assert self.cut is not None
             assert self.shown[name] == self.source.table_at(name, self.cut), (name, self.cut)
 
@@ -299,7 +299,7 @@ class Pipeline:
         self.progress[name] = replace(
             before, batch=before.batch + 1, topics={name: after}, bound=bound, commit_ts=max(greatest) or None
         )
-        self._merge(name, left_out=outside)
+        self._merge(name, outside=outside)
         # One that is left out may be later than cuts are: it was read before there were any.
         assert bound is None or self.is_outside(name) or (self.progress[name].commit_ts or 0) <= bound
 
@@ -340,9 +340,9 @@ class Pipeline:
         for name in named:
             assert self.tables[name] == self.source.table_at(name, bound), (name, bound)
             self.shown[name] = {**self.tables[name]}
-        self.left_out -= {*named}
+        self.excluded -= {*named}
         if self.broken != "says late":
-            self.left_out |= {*NAMES} - {*named}
+            self.excluded |= {*NAMES} - {*named}
         self.bound = None
 
     def _marks(self, name: str) -> dict[int, int]:
@@ -470,7 +470,7 @@ def _finish(pipeline: Pipeline) -> None:
     assert [name for name in NAMES if pipeline.is_outside(name)] == []
     pipeline.publish()
     assert pipeline.cut == bound
-    assert (pipeline.shown, pipeline.left_out) == (pipeline.tables, set())
+    assert (pipeline.shown, pipeline.excluded) == (pipeline.tables, set())
 
 
 # A part is read behind the bound, and a change comes between its beginning and its rows.

@@ -485,7 +485,7 @@ class Batch:
             sequenced=self._sequenced,
             mode=settings.mode,
             history=self._history,
-            left_out=self._hold.outside,
+            outside=self._hold.outside,
             on_staged=lambda: context.failpoints.reach("staged"),
         )
         with self._step("committed"):
@@ -625,7 +625,7 @@ class Batch:
             payloads=payloads,
             staged=reduction.found.staged,
             checkpointed=self._checkpoints,
-            left_out=self._hold.outside,
+            outside=self._hold.outside,
             on_staged=lambda: self._context.failpoints.reach("staged"),
             on_written=self._context.failpoints.if_armed("written"),
             on_located=lambda: self._context.failpoints.reach("located"),

@@ -171,7 +171,7 @@ class ReducedBatch:
     attempt that counts.
     ``checkpointed``: the frame comes from blocks that Spark never makes again (``Capabilities.rereads``):
     each read of it has the same rows, or fails.
-    ``left_out``: cuts leave the table out, so that a database merges the batch at once (``targets.cuts``).
+    ``outside``: cuts leave the table out, so that a database merges the batch at once (``targets.cuts``).
     ``on_staged`` is called when all that comes before the commit is done: rows are staged, messages were
     acknowledged, and nothing says so yet. If it raises, there is no commit.
     ``on_written``, ``on_located``: called where a lake takes the batch as files, when files have its rows and
@@ -197,7 +197,7 @@ class ReducedBatch:
     payloads: DataFrame | None = None
     staged: tuple[StagedPart, ...] | None = None
     checkpointed: bool = False
-    left_out: bool = False
+    outside: bool = False
     on_staged: Callable[[], None] = field(default=nothing, compare=False)
     on_written: Callable[[], None] | None = field(default=None, compare=False)
     on_located: Callable[[], None] = field(default=nothing, compare=False)

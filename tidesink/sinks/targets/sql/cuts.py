@@ -5,7 +5,7 @@ the cut before; its progress is of the same transaction, and says what is gather
 sees the source as of the last cut, and never half a transaction.
 
 A table whose rows are later than the cut (its snapshot is not over) is left out: what was gathered of it is
-merged, then its batches are, at once, and a row of ``_tidesink_left_out`` says so from the first such
+merged, then its batches are, at once, and a row of ``_tidesink_excluded`` says so from the first such
 transaction on, until a cut has the table again.
 
 The transaction of a cut locks the ledger's row of each table, in the order of their names, and looks whether
@@ -211,11 +211,11 @@ class Gathered:
             cursor.execute(f"USE {self._dialect.quote(self.place.schema)}")
 
 
-_LEFT_OUT: Final = "_tidesink_left_out"
+_EXCLUDED: Final = "_tidesink_excluded"
 _TEXT: Final[Mapping[Database, str]] = {"postgres": "text", "mysql": "varchar(255)"}
 
 
-class LeftOut:
+class ExcludedTables:
     """The tables that the last cut of a pipeline has not: a row of a table beside ``place`` for each.
 
     It is written with the first change that the table has and the cut has not, or with the cut. So one
@@ -223,7 +223,7 @@ class LeftOut:
     """
 
     def __init__(self, dialect: Dialect, place: Place, pipeline: str) -> None:
-        self.place = replace(place, name=_LEFT_OUT)
+        self.place = replace(place, name=_EXCLUDED)
         self._dialect = dialect
         self.pipeline = pipeline
 
@@ -268,12 +268,12 @@ class LeftOut:
 class SqlCuts:
     """The cuts of one pipeline in a database: a row of ``place``, in which the last one stands."""
 
-    def __init__(self, connections: Connections, place: Place, pipeline: str, left_out: LeftOut) -> None:
+    def __init__(self, connections: Connections, place: Place, excluded: ExcludedTables) -> None:
         self.place = replace(place, name=NAME)
         self._connections = connections
         self._dialect = connections.dialect
-        self._pipeline = pipeline
-        self._left_out = left_out
+        self._pipeline = excluded.pipeline
+        self._excluded = excluded
         self._prepared = False
 
     def last(self) -> int | None:
@@ -312,8 +312,8 @@ class SqlCuts:
                 with self._connections.translated(str(one.table)):
                     cast("GatheringTable", table).lock_for_cut(cursor, one.version)
             # As in a batch of a table that is left out: before the first row of a target.
-            self._left_out.add(cursor, without)
-            self._left_out.remove(cursor, (one.table for one, _ in found))
+            self._excluded.add(cursor, without)
+            self._excluded.remove(cursor, (one.table for one, _ in found))
             for one, table in found:
                 with self._connections.translated(str(one.table)):
                     cast("GatheringTable", table).merge_gathered(cursor)
@@ -334,7 +334,7 @@ class SqlCuts:
             ("published", moment, False, "when the tables were brought to it"),
         ]
         with self._connections.transaction(self.place.shown) as cursor:
-            self._left_out.prepare(cursor)
+            self._excluded.prepare(cursor)
             if not self._dialect.present(cursor, self.place):
                 self._dialect.create(cursor, self.place, columns)
         self._prepared = True

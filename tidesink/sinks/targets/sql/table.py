@@ -45,7 +45,7 @@ from tidesink.sinks.targets.sql.columns import (
     plan_columns,
     wanted_type,
 )
-from tidesink.sinks.targets.sql.cuts import Gathered, LeftOut
+from tidesink.sinks.targets.sql.cuts import ExcludedTables, Gathered
 from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge
 from tidesink.sinks.targets.sql.ledger import Entry, SqlLedger, SqlTombstones
 from tidesink.sinks.targets.sql.load import StagedColumn, staged_columns
@@ -86,17 +86,17 @@ class SqlTable:
         *,
         delete_mode: DeleteMode,
         view: str | None = None,
-        left_out: LeftOut,
+        excluded: ExcludedTables,
         gathers: bool = False,
     ) -> None:
-        """``gathers``: changes wait for the cut. ``left_out``: where the pipeline says of a table if not."""
+        """``gathers``: changes wait for the cut. ``excluded``: where the pipeline says of a table if not."""
         check_shape(shape)
         self.place = place
         self._view = SqlView(connections.dialect, place, view) if view else None
         self._connections = connections
         self._dialect = connections.dialect
         self._table = str(shape.source)
-        self._ledger = SqlLedger(self._dialect, place, left_out.pipeline, shape.keys)
+        self._ledger = SqlLedger(self._dialect, place, excluded.pipeline, shape.keys)
         self._shard = SqlShard(connections, place, self._ledger) if place.shard else None
         self._turns = Turns(f"{connections.endpoint.shown} {place.location}", place.shard)
         self._epoch: int | None = None
@@ -108,7 +108,7 @@ class SqlTable:
         self._ordered: TableShape | None = None
         # What comes with the next cut, and the shape that its rows have.
         self._gathered, self._gathers = Gathered(self._dialect, place), gathers
-        self._left_out = left_out
+        self._excluded = excluded
         self._shape = shape
         self._present = self._open(shape, soft=delete_mode == "soft")
         self._keys = frozenset(fold_name(self._dialect.quote(key)) for key in shape.keys)
@@ -129,7 +129,7 @@ class SqlTable:
             self._change(cursor, self._dialect.left_undone(cursor, self.place))
             self._prepare_gathered(cursor, entry)
             if self._gathers and entry.progress is None:
-                self._left_out.add(cursor, [self.place.source])
+                self._excluded.add(cursor, [self.place.source])
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
         self._staging = self._unused = None  # those of an epoch before go with all others below
@@ -274,14 +274,14 @@ class SqlTable:
         location = self.place.location
         with self._transaction() as cursor:
             if self._gathers:
-                self._left_out.prepare(cursor)
+                self._excluded.prepare(cursor)
             self._dialect.prepare_schema(cursor, self.place)
             present = self._dialect.present(cursor, self.place)
             if not present:
                 if self._ledger.loaded(cursor):
                     return present
                 if self._gathers:  # the last cut has no such table
-                    self._left_out.add(cursor, [self.place.source])
+                    self._excluded.add(cursor, [self.place.source])
                 self._make(cursor, shape, soft=soft)
             elif soft and SOFT_DELETE_COLUMN not in present:
                 mark = {SOFT_DELETE_COLUMN: (OF_SPARK[self._dialect.database]["boolean"], None)}
@@ -481,11 +481,11 @@ class SqlTable:
     def _merged(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
         has_mark = SOFT_DELETE_COLUMN in self._present
         mark = self._dialect.quote(SOFT_DELETE_COLUMN) if has_mark else None
-        if self._gathers and not batch.left_out:
+        if self._gathers and not batch.outside:
             return self._taken_in(cursor, batch, attempts, mark)
         if self._gathers:
-            # What was gathered comes before the batch. Readers are told, until a cut has the table.
-            self._left_out.add(cursor, [self.place.source])
+            # What was gathered comes before the batch. Readers find its name, until a cut has the table.
+            self._excluded.add(cursor, [self.place.source])
             self._shape = batch.shape
             self._gathered.merge(cursor, batch.shape, self._present)
         if batch.truncates:
@@ -540,8 +540,8 @@ class SqlTable:
             with self._changer(cursor) as changing:
                 self._gathered.prepare(changing, self._shape, self._present, empty=entry.progress is None)
         elif self._gathered.look(cursor):
-            if self._left_out.is_there(cursor):  # from here on the table is as of no cut
-                self._left_out.add(cursor, [self.place.source])
+            if self._excluded.is_there(cursor):  # from here on the table is as of no cut
+                self._excluded.add(cursor, [self.place.source])
             if entry.progress is None:
                 self._gathered.discard(cursor)
             else:

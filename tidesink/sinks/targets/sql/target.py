@@ -11,7 +11,7 @@ from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, PreflightChecks, PreflightResult
 from tidesink.sinks.targets.sql.columns import check_sql_shape, room_limits, wanted_type
-from tidesink.sinks.targets.sql.cuts import LeftOut, SqlCuts
+from tidesink.sinks.targets.sql.cuts import ExcludedTables, SqlCuts
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint, Place, endpoint_of, place_in
 from tidesink.sinks.targets.sql.reader import SqlReader
@@ -85,16 +85,16 @@ class SqlTarget:
             shape,
             delete_mode=delete_mode,
             view=view,
-            left_out=self._left_out(pipeline),
+            excluded=self._excluded(pipeline),
             gathers=self.cuts,
         )
 
     def cut_log(self, pipeline: str) -> SqlCuts:
         """The cuts of a pipeline, in a table beside its tables; ``tidesink`` stands for their schema."""
-        return SqlCuts(self.connections, self._place_of_cuts, pipeline, self._left_out(pipeline))
+        return SqlCuts(self.connections, self._place_of_cuts, self._excluded(pipeline))
 
-    def _left_out(self, pipeline: str) -> LeftOut:
-        return LeftOut(self.connections.dialect, self._place_of_cuts, pipeline)
+    def _excluded(self, pipeline: str) -> ExcludedTables:
+        return ExcludedTables(self.connections.dialect, self._place_of_cuts, pipeline)
 
     @property
     def _place_of_cuts(self) -> Place:
