@@ -414,6 +414,7 @@ class ReplayBatch(Batch):
         progress = replace(before, epoch=self._hold.epoch, batch=before.batch + 1)
         self._context.stop.check()
         self._context.store.record_progress(progress)
+        self._context.choices.keep(self._policies.chosen, progress)
         self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
         result = self._commit(self._reduced_batch(reduction, schema_decision), progress)
         if result.applied + result.stale != reduction.summary.rows:

@@ -565,7 +565,8 @@ class SnapshotBatch(Batch):
 
     def _reduced(self, plan: BatchPlan, _bad: BadRecord | None = None) -> Reduction:
         self._context.stop.check()
-        settle_names(self._hold.table, self._decoding, self._policies)
+        if settle_names(self._hold.table, self._decoding, self._policies):
+            self._context.choices.keep(self._policies.chosen, self._hold.progress)
         self._settle_rows()
         try:
             reduction = self._reduce_once(plan)
