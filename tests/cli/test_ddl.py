@@ -10,8 +10,7 @@ import pytest
 
 from tests.cli.controlled_shop import ADDED, ORDERS, Shop
 from tidesink.events import TableId
-from tidesink.sinks.batch.policy_choices import PolicyChoices
-from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
+from tidesink.sinks.batch.schema_changes import Pending, PolicyChoices, SchemaChange
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
 from tidesink.sinks.worker.control import TableControl
 

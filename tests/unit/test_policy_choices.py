@@ -10,8 +10,13 @@ import pytest
 from tests.memory_target import CAPABILITIES
 from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.events import TableId
-from tidesink.sinks.batch.policy_choices import MOST_CHOICES, PolicyChoices, read_choices
-from tidesink.sinks.batch.schema_changes import Policies, SchemaChange
+from tidesink.sinks.batch.schema_changes import (
+    MOST_CHOICES,
+    Policies,
+    PolicyChoices,
+    SchemaChange,
+    read_choices,
+)
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.state.sql_store import SqlStateStore
 

@@ -77,7 +77,8 @@ def show(
     with started_spark(settings) as spark:
         log = cut_log(spark, settings)
         cut = chosen(log.cuts(), at)
-        gone, tags = dict[CutTable, str](), dict[CutTable, str]()
+        gone: dict[CutTable, str] = {}
+        tags: dict[CutTable, str] = {}
         from tidesink.sinks.targets.lake.cuts import frame_of
 
         for one in cut.tables:

@@ -388,7 +388,7 @@ def _changes(
 
     What people decided is before what policies did.
     """
-    from tidesink.sinks.batch.policy_choices import read_choices
+    from tidesink.sinks.batch.schema_changes import read_choices
     from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls, read_decisions
 
     if not statuses:

@@ -24,7 +24,7 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.observers import Listeners, StepRetried
-from tidesink.sinks.batch.policy_choices import PolicyChoices
+from tidesink.sinks.batch.schema_changes import PolicyChoices
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import DeadLetters

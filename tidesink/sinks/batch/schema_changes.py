@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.ddl.row_changes import RowChangeKind, shown_time
-from tidesink.errors import SchemaRefusedError
-from tidesink.events import fold_name, physical_ms
+from tidesink.errors import SchemaRefusedError, StateStoreError
+from tidesink.events import TableId, fold_name, physical_ms
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress, StateStore
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 SHORT_DIGEST: Final = 8
 # What a person may make of a change that waits, by the digest of the change.
 Accepted = Mapping[str, ChangePolicy]
+# What policies made of changes, by their digests.
+Chosen = Mapping[str, "tuple[SchemaChange, ChangePolicy]"]
 
 
 class SchemaChange(NamedTuple):
@@ -439,7 +442,7 @@ class KnownColumns:
 
     def __init__(self, store: StateStore, progress: Progress, layout: Layout) -> None:
         self._store = store
-        self._name = json.dumps([progress.pipeline, *progress.table], ensure_ascii=False)
+        self._name = _name(progress.pipeline, progress.table)
         self._source_names = {fold_name(new): fold_name(old) for old, new in layout.rename.items()}
         self._kept = store.load_document(_KIND, self._name)
         self._known = _columns_of(self._kept, progress)
@@ -487,3 +490,79 @@ def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset
     if kept is None or kept["batch"] > progress.batch:
         return frozenset()
     return frozenset(kept["columns"])
+
+
+# Of one table.
+MOST_CHOICES: Final = 50
+_CHOICES_KIND: Final = "policy-choices"
+_MOST_SQL: Final = 1_000
+_TRIES: Final = 20
+
+
+class Choice(NamedTuple):
+    """What a policy made of a change; ``at``, in seconds since 1970, is when a worker heeded it."""
+
+    policy: ChangePolicy
+    at: float
+    batch: int
+    change: Mapping[str, Any]
+
+
+class PolicyChoices:
+    """What the policies of a pipeline's tables made of changes by themselves, for people who ask.
+
+    It is kept before the batch that heeds it is committed, with that batch's number: none is missing after a
+    kill, and a batch that is tried again has its choices once. Of each table the newest stay.
+    """
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        # What is ignored is found again by each batch: the store is asked once.
+        self._known: set[str] = set()
+
+    def keep(self, chosen: Chosen, progress: Progress) -> None:
+        """Keep what a batch does by policies, once.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        new = {digest: one for digest, one in chosen.items() if digest not in self._known}
+        if not new:
+            return
+        name = _name(progress.pipeline, progress.table)
+        for _ in range(_TRIES):
+            old = self._store.load_document(_CHOICES_KIND, name)
+            kept = list(old or ())
+            for digest, (change, policy) in new.items():
+                known = [one for one in kept if one[3]["digest"] == digest]
+                if not known or (_recurs(change, policy) and known[-1][2] != progress.batch):
+                    kept.append([policy, time.time(), progress.batch, _shown(change)])
+            kept = kept[-MOST_CHOICES:]
+            if kept == (old or []) or self._store.swap_document(_CHOICES_KIND, name, old=old, new=kept):
+                self._known |= {digest for digest, one in new.items() if not _recurs(*one)}
+                return
+        raise StateStoreError("others write the choices of the table all the time", table=str(progress.table))
+
+
+def read_choices(store: StateStore, pipeline: str, table: TableId) -> tuple[Choice, ...]:
+    """What a table's policies made of changes, the oldest first.
+
+    Raises:
+        StateStoreError: the store does not answer.
+    """
+    found = store.load_document(_CHOICES_KIND, _name(pipeline, table)) or ()
+    return tuple(Choice(*one) for one in found)
+
+
+def _recurs(change: SchemaChange, policy: ChangePolicy) -> bool:
+    """Whether the very same change may come again: a column that was dropped meanwhile and is added again."""
+    return (change.kind, policy) == ("add", "apply")
+
+
+def _shown(change: SchemaChange) -> dict[str, Any]:
+    shown = change.as_json()
+    return {**shown, "statement": shown["statement"][:_MOST_SQL]} if "statement" in shown else shown
+
+
+def _name(pipeline: str, table: TableId) -> str:
+    return json.dumps([pipeline, *table], ensure_ascii=False)

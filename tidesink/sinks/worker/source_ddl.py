@@ -20,10 +20,9 @@ from tidesink.config.table_checks import ddl_obstacle, snapshot_obstacle
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BatchSummary
-from tidesink.sinks.batch.policy_choices import Chosen
 from tidesink.sinks.batch.run import Batch, BatchOutcome, Hold
 from tidesink.sinks.batch.schema_change_topic import SourceStatement
-from tidesink.sinks.batch.schema_changes import Accepted, Pending, Policies, SchemaChange
+from tidesink.sinks.batch.schema_changes import Accepted, Chosen, Pending, Policies, SchemaChange
 from tidesink.sinks.batch.source_rows import OPTION
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.state.progress import DdlProgress, Progress, SnapshotProgress, Sweep

@@ -59,9 +59,7 @@ class CutTags:
         ages = {former: self._age(state, former, keep_ms) for former in self._newest(names)}
         if any(age is not None and state.branch_head(name) == snapshot for name, age in ages.items()):
             return True
-        name = f"{self._prefix}{commit_ts}"
-        if name in names:
-            name = f"{name}.{snapshot}"
+        name = self._free_name(names, commit_ts, snapshot)
 
         def change(builder: Any) -> None:
             builder.setRef(name, self._table.tag_at(snapshot, age=_FOR_EVER))
@@ -77,6 +75,11 @@ class CutTags:
                 return False
             raise commit_error(exc, table=str(self._name)) from exc
         return True
+
+    def _free_name(self, names: set[str], commit_ts: int, snapshot: int) -> str:
+        """What a tag is named: none is moved, since a cut may name the snapshot that it keeps."""
+        name = f"{self._prefix}{commit_ts}"
+        return f"{name}.{snapshot}" if name in names else name
 
     def _newest(self, names: set[str]) -> list[str]:
         """Our tags of the last instant that has any."""
