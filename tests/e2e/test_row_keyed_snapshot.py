@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -27,14 +26,10 @@ from tests.tidb_front import TABLE_ID
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.config import Config, load_config
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.errors import SourceUnavailableError
-from tidesink.events import Column, Row, TableId
-from tidesink.sinks.batch.source_rows import KeyRange, SourceRows
-from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.events import Row, TableId
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.control import change_control
 from tidesink.sinks.worker.run import run
-from tidesink.source_database.database import begin_session, stored_table
 from tidesink.typemap.target_schema import RowKey
 
 if TYPE_CHECKING:
@@ -218,36 +213,3 @@ def test_two_copies_of_equal_rows_are_compared(
         _, here_found = table_of_diff(paths[1], "--against", here)
         assert there_found["different"] == here_found["different"] > 0
         assert there_found["only_at_target"] == here_found["only_at_other"] > 0
-
-
-def test_rows_of_a_table_that_is_truncated_meanwhile_are_read_again(servers: Servers, tidb_url: str) -> None:
-    with _visits(tidb_url, servers) as visits, _engine(tidb_url) as engine:
-        visits.load(30)
-        with engine.connect() as connection:
-            begin_session(connection)
-            stored = stored_table(connection, visits.table)
-            assert stored is not None
-            assert (stored.key, stored.constants) == (
-                ("_tidb_rowid",),
-                {"_tidb_table_id": str(visits.table_id)},
-            )
-            assert [*stored.types] == ["name", "amount"]
-            columns = (*(Column(name, kind) for name, kind in stored.row_key.items()), *visits.schema.columns)
-            schema = replace(visits.schema, columns=columns)
-            read = partial(SourceRows, tidb_url, schema, stored.key, stored.key_types, (KeyRange(),))
-            wanted = FetchRange("t", 0, 0, 100)
-            rows = read(constants=stored.constants)
-            assert sum(batch.num_rows for batch in rows(wanted)) == 30
-            connection.exec_driver_sql(f"TRUNCATE TABLE `{visits.table.schema}`.visits")
-            visits.load(3)
-            with pytest.raises(SourceUnavailableError, match="was truncated"):
-                [*rows(wanted)]
-
-
-@contextmanager
-def _engine(url: str) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(url)
-    try:
-        yield engine
-    finally:
-        engine.dispose()

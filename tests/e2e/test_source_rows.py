@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -13,6 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import sqlalchemy as sa
 
+from tests.e2e.live_source import dropped
 from tests.mysql_values import COLUMNS, VIRTUAL, make_wide, own_database
 from tests.spark.decoded import decode_here
 from tests.tidb_front import commit_ts, next_tso
@@ -317,3 +319,40 @@ def test_rows_stand_at_a_position_that_was_taken_before_them(
         next(iter(replace(rows, since=before << 1)(FetchRange("rows", 0, 0, 1))))
     with pytest.raises(ConfigError, match="no timestamps that compare with a commit_ts"):
         next(iter(replace(rows, url=mariadb_url, since=0)(FetchRange("rows", 0, 0, 1))))
+
+
+def test_a_table_that_was_truncated_since_its_ranges_were_cut_is_read_under_its_new_id(tidb_url: str) -> None:
+    """Another try of the same part reads, or the table's changes would wait until tries are over."""
+    engine = sa.create_engine(tidb_url, isolation_level="AUTOCOMMIT")
+    table = TableId(f"t{uuid.uuid4().hex[:8]}", "v")
+    with dropped(engine, table.schema), engine.connect() as connection:
+
+        def run(*statements: str) -> None:
+            for statement in statements:
+                connection.exec_driver_sql(statement.replace("$v", f"{table.schema}.v"))
+
+        number = "_tidb_rowid BIGINT NOT NULL AUTO_INCREMENT INVISIBLE, KEY (_tidb_rowid)"
+        fill = "INSERT INTO $v (n) VALUES (1), (2), (3)"
+        run(f"CREATE DATABASE {table.schema}", f"CREATE TABLE $v (n INT, {number})", fill)
+        before = _stored(connection, table)
+        columns = tuple(Column(name, kind) for name, kind in {**before.row_key, **before.types}.items())
+        rows = SourceRows(
+            tidb_url,
+            TableSchema(table, columns),
+            before.key,
+            before.key_types,
+            (KeyRange(),),
+            constants=before.constants,
+        )
+        wanted = FetchRange("rows", 0, 0, 9)
+        going = rows(wanted)
+        assert next(going).num_rows == 3
+        run("TRUNCATE TABLE $v", fill)
+        with pytest.raises(SourceUnavailableError, match="was truncated"):
+            next(going)
+        (table_id,) = _stored(connection, table).constants.values()
+        assert before.constants != {"_tidb_table_id": table_id}
+        (records,) = rows(wanted)
+        assert records.column("row").field("_tidb_table_id").to_pylist() == [table_id] * 3
+        (records,) = rows.of_keys(wanted, [*before.row_key], [("2", table_id), ("3", "1")])
+        assert records.column("row").field("n").to_pylist() == ["2"]

@@ -83,8 +83,8 @@ _NO_ROW_KEY: Final = (
     "rows of the table are identified by TiDB's row keys, and source.database has none of them: it is not "
     "TiDB, or the table is partitioned, or clustered by a primary key"
 )
-# Which rows are asked for, as a kind of database compares them.
-Condition = Callable[[SourceDialect], "ColumnElement[bool]"]
+# Which rows are asked for, of rows that have these constants, as a kind of database compares them.
+Condition = Callable[["SourceRows", SourceDialect], "ColumnElement[bool]"]
 
 
 def log_offset(batch: int) -> int:
@@ -205,8 +205,8 @@ class SourceRows:
     ``schema`` has the columns that are read, ``key`` and ``key_types`` those by which ranges are cut.
     ``at_once``: how many ranges are read at once; None: as many as Spark has tasks for.
     ``since``: rows have as commit_ts the position at which their statement's transaction reads, which is not
-    before this one; None: they have none. ``constants``: as of ``StoredTable``. ``as_of``: rows are those of
-    this commit_ts; None: of now.
+    before this one; None: they have none. ``constants``: as of ``StoredTable``; their values are asked again
+    for each range. ``as_of``: rows are those of this commit_ts; None: of now.
     """
 
     url: str = field(repr=False)
@@ -257,7 +257,9 @@ class SourceRows:
             ValueOutOfRangeError: a text is no value of its column.
         """
         try:
-            yield from self._rows(wanted, KeyRange(), partial(self._among, columns, keys))
+            yield from self._rows(
+                wanted, KeyRange(), lambda rows, dialect: rows._among(columns, keys, dialect)
+            )
         except SourceUnavailableError as error:
             if is_of_value(error.__cause__):
                 raise ValueOutOfRangeError("a key is no value of its columns at the source") from error
@@ -300,9 +302,10 @@ class SourceRows:
                 dialect = dialect_of(connection)
                 connection.execution_options(**dialect.RANGE_OPTIONS)
                 begin_session(connection, as_of=self.as_of)
-                query = self._query(part, dialect)
+                now = replace(self, constants=self._constants(connection, dialect))
+                query = now._query(part, dialect)
                 if condition is not None:
-                    query = query.where(condition(dialect))
+                    query = query.where(condition(now, dialect))
                 types = [column.type for column in self.schema.columns]
                 # Before the rows: a change that was committed up to it is one that they show.
                 position = None if self.since is None else begin_at_position(connection, since=self.since)
@@ -310,9 +313,26 @@ class SourceRows:
                     rows = self._structs(columns)
                     yield numbered_records(wanted, start, rows, commit_ts=position)
                     start += len(columns[0])
-            self._confirm(engine)
+            now._confirm(engine)
         finally:
             engine.dispose()
+
+    def _constants(self, connection: Connection, dialect: SourceDialect) -> Mapping[str, str]:
+        """The constants as they are now: a TRUNCATE since the ranges were cut has given the table another id.
+
+        Raises:
+            SourceUnavailableError: the table has no row ids any more.
+        """
+        if not any(column.name in self.constants for column in self.schema.columns):
+            return self.constants
+        found = dialect.row_key_constants(connection, self.schema.table)
+        if found.keys() != self.constants.keys():
+            raise SourceUnavailableError(
+                "the table had row ids of TiDB when it began to be read, and has none now: it was made "
+                "again, or has partitions",
+                table=str(self.schema.table),
+            )
+        return found
 
     def _confirm(self, engine: Engine) -> None:
         """See that rows were read under the table's id: a TRUNCATE may have given it another meanwhile."""
@@ -320,7 +340,7 @@ class SourceRows:
             return
         with translated(OPTION), engine.connect() as connection:
             begin_session(connection, as_of=self.as_of)
-            found = dialect_of(connection).row_key_constants(connection, self.schema.table)
+            found = self._constants(connection, dialect_of(connection))
         if found != self.constants:
             raise SourceUnavailableError(
                 "the table has another id in TiDB than when its rows began to be read: it was truncated",
