@@ -513,17 +513,6 @@ def topic_gone(topic: str) -> SourceError:
     return SourceError(f"the topic was deleted. {_WAY_OUT}", topic=topic)
 
 
-def late_start(topic: str, found: TopicOffsets) -> tuple[str, ...]:
-    """What to say of a topic whose beginning had expired before it was first read."""
-    late = [f"{n} at {at.earliest}" for n, at in found.partitions.items() if at.earliest > 0]
-    if not late:
-        return ()
-    return (
-        f"topic {topic} was first read when its beginning had expired (partition {', '.join(late)}): rows "
-        "that did not change since are missing, unless a snapshot was loaded before",
-    )
-
-
 def _check_partition(topic: str, number: int, at: int, found: PartitionOffsets | None) -> None:
     if found is None:
         raise SourceError(f"the partition is gone. {_WAY_OUT}", topic=topic, partition=number, offset=at)

@@ -110,6 +110,17 @@ class Continuity:
         return all(n in first and known.get(n, 0) >= first[n] for n in unread)
 
 
+def late_start(topic: str, found: TopicOffsets) -> tuple[str, ...]:
+    """What to say of a topic whose beginning had expired before it was first read."""
+    late = [f"{n} at {at.earliest}" for n, at in found.partitions.items() if at.earliest > 0]
+    if not late:
+        return ()
+    return (
+        f"topic {topic} was first read when its beginning had expired (partition {', '.join(late)}): rows "
+        "that did not change since are missing, unless a snapshot was loaded before",
+    )
+
+
 class FirstRecords:
     """The first records that one table's topic had when they were last seen, for topics without an id.
 

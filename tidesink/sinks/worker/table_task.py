@@ -44,7 +44,6 @@ from tidesink.sinks.kafka.offsets import (
     budget_of,
     held_back,
     is_other_topic,
-    late_start,
     plan_ranges,
     topic_gone,
     topic_progress,
@@ -52,7 +51,7 @@ from tidesink.sinks.kafka.offsets import (
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus, TopicProgress
-from tidesink.sinks.worker.continuity import Continuity, opened
+from tidesink.sinks.worker.continuity import Continuity, late_start, opened
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl
 from tidesink.sinks.worker.preflight import shown_goal
 from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
