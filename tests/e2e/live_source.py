@@ -42,7 +42,7 @@ class LiveTable:
 
     ``clock`` gives the commit_ts of changes, each behind its commit, and changes go to any partition. Without
     it their order is Kafka's. ``tells``: whether DDL is in the topic. ``in_time``: changes have the
-    time at which they are made, and not one of long ago.
+    time at which they are made, and not one of long ago. ``made``: the topic is there from the beginning.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class LiveTable:
         clock: Callable[[], int] | None = None,
         tells: bool = True,
         in_time: bool = False,
+        made: bool = True,
     ) -> None:
         self.name = TableId(f"live{uuid.uuid4().hex[:8]}", "orders")
         self.topic = f"{servers['prefix']}{self.name.schema}"
@@ -72,9 +73,9 @@ class LiveTable:
         # What the changefeed has not sent yet; None: nothing is held back.
         self._late: list[Callable[[], object]] | None = None
         schema = TableSchema(self.name, COLUMNS)
-        from tests.servers import create_topics
-
-        create_topics(servers["brokers"], {self.topic: partitions})
+        self._brokers = servers["brokers"]
+        if made:
+            self.make_topic()
         options = CodecOptions(enable_tidb_extension=clock is not None)
         self._feed = TableWriter(servers, schema, protocol="canal-json", topic=self.topic, options=options)
         columns = ", ".join(f"`{one.name}` {(one.type.sql or '')}" for one in COLUMNS)
@@ -84,6 +85,12 @@ class LiveTable:
             connection.exec_driver_sql(f"{self.create} CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
         if tells:
             self._feed.ddl(self.create)
+
+    def make_topic(self) -> None:
+        """The topic comes into being."""
+        from tests.servers import create_topics
+
+        create_topics(self._brokers, {self.topic: self._partitions})
 
     def say(self) -> None:
         """From now on DDL is in the topic."""

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import sqlalchemy as sa
+import yaml
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from tests.e2e.live_source import COLUMNS, LiveTable, changing, in_order, live_config, live_table
+from tests.e2e.live_source import (
+    COLUMNS,
+    LiveTable,
+    ask_snapshot,
+    beside,
+    changing,
+    in_order,
+    live_config,
+    live_table,
+)
 from tests.e2e.places import KINDS, Place, place_of
 from tests.e2e.replay import Servers
+from tests.e2e.writing import shop_config
 from tests.full import quick_on
+from tests.servers import delete_topic
 from tidesink.config import Config, load_config
 from tidesink.events import Column, ColumnType, TableId
+from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
@@ -79,6 +99,136 @@ def test_an_empty_topic_and_a_table_that_a_topic_of_others_does_not_name(
         assert set(_drain(config).values()) == {None}
         assert _is_copied(place, table, "size")
     engine.dispose()
+
+
+def _without_topic(
+    folder: Path, servers: Servers, table: LiveTable, url: str, *, rows: int = 250, **more: Any
+) -> Config:
+    """The topics are those of a rule, so that one may be still to come."""
+    found = yaml.safe_load(live_config(folder, servers, table, url, rows=rows, **more).read_text())
+    found["source"]["topics"] = [f"{servers['prefix']}{{schema}}"]
+    entry = {"match": f"{table.name.schema}.*", "snapshot": "initial"}
+    path = shop_config(folder, servers, {**found, "defaults": {}, "tables": [entry]})
+    return load_config(path)
+
+
+def _wait(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 240
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def _status(config: Config, table: TableId) -> TableStatus:
+    with closing(open_state_store(config.state)) as store:
+        found = store.status_of(config.pipeline, table)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kind", [one for one in KINDS if one != "mysql"])
+@quick_on("postgres")
+def test_a_topic_that_is_not_there_yet(
+    spark: SparkSession,
+    tmp_path: Path,
+    servers: Servers,
+    mariadb_url: str,
+    kind: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The table is loaded; its topic is read from the beginning when it comes, and then is the one it was."""
+    place = place_of(kind, request, tmp_path)
+    with live_table(mariadb_url, servers, tells=False, in_time=True, made=False) as table:
+        table.load(600)
+        config = _without_topic(tmp_path, servers, table, mariadb_url, rows=100, target=place.target)
+        run(config, batches=1)
+        assert 0 < len(place.rows(table.name) or []) < 600
+        assert _drain(config) == {table.name: None}
+        assert _is_copied(place, table)
+        (warning,) = _status(config, table.name).warnings
+        assert f"topic {table.topic} is not there yet" in warning
+        # A worker that begins again knows it, and has nothing to do.
+        assert _drain(config) == {table.name: None}
+        table.make_topic()
+        table.say()
+        table.alter("ADD COLUMN size int NOT NULL DEFAULT 7", (*COLUMNS, SIZE), {}, size=7)
+        for _ in range(20):
+            table.change()
+        assert _drain(config) == {table.name: None}
+        assert _is_copied(place, table, "size")
+        assert not _status(config, table.name).warnings
+        delete_topic(servers["brokers"], table.topic)
+        (error,) = _drain(config).values()
+        assert error is not None
+        assert "the topic was deleted" in error
+        table.make_topic()
+        (error,) = _drain(config).values()
+        assert error is not None
+        assert "the topic was deleted and made again" in error
+
+
+def test_a_topic_that_comes_between_two_parts(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str, request: pytest.FixtureRequest
+) -> None:
+    """While a worker runs: what was read before the topic came, and what is read behind, is one table."""
+    place = place_of("delta", request, tmp_path)
+    with live_table(mariadb_url, servers, tells=False, in_time=True, made=False) as table:
+        table.load(900)
+        more = {"batch": {"max-records": 200, "poll-interval": "200ms"}}
+        config = _without_topic(tmp_path, servers, table, mariadb_url, rows=100, target=place.target, **more)
+        stop = StopFlag()
+        with beside(lambda _: run(config, stop=stop)):
+            try:
+                _wait(lambda: place.rows(table.name))
+                table.make_topic()
+                for _ in range(30):
+                    table.change()
+                _wait(lambda: _is_copied(place, table))
+            finally:
+                stop.set()
+        assert _drain(config) == {table.name: None}
+        assert _is_copied(place, table)
+
+
+def test_a_topic_that_lost_its_beginning_before_it_was_seen(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str, request: pytest.FixtureRequest
+) -> None:
+    """The table stops, also for the next worker, until it is resynced."""
+    place = place_of("delta", request, tmp_path)
+    with live_table(mariadb_url, servers, tells=False, in_time=True, made=False, partitions=1) as table:
+        table.load(50)
+        config = _without_topic(tmp_path, servers, table, mariadb_url, target=place.target)
+        assert _drain(config) == {table.name: None}
+        table.make_topic()
+        for _ in range(10):
+            table.change()
+        admin = AdminClient({"bootstrap.servers": servers["brokers"]})
+        (gone,) = admin.delete_records([TopicPartition(table.topic, 0, 5)]).values()
+        gone.result(30)
+        for _ in range(2):
+            (error,) = _drain(config).values()
+            assert error is not None
+            assert "partition 0 at 5" in error
+            assert f"`tidesink resync {table.name}`, then `tidesink resume {table.name}`" in error
+        assert not _is_copied(place, table)
+        ask_snapshot(config, table, lambda asked: asked.start(time.time(), deletes=True))
+        assert _drain(config) == {table.name: None}
+        assert _is_copied(place, table)
+        table.change()
+        assert _drain(config) == {table.name: None}
+        assert _is_copied(place, table)
+
+
+def test_a_topic_that_is_named_must_be_there(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str
+) -> None:
+    with live_table(mariadb_url, servers, tells=False, made=False) as table:
+        table.load(3)
+        more: dict[str, Any] = {"tables": [{"match": f"{table.name.schema}.*", "snapshot": "initial"}]}
+        config = load_config(live_config(tmp_path, servers, table, mariadb_url, defaults={}, **more))
+        (error,) = _drain(config).values()
+        assert error is not None
+        assert "the broker has no such topic" in error
 
 
 def test_without_an_entry_that_names_it_no_table_is_loaded(

@@ -77,7 +77,8 @@ def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more
         ),
         store=None,
         topics=SimpleNamespace(
-            ddl=lambda _topic: _Ddl(*topic), tables=lambda _topic: SimpleNamespace(known=lambda: (T,))
+            ddl=lambda _topic: _Ddl(*topic),
+            tables=lambda _topic: SimpleNamespace(known=lambda: (T,), absent=False),
         ),
     )
     decoding = _Decoding(cast("Any", around), "cdc", T, session=cast("Any", None))

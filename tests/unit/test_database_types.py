@@ -85,7 +85,8 @@ def _decoding(
         stop=SimpleNamespace(check=lambda: None),
         source=SimpleNamespace(ask=lambda *_: rows),
         topics=SimpleNamespace(
-            ddl=lambda _topic: _Ddl(*ddl), tables=lambda _topic: SimpleNamespace(known=lambda: (T,))
+            ddl=lambda _topic: _Ddl(*ddl),
+            tables=lambda _topic: SimpleNamespace(known=lambda: (T,), absent=False),
         ),
     )
     decoding = _Decoding(around, database)

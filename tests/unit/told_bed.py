@@ -99,7 +99,8 @@ class Bed:
             config=SimpleNamespace(pipeline="p", table_config=lambda _table: settings, source=source),
             store=None,
             topics=SimpleNamespace(
-                ddl=lambda _topic: self.ddl, tables=lambda _topic: SimpleNamespace(known=lambda: (T,))
+                ddl=lambda _topic: self.ddl,
+                tables=lambda _topic: SimpleNamespace(known=lambda: (T,), absent=False),
             ),
         )
         self.inner = CanalJsonDecoding(cast("Any", around), "cdc", T, session=cast("Any", None))

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 from py4j.protocol import Py4JError
@@ -36,7 +36,7 @@ from tidesink.sinks.batch.record_frames import (
 from tidesink.sinks.batch.schema_change_topic import SchemaChangeTopic
 from tidesink.sinks.batch.source import KafkaSource, raise_first, translated_read_errors
 from tidesink.sinks.batch.tasks import MOST_BYTES, Fetch, Work
-from tidesink.sinks.batch.topic_ddl import TopicDdl, TopicTables
+from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT, TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     Ends,
@@ -138,6 +138,10 @@ class Topics:
                 )
             return self._tables[topic]
 
+    def details(self, topic: str) -> dict[str, Any]:
+        """What the status of a table shows of its topic."""
+        return {"topic": topic, **({TOPIC_ABSENT: True} if self.tables(topic).absent else {})}
+
     def grown(self, found: TopicOffsets) -> tuple[Ends, ...]:
         """Each time that partitions were added to a topic, as far as the pipeline saw it.
 
@@ -170,7 +174,7 @@ class Topics:
         """
         # Outside of the lock: no table waits for another's answer.
         now = self.brokers.lookup([found.topic]).get(found.topic, found)
-        return now if now.topic_id == found.topic_id else found
+        return now if not found.topic_id or now.topic_id == found.topic_id else found
 
     def release(self) -> None:
         """Let go of every record kept for several tables."""

@@ -243,7 +243,8 @@ class TopicDdl:
                 end = self._next
                 nothing = OffsetRange(self._topic, DDL_PARTITION, end, end)
                 unread = _Unread(nothing, self._definitions, self._warnings, self._rows)
-            self._take([statement], end, found.topic_id, unread)
+                topic_id = self._topic_id or found.topic_id
+            self._take([statement], end, topic_id, unread)
 
     def _left(self, found: TopicOffsets) -> _Unread | None:
         """What of partition 0 was not read yet."""
@@ -287,13 +288,14 @@ class TopicDdl:
 
     def _restore(self, found: TopicOffsets) -> None:
         if self._topic_id is not None and not is_other_topic(self._topic_id, found.topic_id):
-            self._topic_id = found.topic_id
+            self._topic_id = found.topic_id or self._topic_id
             return
         kept: Any = self._store.load_document(_KIND, self._name)
         self._topic_id, self._next, self._definitions = found.topic_id, 0, TableDefinitions()
         self._warnings, self._rows = (), ()
         if kept is None or is_other_topic(kept["topic_id"], found.topic_id):
             return
+        self._topic_id = found.topic_id or kept["topic_id"]
         if kept.get("timed") or self._is_cut(found):
             self._warnings = tuple(_warning(*one) for one in kept.get("warnings", ()))
             # What an earlier version passed over it did not keep, and stays passed over.
@@ -479,6 +481,8 @@ def _odd_time(commit_ts: object, es: object) -> str:
     )
 
 
+# In a status's details: the table's topic was not there yet.
+TOPIC_ABSENT: Final = "topic-absent"
 _TABLES_KIND: Final = "topic-tables"
 # How many records of a new topic are read at first; the tasks find tables that come later.
 _FIRST_RECORDS: Final = 20_000
@@ -499,6 +503,8 @@ class TopicTables:
         self._looked: dict[int, int] = {}
         # Tables that the topic had no record of when it was read to its end.
         self.unmet: set[TableId] = set()
+        # The topic is not there yet.
+        self.absent = False
 
     def known(self) -> tuple[TableId, ...]:
         """The tables met so far, in this run or an earlier one.

@@ -75,7 +75,8 @@ class PartitionOffsets(NamedTuple):
 class TopicOffsets(NamedTuple):
     """One topic under Kafka's own id, which a topic made again does not share (but see ``NO_ID``).
 
-    ``compaction``: None also where this user may not ask for the topic's settings.
+    ``topic_id``: empty where the topic is not there yet, and without partitions. ``compaction``: None also
+    where this user may not ask for the topic's settings.
     """
 
     topic: str
@@ -89,8 +90,8 @@ NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 def is_other_topic(known_id: str, found_id: str) -> bool:
-    """Whether ids say that a topic was made again; where one of them is ``NO_ID`` they do not tell."""
-    return known_id != found_id and NO_ID not in (known_id, found_id)
+    """Whether ids say that a topic was made again; ``NO_ID``, and none of a topic that is absent, do not."""
+    return known_id != found_id and {known_id, found_id}.isdisjoint((NO_ID, ""))
 
 
 class FirstRecord(NamedTuple):
@@ -476,7 +477,7 @@ def topic_progress(progress: Progress, topic: str) -> TopicProgress | None:
 def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> None:
     """Raise SourceError where Kafka no longer holds what comes after ``progress``."""
     name = progress.topic
-    if found is None:
+    if found is None or (progress.topic_id and not found.topic_id):
         raise topic_gone(name)
     if is_other_topic(progress.topic_id, found.topic_id):
         raise made_again(name, f"its topic id is {found.topic_id}, progress has {progress.topic_id}")
@@ -668,7 +669,7 @@ def _followed(seen: _Seen | None, found: TopicOffsets) -> _Seen:
     numbers = frozenset(found.partitions)
     if seen is None or is_other_topic(seen.topic_id, found.topic_id):
         return _Seen(found.topic_id, numbers, ())
-    seen = seen._replace(topic_id=found.topic_id)
+    seen = seen._replace(topic_id=found.topic_id or seen.topic_id)
     if numbers <= seen.partitions:
         return seen  # all known; or a broker answers from before
     ends = {number: found.partitions[number].latest for number in seen.partitions & numbers}

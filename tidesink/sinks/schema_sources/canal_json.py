@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 _PEEKED_RECORDS = 10_000
 
 
+_ABSENT: Final = (
+    "topic {} is not there yet: it is read from its beginning once the changefeed makes it. If the table "
+    "changes at the source meanwhile, check source.topics"
+)
 _NO_KEY: Final = (
     "the table has no key: its rows have no pkNames, and no definition names a key. Name the columns that "
     f"identify a row under tables: keys, or set mode: append to keep its changes; {IDENTITIES['canal-json']}"
@@ -87,7 +91,8 @@ class CanalJsonDecoding(PlannedDecoding):
         keyed = (
             [UNREPORTED_KEY] if self._plan and is_row_keyed(self._plan.shape) and self._is_unreported else []
         )
-        return (*super().warnings, *texts, *keyed, *self._database.warnings, *reported)
+        absent = (_ABSENT.format(self._topic),) if self._tables.absent else ()
+        return (*super().warnings, *texts, *keyed, *absent, *self._database.warnings, *reported)
 
     @property
     def _is_unreported(self) -> bool:

@@ -218,7 +218,11 @@ class PartitionProgress:
 
 @dataclass(frozen=True)
 class TopicProgress:
-    """One topic, by Kafka's own topic id, so that a topic deleted and made again is noticed."""
+    """One topic, by Kafka's own topic id, so that a topic deleted and made again is noticed.
+
+    Without an id and partitions: the topic was not there yet, and is read from the beginning of each of its
+    partitions.
+    """
 
     topic: str
     topic_id: str

@@ -50,15 +50,22 @@ class Continuity:
         if reason is not None:
             raise ConfigError(reason, table=str(self._settings.table), topic=found.topic)
 
-    def check_topic(self, progress: TopicProgress | None, found: TopicOffsets) -> None:
+    def check_topic(
+        self, progress: TopicProgress | None, found: TopicOffsets, *, repaired: bool = False
+    ) -> None:
         """Check that a topic is the one that was read, and holds what comes next.
+
+        ``repaired``: the table is to be compared with its source, whatever the topic has lost of it before it
+        was first seen.
 
         Raises:
             SourceError: it is not.
             StateStoreError: the store does not answer.
         """
-        if progress is not None:
+        if progress is not None and progress.topic_id:
             check_continuity(progress, found)
+        elif progress is not None and not repaired:
+            _check_beginning(found, self._settings.table)
         retry = self._context.retry(self._settings.table)
         retry.call(lambda: self._first_records.check(progress, found, lambda: self._context.brokers))
 
@@ -70,16 +77,18 @@ class Continuity:
         batch: int,
         caught_up: CaughtUp,
         pauses: Pauses,
+        repaired: bool = False,
     ) -> None:
         """Check that a topic goes on from what is applied; ``batch``: the last one.
 
-        ``progress``: None where nothing of the topic is applied, which begins ``caught_up``.
+        ``progress``: None where nothing of the topic is applied, which begins ``caught_up``. ``repaired``: as
+        in ``check_topic``.
 
         Raises:
             SourceError: the topic was made again, or deletes may be gone unread.
             StateStoreError: the store does not answer.
         """
-        self.check_topic(progress, found)
+        self.check_topic(progress, found, repaired=repaired)
         if found.compaction is None:
             return
         retry, now = self._context.retry(self._settings.table), time.time()
@@ -112,13 +121,30 @@ class Continuity:
 
 def late_start(topic: str, found: TopicOffsets) -> tuple[str, ...]:
     """What to say of a topic whose beginning had expired before it was first read."""
-    late = [f"{n} at {at.earliest}" for n, at in found.partitions.items() if at.earliest > 0]
+    late = _late(found)
     if not late:
         return ()
     return (
-        f"topic {topic} was first read when its beginning had expired (partition {', '.join(late)}): rows "
-        "that did not change since are missing, unless a snapshot was loaded before",
+        f"topic {topic} was first read when its beginning had expired ({late}): rows that did not change "
+        "since are missing, unless a snapshot was loaded before",
     )
+
+
+def _check_beginning(found: TopicOffsets, table: TableId) -> None:
+    """Refuse a topic that lost its beginning unseen; the table was loaded when it was not there."""
+    late = _late(found)
+    if late:
+        raise SourceError(
+            "the topic was not there when rows of the table were loaded, and its first records expired "
+            f"before they were read ({late}): changes may be missing. Repair the table: `tidesink resync "
+            f"{table}`, then `tidesink resume {table}`",
+            topic=found.topic,
+        )
+
+
+def _late(found: TopicOffsets) -> str:
+    late = [f"{n} at {at.earliest}" for n, at in found.partitions.items() if at.earliest > 0]
+    return f"partition {', '.join(late)}" if late else ""
 
 
 class FirstRecords:

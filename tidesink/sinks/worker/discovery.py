@@ -10,6 +10,7 @@ from typing import Any
 from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.kafka.offsets import Look, TopicOffsets, furthest, topic_gone
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.worker.look_ups import QuietTables, TablesOfTopic, TopicLookUps
@@ -35,6 +36,9 @@ class TableTasks:
         self._read_on: set[str] = set()
         # What the topic of a quiet table was when the table was found.
         self._wanted: dict[TableId, TopicOffsets] = {}
+        # Topics that are not there yet, and those that were there, in this run or an earlier one.
+        self._absent: dict[str, TopicOffsets] = {}
+        self._there: set[str] = set()
         # What topics were when they were last followed.
         self._followed: dict[str, TopicOffsets] = {}
 
@@ -49,6 +53,7 @@ class TableTasks:
         found = seen.found
         absent = {topic for topic in self._context.config.fixed_topics if not self._table_tasks.get(topic)}
         absent |= {topic for topic, _ in self._recalled()}
+        absent |= {topic for topic, _ in self._quiet.tables() if self._may_come(topic)}
         short = set[str]()
         for topic, tables in self._table_tasks.items():
             offsets = found.get(topic)
@@ -72,11 +77,12 @@ class TableTasks:
                 self._add(topic, table)
                 self._table_tasks[topic][table].fail(topic_gone(topic))
         self._earlier = tuple(left)
+        self._there |= found.keys()
         self._read_on.clear()
         for topic, offsets in found.items():
             if any(at.latest > 0 for at in offsets.partitions.values()):
                 self._follow_topic(topic, offsets)
-        self._follow_quiet(found)
+        self._follow_quiet(seen)
         for topic, error in failed.items():
             if self._table_tasks[topic].keys() <= {_unknown(topic)}:
                 self._refuse(topic, error)
@@ -84,8 +90,19 @@ class TableTasks:
             if topic not in found and topic not in unanswered and not self._table_tasks.get(topic):
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
 
-    def _follow_quiet(self, found: Mapping[str, TopicOffsets]) -> None:
-        """Make tasks for tables of which their topics had no record when they were found."""
+    def _follow_quiet(self, seen: Look) -> None:
+        """Make tasks for tables of which their topics had no record when they were found.
+
+        A topic that is not there yet is seen as one without partitions from then on.
+        """
+        found = seen.found
+        for topic, _ in self._quiet.tables():
+            if topic not in self._absent and topic not in seen.unanswered and self._may_come(topic):
+                self._absent[topic] = TopicOffsets(topic, "", {})
+        for topic, absent in self._absent.items():
+            if topic not in self._there and topic not in seen.unanswered:
+                found[topic] = absent
+            self._context.topics.tables(topic).absent = topic not in self._there
         for topic, table in self._quiet.tables():
             if topic not in found or table in self._table_tasks[topic]:
                 continue
@@ -96,6 +113,14 @@ class TableTasks:
             if self._is_read(wanted):
                 self._context.topics.tables(topic).unmet.add(table)
                 self._add(topic, table)
+
+    def _may_come(self, topic: str) -> bool:
+        """Whether a topic may be one that the changefeed makes with the first change of its table.
+
+        One that the config names must be there. A cut waits for the watermarks of each topic.
+        """
+        config = self._context.config
+        return config.cuts is None and topic not in self._there and topic not in config.fixed_topics
 
     def _is_followed(self, offsets: TopicOffsets) -> bool:
         """Whether nothing came to a topic since it was followed, and its tasks found nothing to do in it."""
@@ -144,10 +169,12 @@ class TableTasks:
             known = [
                 (str(status.details.get("topic", "")), status.table)
                 for status in self._context.store.statuses(config.pipeline)
+                if not status.details.get(TOPIC_ABSENT)
             ]
             self._earlier = tuple(
                 (topic, table) for topic, table in known if topic and config.reads_topic(topic)
             )
+            self._there |= {topic for topic, _ in self._earlier}
         return self._earlier
 
     def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:

@@ -307,6 +307,12 @@ class Snapshot:
             return asked.started > 0 or (self._settings.snapshot == "initial" and progress.batch == 0)
         return found.number < asked.started or not found.done
 
+    def repairs(self, progress: Progress) -> bool:
+        """Whether a resync of the whole table was asked for and has not begun: no lost change matters."""
+        begun = progress.snapshot.number if progress.snapshot is not None else 0
+        asked = self.asked
+        return asked.deletes and not asked.limited and asked.started > max(begun, asked.cancelled)
+
     def is_outside(self, progress: Progress | None, bound: int | None) -> bool:
         """Whether a cut at a bound leaves the table out; without progress, what was known of it before."""
         if progress is not None:

@@ -377,6 +377,7 @@ class TableTask:
             batch=self._hold.progress.batch,
             caught_up=self._tally.caught_up,
             pauses=self._pauses,
+            repaired=self._snapshot.repairs(self._hold.progress),
         )
         if not self._may_read:
             return  # the bound is raised first
@@ -674,7 +675,7 @@ class TableTask:
             life=self._tally.life,
             epoch=self._tally.epoch,
             details={
-                "topic": self.topic,
+                **self._context.topics.details(self.topic),
                 PLACE: self._tally.place,
                 "lag": self.lag,
                 **passed(progress, self.topic, self._tally.filtered),
