@@ -162,6 +162,10 @@ class LiveTable:
             self._send(lambda: self._feed.ddl(statement, commit_ts=at))
         self._feed.schema = TableSchema(self.name, columns)
 
+    def mark(self) -> None:
+        """A watermark."""
+        self._feed.watermark(self._commit_ts())
+
     def truncate(self) -> None:
         """A TRUNCATE."""
         statement = f"TRUNCATE TABLE `{self.name.schema}`.orders"

@@ -29,11 +29,13 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tests.full import quick_on
 from tests.servers import delete_topic
+from tests.tidb_front import next_tso
 from tidesink.config import Config, load_config
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.batch.context import StopFlag
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.worker.control import TableControl, change_control
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
@@ -98,6 +100,53 @@ def test_an_empty_topic_and_a_table_that_a_topic_of_others_does_not_name(
         table.change()
         assert set(_drain(config).values()) == {None}
         assert _is_copied(place, table, "size")
+    engine.dispose()
+
+
+def test_a_topic_of_watermarks_alone(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str, request: pytest.FixtureRequest
+) -> None:
+    """TiCDC sends them to the topic of each table, whether it changes or not."""
+    place = place_of("delta", request, tmp_path)
+    with live_table(mariadb_url, servers, tells=False, clock=next_tso) as table:
+        table.load(50)
+        for _ in range(3):
+            table.mark()
+        more: dict[str, Any] = {"tables": [{"match": f"{table.name.schema}.*", "snapshot": "initial"}]}
+        config = load_config(
+            live_config(tmp_path, servers, table, mariadb_url, target=place.target, defaults={}, **more)
+        )
+        assert _drain(config) == {table.name: None}
+        assert _is_copied(place, table)
+        table.change()
+        assert _drain(config) == {table.name: None}
+        assert _is_copied(place, table)
+
+
+def test_beside_a_table_that_rests(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str, request: pytest.FixtureRequest
+) -> None:
+    """Nobody reads the topic's records, and the others in it begin all the same."""
+    place = place_of("delta", request, tmp_path)
+    engine = sa.create_engine(mariadb_url)
+    with live_table(mariadb_url, servers, in_time=True) as table:
+        visits = TableId(table.name.schema, "visits")
+        with engine.begin() as connection:
+            connection.exec_driver_sql(_VISITS.format(visits.schema))
+            connection.exec_driver_sql(_FILL.format(visits.schema))
+        table.load(3)
+        more: dict[str, Any] = {"tables": [{"match": f"{visits.schema}.*", "snapshot": "initial"}]}
+        config = load_config(
+            live_config(tmp_path, servers, table, mariadb_url, target=place.target, defaults={}, **more)
+        )
+        with closing(open_state_store(config.state)) as store:
+            change_control(store, config.pipeline, table.name, TableControl.pause)
+        table.change()
+        errors = _drain(config)
+        assert errors[visits] is None
+        assert "rests as it was asked to" in (errors[table.name] or "")
+        assert len(place.rows(visits) or []) == 2
+        assert not place.rows(table.name)
     engine.dispose()
 
 

@@ -563,6 +563,10 @@ class TopicTables:
                 return False
         return True
 
+    def looked_up_to(self, found: TopicOffsets) -> Mapping[int, int]:
+        """The offsets before which ``look`` leaves no table of a topic unknown."""
+        return dict(self._looked) if self._looked_at == found.topic_id else {}
+
     def _unlooked(self, found: TopicOffsets, read: Mapping[int, int]) -> list[OffsetRange]:
         if is_other_topic(self._looked_at or found.topic_id, found.topic_id):
             self._looked = {}

@@ -110,8 +110,10 @@ class TableTasks:
             wanted = self._wanted.get(table)
             if wanted is None or wanted.topic_id != found[topic].topic_id:
                 wanted = self._wanted[table] = found[topic]
-            if self._is_read(wanted):
-                self._context.topics.tables(topic).unmet.add(table)
+            tables = self._context.topics.tables(topic)
+            # A look-up that ended just now may have met it: it is followed by the next look.
+            if self._is_read(wanted) and table not in tables.known():
+                tables.unmet.add(table)
                 self._add(topic, table)
 
     def _may_come(self, topic: str) -> bool:
@@ -129,8 +131,10 @@ class TableTasks:
         return followed and all(one.state == "IDLE" for one in tables.values())
 
     def _is_read(self, offsets: TopicOffsets) -> bool:
-        """Whether a topic has no record, or none that its tasks have not read: they meet all its tables."""
-        read = furthest(one.read_up_to(offsets) for one in self._table_tasks[offsets.topic].values())
+        """Whether a topic has no record, or none that its tasks, or look-ups, have not met the table of."""
+        tasks, topics = self._table_tasks[offsets.topic].values(), self._context.topics
+        looked = topics.tables(offsets.topic).looked_up_to(offsets)
+        read = furthest((looked, *(one.read_up_to(offsets) for one in tasks)))
         return all(at.latest <= max(at.earliest, read.get(n, 0)) for n, at in offsets.partitions.items())
 
     def newly_stuck(self) -> bool:
