@@ -265,7 +265,8 @@ def test_keys_that_the_table_cannot_be_asked_for_are_refused(
 
         def ask(*columns: str) -> None:
             with closing(open_state_store(config.state)) as store:
-                name = store_keys(store, table.name, AskedKeys(columns, (("1",) * len(columns),)))
+                asked = AskedKeys(columns, (("1",) * len(columns),))
+                name = store_keys(store, config.pipeline, table.name, asked)
             ask_snapshot(config, table, lambda asked: asked.start(time.time(), deletes=True, keys=name))
 
         def refused(said: str) -> None:

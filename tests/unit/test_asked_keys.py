@@ -25,6 +25,7 @@ from tidesink.sinks.worker.asked_keys import (
 )
 from tidesink.source_database.base import StoredTable
 
+PIPELINE = "shop"
 ORDERS, OTHERS = TableId("shop", "orders"), TableId("shop", "others")
 
 
@@ -83,9 +84,14 @@ def test_a_report_that_cannot_be_followed_is_refused(tmp_path: Path) -> None:
 def test_keys_are_stored_under_a_name_of_their_own(tmp_path: Path) -> None:
     store = SqlStateStore(str(tmp_path / "state.db"))
     one, other = AskedKeys(("a",), (("1",),)), AskedKeys(("a",), (("2",),))
-    name = store_keys(store, ORDERS, one)
-    assert store_keys(store, ORDERS, one) == name
-    assert len({name, store_keys(store, ORDERS, other), store_keys(store, OTHERS, one)}) == 3
+    name = store_keys(store, PIPELINE, ORDERS, one)
+    assert store_keys(store, PIPELINE, ORDERS, one) == name
+    others = (
+        store_keys(store, PIPELINE, ORDERS, other),
+        store_keys(store, PIPELINE, OTHERS, one),
+        store_keys(store, "another", ORDERS, one),
+    )
+    assert len({name, *others}) == 4
     assert load_keys(store, name) == one
     forget_keys(store, name)
     assert load_keys(store, name) is None

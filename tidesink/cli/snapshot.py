@@ -207,7 +207,7 @@ def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, 
     """Ask for some keys of a table, in place of those that were asked for before."""
     from tidesink.sinks.worker.asked_keys import forget_keys, store_keys
 
-    name = store_keys(store, table, asked)
+    name = store_keys(store, config.pipeline, table, asked)
     before = _change(store, config, table, start._replace(keys=name).of)
     if before.keys is not None and before.keys != name:
         forget_keys(store, before.keys)

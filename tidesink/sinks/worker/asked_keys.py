@@ -51,14 +51,14 @@ class AskedKeys(NamedTuple):
         return (tuple(key[at] for at in places) for key in self.keys)
 
 
-def store_keys(store: StateStore, table: TableId, asked: AskedKeys) -> str:
-    """Store keys; the name under which they are.
+def store_keys(store: StateStore, pipeline: str, table: TableId, asked: AskedKeys) -> str:
+    """Store keys of a pipeline's table; the name under which they are, which no other pipeline has.
 
     Raises:
         StateStoreError: the store does not answer.
     """
     document = {"columns": [*asked.columns], "keys": [[*key] for key in asked.keys]}
-    text = json.dumps([*table, document], sort_keys=True)
+    text = json.dumps([pipeline, *table, document], sort_keys=True)
     name = sha256(text.encode()).hexdigest()[:32]
     store.save_document(_KIND, name, document)
     return name

@@ -92,7 +92,7 @@ def diff(
                     found = comparison.run()
                 except TidesinkError as error:
                     # What may pass is no matter of this table.
-                    if not goes_on or error.remedy not in ("fix", "stop"):
+                    if not goes_on or error.remedy not in ("fix", "stop", "reject"):
                         raise
                     found = TableDiff(table, refused=error.message.removeprefix(REFUSED))
                 yield found
