@@ -6,7 +6,7 @@ import random
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import sqlalchemy as sa
 
+from tests import tidb_front
 from tests.e2e.live_source import dropped
 from tests.mysql_values import COLUMNS, VIRTUAL, make_wide, own_database
 from tests.spark.decoded import decode_here
@@ -114,6 +115,19 @@ def test_a_tables_definition_is_read_as_its_create_table_in_a_topic(
     assert _essence(_defined(connection, TableId(schema, "wide"))) == _essence(created)
     assert create_statement(connection, TableId(schema, "seen")) is None
     assert create_statement(connection, TableId(schema, "gone")) is None
+
+
+def test_a_definition_holds_from_the_beginning_of_its_millisecond(
+    tidb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DDL behind the look may say no finer time than that, and must not count as older."""
+    soon = commit_ts(datetime.now(timezone.utc) + timedelta(minutes=1))
+    with own_database(tidb_url) as (connection, schema):
+        connection.exec_driver_sql("CREATE TABLE t (id int PRIMARY KEY)")
+        monkeypatch.setattr(tidb_front, "_last", soon + 5)
+        found = create_statement(connection, TableId(schema, "t"))
+    assert found is not None
+    assert found[1] == soon
 
 
 def _defined(connection: sa.Connection, table: TableId) -> TableSchema:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -48,6 +49,46 @@ T = TableId("s", "t")
 )
 def test_alters_that_change_columns_or_keys(part: str, changes: bool) -> None:
     assert altered_tables(f"ALTER TABLE t {part}", "s") == ((T,) if changes else ())
+
+
+@pytest.mark.parametrize(
+    ("part", "had", "has"),
+    [
+        ("ADD COLUMN c int", "a int", "a int, c int"),
+        ("ADD COLUMN c int FIRST", "a int", "c int, a int"),
+        ("ADD COLUMN (c int, d int)", "a int", "a int, c int, d int"),
+        ("ADD COLUMN c int, DROP COLUMN a", "a int, b int", "b int, c int"),
+        ("DROP COLUMN a", "a int, b int", "b int"),
+        ("RENAME COLUMN a TO c", "a int", "c int"),
+        ("CHANGE COLUMN a c bigint", "a int", "c bigint"),
+        ("MODIFY COLUMN a enum('x','y')", "a enum('x')", "a enum('x','y')"),
+        ("MODIFY COLUMN a int AFTER b", "a int, b int", "b int, a int"),
+        ("ALTER a SET DEFAULT 5", "a int", "a int DEFAULT 5"),
+        ("ADD UNIQUE KEY u (a)", "a int not null", "a int not null, unique key u (a)"),
+        ("DROP INDEX u", "a int not null, unique key u (a)", "a int not null"),
+    ],
+)
+def test_an_alter_that_the_definition_has_already_changes_nothing(part: str, had: str, has: str) -> None:
+    """A definition of the database may be newer than the moment at which it was asked for."""
+    create, alter = "create table t ({})", f"ALTER TABLE t {part}"
+    told, looked_up = TableDefinitions(), TableDefinitions()
+    assert not [*applied(told, [DdlStatement("s", create.format(had), 10)], "cdc")]
+    before = told.get(T)
+    warnings = [*applied(told, [DdlStatement("s", alter, 20)], "cdc")]
+    assert told.get(T) != before
+    shown = [DdlStatement("s", create.format(has), 15), DdlStatement("s", alter, 20)]
+    assert [*applied(looked_up, shown, "cdc")] == warnings
+    assert _columns(looked_up) == _columns(told)
+    assert not looked_up.readded()
+
+
+def _columns(definitions: TableDefinitions) -> list[Any]:
+    """As the last definition has them: what they were before is not in what the database shows."""
+    found = definitions.get(T)
+    assert found is not None
+    past = {"earlier": (), "origin_default": None, "redefaulted": False, "column_id": None}
+    columns = [replace(column, **past) for column in found.columns]
+    return [columns, [column.name for column in found.handle_columns]]
 
 
 def _said(*statements: str) -> list[str]:

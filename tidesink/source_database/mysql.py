@@ -151,12 +151,13 @@ def create_statement(connection: Connection, table: TableId) -> tuple[str, int] 
     """A table's CREATE TABLE as the server shows it, and a commit_ts from which on it holds.
 
     None where there is no such table, or it is a view. The commit_ts was taken before: what changed since may
-    be in the statement. It is TiDB's, or of the server's clock.
+    be in the statement. It is TiDB's, or of the server's clock, and the first one of its millisecond: a DDL
+    event without a commit_ts is taken to be that early, though it came later.
     """
     from sqlalchemy.exc import DBAPIError
 
     try:
-        since = begin_at_position(connection)
+        since = begin_at_position(connection) >> LOGICAL_BITS << LOGICAL_BITS
     except ConfigError:
         now = connection.exec_driver_sql("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS CHAR)").scalar_one()
         since = int(float(plain(now))) << LOGICAL_BITS
