@@ -36,13 +36,15 @@ def store(tmp_path: Path) -> Iterator[SqlStateStore]:
     found.close()
 
 
-def _keep(choices: PolicyChoices, batch: int, *chosen: tuple[SchemaChange, ChangePolicy]) -> None:
+def _keep(
+    choices: PolicyChoices, batch: int, *chosen: tuple[SchemaChange, ChangePolicy], table: TableId = TABLE
+) -> None:
     found = {one[0].digest: one for one in chosen}
-    choices.keep(found, Progress(TABLE, "shop", 1, batch, {}))
+    choices.keep(found, Progress(table, "shop", 1, batch, {}))
 
 
-def _kept(store: SqlStateStore) -> list[tuple[str, str, int]]:
-    return [(one.change["kind"], one.policy, one.batch) for one in read_choices(store, "shop", TABLE)]
+def _kept(store: SqlStateStore, table: TableId = TABLE) -> list[tuple[str, str, int]]:
+    return [(one.change["kind"], one.policy, one.batch) for one in read_choices(store, "shop", table)]
 
 
 def test_what_each_batch_finds_again_is_kept_once(store: SqlStateStore) -> None:
@@ -58,7 +60,11 @@ def test_what_each_batch_finds_again_is_kept_once(store: SqlStateStore) -> None:
     assert _kept(store) == [("drop", "ignore", 7), ("add", "apply", 7)]
     _keep(choices, 9, added)
     assert _kept(store)[2:] == [("add", "apply", 9)]
-    assert read_choices(store, "shop", TableId("shop", "items")) == ()
+    # Another table's very same change is a choice of its own.
+    items = TableId("shop", "items")
+    assert _kept(store, items) == []
+    _keep(choices, 3, ignored, table=items)
+    assert _kept(store, items) == [("drop", "ignore", 3)]
 
 
 def test_the_newest_stay(store: SqlStateStore) -> None:

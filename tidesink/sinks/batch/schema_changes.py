@@ -512,13 +512,14 @@ class PolicyChoices:
     """What the policies of a pipeline's tables made of changes by themselves, for people who ask.
 
     It is kept before the batch that heeds it is committed, with that batch's number: none is missing after a
-    kill, and a batch that is tried again has its choices once. Of each table the newest stay.
+    kill, and a batch that is tried again has its choices once. Of each table the newest stay. Of one table
+    one thread keeps them at a time.
     """
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
         # What is ignored is found again by each batch: the store is asked once.
-        self._known: set[str] = set()
+        self._known: set[tuple[TableId, str]] = set()
 
     def keep(self, chosen: Chosen, progress: Progress) -> None:
         """Keep what a batch does by policies, once.
@@ -526,10 +527,11 @@ class PolicyChoices:
         Raises:
             StateStoreError: the store does not answer.
         """
-        new = {digest: one for digest, one in chosen.items() if digest not in self._known}
+        table = progress.table
+        new = {digest: one for digest, one in chosen.items() if (table, digest) not in self._known}
         if not new:
             return
-        name = _name(progress.pipeline, progress.table)
+        name = _name(progress.pipeline, table)
         for _ in range(_TRIES):
             old = self._store.load_document(_CHOICES_KIND, name)
             kept = list(old or ())
@@ -539,9 +541,9 @@ class PolicyChoices:
                     kept.append([policy, time.time(), progress.batch, _shown(change)])
             kept = kept[-MOST_CHOICES:]
             if kept == (old or []) or self._store.swap_document(_CHOICES_KIND, name, old=old, new=kept):
-                self._known |= {digest for digest, one in new.items() if not _recurs(*one)}
+                self._known.update((table, digest) for digest, one in new.items() if not _recurs(*one))
                 return
-        raise StateStoreError("others write the choices of the table all the time", table=str(progress.table))
+        raise StateStoreError("others write the choices of the table all the time", table=str(table))
 
 
 def read_choices(store: StateStore, pipeline: str, table: TableId) -> tuple[Choice, ...]:
