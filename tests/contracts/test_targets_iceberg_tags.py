@@ -49,7 +49,7 @@ def test_what_a_cut_names_outlives_the_expiry_of_others(iceberg: Bed) -> None:
     table = loaded(iceberg)
     first = cut(table, FIRST, 2)
     log = iceberg.target.cut_log("shop")  # type: ignore[attr-defined]
-    log.publish(FIRST, [CutTable(SHAPE.source, table.location, first)], keep=WEEK)
+    log.publish(FIRST, [CutTable(SHAPE.source, table.location, first)], without=(), keep=WEEK)
     grow(iceberg, table, 3)
     unnamed = cast(int, state_of(iceberg, table).head)
     grow(iceberg, table, 4)

@@ -2,11 +2,10 @@
 
 1. planned: its offsets are fixed.  2 to 4. read, decoded, reduced: by tasks, which count and give packed
 rows (``batch.tasks``), or bring them to a target that can stage them (``StagingTable``). What the plan did
-not know is looked up and the batch read again; a bad record cuts the batch short of it and it is read again,
-too (``pause``).
-5. recorded: the state store knows what the batch will have applied, unless a change of the columns or of
-rows waits for a person: then the batch is left.  6. evolved: the target's columns fit.  7. rejected: dead
-letters are written.  8. committed: rows and progress, by the target.  9. accounted: the law holds.
+not know is looked up, and the batch read again; it is, too, up to a bad record (``pause``).  5. recorded:
+the state store knows what the batch will have applied, unless a change of the columns or of rows waits for a
+person: then the batch is left.  6. evolved: the target's columns fit.  7. rejected: dead letters are written.
+8. committed: rows and progress, by the target.  9. accounted: the law holds.
 
 Until 8 nothing was done that doing again would double; after 8 nothing is done again. Where DDL empties the
 table the batch is that alone: it takes the steps from 5 on without a record.
@@ -105,10 +104,9 @@ class Hold:
 
     ``horizon``: the commit_ts up to which the table's deletes may be forgotten. ``accepted``: changes of
     the columns that a person accepted. ``known``: the columns of the batches before, where they are known.
-    ``loads``: the table's snapshot is not over. A change may come before its row, which a part brings with
-    all values: what the change leaves out is NULL until then. Progress says that the snapshot has begun,
-    though no part was read yet. ``bound``: rows that were committed after it wait (``batch.cuts``).
-    ``outside``: cuts leave the table out.
+    ``loads``: the table's snapshot is not over, which progress shows before a part is read. A change may come
+    before its row, which a part brings with all values: what the change leaves out is NULL until then.
+    ``bound``: rows committed after it wait (``batch.cuts``). ``outside``: cuts leave the table out.
     """
 
     table: TargetTable
@@ -245,8 +243,7 @@ class Batch:
         return outcome
 
     def _forget_staged(self) -> None:
-        table, staged = self._hold.table, self._staged
-        self._staged = ()
+        table, staged, self._staged = self._hold.table, self._staged, ()
         if isinstance(table, StagingTable):
             table.forget_staged(staged)
 
@@ -603,10 +600,9 @@ class Batch:
         return self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
 
     def _reduced_batch(self, reduction: Reduction, schema_decision: SchemaDecision) -> ReducedBatch:
-        shape, summary = schema_decision.given, reduction.summary
+        shape, summary, found = schema_decision.given, reduction.summary, reduction.found
         first, capabilities = shape.key_columns[0].name, self._context.target.capabilities
-        payloads = reduction.found.payloads
-        packed = reduction.found.staged is not None or (payloads is not None and capabilities.packed)
+        packed = found.staged is not None or (found.payloads is not None and capabilities.packed)
         return ReducedBatch(
             shape,
             upserts=summary.upserts,
@@ -622,8 +618,8 @@ class Batch:
             since=summary.min_commit_ts,
             on_delete=self._on_delete(shape),
             lenient=self._settings.ignore_null_updates or self._hold.loads or self._reads_again,
-            payloads=payloads,
-            staged=reduction.found.staged,
+            payloads=found.payloads,
+            staged=found.staged,
             checkpointed=self._checkpoints,
             outside=self._hold.outside,
             on_staged=lambda: self._context.failpoints.reach("staged"),
