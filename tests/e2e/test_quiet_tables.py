@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 import yaml
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from typer.testing import CliRunner
 
 from tests.e2e.live_source import (
     COLUMNS,
@@ -30,6 +32,7 @@ from tests.e2e.writing import shop_config
 from tests.full import quick_on
 from tests.servers import delete_topic
 from tests.tidb_front import next_tso
+from tidesink.cli.main import app
 from tidesink.config import Config, load_config
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.batch.context import StopFlag
@@ -159,6 +162,39 @@ def _without_topic(
     entry = {"match": f"{table.name.schema}.*", "snapshot": "initial"}
     path = shop_config(folder, servers, {**found, "defaults": {}, "tables": [entry]})
     return load_config(path)
+
+
+def test_a_table_is_planned_and_its_snapshot_asked_for_before_a_record_names_it(
+    spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str, request: pytest.FixtureRequest
+) -> None:
+    """``initial`` is planned; without it a person asks, and a worker heeds it also without a topic."""
+    place = place_of("delta", request, tmp_path)
+    with live_table(mariadb_url, servers, tells=False, made=False) as table:
+        table.load(600)
+        config = _without_topic(tmp_path, servers, table, mariadb_url, rows=100, target=place.target)
+        path = str(tmp_path / "shop.yaml")
+        planned = CliRunner().invoke(app, ["plan", path])
+        assert planned.exit_code == 0, planned.output
+        assert f"{table.name}  from topic {table.topic}" in planned.output
+        assert re.search(r"snapshot: about [1-9]\d* rows .* in \d ranges of \(region, id\)", planned.output)
+        assert "its columns are those of the database" in planned.output
+        assert f"topic {table.topic} is not there yet" in " ".join(planned.output.split())
+        settings = yaml.safe_load((tmp_path / "shop.yaml").read_text())
+        (tmp_path / "shop.yaml").write_text(yaml.safe_dump({**settings, "tables": []}))
+        config = load_config(tmp_path / "shop.yaml")
+        assert table.name.name not in CliRunner().invoke(app, ["plan", path]).output
+        assert _drain(config) == {}
+        asked = CliRunner().invoke(app, ["snapshot", "start", str(table.name).upper(), "-c", path])
+        assert asked.exit_code == 0, asked.output
+        assert "asked for" in CliRunner().invoke(app, ["snapshot", "status", path]).output
+        unknown = CliRunner().invoke(app, ["snapshot", "start", f"{table.name}x", "-c", path])
+        assert unknown.exit_code != 0
+        assert _drain(config) == {table.name: None}
+        assert _is_copied(place, table)
+        shown = CliRunner().invoke(app, ["snapshot", "status", path]).output
+        assert re.search(r"done +600 ", shown), shown
+        # Another worker knows it, too, and has nothing to do.
+        assert _drain(config) == {table.name: None}
 
 
 def _wait(holds: Callable[[], object]) -> None:

@@ -23,7 +23,9 @@ TABLES = [TableId("shop", "orders"), TableId("shop", "visits")]
 def _found(**changes: Any) -> list[tuple[str, str]]:
     config = Config.model_validate(changed({**CANAL_JSON, **SOURCE}, **changes))
     spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
-    quiet = QuietTables(cast("Any", SimpleNamespace(config=config, spark=spark)), lambda _config: TABLES)
+    quiet = QuietTables(
+        cast("Any", SimpleNamespace(config=config, spark=spark)), tuple, lambda _config: TABLES
+    )
     assert quiet.tables() == ()
     if quiet.under_way is not None:
         quiet.under_way.result()
@@ -62,7 +64,7 @@ def test_an_unforeseen_failure_of_the_look_stops_no_other_table() -> None:
     def fails(_config: Config) -> list[TableId]:
         raise OSError("no more files")
 
-    quiet = QuietTables(cast("Any", SimpleNamespace(config=config, spark=spark)), fails)
+    quiet = QuietTables(cast("Any", SimpleNamespace(config=config, spark=spark)), tuple, fails)
     assert quiet.tables() == ()
     assert quiet.under_way is not None
     quiet.under_way.exception()

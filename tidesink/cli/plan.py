@@ -288,6 +288,7 @@ _REPORTED: Final[dict[TypesFrom, str]] = {
     "ddl": "of the topic's own DDL",
     "avro": "inferred from the Avro schemas alone, whose types are wide: text is CHAR or VARCHAR too",
     "records": "of the schemas in the records",
+    "database": "of the table's definition in source.database",
     "rows": "of the type names in the rows, without digits, lengths or members",
 }
 
@@ -312,10 +313,17 @@ def plan(
     letters.
     """
     # Here, since every command imports this module: the targets' libraries take a second to load.
-    from tidesink.cli.table_plans import by_topics, table_plans, unserved_tables, with_snapshots
+    from tidesink.cli.table_plans import (
+        by_topics,
+        table_plans,
+        unserved_tables,
+        with_quiet_tables,
+        with_snapshots,
+    )
 
     settings = chosen_config(config, config_option)
-    found = with_snapshots(settings, by_topics(settings, table_plans(settings, sample=sample)))
+    plans_of_records = table_plans(settings, sample=sample)
+    found = with_snapshots(settings, by_topics(settings, with_quiet_tables(settings, plans_of_records)))
     statuses: dict[TableId | None, TableStatus] = {one.table: one for one in read_statuses(settings)}
     plans = [with_merge_reason(one, statuses.get(one.table)) for one in distinct_targets(settings, found)]
     unserved = list(unserved_tables(settings, plans))

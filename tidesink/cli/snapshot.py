@@ -19,6 +19,7 @@ from tidesink.cli.status import (
     deletes_text,
     known_table,
     read_statuses,
+    snapshots_asked_for,
     worked_with,
     worker_is_alive,
 )
@@ -32,9 +33,11 @@ from tidesink.cli.terminal import (
     show_table,
     write_json,
 )
+from tidesink.codecs import CODECS
 from tidesink.config import Config
-from tidesink.config.table_checks import snapshot_obstacle
+from tidesink.config.table_checks import snapshot_obstacle, topic_without_records
 from tidesink.errors import ConfigError
+from tidesink.events import fold_name
 
 if TYPE_CHECKING:
     from tidesink.events import TableId
@@ -150,7 +153,7 @@ def _start_within(
     bounds = parse_bounds(where)
     with worked_with(config) as store:
         statuses = {one.table: one for one in store.statuses(config.pipeline)}
-        tables = [known_table(name, config, statuses) for name in dict.fromkeys(names)]
+        tables = _named(names, config, store, starts=True)
         for table in tables:
             start.refuse(config, store, statuses.get(table), table)
         with open_source_database(config) as database:
@@ -167,7 +170,7 @@ def _resync_keys(config: Config, names: list[str], report: Path, output: OutputF
     start = _Start(now, deletes=True)
     with worked_with(config) as store:
         statuses = {one.table: one for one in store.statuses(config.pipeline)}
-        tables = [known_table(name, config, statuses) for name in dict.fromkeys(names)]
+        tables = _named(names, config, store, starts=False)
         for table in tables:
             start.refuse(config, store, statuses.get(table), table)
         reported = read_report(report, tables)
@@ -192,7 +195,7 @@ def _resync_given(
     start = _Start(now, deletes=True)
     with worked_with(config) as store:
         statuses = {one.table: one for one in store.statuses(config.pipeline)}
-        tables = [known_table(name, config, statuses) for name in dict.fromkeys(names)]
+        tables = _named(names, config, store, starts=False)
         if len(tables) > 1:
             raise ConfigError("a key is one of one table: name a single table with --key", key="--key")
         for table in tables:
@@ -266,9 +269,12 @@ def status(
 ) -> None:
     """Show how far the snapshots of tables are."""
     settings = chosen_config(config, config_option)
-    found = {
-        one.table: one.details["snapshot"] for one in read_statuses(settings) if "snapshot" in one.details
-    }
+    statuses = read_statuses(settings)
+    found = {one.table: one.details["snapshot"] for one in statuses if "snapshot" in one.details}
+    for table in snapshots_asked_for(settings):
+        if all(one.table != table for one in statuses):
+            # No worker has met it: no record names it.
+            found[table] = {"state": "asked for", "rows": 0, "estimate": None}
     if output is OutputFormat.JSON:
         tables = [{"table": table._asdict(), **shown} for table, shown in found.items()]
         write_json({"pipeline": settings.pipeline, "tables": tables})
@@ -301,14 +307,49 @@ def _ask(
 ) -> None:
     """Ask something of each table's snapshot; of none where one of them cannot be asked."""
     with worked_with(config) as store:
-        found = [one.table for one in store.statuses(config.pipeline)]
-        tables = [known_table(name, config, found) for name in dict.fromkeys(names)]
+        tables = _named(names, config, store, starts=refuse is not None)
         if refuse is not None:
             for table in tables:
                 refuse(config, table)
         for table in tables:
             _change(store, config, table, change)
     _tell(config, tables, output, word)
+
+
+def _named(names: Sequence[str], config: Config, store: StateStore, *, starts: bool) -> list[TableId]:
+    """The tables of names; ``starts``: one that no record has named yet may be one of the database's.
+
+    Raises:
+        ConfigError: there is no such table.
+    """
+    from tidesink.sinks.worker.control import read_controls
+
+    pipeline = config.pipeline
+    known = [*(one.table for one in store.statuses(pipeline)), *read_controls(store, pipeline)]
+    found = []
+    for name in dict.fromkeys(names):
+        try:
+            found.append(known_table(name, config, known))
+        except ConfigError:
+            table = _quiet_table(name, config) if starts else None
+            if table is None:
+                raise
+            found.append(table)
+    return found
+
+
+def _quiet_table(name: str, config: Config) -> TableId | None:
+    """A table of the database that a worker can load though no record names it; None: there is none."""
+    from tidesink.sinks.batch.source_rows import OPTION
+    from tidesink.sinks.worker.snapshot import open_source_database
+    from tidesink.source_database.database import stored_tables, translated
+
+    if not CODECS[config.source.protocol].shares_topics:
+        return None
+    with open_source_database(config) as database, translated(OPTION):
+        stored = {fold_name(str(table)): table for table in stored_tables(database.connection)}
+    table = stored.get(fold_name(name))
+    return table if table is not None and topic_without_records(config, table) is not None else None
 
 
 def _change(

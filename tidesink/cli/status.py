@@ -175,6 +175,14 @@ def read_statuses(config: Config) -> tuple[TableStatus, ...]:
     return _asked(config, lambda store: store.statuses(config.pipeline)) or ()
 
 
+def snapshots_asked_for(config: Config) -> tuple[TableId, ...]:
+    """The tables of which a snapshot was asked for, and not cancelled."""
+    from tidesink.sinks.worker.control import read_controls
+
+    controls = _asked(config, lambda store: read_controls(store, config.pipeline)) or {}
+    return tuple(table for table, asked in controls.items() if asked.snapshot.is_asked)
+
+
 def _asked(config: Config, question: Callable[[StateStore], T]) -> T | None:
     """The store's answer; None where there is no store yet, which asking must not make."""
     if not _has_store(config):

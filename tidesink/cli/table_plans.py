@@ -19,7 +19,7 @@ from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
 from tidesink.config.models import idle_patterns, topic_tables
-from tidesink.config.table_checks import check_merged, shown_policies
+from tidesink.config.table_checks import check_merged, loads_quiet_tables, quiet_tables, shown_policies
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import (
     ConfigError,
@@ -124,8 +124,8 @@ _UNSERVED = "tables names {table}, but {found}: check its name in the changefeed
 
 
 # What gives a table's types: a definition in the config, the topic's own DDL, the Avro schemas alone, the
-# type names in rows, or the schemas in debezium-json's records.
-TypesFrom = Literal["definition", "ddl", "avro", "rows", "records"]
+# type names in rows, the schemas in debezium-json's records, or, of a table without a record, the database.
+TypesFrom = Literal["definition", "ddl", "avro", "rows", "records", "database"]
 
 
 class SnapshotEstimate(NamedTuple):
@@ -206,6 +206,62 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
                 yield _flat_avro(config, registry, topic, table)
 
 
+_QUIET: Final = "no record that was looked at is of the table: its columns are those of the database"
+_UNBORN: Final = (
+    "topic {} is not there yet: the table is loaded, and the topic is read from its beginning once the "
+    "changefeed makes it. Is source.topics as in the changefeed?"
+)
+_MUST_EXIST: Final = "the broker has no topic {}, and the worker loads no table of it before it is there"
+
+
+def with_quiet_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
+    """The plans, and those of tables that are loaded from the database though no record names them.
+
+    Raises:
+        ConfigError: the database refuses the user.
+        SourceUnavailableError: it does not answer.
+    """
+    planned = set()
+    for plan in plans:
+        yield plan
+        planned.add(plan.table)
+    if not loads_quiet_tables(config):
+        return
+    from tidesink.sinks.batch.source_rows import OPTION
+    from tidesink.sinks.worker.snapshot import open_source_database
+    from tidesink.source_database.database import stored_tables, translated
+    from tidesink.source_database.mysql import create_statement
+
+    with open_source_database(config) as database, translated(OPTION):
+        stored = (table for table in stored_tables(database.connection) if table not in planned)
+        for topic, table in quiet_tables(config, sorted(stored)):
+            created = create_statement(database.connection, table)
+            if created is not None:
+                yield _quiet(config, topic, table, created[0])
+
+
+def _quiet(config: Config, topic: str, table: TableId, statement: str) -> TablePlan:
+    definitions = TableDefinitions()
+    try:
+        definitions.apply(statement, table.schema)
+    except ConfigError as error:
+        return _unplanned(config, topic, table, error.message)
+    schema = definitions.get(table)
+    assert schema is not None  # noqa: S101  (it was created)
+    plan = _canal_table(config, table, _Seen(topic, schema), definitions)
+    stated = plan.types_from == "definition"
+    return dataclasses.replace(
+        plan, types_from=plan.types_from if stated else "database", warnings=(_QUIET, *plan.warnings)
+    )
+
+
+def _of_no_topic(config: Config, plan: TablePlan) -> TablePlan:
+    """The plan of a table whose topic is not there yet."""
+    if plan.topic in config.fixed_topics or config.cuts is not None:
+        return dataclasses.replace(plan, problem=plan.problem or _MUST_EXIST.format(plan.topic))
+    return dataclasses.replace(plan, warnings=(*plan.warnings, _UNBORN.format(plan.topic)))
+
+
 _COMPACTED: Final = (
     "the topic has cleanup.policy={policy}, which removes deletes {hours:g} h (delete.retention.ms) after "
     "they were compacted: a table that was not read for so long stops, since deletes may be missing"
@@ -226,10 +282,13 @@ def by_topics(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]
     Raises:
         SourceUnavailableError: the broker does not answer.
     """
-    found = KafkaOffsets(config.source.confluent_properties()).look(config.topics_among).found
+    look = KafkaOffsets(config.source.confluent_properties()).look(config.topics_among)
     for plan in plans:
-        topic = found.get(plan.topic)
-        yield plan if topic is None else of_topic(config, plan, topic)
+        topic = look.found.get(plan.topic)
+        if topic is not None:
+            yield of_topic(config, plan, topic)
+        else:
+            yield plan if plan.topic in look.unanswered else _of_no_topic(config, plan)
 
 
 def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:

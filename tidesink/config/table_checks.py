@@ -17,7 +17,7 @@ from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.events import SequenceBy, fold_name
+from tidesink.events import SequenceBy, TableId, fold_name
 from tidesink.typemap.projection import ALWAYS, laid_out, read_filter
 from tidesink.typemap.target_schema import row_keyed, shape_of
 
@@ -136,6 +136,46 @@ def snapshot_obstacle(config: Config, mode: TableMode) -> str | None:
             "a row that is read does not say at which commit_ts it was written, with which a version begins"
         )
     return None
+
+
+def topic_without_records(config: Config, table: TableId) -> str | None:
+    """The topic of a table that no record may name: the only one that it can have, by the topic rules.
+
+    None where nothing but records says which it is, or such a table is not loaded.
+    """
+    source = config.source
+    if source.protocol != "canal-json" or source.database is None:
+        return None
+    topics = {rule.topic_for(table) for rule in source.rules}
+    return topics.pop() if len(topics) == 1 else None
+
+
+def loads_quiet_tables(config: Config) -> bool:
+    """Whether tables are loaded that no record may name, so that the database is asked for its tables."""
+    return (
+        config.source.protocol == "canal-json"
+        and config.source.database is not None
+        and bool(_loading(config))
+    )
+
+
+def quiet_tables(config: Config, stored: Iterable[TableId]) -> Iterator[tuple[str, TableId]]:
+    """Of the source's tables those that are loaded, whether a record names them or not, with their topics.
+
+    ``defaults`` alone are no list of tables: a changefeed need not send all that the database has.
+    """
+    entries = _loading(config)
+    for table in stored:
+        if not any(entry.covers(table) for entry in entries):
+            continue
+        topic = topic_without_records(config, table)
+        if topic is not None and config.table_config(table).snapshot == "initial":
+            yield topic, table
+
+
+def _loading(config: Config) -> list[TableOverride]:
+    default = config.defaults.snapshot
+    return [entry for entry in config.tables if (entry.snapshot or default) == "initial"]
 
 
 _ENDS_A_VERSION: Final = (

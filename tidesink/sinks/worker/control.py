@@ -43,6 +43,11 @@ class SnapshotControl:
         """Whether the one that was asked for is of some rows alone."""
         return self.keys is not None or bool(self.where)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether one was asked for, and not cancelled."""
+        return self.started > max(0, self.cancelled)
+
     def start(
         self, now: float, *, deletes: bool = False, keys: str | None = None, where: Where = ()
     ) -> SnapshotControl:
@@ -137,6 +142,10 @@ class Requests:
             self._controls = read_controls(self._store, self._pipeline)
         except StateStoreError as exc:
             _log.warning("what is asked of the tables not read", error=str(exc))
+
+    def loaded(self) -> tuple[TableId, ...]:
+        """The tables of which a snapshot was asked for, and not cancelled."""
+        return tuple(table for table, asked in self._controls.items() if asked.snapshot.is_asked)
 
     def of(self, table: TableId) -> TableControl:
         """What is asked of one table."""

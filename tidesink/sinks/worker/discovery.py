@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,16 +21,24 @@ _NO_TOPIC = "the broker has no such topic: is it spelt as in the changefeed?"
 
 
 class TableTasks:
-    """Every task of a pipeline, by topic and table."""
+    """Every task of a pipeline, by topic and table.
 
-    def __init__(self, context: WorkerContext, tables_of: TablesOfTopic) -> None:
+    ``asked``: the tables of which a snapshot was asked for, which a record need not name.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        tables_of: TablesOfTopic,
+        asked: Callable[[], Iterable[TableId]] = tuple,
+    ) -> None:
         self._context = context
         self._tables_of = tables_of
         self._look_ups = tables_of if isinstance(tables_of, TopicLookUps) else None
         self._table_tasks: dict[str, dict[TableId, TableTask]] = defaultdict(dict)
         self._owners: dict[TableId, str] = {}
         self._goals = Goals(context.config.destination)
-        self._quiet = QuietTables(context)
+        self._quiet = QuietTables(context, asked)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
         # Topics that were left to their tasks when they were last followed.
         self._read_on: set[str] = set()

@@ -18,6 +18,7 @@ from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.batch import messages
 from tidesink.config import Config
 from tidesink.config.models import topic_tables
+from tidesink.config.table_checks import loads_quiet_tables, quiet_tables, topic_without_records
 from tidesink.errors import DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.sinks.batch.context import LONGEST_PAUSE, WorkerContext
@@ -316,34 +317,38 @@ class QuietTables:
 
     Their last changes are gone from the topic: a changefeed says nothing of a table that does not change. Its
     rows are in the database, and the config has an entry under ``tables`` that fits it, with
-    ``snapshot: initial``. The database is asked for its tables in a thread beside the turns, at the start and
-    every few minutes. Used by one thread at a time.
+    ``snapshot: initial``, or a person asked for a snapshot of it. The database is asked for its tables in a
+    thread beside the turns, at the start and every few minutes. Used by one thread at a time.
 
-    ``ask`` gives all tables of the database; it raises as ``open_source_database``.
+    ``asked``: the tables of which a snapshot was asked for. ``ask`` gives all tables of the database; it
+    raises as ``open_source_database``.
     """
 
     def __init__(
-        self, context: WorkerContext, ask: Callable[[Config], Iterable[TableId]] | None = None
+        self,
+        context: WorkerContext,
+        asked: Callable[[], Iterable[TableId]],
+        ask: Callable[[Config], Iterable[TableId]] | None = None,
     ) -> None:
-        config = context.config
         self._context = context
+        self._asked = asked
         self._ask = ask or _stored_tables
-        loads = config.source.protocol == "canal-json" and config.source.database is not None
-        default = config.defaults.snapshot
-        self._entries = [one for one in config.tables if loads and (one.snapshot or default) == "initial"]
+        self._looks = loads_quiet_tables(context.config)
         self._found: tuple[tuple[str, TableId], ...] = ()
         self._look: Future[Sequence[TableId]] | None = None
         self._again = 0.0
 
     def tables(self) -> tuple[tuple[str, TableId], ...]:
         """The topic and the table of each that is known by now."""
-        if self._entries and self._look is None and time.monotonic() >= self._again:
+        config = self._context.config
+        if self._looks and self._look is None and time.monotonic() >= self._again:
             self._again = time.monotonic() + _TABLES_SECONDS
-            config = self._context.config
             self._look = start_thread(
                 self._context.spark, lambda: tuple(self._ask(config)), name="tables of the database"
             )
-        return self._found
+        asked = ((topic_without_records(config, table), table) for table in self._asked())
+        found = (*self._found, *((topic, table) for topic, table in asked if topic is not None))
+        return tuple(dict.fromkeys(found))
 
     @property
     def under_way(self) -> Future[Sequence[TableId]] | None:
@@ -357,21 +362,12 @@ class QuietTables:
             return
         self._look = None
         try:
-            self._found = tuple(self._of(look.result()))
+            self._found = tuple(quiet_tables(self._context.config, look.result()))
         except TidesinkError as exc:
             _log.warning("tables without records are not known", error=str(exc))
         except Exception as exc:  # noqa: BLE001  (of a driver, say: no other table waits with it)
             # Its text may hold values of the config.
             _log.warning("tables without records are not known", error=type(exc).__name__)
-
-    def _of(self, tables: Iterable[TableId]) -> Iterator[tuple[str, TableId]]:
-        config = self._context.config
-        for table in tables:
-            if not any(entry.covers(table) for entry in self._entries):
-                continue
-            topics = {rule.topic_for(table) for rule in config.source.rules}
-            if config.table_config(table).snapshot == "initial" and len(topics) == 1:
-                yield topics.pop(), table
 
 
 def _stored_tables(config: Config) -> tuple[TableId, ...]:

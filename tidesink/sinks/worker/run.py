@@ -115,7 +115,7 @@ class Worker:
         self._offsets = offsets or context.brokers
         self._heartbeat = Heartbeat(context.store, context.config.pipeline)
         self._requests = Requests(context.store, context.config.pipeline)
-        self._table_tasks = TableTasks(context, TopicLookUps.of(context))
+        self._table_tasks = TableTasks(context, TopicLookUps.of(context), self._requests.loaded)
         self._busy: dict[Future[None], TableTask] = {}
         self._missed: frozenset[str] = frozenset()
         # Since when topics give no answer, and those of them that are waited for no longer.
