@@ -60,10 +60,12 @@ def test_what_a_cut_names_outlives_the_expiry_of_others(iceberg: Bed) -> None:
     assert tags(iceberg, table) == dict(zip(names, (first, second), strict=True))
     assert [at_tag(iceberg, table, name) for name in names] == [[1, 2, 3], [1, 2, 3, 4]]
     named = log.cuts()[0].tables[0]
+    assert log.tag_of(named) == names[0]
     assert sorted(one["id"] for one in frame_of(log, named).collect()) == [1, 2, 3]
     assert state_of(iceberg, table).snapshot(unnamed) is None
     manage = state_of(iceberg, table).table.manageSnapshots()
     manage.removeTag(names[0]).commit()
+    assert log.tag_of(named) is None
     expire(iceberg)
     with pytest.raises(TargetError, match="cannot be read any more"):
         frame_of(log, named)
