@@ -64,7 +64,8 @@ class DebeziumModes:
     text; every other instant has its offset in its text. The other fields are read only where a record
     has no schema, but for ``binary_handling_mode``, which with a schema too is the only thing that says
     how text in a binary column is to be read, and ``unavailable_value_placeholder``: None is Debezium's own,
-    and none at all of a producer that ``sends_every_value``.
+    and none at all of a producer that ``sends_every_value``. ``commit_positions``: events have for their
+    ``commit_ts`` where their transaction stands in the connector's log (``debezium.commit_positions``).
     """
 
     decimal_handling_mode: DecimalHandling = "precise"
@@ -77,6 +78,7 @@ class DebeziumModes:
     time_zone: str = "UTC"
     decimal_format: DecimalFormat = "base64"
     sends_every_value: bool = False
+    commit_positions: bool = False
 
     @property
     def placeholder(self) -> str | None:

@@ -33,6 +33,7 @@ from tidesink.codecs.batch import (
     op_code,
     source_lists,
 )
+from tidesink.codecs.debezium.commit_positions import commit_positions
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.envelope import (
     MONGODB,
@@ -194,6 +195,8 @@ class _Plan(NamedTuple):
     schema: TableSchema
     types: RowTypes
     connector: str
+    # Whether changes have commit positions.
+    numbered: bool
     before: tuple[_Field, ...]
     after: tuple[_Field, ...]
     key: tuple[_Field, ...]
@@ -260,6 +263,7 @@ class EnvelopeTables:
             schema=schema,
             types=types,
             connector=some.connector,
+            numbered=rows.modes.commit_positions,
             before=fields.of(old),
             after=fields.of(new),
             key=fields.of(key) if key is not None else (),
@@ -328,6 +332,8 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
     key = _read_key(plan, some, left)
     cut = _key_alone(plan, some, left)
     source, commit_ts = _positions(plan.connector, some, left)
+    if plan.numbered:
+        commit_ts = commit_positions(plan.connector, some.source, some.source_names, count=len(codes))
     count = len(deleted)
     columns = {
         **records.places(some.where),

@@ -35,6 +35,7 @@ from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, ByIdentity, DebeziumModes, Unavailable, kept
+from tidesink.codecs.debezium.commit_positions import commit_position
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema
 from tidesink.codecs.debezium.formats import Parsed
 from tidesink.codecs.debezium.readers import (
@@ -156,18 +157,18 @@ class _Connector(NamedTuple):
     schema: str
     name: str
     position: Callable[[Source], Numbers | None]
-    # What ``position`` reads.
+    # What ``position`` and ``commit_positions`` read.
     members: tuple[str, ...] = ()
 
 
 _UNKNOWN: Final = _Connector("db", "table", _nowhere)
-_BINLOG_MEMBERS: Final = ("file", "pos", "row")
+_BINLOG_MEMBERS: Final = ("file", "pos", "row", "snapshot")
 _LSN_MEMBERS: Final = ("commit_lsn", "change_lsn", "event_serial_no")
 # By ``source.connector``: which members name the table, and what orders its changes.
 _CONNECTORS: Final[Mapping[str, _Connector]] = {
     "mysql": _Connector("db", "table", _binlog, _BINLOG_MEMBERS),
     "mariadb": _Connector("db", "table", _binlog, _BINLOG_MEMBERS),
-    POSTGRES: _Connector("schema", "table", _event_lsn, ("snapshot", "lsn")),
+    POSTGRES: _Connector("schema", "table", _event_lsn, ("snapshot", "lsn", "sequence")),
     "yugabytedb": _Connector("schema", "table", _nowhere),
     "oracle": _Connector("schema", "table", _scn, ("snapshot", "scn", "commit_scn")),
     "sqlserver": _Connector("schema", "table", _commit_lsn, _LSN_MEMBERS),
@@ -188,7 +189,7 @@ def table_members(connector: str) -> tuple[str, ...]:
 
 
 def position_members(connector: str) -> tuple[str, ...]:
-    """The members of a connector's source block that tell the position."""
+    """The members of a connector's source block that tell the position, also of its transaction."""
     return _CONNECTORS.get(connector, _UNKNOWN).members
 
 
@@ -534,12 +535,16 @@ def change_event(message: Message, change: Change, rows: Rows) -> ChangeEvent:
         key=keyed.row,
         before=old,
         after=None if after is None or change.op is Op.DELETE else after.values,
-        commit_ts=commit_ts_of_source(change.source),
+        commit_ts=_commit_ts_of(change.source, rows.modes),
         position=Position(message.topic, message.partition, message.offset, 0, source),
         schema=rows.table_schema(change.table, columns, tuple(keyed.row or ())) if columns else None,
         schema_id=None if ids == (None, None) else ids,
         extension=change.extension or None,
     )
+
+
+def _commit_ts_of(source: Source, modes: DebeziumModes) -> int | None:
+    return commit_position(source) if modes.commit_positions else commit_ts_of_source(source)
 
 
 def _image(value: Parsed, part: str, keyed: Keyed, table: TableId, rows: Rows) -> RowRead | None:

@@ -1,0 +1,140 @@
+"""Where transactions stand in the log of a connector's database, as numbers that rise with commits (ADR 36).
+
+A *commit position* is to the rows of a connector what the commit_ts is to TiCDC's: rows of one transaction
+are on one side of each position that a connector's checkpoint can have, and all rows that are not above it
+are of transactions that were committed before.
+
+- MySQL and MariaDB: file number and position in the binary log, ``file << 32 | pos``. A transaction's events
+  stand together, so that a row's own position is behind all transactions before and before all that follow.
+  A checkpoint is the position at which the connector would go on: where the transaction begins of which it
+  has sent a part, or where the next one does.
+- Postgres: a transaction's rows were written to the log before its commit, among those of others, and are
+  sent when it commits. ``source.sequence`` has where the commit before it ended, and the row's own LSN. A
+  checkpoint is where the last commit ended whose rows were all sent.
+
+A row is one above the position of what its transaction follows; one of a snapshot has the position that the
+snapshot is of. Sources: Debezium 3.5.0.Final for MariaDB and Postgres (captured); for MySQL the code of the
+two connectors is one (``debezium-connector-binlog``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_BINLOG: Final = frozenset({"mysql", "mariadb"})
+_POSTGRES: Final = "postgresql"
+_STREAMED: Final = ("false", "", None, False)
+_FILE: Final = re.compile(r"\.([0-9]{1,9})\Z", re.ASCII)
+_SEQUENCE: Final = re.compile(r'\[(?:"([0-9]{1,18})"|null), ?"[0-9]{1,18}"\]', re.ASCII)
+_SEQUENCE_COLUMN: Final = r'^\[(?:"(?P<before>[0-9]{1,18})"|null), ?"[0-9]{1,18}"\]$'
+_MOST_FILES: Final = 1 << 30
+_MOST_BYTES: Final = 1 << 32
+_MOST: Final = (1 << 63) - 2
+# What ``commit_position`` reads of a source block.
+_MEMBERS: Final = ("snapshot", "file", "pos", "sequence", "lsn")
+
+
+def binlog_position(file: object, pos: object) -> int | None:
+    """A place in the binary log as one number; None where it is none."""
+    found = _FILE.search(file) if isinstance(file, str) else None
+    if found is None or not _is_count(pos, _MOST_BYTES):
+        return None
+    number = int(found[1])
+    return None if number >= _MOST_FILES else number << 32 | int(pos)  # type: ignore[call-overload]
+
+
+def log_position(lsn: object) -> int | None:
+    """An LSN of Postgres as a number; None where it is none."""
+    return int(lsn) if _is_count(lsn, _MOST) else None  # type: ignore[call-overload]
+
+
+def _is_count(value: object, end: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
+
+
+def commit_position(source: Mapping[str, Any]) -> int | None:
+    """The commit position of a row by its source block; None where nothing tells it."""
+    connector, snapshot = source.get("connector"), source.get("snapshot") not in _STREAMED
+    if connector in _BINLOG:
+        at = binlog_position(source.get("file"), source.get("pos"))
+    elif connector == _POSTGRES:
+        at = log_position(source.get("lsn")) if snapshot else _commit_before(source)
+    else:
+        return None
+    return None if at is None else at + (not snapshot)
+
+
+def _commit_before(source: Mapping[str, Any]) -> int | None:
+    """Where the commit before a transaction ended; of the first that a connector sends its row's own LSN."""
+    sequence = source.get("sequence")
+    found = _SEQUENCE.fullmatch(sequence) if isinstance(sequence, str) else None
+    if found is None:
+        return None
+    return log_position(source.get("lsn")) if found[1] is None else int(found[1])
+
+
+def commit_positions(
+    connector: str, member: Callable[[str], Any], names: Collection[str], *, count: int
+) -> pa.Array:
+    """``commit_position`` of many rows of one connector, by the columns of their source blocks."""
+    columns = {name: member(name) for name in _MEMBERS if name in names}
+    found = None
+    if not any(isinstance(column, list) for column in columns.values()):
+        find = _binlog_columns if connector in _BINLOG else _lsn_columns if connector == _POSTGRES else None
+        found = find(columns) if find is not None else pa.nulls(count, pa.int64())
+    if found is not None:
+        return found
+    listed = (one if isinstance(one, list) else one.to_pylist() for one in columns.values())
+    rows = zip(*listed, strict=True) if columns else ((),) * count
+    sources = ({"connector": connector, **dict(zip(columns, row, strict=True))} for row in rows)
+    return pa.array([commit_position(source) for source in sources], pa.int64())
+
+
+def _binlog_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
+    """Of MySQL and MariaDB; None where a column is not of the type that the connectors give it."""
+    file, pos = columns.get("file"), columns.get("pos")
+    if file is None or pos is None or not pa.types.is_integer(pos.type):
+        return None
+    coded = file.dictionary_encode()
+    bases = pa.array([binlog_position(one, 0) for one in coded.dictionary.to_pylist()], pa.int64())
+    pos = _counts(pos, _MOST_BYTES)
+    return pc.add(pc.add(bases.take(coded.indices), pos), _is_streamed(columns, len(file)).cast(pa.int64()))
+
+
+def _lsn_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
+    """Of Postgres; as ``_binlog_columns``."""
+    lsn, sequence = columns.get("lsn"), columns.get("sequence")
+    if lsn is None or sequence is None or not pa.types.is_integer(lsn.type):
+        return None
+    if sequence.type != pa.string():
+        return None
+    lsn, streamed = _counts(lsn, _MOST), _is_streamed(columns, len(lsn))
+    read = pc.extract_regex(sequence, _SEQUENCE_COLUMN)
+    before = pc.struct_field(read, "before")
+    first = pc.equal(before, "")
+    ended = pc.if_else(first, pa.scalar(None, pa.string()), before).cast(pa.int64())
+    # Null where the sequence is none: whether it is the first is not known then.
+    behind = pc.add(pc.if_else(first, lsn, ended), 1)
+    return pc.if_else(streamed, behind, lsn)
+
+
+def _counts(column: pa.Array, end: int) -> pa.Array:
+    column = column.cast(pa.int64())
+    fits = pc.and_(pc.greater_equal(column, 0), pc.less(column, end))
+    return pc.if_else(fits, column, pa.scalar(None, pa.int64()))
+
+
+def _is_streamed(columns: Mapping[str, pa.Array], count: int) -> pa.Array:
+    """Which rows are none of a snapshot."""
+    snapshot = columns.get("snapshot")
+    if snapshot is None:
+        return pa.array([True] * count)
+    coded = snapshot.dictionary_encode()
+    known = pa.array([one in _STREAMED for one in coded.dictionary.to_pylist()], pa.bool_())
+    # Null is none of a snapshot.
+    return pc.fill_null(known.take(coded.indices), True)
