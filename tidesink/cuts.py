@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.config import Config, load_config
 from tidesink.config.targets import DeltaSettings, IcebergSettings
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["check_lake", "chosen", "commit_ts_of", "cut_log", "open", "started_spark"]
 
 At = int | str | datetime
+_EPOCH: Final = datetime.fromtimestamp(0, timezone.utc)
 
 
 def open(spark: SparkSession, config: Config | Path | str, *, at: At | None = None) -> dict[str, DataFrame]:
     """The tables of a pipeline, ``schema.table`` of the source, as of one cut.
 
     ``config`` is the pipeline's, or its file. ``at``: the newest cut that is not later; a commit_ts (TiDB
-    TSO), or a time of the source, also as ISO text, which is UTC if it names no zone. None: the newest cut.
+    TSO, or a connector's position), or a time of the source, also as ISO text, which is UTC if it names no
+    zone. None: the newest cut.
     ``spark`` must have the lake's format and file system.
 
     Raises:
@@ -101,8 +103,7 @@ def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
         raise ConfigError(
             "the pipeline has published no cut yet: set cuts in the config and run it", key="cuts"
         )
-    limit = None if at is None else commit_ts_of(at)
-    found = next((cut for cut in cuts if limit is None or cut.commit_ts <= limit), None)
+    found = next((cut for cut in cuts if at is None or _is_by(cut, at)), None)
     if found is None:
         raise ConfigError(
             f"no cut is as old as {at}: the oldest that is kept is of {cuts[-1].time.isoformat()} "
@@ -112,14 +113,23 @@ def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
     return found
 
 
+def _is_by(cut: Cut, at: At) -> bool:
+    """Whether a cut is not later than a moment, to the millisecond, or than a commit_ts."""
+    moment = _moment(at)
+    return cut.commit_ts <= moment if isinstance(moment, int) else _ms(cut.time) <= _ms(moment)
+
+
 def commit_ts_of(at: At) -> int:
     """A moment as TiDB's TSO: the last one of its millisecond.
 
     Raises:
         ConfigError: the text is no time.
     """
-    if isinstance(at, int):
-        return at
+    moment = _moment(at)
+    return moment if isinstance(moment, int) else (_ms(moment) + 1 << LOGICAL_BITS) - 1
+
+
+def _moment(at: At) -> int | datetime:
     if isinstance(at, str):
         if at.isdigit():
             return int(at)
@@ -127,5 +137,10 @@ def commit_ts_of(at: At) -> int:
             at = time_of(at)
         except ValueError as error:
             raise ConfigError(f"{at!r} is no time: give a commit_ts, or 2026-11-26T12:00:00Z") from error
-    moment = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
-    return (int(moment.timestamp() * 1000) + 1 << LOGICAL_BITS) - 1
+    if isinstance(at, int) or at.tzinfo is not None:
+        return at
+    return at.replace(tzinfo=timezone.utc)
+
+
+def _ms(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(milliseconds=1)

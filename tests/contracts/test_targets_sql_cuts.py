@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any, Final, cast
 
 import pytest
@@ -13,7 +14,7 @@ from tests.contracts.sql_beds import execute, reader, target_of
 from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, row, shape
 from tests.full import quick_on
 from tidesink.errors import StaleProgressError, TargetError
-from tidesink.events import Column, ColumnType, TableId
+from tidesink.events import Column, ColumnType, TableId, physical_ms
 from tidesink.sinks.targets.base import ReducedBatch, TargetTable
 from tidesink.sinks.targets.cuts import CutTable
 from tidesink.sinks.targets.sql.dialect import Connections
@@ -65,7 +66,8 @@ class _Worker:
                 continue  # a table of which nothing was read stands at no cut
             version = table.version_of(self._progress(name))
             found[CutTable(name, *version)] = cast("TargetTable", change(name, table) if change else table)
-        self.log.publish(commit_ts, found, without=without, keep=1)
+        time = datetime.fromtimestamp(physical_ms(commit_ts) / 1000, timezone.utc)
+        self.log.publish(commit_ts, found, time=time, without=without, keep=1)
 
     def _progress(self, name: TableId) -> Any:
         return progress(self.epochs[name], self.batches[name], table=name)

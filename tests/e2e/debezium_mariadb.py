@@ -14,9 +14,16 @@ BINARY_LOG = ("log-bin=binlog", "binlog-format=ROW", "binlog-row-image=FULL", "s
 
 @contextmanager
 def mariadb_connector(
-    connect: Connect, server: MariaDb, brokers: str, name: str, user: str, *, ddl: bool = False
+    connect: Connect,
+    server: MariaDb,
+    brokers: str,
+    name: str,
+    user: str,
+    *,
+    ddl: bool = False,
+    **modes: str,
 ) -> Iterator[None]:
-    """A connector that sends changes alone, to topics that begin with its name.
+    """A connector that sends changes alone, to topics that begin with its name, unless ``modes`` say more.
 
     It follows the log from where that ends when it comes: changes that follow are sent. ``ddl``: to the topic
     of its name, too.
@@ -43,6 +50,7 @@ def mariadb_connector(
         "value.converter": "org.apache.kafka.connect.json.JsonConverter",
         "key.converter.schemas.enable": "true",
         "value.converter.schemas.enable": "true",
+        **{key.replace("_", "."): value for key, value in modes.items()},
     }
     connect.create(name, properties)
     try:

@@ -6,6 +6,8 @@ from typing import Any
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed
 
+CONNECTOR = changed(CANAL_JSON, source__protocol="debezium-json", target={"path": "./lake"})
+OFFSETS = {"offsets-topic": "connect-offsets", "connector-name": "bank"}
 DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
     (
         "debezium with a registry",
@@ -34,5 +36,54 @@ DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
         "source.debezium",
         "has no effect with protocol flat-avro",
         "remove it",
+    ),
+    (
+        "a connector's offsets without its name",
+        changed(CONNECTOR, source__debezium={"offsets-topic": "connect-offsets"}, cuts={}),
+        "source.debezium.connector-name",
+        "need each other",
+        "add it",
+    ),
+    (
+        "a connector's name without its offsets",
+        changed(CONNECTOR, source__debezium={"connector-name": "bank"}),
+        "source.debezium.offsets-topic",
+        "need each other",
+        "add it",
+    ),
+    (
+        "a connector's offsets without cuts",
+        changed(CONNECTOR, source__debezium=OFFSETS),
+        "source.debezium.offsets-topic",
+        "has no effect without cuts",
+        "set cuts, or remove it",
+    ),
+    (
+        "cuts of a connector without its offsets",
+        changed(CONNECTOR, cuts={}),
+        "cuts",
+        "need watermarks in the topics",
+        "source.debezium.offsets-topic and connector-name",
+    ),
+    (
+        "cuts of a connector and its DDL",
+        changed(CONNECTOR, source__debezium={**OFFSETS, "schema-change-topic": "bank"}, cuts={}),
+        "source.debezium.schema-change-topic",
+        "not with cuts",
+        "remove it, or cuts",
+    ),
+    *(
+        (
+            f"cuts of a connector and {name}",
+            changed(CONNECTOR, source__debezium=OFFSETS, cuts={}, defaults={name: value}),
+            f"defaults.{name.replace('_', '-')}",
+            reason,
+            "remove",
+        )
+        for name, value, reason in (
+            ("mode", "history", "needs the commit_ts of each change"),
+            ("sequence_by", "source", "needs the commit_ts of each change"),
+            ("snapshot", "initial", "reads rows as of now"),
+        )
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -40,6 +41,7 @@ class _Log:
     """The table of cuts."""
 
     cuts: list[tuple[int, list[CutTable]]] = field(default_factory=list)
+    times: list[datetime] = field(default_factory=list)
     without: list[set[str]] = field(default_factory=list)
     fails: TidesinkError | None = None
     slow: bool = False
@@ -49,9 +51,16 @@ class _Log:
         return self.cuts[-1][0] if self.cuts else None
 
     def publish(
-        self, commit_ts: int, tables: Iterable[CutTable], *, without: Collection[TableId], keep: float
+        self,
+        commit_ts: int,
+        tables: Iterable[CutTable],
+        *,
+        time: datetime,
+        without: Collection[TableId],
+        keep: float,
     ) -> None:
         assert keep > 0
+        self.times.append(time)
         if self.fails is not None:
             raise self.fails
         if self.slow:
@@ -68,6 +77,7 @@ class _Table:
         self.topic = name
         self.lag = self.applied = 0
         self.marks: dict[int, int] = {}
+        self.ends: dict[int, int] | None = None
         self.obstacle, self.stalled, self.lost, self.outside = "", False, False, False
         self.held: Any = None
         self.failed: list[Exception] = []

@@ -179,7 +179,8 @@ def test_of_a_version_with_many_files_those_are_looked_for_that_the_table_has_no
 
 
 def _cut(second: int) -> Cut:
-    return Cut(second * 1000 << 18, datetime.now(timezone.utc), ())
+    time = datetime.fromtimestamp(second, timezone.utc)
+    return Cut(second * 1000 << 18, time, datetime.now(timezone.utc), ())
 
 
 def test_the_newest_cut_that_is_not_later_is_opened() -> None:

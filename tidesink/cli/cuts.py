@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidesink.cli import terminal
-from tidesink.cli.status import commit_time, cut_lines, cuts_of, shown_moment
+from tidesink.cli.status import cut_lines, cuts_of, shown_instant, shown_moment
 from tidesink.cli.terminal import (
     ConfigOption,
     Output,
@@ -50,7 +50,7 @@ def list_cuts(
         write_json({"pipeline": settings.pipeline, "cuts": shown, "next": waits})
         return
     rows = [
-        (one.commit_ts, commit_time(one.commit_ts), shown_moment(one.published), len(one.tables))
+        (one.commit_ts, shown_instant(one.time), shown_moment(one.published), len(one.tables))
         for one in found[:limit]
     ]
     show_table(None, ("commit_ts", "time", "published", "tables"), rows)
@@ -91,7 +91,7 @@ def show(
         write_json(_as_json(settings, cut, gone, tags))
     else:
         typer.echo(
-            f"cut {cut.commit_ts}: {commit_time(cut.commit_ts)} UTC, published {shown_moment(cut.published)}"
+            f"cut {cut.commit_ts}: {shown_instant(cut.time)} UTC, published {shown_moment(cut.published)}"
         )
         rows = [
             (str(one.table), one.place, one.version, "" if one.changes is None else one.changes)

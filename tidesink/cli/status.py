@@ -159,15 +159,29 @@ def cut_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
     """What the last and the next cut are, and which tables hold it back."""
     if found is None:
         return
+    by_position = "waits" in found
     if found["last"] is not None:
-        behind = max(0.0, time.time() - physical_ms(found["last"]) / 1000)
-        yield f"last cut: {commit_time(found['last'])} UTC, {behind:.0f} s ago"
-    if found["next"] is not None:
-        yield f"next cut: {commit_time(found['next'])} UTC"
+        at = found["last_time"] if by_position else physical_ms(found["last"]) / 1000
+        yield f"last cut: {_last_cut(found['last'], at, by_position=by_position)}"
+    if found["next"] is not None and found["next"] != found["last"]:
+        position = f"position {found['next']}"
+        yield f"next cut: {position if by_position else commit_time(found['next']) + ' UTC'}"
+    if by_position and found["waits"]:
+        yield f"next cut waits for the connector: {found['waits']}"
     for table, reason in found["held_back"].items():
         yield f"next cut waits for {table}: {reason}"
     for table in found.get("excluded", ()):
         yield f"next cut leaves out {table}: its snapshot is not over, or later than the cut"
+
+
+def _last_cut(commit_ts: int, at: float | None, *, by_position: bool) -> str:
+    """The last cut; where its number is a position, another worker may know its time."""
+    position = f"position {commit_ts}" if by_position else ""
+    if at is None:
+        return position
+    behind = max(0.0, time.time() - at)
+    moment = shown_instant(datetime.fromtimestamp(at, timezone.utc))
+    return f"{moment} UTC, {behind:.0f} s ago" + (f" ({position})" if position else "")
 
 
 def read_statuses(config: Config) -> tuple[TableStatus, ...]:
@@ -327,8 +341,14 @@ def commit_time(commit_ts: int | None) -> str:
     """The wall clock of a TiDB TSO in UTC, or an empty text."""
     if commit_ts is None:
         return ""
-    moment = datetime.fromtimestamp(physical_ms(commit_ts) / 1000, timezone.utc)
-    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{physical_ms(commit_ts) % 1000:03d}"
+    return shown_instant(datetime.fromtimestamp(physical_ms(commit_ts) / 1000, timezone.utc))
+
+
+def shown_instant(moment: datetime) -> str:
+    """A moment of the source for people, UTC, to the millisecond."""
+    return (
+        moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
+    )
 
 
 Tables = Annotated[list[str], typer.Argument(metavar="TABLE...", help="Tables, as schema.table.")]

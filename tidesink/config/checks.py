@@ -128,7 +128,8 @@ def _overwriting(target: DeltaSettings | IcebergSettings) -> Problem:
 
 _WATERMARKED: Final = (
     "use canal-json with enable-tidb-extension: true, or flat-avro with enable-tidb-extension and "
-    "avro-enable-watermark: true, as the changefeed has them"
+    "avro-enable-watermark: true, as the changefeed has them; of a Debezium connector set "
+    "source.debezium.offsets-topic and connector-name"
 )
 
 
@@ -144,7 +145,9 @@ def cut_problems(config: Config) -> Iterator[Problem]:
         yield Problem("cuts", reason, "use a lake or a database as the target, or remove cuts")
     marked = source.protocol == "flat-avro" and source.avro_enable_watermark
     marked |= source.protocol == "canal-json" and source.enable_tidb_extension
-    if not marked:
+    if source.has_commit_positions:
+        yield from _connector_cut_problems(config)
+    elif not marked:
         yield Problem("cuts", "need watermarks in the topics, and these have none", _WATERMARKED)
     if cuts.every < 1:
         yield Problem(
@@ -156,6 +159,41 @@ def cut_problems(config: Config) -> Iterator[Problem]:
         if at.own.mode == "append":
             reason = "rows around a cut are read twice, and would be appended twice: not with cuts"
             yield at.problem("mode", reason, "use mode: upsert or history, or remove cuts")
+
+
+# What is not had where a connector's position stands for a commit_ts: setting, value, reason.
+_NOT_BY_POSITION: Final[tuple[tuple[str, object, str], ...]] = (
+    ("mode", "history", "needs the commit_ts of each change, and a connector's have none"),
+    ("sequence_by", "source", "needs the commit_ts of each change, and a connector's have none"),
+)
+
+
+def _connector_cut_problems(config: Config) -> Iterator[Problem]:
+    """What cuts of a connector's topics have not, in this version."""
+    if config.source.debezium.schema_change_topic is not None:
+        reason = "has DDL that is in no order with a connector's rows: not with cuts"
+        yield Problem("source.debezium.schema-change-topic", reason, "remove it, or cuts")
+    for at in sections_of(config):
+        for name, value, reason in _NOT_BY_POSITION:
+            if getattr(at.own, name) == value:
+                yield at.problem(name, reason, "remove it, or cuts")
+        if at.own.snapshot not in (None, "never"):
+            reason = "reads rows as of now, and no position of the database says up to which commit"
+            yield at.problem(
+                "snapshot", f"{reason}: not with cuts", "use the connector's snapshot.mode, or remove cuts"
+            )
+
+
+def _offsets_topic(config: Config) -> Iterator[Problem]:
+    """A connector's offsets are for cuts, and named by topic and connector."""
+    debezium = config.source.debezium
+    if (debezium.offsets_topic is None) != (debezium.connector_name is None):
+        lacking = "offsets-topic" if debezium.offsets_topic is None else "connector-name"
+        yield Problem(
+            f"source.debezium.{lacking}", "offsets-topic and connector-name need each other", "add it"
+        )
+    elif debezium.offsets_topic is not None and config.cuts is None:
+        yield Problem("source.debezium.offsets-topic", "has no effect without cuts", "set cuts, or remove it")
 
 
 # What is not had where changes are gathered, the last of each key: setting, value, reason.
@@ -418,6 +456,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     large_message_problems,
     database_problems,
     _schema_change_topic,
+    _offsets_topic,
     _raw_change_event,
     _tables,
     _definitions,

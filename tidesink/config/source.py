@@ -439,12 +439,17 @@ class DebeziumSettings(Model):
     """The topic to which a connector for MySQL or MariaDB writes DDL (`include.schema.changes`, which is on
     by default): its name is the connector's `topic.prefix`. Workers read in it of TRUNCATE, DROP and other
     DDL that changes rows (`docs/schema-changes.md`). Connectors for PostgreSQL have none."""
+    offsets_topic: Annotated[str, Field(min_length=1)] | None = None
+    """The topic in which Kafka Connect keeps the connector's offsets: `offset.storage.topic` of its workers,
+    or `offsets.storage.topic` of the connector. For `cuts` (`docs/cuts.md`)."""
+    connector_name: Annotated[str, Field(min_length=1)] | None = None
+    """The connector's name in Kafka Connect, with `offsets-topic`. All tables must be of this connector."""
 
     def modes(self, time_zone: str) -> DebeziumModes:
         """The same as the codec takes it."""
-        others = ("unwrapped", "schema_change_topic")
+        others = ("unwrapped", "schema_change_topic", "offsets_topic", "connector_name")
         given = {name: getattr(self, name) for name in type(self).model_fields if name not in others}
-        return DebeziumModes(**given, time_zone=time_zone)
+        return DebeziumModes(**given, time_zone=time_zone, commit_positions=self.offsets_topic is not None)
 
 
 class DatabaseSettings(Model):
@@ -573,6 +578,11 @@ class SourceSettings(Model):
     def lacks_commit_ts(self) -> bool:
         """Whether no event has a commit_ts: it is one of the TiDB extension's members, which are not sent."""
         return "enable_tidb_extension" in CODECS[self.protocol].reads and not self.enable_tidb_extension
+
+    @property
+    def has_commit_positions(self) -> bool:
+        """Whether what stands for a commit_ts is a position in the log of a connector's database."""
+        return self.debezium.offsets_topic is not None
 
     @property
     def opens_up_to(self) -> int | None:

@@ -210,8 +210,8 @@ class LakeTable:
         return logical.filter(pa.array([row not in deleted for row in range(logical.num_rows)]))
 
 
-def open_lake_table(path: Path) -> LakeTable:
-    """The newest version of the Delta table at ``path``.
+def open_lake_table(path: Path, version: int | None = None) -> LakeTable:
+    """A version of the Delta table at ``path``; None: the newest.
 
     Raises:
         FileNotFoundError: there is no Delta log.
@@ -219,6 +219,9 @@ def open_lake_table(path: Path) -> LakeTable:
     log = path / "_delta_log"
     names = sorted(entry.name for entry in log.iterdir())
     table = LakeTable(path)
+    known = ((name, _COMMIT.fullmatch(name) or _CHECKPOINT.fullmatch(name)) for name in names)
+    numbers = {name: int(one.group(1)) for name, one in known if one}
+    names = [name for name, number in numbers.items() if version is None or number <= version]
     checkpoints = [found for name in names if (found := _CHECKPOINT.fullmatch(name))]
     if checkpoints:
         table.version = max(int(found.group(1)) for found in checkpoints)

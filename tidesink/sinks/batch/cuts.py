@@ -137,6 +137,14 @@ def _under(at: PartitionProgress, former: int | None, bound: int | None) -> Part
     return replace(at, next_offset=at.low_water_offset, watermark=mark)
 
 
+def marks_at(progress: Progress, topic: str, bound: int | None, ends: Mapping[int, int]) -> Marks:
+    """The bound, for each partition that is read to the end which it had behind the bound (``ends``)."""
+    if bound is None:
+        return NO_MARKS
+    known = starts(progress, topic, bound)
+    return {number: bound for number, at in known.items() if number in ends and at >= ends[number]}
+
+
 def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: Marks = NO_MARKS) -> set[int]:
     """The partitions that have nothing more to apply up to a bound, by number: they are not read further.
 

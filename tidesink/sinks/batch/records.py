@@ -92,7 +92,8 @@ _UNPLACED: Final = (
 _UNCUT: Final = (
     "cuts need a commit_ts in every row event, and this one has none, so nothing tells on which side of a "
     "cut it is. Enable the TiDB extension at the producer, use canal-json (flat-avro deletes of classic "
-    "TiCDC have none even with the extension), or remove cuts"
+    "TiCDC have none even with the extension), have a Debezium connector for MySQL, MariaDB or Postgres send "
+    "its source (flattened rows: add.fields), or remove cuts"
 )
 _INCOMPLETE: Final = (
     "the row leaves out values that did not change, and under sequence_by: source nothing says that the row "
@@ -230,6 +231,11 @@ class TableDecoder(ABC):
             return tuple(_with_old_key(event, named) for event in self.decode(message))
 
         return rows_from_events(records, decode, self.values)
+
+    @property
+    def dated(self) -> bool:
+        """Whether a commit_ts is a time of TiDB's, and not a position in a connector's log."""
+        return True
 
     @property
     def old_keys(self) -> bool:

@@ -46,10 +46,13 @@ def range_summary(
     reduction: Reduction,
     rows: Sequence[pa.Table],
     shape: TableShape,
+    *,
+    dated: bool = True,
 ) -> BatchSummary:
     """What one range held; ``rows`` are those to apply, in the columns of the reduced frame.
 
-    ``truncates``: the events that empty the table, where they are no rows.
+    ``truncates``: the events that empty the table, where they are no rows. ``dated``: the commit_ts of rows
+    are times, and not positions, which are left out.
     """
     others = found.others
     events = Counter(one.kind for one in (*others, *truncates))
@@ -58,7 +61,7 @@ def range_summary(
     moments = [_extreme(one, "max", "commit_ts") for one in _moments(found.tables, apart=truncates)]
     messages = silent + sum(one.index == 0 for one in others)
     messages += sum(_messages(one) for one in found.tables) + found.void_records + found.waiting_records
-    last = greatest(moments)
+    last = greatest(moments) if dated else None
     unplanned = [one for one in others if one.kind == UNPLANNED]
     return BatchSummary(
         messages=messages,

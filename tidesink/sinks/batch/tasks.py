@@ -327,7 +327,8 @@ def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterato
     # What was emptied away behind them supersedes them.
     reduction = replace(reduction, events=reduction.events + found.void)
     place = Place(wanted.topic, wanted.partition)
-    summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape)
+    dated = plan.decoder.dated
+    summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape, dated=dated)
     # What is unplanned is decoded again: the summary says all that is asked about it.
     others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
     staged = None

@@ -85,6 +85,16 @@ class TopicOffsets(NamedTuple):
     compaction: Compaction | None = None
 
 
+def limited(found: TopicOffsets, ends: Mapping[int, int] | None) -> Mapping[int, PartitionOffsets]:
+    """The partitions of a topic as far as they are to be read; of one that has no end nothing is."""
+    if ends is None:
+        return found.partitions
+    return {
+        number: at._replace(latest=min(at.latest, ends.get(number, at.earliest)))
+        for number, at in found.partitions.items()
+    }
+
+
 # The id of every topic of a broker that gives none: before Kafka 2.8, and some services.
 NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 

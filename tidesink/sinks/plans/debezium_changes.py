@@ -64,6 +64,11 @@ class DebeziumDecoder(TableDecoder):
         return ValueOptions(self.zero_date, self.options.time_zone, self.row_keys)
 
     @property
+    def dated(self) -> bool:
+        """As ``TableDecoder``."""
+        return not self.options.debezium.commit_positions
+
+    @property
     def old_keys(self) -> bool:
         """Whether the row before an update tells its key."""
         return self.tells_old_keys

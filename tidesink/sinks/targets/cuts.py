@@ -6,6 +6,7 @@ A lake names the versions that its tables have at a cut. A database brings its t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from tidesink.errors import StaleProgressError
@@ -98,12 +99,14 @@ class CutPublisher(Protocol):
         commit_ts: int,
         tables: Mapping[CutTable, TargetTable],
         *,
+        time: datetime,
         without: Collection[TableId],
         keep: float,
     ) -> None:
         """Publish a cut, at once; older ones may go after ``keep`` seconds. ``tables`` are open.
 
-        ``without``: the tables that it leaves out.
+        ``time``: the source's at ``commit_ts``, which need not tell it. ``without``: the tables that it
+        leaves out.
 
         Raises:
             StaleProgressError: a table is another worker's by now.

@@ -26,6 +26,7 @@ from tidesink.sinks.kafka.offsets import (
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
+from tidesink.sinks.worker.connector_bounds import check_bounded
 from tidesink.sinks.worker.control import Pauses, Unaccepted, check_not_restored
 from tidesink.sinks.worker.tally import Tally, Tombstones
 
@@ -213,10 +214,13 @@ def opened(
     pipeline = context.config.pipeline
     table = context.target.open_table(shape, pipeline=pipeline, delete_mode=settings.deletes)
     try:
-        return taken(context, table, settings.table, tally, pauses)
+        hold, tombstones = taken(context, table, settings.table, tally, pauses)
+        if context.config.source.has_commit_positions:
+            check_bounded(hold.progress)
     except BaseException:
         table.close()
         raise
+    return hold, tombstones
 
 
 def taken(

@@ -11,15 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 
 from tidesink.errors import StaleProgressError, TidesinkError
-from tidesink.events import LOGICAL_BITS, Message
+from tidesink.events import LOGICAL_BITS, Message, physical_ms
 from tidesink.sinks.batch.context import WorkerContext, may_pass
-from tidesink.sinks.batch.cuts import next_bound, stands_at
+from tidesink.sinks.batch.cuts import marks_at, next_bound, stands_at
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets.base import TargetTable
@@ -31,6 +32,7 @@ from tidesink.sinks.targets.cuts import (
     TableVersion,
     VersionedTable,
 )
+from tidesink.sinks.worker.connector_bounds import ConnectorBounds, is_empty
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 if TYPE_CHECKING:
@@ -56,9 +58,16 @@ class Cuts:
         watermark_of: Callable[[Message], int | None],
         *,
         beat: Callable[[], None],
+        connector: ConnectorBounds | None = None,
     ) -> None:
-        """``beat`` gives a sign of life while a cut takes its time."""
+        """``beat`` gives a sign of life while a cut takes its time.
+
+        ``connector``: the bounds, where no watermarks in the topics tell them.
+        """
         self.bound: int | None = None
+        self._connector = connector
+        # The bound whose cut was published or passed over.
+        self._done: int | None = None
         self._context = context
         self._settings = settings
         self._watermark_of = watermark_of
@@ -66,6 +75,7 @@ class Cuts:
         self._log: CutPublisher | None = None
         self._last: int | None = None
         self._published_at: float | None = None
+        self._last_time: float | None = None
         # Row events that each table had applied at the last cut of this worker.
         self._applied: dict[TableId, int] = {}
         self._shown: Mapping[str, Any] | None = None
@@ -82,29 +92,70 @@ class Cuts:
         if self._log is None:
             self._log = cast("CutTarget", self._context.target).cut_log(self._context.config.pipeline)
             self._last = self._context.retry().call(self._log.last)
+        if self._connector is not None:
+            self._connector.look()
         self._raise(tasks, seen)
-        outside = {one for one in tasks if one.outside}
+        self._ask_ends(tasks, seen)
+        outside = {one for one in tasks if one.outside or self._is_empty(one, seen)}
         blocked = self._blocked(tasks, seen)
         if self.bound is not None and outside.issuperset(busy):
             named = [one for one in tasks if one not in outside]
             if named and not any(blocked[one] for one in named):
-                self._publish(named, self.bound, without={one.table for one in outside})
+                if self.bound != self._done:
+                    self._publish(named, self.bound, without={one.table for one in outside})
+                    self._done = self.bound
                 self._move_on(tasks, seen)
             elif _only_stuck(blocked, outside, seen):
                 # The others go on without a cut: one table never stops another (L7).
                 self._move_on(tasks, seen)
         self._show({one: reason for one, reason in blocked.items() if one not in outside}, outside)
+        if self.bound != before:
+            self._ask_ends(tasks, seen)
         return self.bound != before
+
+    def lead(self, task: TableTask) -> None:
+        """Have a table that is not at work be read up to the bound."""
+        task.bound = self.bound
+        if self._connector is not None:
+            task.ends = self._connector.ends(task.topic)
+            if task.held is not None:
+                task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
+
+    def close(self) -> None:
+        """Let go of what bounds are read by."""
+        if self._connector is not None:
+            self._connector.close()
+
+    def _ask_ends(self, tasks: Iterable[TableTask], seen: Look) -> None:
+        if self._connector is not None and self.bound is not None:
+            topics = {one.topic for one in tasks} & seen.found.keys()
+            self._connector.ask_ends({topic: [*seen.found[topic].partitions] for topic in topics})
+
+    def _is_empty(self, task: TableTask, seen: Look) -> bool:
+        """Whether a table has nothing up to the bound, so that a cut has no version of it to name."""
+        found = seen.found.get(task.topic)
+        if self._connector is None or found is None:
+            return False
+        starts = {number: at.earliest for number, at in found.partitions.items()}
+        progress = task.held.progress if task.held is not None else None
+        return is_empty(progress, starts, self._connector.ends(task.topic))
 
     def _raise(self, tasks: Iterable[TableTask], seen: Look) -> None:
         """Have a bound that is not below what any open table was read under."""
         known = [at for one in tasks if (at := one.least_bound) is not None]
         least = max(known, default=None)
         if self.bound is None or (least is not None and least > self.bound):
+            if self._connector is not None:
+                self.bound = self._connector.next(above=self._last, least=least)
+                return
             newest = self._newest(list(tasks), seen)
             self.bound = next_bound(newest, every=self._settings.every, above=self._last, least=least)
 
     def _move_on(self, tasks: Sequence[TableTask], seen: Look) -> None:
+        if self._connector is not None:
+            assert self.bound is not None  # noqa: S101  (it is done with)
+            self.bound = self._connector.after(self.bound)
+            return
         newest = self._newest(tasks, seen)
         self.bound = next_bound(newest, every=self._settings.every, above=self.bound, least=self.bound)
 
@@ -147,7 +198,9 @@ class Cuts:
                 if tables is None:
                     return
                 self._context.failpoints.reach("cutting")
-                self._log.publish(bound, tables, without=without, keep=self._settings.keep)
+                self._log.publish(
+                    bound, tables, time=self._time(bound), without=without, keep=self._settings.keep
+                )
         except TidesinkError as exc:
             _log.warning("cut not published", commit_ts=bound, error=str(exc))
             refused = [one for one in tasks if exc.context.get("table") == str(one.table)]
@@ -156,9 +209,14 @@ class Cuts:
                 one.fail(exc)
             return
         self._context.failpoints.reach("cut")
-        self._last, self._published_at = bound, time.time()
+        self._last, self._published_at, self._last_time = bound, time.time(), self._time(bound).timestamp()
         self._applied = {one.table: one.applied for one in tasks}
         _log.info("cut", commit_ts=bound, tables=len(tables))
+
+    def _time(self, bound: int) -> datetime:
+        """The source's time of the bound."""
+        known = self._connector.time if self._connector is not None else None
+        return datetime.fromtimestamp(physical_ms(bound) / 1000 if known is None else known, timezone.utc)
 
     def _named(self, tasks: Iterable[TableTask], bound: int) -> dict[CutTable, TargetTable] | None:
         """What the cut names, which is kept from now on; None where a table's version is not known."""
@@ -198,12 +256,19 @@ class Cuts:
             done.set()
             thread.join()
 
+    def _by_position(self) -> dict[str, Any]:
+        """What the numbers do not say where they are positions, and why no other bound comes."""
+        if self._connector is None:
+            return {}
+        return {"last_time": self._last_time, "waits": self._connector.reason}
+
     def _show(self, blocked: Mapping[TableTask, str], outside: Iterable[TableTask]) -> None:
         """Have the state store know the cut that is waited for, and what holds it back."""
         shown = {
             "last": self._last,
             "published": self._published_at,
             "next": self.bound,
+            **self._by_position(),
             "held_back": {str(one.table): reason for one, reason in blocked.items() if reason},
             "excluded": sorted(str(one.table) for one in outside),
         }
@@ -248,7 +313,9 @@ def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) ->
     if task.stalled:
         return "partitions were added: what comes before them is read first"
     unread = task.unread(found)
-    return f"{unread} records to read" if unread else "watermarks to come"
+    if unread:
+        return f"{unread} records to read"
+    return "watermarks to come" if task.ends is None else "records whose transaction is open in Kafka"
 
 
 def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:

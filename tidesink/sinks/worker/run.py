@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property, partial
@@ -42,6 +42,7 @@ from tidesink.sinks.spark.session import cancel_jobs, session_of, start_thread, 
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
+from tidesink.sinks.worker.connector_bounds import connector_bounds
 from tidesink.sinks.worker.control import Requests, TableControl
 from tidesink.sinks.worker.cuts import Cuts
 from tidesink.sinks.worker.discovery import TableTasks
@@ -61,6 +62,8 @@ GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
 # A table whose watermarks wait for so many intervals gets every second turn, however busy others are.
 _MOST_INTERVALS: Final = 10
+# What a task was last asked by: what was seen of its topic, what people asked, and its bound with its ends.
+_Settled = tuple[TopicOffsets | None, TableControl, int | None, Mapping[int, int] | None]
 # What the tasks of a snapshot import, besides those of every table.
 _SNAPSHOT_MODULES: Final = (
     "tidesink.sinks.targets.lake.files",
@@ -122,7 +125,7 @@ class Worker:
         self._silent: dict[str, float] = {}
         self._failed: dict[str, SourceError] = {}
         # The tasks that had nothing to do by what was seen of their topic, and asked of them.
-        self._settled: dict[TableTask, tuple[TopicOffsets | None, TableControl, int | None]] = {}
+        self._settled: dict[TableTask, _Settled] = {}
         self._reported_patterns = False
         self._watermarks = WatermarkFollower(
             context.config.source.confluent_properties,
@@ -132,7 +135,8 @@ class Worker:
         cuts = context.config.cuts
         self._cuts = None
         if cuts is not None:
-            self._cuts = Cuts(context, cuts, watermark_of, beat=self._heartbeat.beat)
+            bounds = connector_bounds(context.config.source, cuts)
+            self._cuts = Cuts(context, cuts, watermark_of, beat=self._heartbeat.beat, connector=bounds)
         self._gave_overdue = False
 
     def run(self) -> RunReport:
@@ -159,6 +163,8 @@ class Worker:
         finally:
             self._finish()
             self._watermarks.close()
+            if self._cuts is not None:
+                self._cuts.close()
             self._context.topics.release()
             self._heartbeat.end()
 
@@ -216,7 +222,7 @@ class Worker:
             return
         if self._cuts is not None:
             for table_task in idle:
-                table_task.bound = self._cuts.bound
+                self._cuts.lead(table_task)
         quiet = self._quiet(idle, seen)
         idle = [table_task for table_task in idle if not self._is_settled(table_task, seen)]
         for table_task in idle:
@@ -251,7 +257,7 @@ class Worker:
             and not (table_task.owes_commit or table_task.has_ddl)
             and known[0] is seen.found.get(table_task.topic)
             and known[1] == self._requests.of(table_task.table)
-            and known[2] == table_task.bound
+            and known[2:] == (table_task.bound, table_task.ends)
         )
 
     def _rest(self, idle: list[TableTask]) -> bool:
@@ -282,7 +288,8 @@ class Worker:
             table_task.look(found.get(table_task.topic))
             if not self._may_work(table_task, seen):
                 asked = self._requests.of(table_task.table)
-                self._settled[table_task] = found.get(table_task.topic), asked, table_task.bound
+                limits = table_task.bound, table_task.ends
+                self._settled[table_task] = found.get(table_task.topic), asked, *limits
             elif table_task not in quiet:
                 ready.append(table_task)
             elif self._is_due(table_task) or table_task.owes_commit:

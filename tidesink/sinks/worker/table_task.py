@@ -44,6 +44,7 @@ from tidesink.sinks.kafka.offsets import (
     budget_of,
     held_back,
     is_other_topic,
+    limited,
     plan_ranges,
     topic_gone,
     topic_progress,
@@ -69,19 +70,19 @@ class TableTask:
     """The work of one table. ``lag``: how many offsets of its topic it had to read by the last look.
 
     ``turn``: the number of its last turn among all tables' turns; 0: it had none. ``bound``: what the next
-    batch is read under, where the pipeline has cuts. ``marks``: by partition the greatest watermark that is
-    known to stand behind what was read, with nothing but watermarks before it. ``stalled``: what is left
-    under the bound waits for what is above it.
+    batch is read under, where there are cuts. ``marks``: by partition the greatest watermark known to stand
+    behind what was read, with nothing but watermarks before it. ``ends``: by partition where it is read to
+    under the bound, if no watermarks tell it. ``stalled``: what is left waits for what is above the bound.
     """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
         self.topic = topic
         self.table = table
         self.state: TableState = "IDLE"
-        self.batches = 0
-        self.turn = 0
+        self.batches = self.turn = 0
         self.bound: int | None = None
         self.marks: Marks = NO_MARKS
+        self.ends: Mapping[int, int] | None = None
         self.stalled = False
         self.cooldown = Cooldown(context.config.retry.for_)
         self._context = context
@@ -164,9 +165,8 @@ class TableTask:
 
     def unread(self, found: TopicOffsets) -> int:
         """How many records there are that may be read under the bound."""
-        passed = self._passed_partitions
-        known = self._next_offsets()
-        ends = ((n, at) for n, at in found.partitions.items() if n not in passed)
+        passed, known = self._passed_partitions, self._next_offsets()
+        ends = ((n, at) for n, at in limited(found, self.ends).items() if n not in passed)
         return sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
 
     @property
@@ -523,15 +523,15 @@ class TableTask:
 
     def _available(self, found: TopicOffsets) -> list[OffsetRange]:
         """What of each partition is to be read next."""
-        known = self._next_offsets()
+        known, parts = self._next_offsets(), found.partitions
         grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(found))
-        held = {*held_back(grown, known, found.partitions), *self._passed_partitions}
-        readable = self._added.readable(known, found.partitions)
-        starts = {n: known.get(n, found.partitions[n].earliest) for n in readable}
+        held = {*held_back(grown, known, parts), *self._passed_partitions}
+        starts = {n: known.get(n, parts[n].earliest) for n in self._added.readable(known, parts)}
         # One that waits is in the progress all the same: what it holds must not expire unseen.
         return [
-            OffsetRange(self.topic, n, start, start if n in held else found.partitions[n].latest)
-            for n, start in starts.items()
+            OffsetRange(self.topic, n, starts[n], starts[n] if n in held else max(starts[n], at.latest))
+            for n, at in limited(found, self.ends).items()
+            if n in starts
         ]
 
     def _is_for_others(self, reader: RecordReader) -> bool:

@@ -6,7 +6,6 @@ at the cut, and names versions that are there; a table that did not change is na
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -14,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tidesink.errors import TargetError, TidesinkError
-from tidesink.events import TableId, physical_ms
+from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS, summary, translating
 from tidesink.sinks.targets.base import TableReader
 from tidesink.sinks.targets.cuts import NAME, CutTable, tag_prefix
@@ -47,16 +46,15 @@ _LOOKED_FOR: Final = 100
 
 @dataclass(frozen=True)
 class Cut:
-    """One cut: all tables as of ``commit_ts`` (TiDB TSO). ``published``: when it was written."""
+    """One cut: all tables as of ``commit_ts``, which is a TSO of TiDB's, or a commit position of a connector.
+
+    ``time``: the source's. ``published``: when it was written.
+    """
 
     commit_ts: int
+    time: datetime
     published: datetime
     tables: tuple[CutTable, ...]
-
-    @property
-    def time(self) -> datetime:
-        """The source's time of the cut."""
-        return datetime.fromtimestamp(physical_ms(self.commit_ts) / 1000, timezone.utc)
 
 
 class CutLog:
@@ -104,6 +102,7 @@ class CutLog:
         commit_ts: int,
         tables: Iterable[CutTable],
         *,
+        time: datetime,
         without: Collection[TableId],  # noqa: ARG002  (a cut names those that it has)
         keep: float,
     ) -> None:
@@ -113,7 +112,7 @@ class CutLog:
             TargetError: it was not written, or nobody knows.
         """
         now = datetime.now(timezone.utc)
-        cut = Cut(commit_ts, now, tuple(tables))
+        cut = Cut(commit_ts, time, now, tuple(tables))
         with translating(self._translate, self._table):
             if self._published == 0:
                 self._create()
@@ -121,7 +120,7 @@ class CutLog:
             self.session.sql(f"INSERT INTO {self.location} SELECT /*+ COALESCE(1) */ * FROM VALUES {rows}")  # noqa: S608
             self._published += 1
         if self._published % _CUTS_BETWEEN == 1:
-            self._remove(time.time() - keep)
+            self._remove(now.timestamp() - keep)
 
     def cuts(self) -> list[Cut]:
         """The cuts that are kept, newest first.
@@ -132,7 +131,8 @@ class CutLog:
         with translating(self._translate, self._table):
             if not self._exists():
                 return []
-            columns = "commit_ts, unix_micros(published) AS published, schema, table, place, version, changes"
+            moments = ", ".join(f"unix_micros({name}) AS {name}" for name in ("time", "published"))
+            columns = f"commit_ts, {moments}, schema, table, place, version, changes"
             found = self.session.sql(f"SELECT {columns} FROM {self.location} WHERE {self._mine}").collect()  # noqa: S608
         cuts = dict[int, dict[TableId, Any]]()
         for row in found:
@@ -191,11 +191,12 @@ class CutLog:
 
 
 def _cut(commit_ts: int, tables: dict[TableId, Any]) -> Cut:
-    published = max(row["published"] for row in tables.values())
+    moments = (max(row[name] for row in tables.values()) for name in ("time", "published"))
     found = (
         CutTable(name, row["place"], row["version"], row["changes"]) for name, row in sorted(tables.items())
     )
-    return Cut(commit_ts, datetime.fromtimestamp(published / 1_000_000, timezone.utc), tuple(found))
+    time, published = (datetime.fromtimestamp(one / 1_000_000, timezone.utc) for one in moments)
+    return Cut(commit_ts, time, published, tuple(found))
 
 
 def frame_of(log: CutLog, table: CutTable) -> DataFrame:

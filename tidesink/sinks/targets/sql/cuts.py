@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from tidesink.errors import TargetError
-from tidesink.events import TableId, fold_name
+from tidesink.events import LOGICAL_BITS, TableId, fold_name
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, TargetTable
 from tidesink.sinks.targets.cuts import NAME, CutTable
 from tidesink.sinks.targets.sql.columns import default_literals, plan_columns
@@ -295,6 +296,7 @@ class SqlCuts:
         commit_ts: int,
         tables: Mapping[CutTable, TargetTable],
         *,
+        time: datetime,
         without: Collection[TableId],
         keep: float,  # noqa: ARG002  (a database has the last cut alone)
     ) -> None:
@@ -317,7 +319,7 @@ class SqlCuts:
             for one, table in found:
                 with self._connections.translated(str(one.table)):
                     cast("GatheringTable", table).merge_gathered(cursor)
-            self._write(cursor, commit_ts)
+            self._write(cursor, commit_ts, time)
 
     @property
     def _location(self) -> str:
@@ -329,8 +331,8 @@ class SqlCuts:
         bigint, moment = (OF_SPARK[self._dialect.database][name] for name in ("bigint", "timestamp"))
         columns = [
             ("pipeline", _TEXT[self._dialect.database], True, "its name in the config"),
-            ("commit_ts", bigint, False, "all tables are as of this instant: a TSO of TiDB's"),
-            ("time", moment, False, "the same as a time, in UTC"),
+            ("commit_ts", bigint, False, "all tables are as of this TSO of TiDB's, or position of a log"),
+            ("time", moment, False, "the source's time there, in UTC"),
             ("published", moment, False, "when the tables were brought to it"),
         ]
         with self._connections.transaction(self.place.shown) as cursor:
@@ -339,16 +341,16 @@ class SqlCuts:
                 self._dialect.create(cursor, self.place, columns)
         self._prepared = True
 
-    def _write(self, cursor: Any, commit_ts: int) -> None:
-        time = instant_of(self._dialect.database, str(commit_ts))
+    def _write(self, cursor: Any, commit_ts: int, time: datetime) -> None:
+        moment = instant_of(self._dialect.database, str(round(time.timestamp() * 1000) << LOGICAL_BITS))
         cursor.execute(
-            f"UPDATE {self._location} SET commit_ts = {commit_ts}, time = {time}, "
+            f"UPDATE {self._location} SET commit_ts = {commit_ts}, time = {moment}, "
             "published = CURRENT_TIMESTAMP(6) WHERE pipeline = %s",
             (self._pipeline,),
         )
         if not cursor.rowcount:
             cursor.execute(
                 f"INSERT INTO {self._location} (pipeline, commit_ts, time, published) "
-                f"VALUES (%s, {commit_ts}, {time}, CURRENT_TIMESTAMP(6))",
+                f"VALUES (%s, {commit_ts}, {moment}, CURRENT_TIMESTAMP(6))",
                 (self._pipeline,),
             )

@@ -1,0 +1,118 @@
+"""Checkpoints are read from a real broker as Kafka Connect writes them, and ends as they are there."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.servers import create_topics
+from tidesink.errors import SourceError
+from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
+
+pytestmark = pytest.mark.servers
+
+
+class _Bed:
+    def __init__(self, brokers: str) -> None:
+        self.settings = {"bootstrap.servers": brokers}
+        self.topic, self.rows = f"offsets-{uuid.uuid4().hex[:8]}", f"rows-{uuid.uuid4().hex[:8]}"
+        create_topics(brokers, {self.topic: 5, self.rows: 2})
+        self.reader = self.of(self.topic)
+        self.producer = Producer(self.settings)
+
+    def of(self, topic: str) -> ConnectorCheckpoints:
+        return ConnectorCheckpoints(lambda: self.settings, topic, "bank")
+
+    def commit(self, value: Any, key: Any = ("bank", {"server": "bank"})) -> None:
+        data = value if isinstance(value, bytes | None) else json.dumps(value).encode()
+        self.producer.produce(self.topic, key=json.dumps(key).encode(), value=data)
+        assert self.producer.flush(60) == 0
+
+
+@pytest.fixture
+def bed(brokers: str) -> Iterator[_Bed]:
+    found = _Bed(brokers)
+    yield found
+    found.reader.close()
+
+
+def _at(pos: int, **more: Any) -> dict[str, Any]:
+    return {"ts_sec": 5, "file": "binlog.000002", "pos": pos, **more}
+
+
+def _checkpoint(pos: int) -> Checkpoint:
+    return Checkpoint(2 << 32 | pos, 5.0)
+
+
+def _comes(reader: ConnectorCheckpoints, position: int | None, reason: str = "") -> None:
+    """Look until it is there: a look does not wait for what just came."""
+    expected = None if position is None else _checkpoint(position)
+    deadline = time.monotonic() + 60
+    while (reader.newest, reader.reason) != (expected, reason):
+        assert time.monotonic() < deadline, (reader.newest, reader.reason)
+        time.sleep(0.05)
+        reader.look()
+
+
+def test_the_newest_offset_of_the_connector_is_read(bed: _Bed) -> None:
+    bed.reader.look()
+    none = f"topic {bed.topic} has no offset of connector bank yet"
+    assert (bed.reader.newest, bed.reader.reason) == (None, none)
+    bed.commit(_at(4))
+    bed.commit(_at(90), key=("other", {"server": "bank"}))
+    bed.commit(b"no json", key="bank")
+    _comes(bed.reader, 4)
+    bed.commit(_at(7, ts_sec=0))
+    while (at := bed.reader.newest) == _checkpoint(4):
+        bed.reader.look()
+    assert at is not None
+    assert at.time == pytest.approx(time.time(), abs=600)
+    bed.commit(_at(8))
+    _comes(bed.reader, 8)
+    # One that begins reads all that is there.
+    another = bed.of(bed.topic)
+    another.look()
+    assert another.newest == _checkpoint(8)
+    another.close()
+    bed.commit(_at(9, snapshot="INITIAL"))
+    _comes(bed.reader, None, "the connector's snapshot is not over")
+    bed.commit(None)
+    _comes(bed.reader, None, "the connector's offset was removed")
+
+
+def test_an_offset_in_an_open_transaction_is_none_yet_and_its_rows_are_before_the_ends(bed: _Bed) -> None:
+    bed.commit(_at(4))
+    _comes(bed.reader, 4)
+    writer = Producer({**bed.settings, "transactional.id": bed.topic})
+    writer.init_transactions(60)
+    writer.begin_transaction()
+    key = json.dumps(("bank", {"server": "bank"})).encode()
+    writer.produce(bed.rows, b"row", partition=1)
+    writer.produce(bed.topic, key=key, value=json.dumps(_at(9)).encode())
+    assert writer.flush(60) == 0
+    another = bed.of(bed.topic)
+    another.look()
+    assert another.newest == _checkpoint(4)
+    another.close()
+    assert bed.reader.ends({bed.rows: [0, 1]}) == {bed.rows: {0: 0, 1: 1}}
+    writer.commit_transaction(60)
+    _comes(bed.reader, 9)
+
+
+def test_what_is_no_topic_of_offsets_is_said(bed: _Bed) -> None:
+    with pytest.raises(SourceError, match="no topic none-such, which"):
+        bed.of("none-such").look()
+    bed.commit(_at(4))
+    bed.commit(_at(4), key=("bank", {"server": "bank", "database": "b"}))
+    another = bed.of(bed.topic)
+    for _ in range(2):
+        with pytest.raises(SourceError, match="offsets of several sources"):
+            another.look()
+    assert another.newest is None
+    another.close()

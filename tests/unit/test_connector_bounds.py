@@ -1,0 +1,180 @@
+"""What a connector's offsets say, and which bound comes next by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, cast
+
+import pytest
+
+from tidesink.errors import ConfigError, SourceError
+from tidesink.events import TableId
+from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints, read_checkpoint
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets, limited
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.worker.connector_bounds import ConnectorBounds, check_bounded, is_empty
+
+# As Debezium 3.5.0.Final wrote them.
+_MARIADB: Final = {"ts_sec": 1795758780, "file": "binlog.000001", "pos": 21958, "gtids": "0-1-45"}
+_POSTGRES: Final = {
+    "lsn_proc": 26377080,
+    "messageType": "UPDATE",
+    "lsn_commit": 26377000,
+    "lsn": 26377080,
+    "txId": 750,
+    "ts_usec": 1795758776210682,
+}
+
+
+@pytest.mark.parametrize(
+    ("offset", "found"),
+    [
+        # Within a transaction the position is where that begins.
+        ({**_MARIADB, "row": 1, "server_id": 1, "event": 4}, Checkpoint(1 << 32 | 21958, 1795758780.0)),
+        ({**_MARIADB, "server_id": 1}, Checkpoint(1 << 32 | 21958, 1795758780.0)),
+        ({**_MARIADB, "ts_sec": None}, Checkpoint(1 << 32 | 21958, 0.0)),
+        (_POSTGRES, Checkpoint(26377000, 1795758776.210682)),
+        ({**_POSTGRES, "incremental_snapshot_collections": None}, Checkpoint(26377000, 1795758776.210682)),
+    ],
+)
+def test_an_offset_is_a_checkpoint(offset: dict[str, Any], found: Checkpoint) -> None:
+    assert read_checkpoint(offset) == found
+
+
+@pytest.mark.parametrize(
+    ("offset", "reason"),
+    [
+        ({**_MARIADB, "snapshot": "INITIAL"}, "snapshot is not over"),
+        ({**_POSTGRES, "snapshot": True, "last_snapshot_record": True}, "snapshot is not over"),
+        ({**_POSTGRES, "incremental_snapshot_collections": "[]"}, "snapshot is not over"),
+        ({**_MARIADB, "file": "binlog"}, "no position"),
+        ({"lsn": 26377080, "txId": 750, "ts_usec": 1}, "no position"),
+        ({"scn": "12345", "commit_scn": "12346"}, "no position"),
+    ],
+)
+def test_an_offset_that_is_none_says_why(offset: dict[str, Any], reason: str) -> None:
+    found = read_checkpoint(offset)
+    assert isinstance(found, str)
+    assert reason in found
+
+
+class _Broker:
+    """In place of ``ConnectorCheckpoints``: what a test has it say."""
+
+    def __init__(self) -> None:
+        self.newest: Checkpoint | None = None
+        self.reason = "none yet"
+        self.end = 0
+        self.asked: list[dict[str, list[int]]] = []
+        self.fails = False
+
+    def look(self) -> None:
+        if self.fails:
+            raise SourceError("the brokers have no topic")
+
+    def ends(self, partitions: Mapping[str, Iterable[int]]) -> dict[str, dict[int, int]]:
+        if partitions:
+            self.asked.append({topic: [*numbers] for topic, numbers in partitions.items()})
+        return {topic: dict.fromkeys(numbers, self.end) for topic, numbers in partitions.items()}
+
+
+class _Bed:
+    def __init__(self) -> None:
+        self.now, self.broker = 100.0, _Broker()
+        self.bounds = ConnectorBounds(cast("ConnectorCheckpoints", self.broker), 60.0, clock=lambda: self.now)
+
+    def comes(self, position: int, time: float = 7.0) -> None:
+        self.broker.newest, self.broker.reason = Checkpoint(position, time), ""
+        self.bounds.look()
+
+
+def test_the_newest_checkpoint_is_the_bound() -> None:
+    bed = _Bed()
+    bed.bounds.look()
+    assert (bed.bounds.next(above=None, least=None), bed.bounds.reason) == (None, "none yet")
+    bed.comes(10)
+    assert bed.bounds.next(above=10, least=None) is None  # there is a cut at it
+    assert bed.bounds.next(above=9, least=10) == 10
+    assert (bed.bounds.time, bed.bounds.reason) == (7.0, "")
+
+
+def test_a_checkpoint_below_what_tables_have_is_none() -> None:
+    bed = _Bed()
+    bed.comes(10)
+    assert bed.bounds.next(above=5, least=11) is None
+    assert "is below what the tables have (11)" in bed.bounds.reason
+    bed.comes(11)
+    assert (bed.bounds.next(above=5, least=11), bed.bounds.reason) == (11, "")
+
+
+def test_one_below_the_last_cut_is_said_too() -> None:
+    bed = _Bed()
+    bed.comes(10)
+    assert bed.bounds.next(above=12, least=None) is None
+    assert "is below" in bed.bounds.reason
+
+
+def test_bounds_are_apart_and_wait_for_another_checkpoint() -> None:
+    bed = _Bed()
+    bed.comes(10)
+    assert bed.bounds.next(above=None, least=None) == 10
+    bed.comes(20)
+    assert bed.bounds.after(10) == 10
+    bed.now += 60
+    assert bed.bounds.after(10) == 20
+    bed.now += 60
+    assert bed.bounds.after(20) == 20
+    bed.comes(15)
+    assert bed.bounds.after(20) == 20
+    assert "is below what the tables have (20)" in bed.bounds.reason
+
+
+def test_ends_are_asked_once_for_each_partition_and_bound() -> None:
+    bed = _Bed()
+    bed.bounds.ask_ends({"a": [0]})
+    assert bed.broker.asked == []
+    bed.comes(10)
+    bed.bounds.next(above=None, least=None)
+    bed.broker.end = 5
+    bed.bounds.ask_ends({"a": [0, 1], "b": [0]})
+    bed.broker.end = 6
+    bed.bounds.ask_ends({"a": [0, 1, 2], "b": [0]})
+    assert bed.broker.asked == [{"a": [0, 1], "b": [0]}, {"a": [2]}]
+    assert (bed.bounds.ends("a"), bed.bounds.ends("c")) == ({0: 5, 1: 5, 2: 6}, {})
+    bed.comes(20)
+    bed.now += 60
+    bed.bounds.after(10)
+    assert bed.bounds.ends("a") == {}
+
+
+def test_what_cannot_be_read_is_the_reason() -> None:
+    bed = _Bed()
+    bed.broker.fails = True
+    bed.bounds.look()
+    assert bed.bounds.reason == "the brokers have no topic"
+
+
+def _progress(bound: int | None, *, applied: bool = True) -> Progress:
+    topics = {"a": TopicProgress("a", "id", {0: PartitionProgress(9, 9, None, None)})} if applied else {}
+    return Progress(TableId("s", "a"), "p", 1, 1, topics, bound=bound)
+
+
+def test_a_table_that_was_read_without_cuts_is_refused() -> None:
+    check_bounded(_progress(10))
+    check_bounded(_progress(None, applied=False))
+    with pytest.raises(ConfigError, match="was read without cuts"):
+        check_bounded(_progress(None))
+
+
+def test_a_topic_that_is_empty_up_to_the_bound_is_in_no_cut() -> None:
+    assert is_empty(None, {0: 0, 1: 3}, {0: 0, 1: 3})
+    assert is_empty(_progress(None, applied=False), {0: 0}, {0: 0})
+    assert not is_empty(None, {0: 0, 1: 3}, {0: 0, 1: 4})
+    assert not is_empty(None, {0: 0, 1: 3}, {0: 0})
+    assert not is_empty(_progress(10), {0: 0}, {0: 0})
+
+
+def test_a_partition_is_read_to_its_end() -> None:
+    found = TopicOffsets("a", "id", {number: PartitionOffsets(2, 9) for number in range(3)})
+    assert limited(found, None) == found.partitions
+    assert {n: at.latest for n, at in limited(found, {0: 5, 1: 12}).items()} == {0: 5, 1: 9, 2: 2}
