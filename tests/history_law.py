@@ -2,7 +2,8 @@
 
 A key's events are ordered by (commit_ts, a delete before a write). Of several at one commit_ts one counts: a
 write before a delete, since TiCDC splits an update into a delete and an insert of one commit_ts, and of equal
-ones the first in Kafka, since the others are that one sent again.
+ones the first in Kafka, since the others are that one sent again. What a snapshot read of a key at a
+commit_ts ranks before both. It begins a version where it is the first of the key; else nothing is left of it.
 """
 
 from __future__ import annotations
@@ -10,44 +11,59 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import IntEnum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from tests.reduction_law import Key, OrderKey, row_events
 from tidesink.errors import ProgressError
 from tidesink.events import LOGICAL_BITS, ChangeEvent, Op, Row
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames
+from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
 
 _EPOCH: Final = datetime(1970, 1, 1)
 
 
+class Kind(IntEnum):
+    """What a moment of a key is: of several at one commit_ts the greatest counts."""
+
+    READ = 0
+    DELETE = 1
+    WRITE = 2
+
+
 class Span(NamedTuple):
-    """What is stored of one version: its ends. Both equal: the mark of a delete that ended none."""
+    """What is stored of one version: its ends, and whether it begins with a read.
+
+    Both ends equal: the mark of a delete that ended none.
+    """
 
     from_ts: int
     to_ts: int | None
+    read: bool = False
 
     @property
-    def mark(self) -> bool:
-        """Whether it is a delete's mark and no version."""
-        return self.from_ts == self.to_ts
+    def kind(self) -> Kind:
+        """What it begins with."""
+        return Kind.DELETE if self.from_ts == self.to_ts else Kind.READ if self.read else Kind.WRITE
 
 
 class Moment(NamedTuple):
-    """One event of a key: its commit_ts, and whether it writes the row."""
+    """One event or read of a key, with its commit_ts."""
 
     at: int
-    writes: bool
+    kind: Kind
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What one key's new events make of its stored rows.
+    """What one key's new events or reads make of its stored rows.
 
-    ``begun``: versions to write, where a mark of the same ``from_ts`` may stand. ``ended``: stored versions
-    with another end. ``marked``: deletes that end none. ``forgotten``: marks of deletes that now end one.
+    ``begun``: versions to write, where a mark or a read's version of the same ``from_ts`` may stand.
+    ``ended``: stored versions with another end. ``marked``: deletes that end none, where a read's version of
+    the same ``from_ts`` may stand. ``forgotten``: rows that go: marks of deletes that now end a version, and
+    versions of reads that do not count any more.
     ``ends`` counts new deletes that ended a version, ``absent`` those that did not, ``stale`` the events
-    that were known.
+    that were known, and reads that do not count.
     """
 
     begun: tuple[Span, ...] = ()
@@ -72,42 +88,48 @@ class Versions:
     halves: int
 
 
-def difference(stored: Iterable[Span], events: Collection[Moment]) -> Difference:
-    """What ``events`` of one key, one a commit_ts, change in what is stored of it.
+def difference(stored: Iterable[Span], sent: Collection[Moment]) -> Difference:
+    """What events, or reads, of one key, one a commit_ts, change in what is stored of it.
 
-    Of what is stored it is enough to know the spans that have no end, or end at or after the first event.
+    Of what is stored it is enough to know, for events, the spans that have no end, or end at or after the
+    first event; for reads the first span.
     """
     spans = {span.from_ts: span for span in stored}
     known = _moments(spans.values())
-    new = {at: writes for at, writes in events if at not in known or (writes and not known[at])}
-    merged = {**known, **new}
-    ordered = sorted(merged)
+    all_new = {at: kind for at, kind in sent if at not in known or kind > known[at]}
+    every = {**known, **all_new}
+    # Only the first of a key can be a read that counts.
+    ordered = [at for number, at in enumerate(sorted(every)) if every[at] is not Kind.READ or not number]
+    kinds = {at: every[at] for at in ordered}
+    new = {at: kind for at, kind in all_new.items() if at in kinds}
     next_of = dict(zip(ordered, [*ordered[1:], None], strict=True))
-    # Of each delete, whether the key's event before it writes, so that a version ends with it.
-    ends = {at: merged[last] for last, at in pairwise(ordered) if not merged[at]}
-    deletes = [at for at in ordered if not merged[at]]
+    begins = [at for at in ordered if kinds[at] is not Kind.DELETE]
+    deletes = [at for at in ordered if kinds[at] is Kind.DELETE]
+    # Of each delete, whether a version ends with it.
+    ends = {at: kinds[last] is not Kind.DELETE for last, at in pairwise(ordered) if kinds[at] is Kind.DELETE}
+    marks = [at for at in deletes if not ends.get(at)]
     return Difference(
-        begun=tuple(Span(at, next_of[at]) for at in ordered if merged[at] and at in new),
+        begun=tuple(Span(at, next_of[at], kinds[at] is Kind.READ) for at in begins if at in new),
         ended=tuple(
-            Span(at, next_of[at])
-            for at in ordered
-            if merged[at] and at not in new and spans[at].to_ts != next_of[at]
+            spans[at]._replace(to_ts=next_of[at])
+            for at in begins
+            if at not in new and spans[at].to_ts != next_of[at]
         ),
-        marked=tuple(at for at in deletes if at not in spans and not ends.get(at)),
-        forgotten=tuple(at for at in deletes if at in spans and ends.get(at)),
+        marked=tuple(at for at in marks if at not in spans or spans[at].kind is not Kind.DELETE),
+        forgotten=tuple(at for at in spans if at not in begins and at not in marks),
         ends=sum(at in new and ends.get(at, False) for at in deletes),
         absent=sum(at in new and not ends.get(at, False) for at in deletes),
-        stale=len(events) - len(new),
+        stale=len(sent) - len(new),
     )
 
 
-def _moments(spans: Iterable[Span]) -> dict[int, bool]:
-    """The events that stored spans tell of."""
-    found: dict[int, bool] = {}
+def _moments(spans: Iterable[Span]) -> dict[int, Kind]:
+    """The events and the read that stored spans tell of."""
+    found: dict[int, Kind] = {}
     for span in spans:
-        found[span.from_ts] = found.get(span.from_ts, False) or not span.mark
+        found[span.from_ts] = max(found.get(span.from_ts, Kind.READ), span.kind)
         if span.to_ts is not None:
-            found.setdefault(span.to_ts, False)
+            found.setdefault(span.to_ts, Kind.DELETE)
     return found
 
 
@@ -150,4 +172,5 @@ def span_values(span: Span, names: HistoryNames) -> dict[str, object]:
         names.valid_from: instant_of(span.from_ts),
         names.valid_to: None if span.to_ts is None else instant_of(span.to_ts),
         names.current: span.to_ts is None,
+        READ_COLUMN: span.read,
     }

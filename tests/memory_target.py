@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tests.history_law import Moment, Span, difference, span_values
+from tests.history_law import Kind, Moment, Span, difference, span_values
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import (
     SchemaRefusedError,
@@ -42,7 +42,7 @@ from tidesink.sinks.targets.base import (
     check_versions,
 )
 from tidesink.sinks.targets.column_changes import Evolution, gap_of, plan_evolution
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
+from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.sharing import Owner, also_of, is_shared, names_of, new_columns, not_shared
 from tidesink.typemap.target_schema import Shard, TableShape, default_value
 
@@ -406,8 +406,8 @@ def merged_versions(
     merged, counts = dict(rows), dict.fromkeys(_COUNTED, 0)
     for key, sent in _by_key(batch, events).items():
         stored = {row[FROM_COLUMN]: row for at, row in rows.items() if at[:-1] == key}
-        spans = [Span(start, row[TO_COLUMN]) for start, row in stored.items()]
-        found = difference(spans, [Moment(at, row.op == "upsert") for at, row in sent.items()])
+        spans = [Span(start, row[TO_COLUMN], bool(row.get(READ_COLUMN))) for start, row in stored.items()]
+        found = difference(spans, [Moment(at, _kind(row, batch)) for at, row in sent.items()])
         for at in found.forgotten:
             del merged[_place(key, at)]
         for span in found.ended:
@@ -432,6 +432,12 @@ def _by_key(
             raise TargetError("a row of a history has no commit_ts", table=str(batch.shape.table))
         found.setdefault(tuple(row.key[name] for name in batch.shape.keys), {})[row.commit_ts] = row
     return found
+
+
+def _kind(row: ReducedRow, batch: ReducedBatch) -> Kind:
+    if batch.reads:
+        return Kind.READ
+    return Kind.WRITE if row.op == "upsert" else Kind.DELETE
 
 
 def _place(key: tuple[Any, ...], from_ts: int) -> tuple[Any, ...]:

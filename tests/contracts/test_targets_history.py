@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +29,8 @@ from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable
 from tidesink.sinks.targets.delta import files as delta_files
 from tidesink.sinks.targets.iceberg import files as iceberg_files
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape
-from tidesink.typemap.target_schema import TableShape
+from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
+from tidesink.typemap.target_schema import TableShape, without
 
 pytestmark = [quick_on("memory", "postgres"), needs("history")]
 
@@ -101,6 +102,11 @@ def batch_of(
     )
 
 
+def part_of(bed: Bed, reads: Sequence[Event]) -> ReducedBatch:
+    """Rows as a snapshot read them, of one key one a moment."""
+    return replace(batch_of(bed, reads), since=None, reads=True)
+
+
 def held(bed: Bed, of: TableShape = SHAPE, names: HistoryNames = NAMES) -> tuple[TargetTable, int]:
     table = bed.target.open_table(history_shape(of, names), pipeline="shop")
     epoch = table.claim().epoch
@@ -118,6 +124,11 @@ def versions(bed: Bed) -> list[tuple[Any, ...]]:
         assert row["current"] is (end is None)
         found.append((row["id"], start // _SECOND, None if end is None else end // _SECOND, row["name"]))
     return sorted(found)
+
+
+def begun_by_reads(bed: Bed) -> list[tuple[int, int]]:
+    """Key and begin, in seconds, of the versions that begin with a read."""
+    return sorted((row["id"], row[FROM_COLUMN] // _SECOND) for row in bed.rows() if row[READ_COLUMN])
 
 
 def did(result: ApplyResult) -> tuple[int, int, int, int]:
@@ -195,6 +206,110 @@ def test_any_order_and_any_cut_end_in_the_same_versions(bed: Bed, seed: int) -> 
         result = table.apply(batch_of(bed, part), progress(epoch, number))
         assert result.applied + result.stale == len(part)
     assert versions(bed) == sorted(expected)
+
+
+def test_a_read_begins_a_version_where_no_event_of_its_key_is_at_or_before_it(bed: Bed) -> None:
+    table, epoch = held(bed)
+    known = [
+        Event(10, 1, "a"),
+        Event(20, 1),
+        Event(40, 2, "b"),
+        Event(40, 3),
+        Event(50, 3),
+        Event(30, 4, "c"),
+    ]
+    table.apply(batch_of(bed, known), progress(epoch, 1))
+    reads = [Event(30, key, f"r{key}") for key in range(1, 6)]
+    # Of 1 what came between was not sent yet, and 4 was written at the very moment.
+    assert did(table.apply(part_of(bed, reads), progress(epoch, 2))) == (3, 0, 0, 2)
+    expected = [
+        (1, 10, 20, "a"), (2, 30, 40, "r2"), (2, 40, None, "b"), (3, 30, 40, "r3"), (3, 50, 50, None),
+        (4, 30, None, "c"), (5, 30, None, "r5"),
+    ]  # fmt: skip
+    assert versions(bed) == expected
+    assert begun_by_reads(bed) == [(2, 30), (3, 30), (5, 30)]
+    # The part again, and a later one: what is known is not read again.
+    again = [*reads, *(Event(60, key, "later") for key in range(1, 6))]
+    assert did(table.apply(part_of(bed, again), progress(epoch, 3))) == (0, 0, 0, 10)
+    assert versions(bed) == expected
+    # Of two reads the earlier one begins the version.
+    assert did(table.apply(part_of(bed, [Event(25, 5, "r0")]), progress(epoch, 4))) == (1, 0, 0, 0)
+    assert versions(bed) == [*expected[:-1], (5, 25, None, "r0")]
+    assert begun_by_reads(bed) == [(2, 30), (3, 30), (5, 25)]
+
+
+def test_an_event_at_or_before_a_read_takes_its_version_away_whenever_it_comes(bed: Bed) -> None:
+    table, epoch = held(bed)
+    table.apply(part_of(bed, [Event(30, key, f"r{key}") for key in range(1, 8)]), progress(epoch, 1))
+    behind = [Event(40, 1, "a"), *(Event(40, key) for key in (2, 3, 4))]
+    assert did(table.apply(batch_of(bed, behind), progress(epoch, 2))) == (1, 3, 0, 0)
+    assert versions(bed)[:3] == [(1, 30, 40, "r1"), (1, 40, None, "a"), (2, 30, 40, "r2")]
+    late = [
+        Event(20, 1, "w"), Event(20, 2, "w"), Event(20, 3), Event(30, 4), Event(30, 5, "w"),
+        Event(20, 6, "w"), Event(30, 6), Event(30, 7),
+    ]  # fmt: skip
+    assert did(table.apply(batch_of(bed, late), progress(epoch, 3))) == (4, 1, 3, 0)
+    assert versions(bed) == [
+        (1, 20, 40, "w"), (1, 40, None, "a"), (2, 20, 40, "w"), (3, 20, 20, None), (3, 40, 40, None),
+        (4, 30, 30, None), (4, 40, 40, None), (5, 30, None, "w"), (6, 20, 30, "w"), (7, 30, 30, None),
+    ]  # fmt: skip
+    assert begun_by_reads(bed) == []
+
+
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
+def test_reads_and_events_in_any_order_end_in_the_same_versions(bed: Bed, seed: int) -> None:
+    chosen = random.Random(seed)
+    # A snapshot reads each key twice; of one key all events come first, of another one its read does.
+    reads = [Event(chosen.randrange(1, 30), key, f"r{key}") for key in (*range(8), *range(8))]
+    reads = [*{(one.key, one.at): one for one in reads}.values()]
+    events = {(at, chosen.randrange(8)): chosen.random() < 0.4 for at in range(1, 31)}
+    arriving = [*reads, *(Event(at, key, None if gone else f"n{at}") for (at, key), gone in events.items())]
+    expected, marked = [], []
+    for key in range(8):
+        ordered = sorted((at, gone) for (at, of), gone in events.items() if of == key)
+        first = min(one.at for one in reads if one.key == key)
+        counts = not ordered or first < ordered[0][0]
+        every = [
+            *([(first, f"r{key}")] if counts else []),
+            *((at, None if gone else f"n{at}") for at, gone in ordered),
+        ]
+        marked += [(key, first)] if counts else []
+        before = None
+        for (at, name), after in zip(every, [*every[1:], None], strict=True):
+            if name is not None:
+                expected.append((key, at, after[0] if after else None, name))
+            elif before is None:
+                expected.append((key, at, at, None))
+            before = name
+    arriving += chosen.sample(arriving, 8)
+    chosen.shuffle(arriving)
+    table, epoch = held(bed)
+    number = 0
+    for start in range(0, len(arriving), 14):
+        part = list(dict.fromkeys(arriving[start : start + 14]))
+        for rows, batch in (
+            ([one for one in part if (one.name or "n")[0] == "n"], batch_of),
+            ([one for one in part if (one.name or "n")[0] == "r"], part_of),
+        ):
+            number += 1
+            result = table.apply(batch(bed, rows), progress(epoch, number))
+            assert result.applied + result.stale == len(rows)
+    assert versions(bed) == sorted(expected)
+    assert begun_by_reads(bed) == sorted(marked)
+
+
+def test_a_history_from_before_there_were_reads_gets_their_column(bed: Bed) -> None:
+    before = without(history_shape(SHAPE, NAMES), [READ_COLUMN])
+    table = bed.target.open_table(before, pipeline="shop")
+    epoch = table.claim().epoch
+    table.evolve(before)
+    table, epoch = held(bed)
+    table.apply(batch_of(bed, [Event(10, 1, "a")]), progress(epoch, 1))
+    table.apply(part_of(bed, [Event(20, 1, "r"), Event(20, 2, "r")]), progress(epoch, 2))
+    table.apply(batch_of(bed, [Event(30, 1), Event(30, 2, "b")]), progress(epoch, 3))
+    assert versions(bed) == [(1, 10, 30, "a"), (2, 20, 30, "r"), (2, 30, None, "b")]
+    assert begun_by_reads(bed) == [(2, 20)]
 
 
 def test_a_column_that_comes_later_has_its_default_in_every_version(bed: Bed) -> None:

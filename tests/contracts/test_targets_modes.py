@@ -35,6 +35,7 @@ from tidesink.sinks.targets.modes import (
     OFFSET,
     OP,
     PARTITION,
+    READ_COLUMN,
     TO_COLUMN,
     UNAVAILABLE,
 )
@@ -113,6 +114,7 @@ def _span(start: int, end: int | None) -> dict[str, Any]:
         "valid_from": _time(start),
         "valid_to": None if end is None else _time(end),
         "current": end is None,
+        READ_COLUMN: False,
     }
 
 

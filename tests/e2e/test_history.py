@@ -28,7 +28,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.events import ChangeEvent, Message, Op, Row, TableId
 from tidesink.sinks.batch.observers import RunReport
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
+from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames
 from tidesink.sinks.targets.sql.target import SqlTarget
 from tidesink.sinks.worker.run import run
 from tidesink.typemap.target_schema import MetadataKind
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(3600)]
-OWN = (FROM_COLUMN, TO_COLUMN, "valid_from", "valid_to", "current")
+OWN = HistoryNames().own
 METADATA = {kind: f"_{kind}" for kind in get_args(MetadataKind)}
 Spans = set[tuple[Any, ...]]
 

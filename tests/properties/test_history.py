@@ -1,15 +1,17 @@
-"""A history is a function of the set of its events: in any order, cut anywhere, sent again."""
+"""A history is a function of the set of its events and reads: in any order, cut anywhere, come again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.contracts.targets_bed import frame_of
 from tests.full import TEST_ALL
 from tests.history_law import instant_of, versions_of
 from tests.memory_target import MemoryTarget
@@ -23,16 +25,30 @@ from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow
 from tidesink.sinks.targets.modes import (
     FROM_COLUMN,
+    READ_COLUMN,
     TO_COLUMN,
     HistoryNames,
     history_shape,
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 NAMES = HistoryNames()
+# By key and begin the end, the value, and whether it begins with a read.
 Stored = dict[tuple[Any, ...], tuple[Any, ...]]
+
+
+class Read(NamedTuple):
+    """A row as a snapshot read it at a commit_ts."""
+
+    at: int
+    key: int
+
+    @property
+    def value(self) -> int:
+        """One key has one value at one moment, which no event has."""
+        return -self.at * 10 - self.key
 
 
 def change(ts: int, key: int, old: int | None, *, delete: bool, place: tuple[int, int]) -> ChangeEvent:
@@ -56,7 +72,10 @@ def streams(draw: st.DrawFn) -> list[ChangeEvent]:
     return events
 
 
-def reported(events: Iterable[ChangeEvent]) -> Stored:
+READS = st.lists(st.builds(Read, st.integers(1, 20).map(lambda at: at << 18), st.integers(0, 3)), max_size=12)
+
+
+def reported(events: Iterable[ChangeEvent], reads: Iterable[Read] = ()) -> Stored:
     """The history, one event at a time and by no other law than the words of the docs."""
     moments: dict[int, dict[int, Row | None]] = {}
     for event in events:
@@ -67,15 +86,21 @@ def reported(events: Iterable[ChangeEvent]) -> Stored:
             assert event.commit_ts is not None
             at = moments.setdefault(key, {})
             at[event.commit_ts] = at.get(event.commit_ts) or row
+    first: dict[int, int] = {}
+    for read in sorted(reads, key=lambda one: one.at, reverse=True):
+        if not any(ts <= read.at for ts in moments.get(read.key, ())):
+            first[read.key] = read.at
+    for key, ts in first.items():
+        moments.setdefault(key, {})[ts] = {"v": Read(ts, key).value}
     found: Stored = {}
     for key, at in moments.items():
         last: Row | None = None
         for ts, end in zip(sorted(at), [*sorted(at)[1:], None], strict=True):
             row = at[ts]
             if row is not None:
-                found[(key, ts)] = (end, row["v"])
+                found[(key, ts)] = (end, row["v"], first.get(key) == ts)
             elif last is None:
-                found[(key, ts)] = (ts, None)
+                found[(key, ts)] = (ts, None, False)
             last = row
     return found
 
@@ -99,22 +124,43 @@ def batch_of(events: list[ChangeEvent]) -> ReducedBatch:
     )
 
 
+def part_of(reads: Iterable[Read]) -> ReducedBatch:
+    """A part of a snapshot: a row for each key and moment."""
+    rows = [
+        ReducedRow("upsert", {"id": one.key}, {"id": one.key, "v": one.value}, commit_ts=one.at)
+        for one in dict.fromkeys(reads)
+    ]
+    return replace(batch_of([]), upserts=len(rows), rows=rows, since=None, reads=True)
+
+
+def batches_of(arrived: Iterable[ChangeEvent | Read]) -> list[ReducedBatch]:
+    """What came at once, as a batch of its events and one of its reads."""
+    whole = [*arrived]
+    return [
+        batch_of([one for one in whole if isinstance(one, ChangeEvent)]),
+        part_of(one for one in whole if isinstance(one, Read)),
+    ]
+
+
 def applied(batches: Iterable[list[ChangeEvent]]) -> tuple[Stored, list[ApplyResult]]:
+    return stored_after(map(batch_of, batches))
+
+
+def stored_after(batches: Iterable[ReducedBatch]) -> tuple[Stored, list[ApplyResult]]:
     target = MemoryTarget()
     table = target.open_table(history_shape(SHAPE, NAMES), pipeline="shop")
     epoch = table.claim().epoch
     results = [
-        table.apply(batch_of(events), Progress(TABLE, "shop", epoch, number))
-        for number, events in enumerate(batches, 1)
+        table.apply(batch, Progress(TABLE, "shop", epoch, number)) for number, batch in enumerate(batches, 1)
     ]
     rows = {(row["id"], row[FROM_COLUMN]): row for row in target.rows(TABLE)}
     for row in rows.values():
         assert row["current"] is (row[TO_COLUMN] is None)
         assert row["valid_from"] == instant_of(row[FROM_COLUMN])
-    return {key: (row[TO_COLUMN], row["v"]) for key, row in rows.items()}, results
+    return {key: (row[TO_COLUMN], row["v"], row[READ_COLUMN]) for key, row in rows.items()}, results
 
 
-def cut(events: list[ChangeEvent], at: list[int]) -> list[list[ChangeEvent]]:
+def cut(events: list[Any], at: list[int]) -> list[list[Any]]:
     edges = sorted({0, len(events), *(min(one, len(events)) for one in at)})
     return [events[start:end] for start, end in pairwise(edges)]
 
@@ -126,6 +172,54 @@ def test_any_order_any_cut_and_any_part_again_give_one_history(
     arriving = [*events, *random.choices(events, k=again)]
     random.shuffle(arriving)
     assert applied(cut(arriving, cuts))[0] == reported(events)
+
+
+@given(streams(), READS, st.randoms(), st.lists(st.integers(0, 60), max_size=8), st.integers(0, 15))
+def test_reads_and_events_in_any_order_give_one_history(
+    events: list[ChangeEvent], reads: list[Read], random: Any, cuts: list[int], again: int
+) -> None:
+    both = [*events, *reads]
+    arriving = [*both, *random.choices(both, k=again)]
+    random.shuffle(arriving)
+    batches = [batch for piece in cut(arriving, cuts) for batch in random.sample(batches_of(piece), 2)]
+    stored, results = stored_after(batches)
+    assert stored == reported(events, reads)
+    for batch, result in zip(batches, results, strict=True):
+        assert result.applied + result.stale == batch.upserts + batch.deletes
+
+
+@given(streams(), READS, READS)
+def test_a_part_again_and_a_later_snapshot_of_known_keys_change_nothing(
+    events: list[ChangeEvent], reads: list[Read], later: list[Read]
+) -> None:
+    known = {one.key for one in reads} | {one.key for one in later}
+    first = [*(Read(0, key) for key in known), *reads]
+    stored, results = stored_after([part_of(first), *batches_of([*events, *later]), part_of(first)])
+    assert stored == reported(events, first)
+    assert [results[at].inserted for at in (2, 3)] == [0, 0]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_read_is_the_version_before_the_first_event(late: bool) -> None:
+    read, write = Read(2 << 18, 1), change(3 << 18, 1, None, delete=False, place=(0, 0))
+    parts = [part_of([read]), batch_of([write])]
+    stored = stored_after(reversed(parts) if late else parts)[0]
+    value = (3 << 18) * 10 + 1
+    assert stored == {(1, 2 << 18): (3 << 18, read.value, True), (1, 3 << 18): (None, value, False)}
+
+
+def test_a_late_event_takes_the_place_of_a_read_and_the_delete_after_it_keeps_its_mark() -> None:
+    read, gone = Read(4 << 18, 1), change(5 << 18, 1, None, delete=True, place=(0, 1))
+    before = stored_after([part_of([read]), batch_of([gone])])[0]
+    assert before == {(1, 4 << 18): (5 << 18, read.value, True)}
+    for at in (3, 4):
+        for delete in (False, True):
+            late = change(at << 18, 1, None, delete=delete, place=(0, 0))
+            stored = stored_after([part_of([read]), batch_of([gone]), batch_of([late])])[0]
+            start = (1, at << 18)
+            marks: Stored = {start: (at << 18, None, False), (1, 5 << 18): (5 << 18, None, False)}
+            version: Stored = {start: (5 << 18, (at << 18) * 10 + 1, False)}
+            assert stored == (marks if delete else version)
 
 
 @given(streams(), st.integers(0, 30), st.integers(1, 7))
@@ -151,7 +245,10 @@ def test_a_split_update_is_one_version_whether_it_is_cut_or_not() -> None:
     first = change(1 << 18, 1, None, delete=False, place=(0, 0))
     gone = change(2 << 18, 1, None, delete=True, place=(0, 1))
     once_more = change(2 << 18, 1, None, delete=False, place=(0, 2))
-    expected = {(1, 1 << 18): (2 << 18, (1 << 18) * 10 + 1), (1, 2 << 18): (None, (2 << 18) * 10 + 1)}
+    expected = {
+        (1, 1 << 18): (2 << 18, (1 << 18) * 10 + 1, False),
+        (1, 2 << 18): (None, (2 << 18) * 10 + 1, False),
+    }
     for batches in ([[first, gone, once_more]], [[first, gone], [once_more]], [[first], [once_more, gone]]):
         assert applied(batches)[0] == expected
 
@@ -162,16 +259,22 @@ def test_a_split_update_is_one_version_whether_it_is_cut_or_not() -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(streams(), st.randoms(), st.integers(0, 30))
+@given(streams(), READS, READS, st.randoms(), st.integers(0, 30))
 def test_spark_gives_the_same_history(
-    spark: SparkSession, events: list[ChangeEvent], random: Any, at: int
+    spark: SparkSession,
+    events: list[ChangeEvent],
+    reads: list[Read],
+    later: list[Read],
+    random: Any,
+    at: int,
 ) -> None:
     from tidesink.sinks.batch.source import rows_to_apply
     from tidesink.sinks.targets.lake.merge import count, difference_frame
 
     random.shuffle(events)
     first, second = events[:at], events[at:]
-    before, (known, *results) = reported(first), applied([first, second])[1]
+    parts = [part_of(reads), batch_of(first), batch_of(second), part_of(later)]
+    _, (*_, by_events, by_reads) = stored_after(parts)
     plan = DecodePlan(TargetRows(SHAPE), GivenEvents(second, SCHEMA))
     found = reduced_in_spark(spark, plan, messages_of(second), EventRules(versions=True))
     law = versions_of(second, ("id",))
@@ -179,24 +282,29 @@ def test_spark_gives_the_same_history(
         (key, ts) for (key,), rows in law.rows.items() for ts in rows
     }
     assert (found.summary.superseded, found.summary.split_halves) == (law.superseded, law.halves)
-    spans = [(key, ts, value[0]) for (key, ts), value in before.items()]
-    stored = spark.createDataFrame(spans, f"{SHAPE.key_ddl}, {FROM_COLUMN} bigint, {TO_COLUMN} bigint")
-    changes = difference_frame(rows_to_apply(found.frame), SHAPE, stored=stored).persist()
+    before = reported(first, reads)
+    for rows, after, result, are_reads in (
+        (rows_to_apply(found.frame), reported(events, reads), by_events, False),
+        (frame_of(spark, SHAPE, parts[-1].rows or ()), reported(events, [*reads, *later]), by_reads, True),
+    ):
+        spans = [(key, ts, value[0], value[2]) for (key, ts), value in before.items()]
+        times = f"{FROM_COLUMN} bigint, {TO_COLUMN} bigint, {READ_COLUMN} boolean"
+        stored = spark.createDataFrame(spans, f"{SHAPE.key_ddl}, {times}")
+        changes = difference_frame(rows, SHAPE, stored=stored, reads=are_reads).persist()
+        assert changed_by(before, changes) == after
+        counts = count(changes)
+        assert counts.result("") == replace(result, version="")
+        before = after
+
+
+def changed_by(before: Stored, changes: DataFrame) -> Stored:
     after = dict(before)
     for row in changes.where("_op is not null").collect():
         key = (row["key"]["id"], row["key"][FROM_COLUMN])
         if row["_op"] == "forget":
             del after[key]
         elif row["_op"] == "end":
-            after[key] = (row["_to"], before[key][1])
+            after[key] = (row["_to"], *before[key][1:])
         else:
-            after[key] = (row["_to"], row["after"]["v"] if row["after"] else None)
-    assert after == reported(events)
-    counts = count(changes)
-    (expected,) = results or [known]
-    assert (counts.begun, counts.ends, counts.absent, counts.stale) == (
-        expected.inserted,
-        expected.deleted,
-        expected.absent,
-        expected.stale,
-    )
+            after[key] = (row["_to"], row["after"]["v"] if row["after"] else None, row["_read"])
+    return after

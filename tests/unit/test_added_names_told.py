@@ -12,6 +12,7 @@ from tests.unit.told_bed import Bed, T
 from tidesink.config.fields import ChangePolicy
 from tidesink.events import ColumnType
 from tidesink.sinks.batch.schema_changes import Policies
+from tidesink.sinks.targets.modes import HistoryNames
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.target_schema import ShapeColumn
 
@@ -51,4 +52,4 @@ def test_nor_is_a_column_of_the_mode(statement: str, policy: ChangePolicy) -> No
 def test_a_historys_columns_are_its_own() -> None:
     config = right(changed(CANAL_JSON, source__enable_tidb_extension=True, defaults={"mode": "history"}))
     own = Policies.of(config.table_config(T), {}, CAPABILITIES).own
-    assert own >= {"valid_from", "valid_to", "current", "_tidesink_from_ts", "_tidesink_to_ts"}
+    assert own >= {*HistoryNames().own}

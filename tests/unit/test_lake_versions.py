@@ -1,4 +1,4 @@
-"""Histories as files of a lake: any batches leave the versions of all events, without Spark."""
+"""Histories as files of a lake: any batches leave the versions of all events and reads, without Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.columns import ID
-from tests.history_law import Moment, Span, difference, instant_of
+from tests.history_law import Kind, Moment, Span, difference, instant_of
 from tests.unit.test_lake_files import new_files
 from tidesink.errors import AccountingError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
@@ -37,7 +37,7 @@ from tidesink.sinks.targets.lake.files import (
 from tidesink.sinks.targets.lake.rows import FileColumn, NotAsFilesError
 from tidesink.sinks.targets.lake.storage import local_path
 from tidesink.sinks.targets.lake.versions import Counts, VersionRules
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames
+from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
 from tidesink.typemap.target_schema import shape_of
 
 SHAPE = shape_of(TableSchema(TableId("shop", "orders"), (ID, Column("v", ColumnType("bigint")))))
@@ -51,19 +51,21 @@ COLUMNS = (
     FileColumn("f5", "valid_to", INSTANT, 5, False, False),
     FileColumn("f6", "current", pa.bool_(), 6, False, False),
     FileColumn("f7", "v", pa.int64(), 7, False, False),
+    FileColumn("f8", READ_COLUMN, pa.bool_(), 8, False, False),
 )
 
 
 class Event(NamedTuple):
-    """One event of a key; what it writes says where it comes from."""
+    """One event or read of a key; what it writes says where it comes from."""
 
     key: int
     at: int
-    writes: bool
+    kind: Kind
 
     @property
     def value(self) -> int | None:
-        return self.at * 10 + self.key if self.writes else None
+        found = self.at * 10 + self.key
+        return {Kind.READ: -found, Kind.WRITE: found}.get(self.kind)
 
 
 def payloads(events: Sequence[Event]) -> Iterator[pa.RecordBatch]:
@@ -78,9 +80,9 @@ def payloads(events: Sequence[Event]) -> Iterator[pa.RecordBatch]:
     )
     rows = [
         {
-            "_op": "upsert" if one.writes else "delete",
+            "_op": "delete" if one.value is None else "upsert",
             "key": {"id": one.key},
-            "after": {"id": one.key, "v": one.value} if one.writes else None,
+            "after": None if one.value is None else {"id": one.key, "v": one.value},
             "_commit_ts": one.at,
         }
         for one in events
@@ -100,7 +102,8 @@ class Lake:
     def apply(self, events: Sequence[Event], *, small: bool) -> Counts:
         self._batches += 1
         new = new_files(self._folder / str(self._batches))
-        rows = RowsTask(COLUMNS, new, VersionRules(NAMES))
+        reads = any(one.kind is Kind.READ for one in events)
+        rows = RowsTask(COLUMNS, new, VersionRules(NAMES, reads))
         groups = tuple((file,) for file in self.files)
         locate = LocateTask(groups, b"", COLUMNS, PositionFiles(new))
         given = [*payloads(events)]
@@ -114,8 +117,8 @@ class Lake:
         self.files += [DataFile(str(one.path), one.rows) for one in added]
         return counts
 
-    def rows(self) -> dict[tuple[int, int], tuple[int | None, int | None]]:
-        """By key and begin, the end and the value; the columns of time are held to the numbers."""
+    def rows(self) -> dict[tuple[int, int], tuple[int | None, int | None, bool]]:
+        """By key and begin the end, the value and whether it was read; times are held to the numbers."""
         found: list[dict[str, Any]] = []
         for file in self.files:
             gone = {
@@ -131,7 +134,7 @@ class Lake:
             assert row["f4"] == instant_of(begin).replace(tzinfo=UTC)
             assert row["f5"] == (None if end is None else instant_of(end).replace(tzinfo=UTC))
             assert row["f6"] is (end is None)
-        versions = {(row["id"], row["f2"]): (row["f3"], row["f7"]) for row in found}
+        versions = {(row["id"], row["f2"]): (row["f3"], row["f7"], bool(row["f8"])) for row in found}
         assert len(versions) == len(found)
         return versions
 
@@ -154,84 +157,90 @@ def attempt(task: RowsTask, name: str) -> RowsTask:
 
 
 moments = st.integers(1, 12).map(lambda second: second * (1000 << 18) + second % 2)
-batches = st.lists(
-    st.tuples(
-        st.dictionaries(st.tuples(st.integers(0, 2), moments), st.booleans(), min_size=1, max_size=8),
-        st.booleans(),
-    ),
-    min_size=1,
-    max_size=4,
+places = st.tuples(st.integers(0, 2), moments)
+event_kinds = st.sampled_from([Kind.DELETE, Kind.WRITE])
+sent = st.dictionaries(places, event_kinds, min_size=1, max_size=8) | st.dictionaries(
+    places, st.just(Kind.READ), min_size=1, max_size=5
 )
+batches = st.lists(st.tuples(sent, st.booleans()), min_size=1, max_size=5)
 
 
 @given(batches)
-def test_any_batches_leave_the_versions_of_all_events(stream: list[tuple[dict[Any, bool], bool]]) -> None:
+def test_any_batches_leave_the_versions_of_all_events_and_reads(
+    stream: list[tuple[dict[Any, Kind], bool]],
+) -> None:
     with TemporaryDirectory() as folder:
-        lake, known = Lake(Path(folder)), dict[tuple[int, int], bool]()
+        lake, known = Lake(Path(folder)), dict[tuple[int, int], Kind]()
         for given_events, small in stream:
-            events = [Event(*place, writes) for place, writes in given_events.items()]
+            events = [Event(*place, kind) for place, kind in given_events.items()]
             stored = lake.rows()
             counts = lake.apply(events, small=small)
-            changed = [
-                difference(
-                    [Span(begin, end) for (key, begin), (end, _) in stored.items() if key == number],
-                    [Moment(one.at, one.writes) for one in events if one.key == number],
+            changed = {
+                number: difference(
+                    [
+                        Span(begin, end, read)
+                        for (key, begin), (end, _, read) in stored.items()
+                        if key == number
+                    ],
+                    [Moment(one.at, one.kind) for one in events if one.key == number],
                 )
-                for number in range(3)
-                if any(one.key == number for one in events)
-            ]
-            marks = {place for place, (end, _) in stored.items() if place[1] == end}
-            replaced = len(marks & {place for place, writes in given_events.items() if writes})
+                for number in {one.key for one in events}
+            }
+            written = {(key, span.from_ts) for key, one in changed.items() for span in one.begun}
+            written |= {(key, at) for key, one in changed.items() for at in one.marked}
             sums = [
-                sum(len(getattr(one, name)) for one in changed)
+                sum(len(getattr(one, name)) for one in changed.values())
                 for name in ("begun", "ended", "marked", "forgotten")
             ]
-            sums += [sum(getattr(one, name) for one in changed) for name in ("ends", "absent", "stale")]
-            assert counts._replace(kept=0) == Counts(sums[0], replaced, *sums[1:])
-            for place, writes in given_events.items():
-                known[place] = known.get(place, False) or writes
+            sums += [
+                sum(getattr(one, name) for one in changed.values()) for name in ("ends", "absent", "stale")
+            ]
+            assert counts._replace(kept=0) == Counts(sums[0], len(written & stored.keys()), *sums[1:])
+            for place, kind in given_events.items():
+                known[place] = max(known.get(place, kind), kind)
             assert lake.rows() == versions_of_all(known)
 
 
-def versions_of_all(known: dict[tuple[int, int], bool]) -> dict[tuple[int, int], Any]:
-    """The table of a set of events, by the words of the docs."""
+def versions_of_all(known: dict[tuple[int, int], Kind]) -> dict[tuple[int, int], Any]:
+    """The table of a set of events and reads, by the words of the docs."""
     found = dict[tuple[int, int], Any]()
     for number in range(3):
-        ordered = sorted(at for key, at in known if key == number)
+        every = sorted(at for key, at in known if key == number)
+        ordered = [at for at in every if at == every[0] or known[number, at] is not Kind.READ]
         before = False
         for at, end in zip(ordered, [*ordered[1:], None], strict=False):
-            writes = known[number, at]
-            if writes:
-                found[number, at] = (end, Event(number, at, writes).value)
+            event = Event(number, at, known[number, at])
+            if event.value is not None:
+                found[number, at] = (end, event.value, event.kind is Kind.READ)
             elif not before:
-                found[number, at] = (at, None)
-            before = writes
+                found[number, at] = (at, None, False)
+            before = event.value is not None
     return found
 
 
 def test_a_mark_that_was_located_for_nothing_stays_as_it_was(tmp_path: Path) -> None:
     """A write comes before it, and a delete that is stored stands between the two."""
     lake = Lake(tmp_path)
-    lake.apply([Event(0, 10, False)], small=True)
-    lake.apply([Event(0, 8, False)], small=True)
+    lake.apply([Event(0, 10, Kind.DELETE)], small=True)
+    lake.apply([Event(0, 8, Kind.DELETE)], small=True)
     before = lake.rows()
-    counts = lake.apply([Event(0, 6, True)], small=True)
+    counts = lake.apply([Event(0, 6, Kind.WRITE)], small=True)
     assert counts == Counts(begun=1, forgotten=1, kept=1)
-    assert lake.rows() == {(0, 6): (8, 60), (0, 10): before[0, 10]}
+    assert lake.rows() == {(0, 6): (8, 60, False), (0, 10): before[0, 10]}
 
 
 @pytest.mark.parametrize("small", [True, False])
 def test_rows_of_other_programs_are_not_written_over(tmp_path: Path, small: bool) -> None:
     lake = Lake(tmp_path)
-    lake.apply([Event(0, 10, True)], small=True)
+    lake.apply([Event(0, 10, Kind.WRITE)], small=True)
     other = Lake(tmp_path / "other")
-    other.apply([Event(0, 10, True)], small=True)
+    other.apply([Event(0, 10, Kind.WRITE)], small=True)
     lake.files += other.files
     with pytest.raises(AccountingError, match="another program wrote rows"):
-        lake.apply([Event(0, 20, True)], small=small)
+        lake.apply([Event(0, 20, Kind.WRITE)], small=small)
     other.files = lake.files[:1]
     third = Lake(tmp_path / "third")
-    third.apply([Event(0, 15, True)], small=True)
+    third.apply([Event(0, 15, Kind.WRITE)], small=True)
     other.files += third.files
     with pytest.raises(NotAsFilesError, match="overlap"):
-        other.apply([Event(0, 20, True)], small=small)
+        other.apply([Event(0, 20, Kind.WRITE)], small=small)

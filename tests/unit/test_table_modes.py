@@ -11,7 +11,7 @@ from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wro
 from tidesink.config.fields import TableMode
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, kept_shape, names_of
+from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, kept_shape, names_of
 
 
 def test_rows_are_kept_as_at_the_source_where_nothing_is_said() -> None:
@@ -111,7 +111,7 @@ def test_a_history_takes_no_column_of_the_sources_for_its_own() -> None:
         kept_shape(taken, settings)
     found = kept_shape(shape(), settings)
     assert [column.name for column in found.columns] == [
-        "id", FROM_COLUMN, TO_COLUMN, "valid_from", "valid_to", "current", "name", "amount",
+        "id", FROM_COLUMN, TO_COLUMN, "valid_from", "valid_to", "current", READ_COLUMN, "name", "amount",
     ]  # fmt: skip
     assert found.keys == ("id", FROM_COLUMN)
 

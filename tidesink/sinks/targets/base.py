@@ -161,6 +161,8 @@ class ReducedBatch:
     ``history``: with mode ``history``, the names of the columns of time. The batch then has a row for each
     key and ``_commit_ts``, none before ``since``; ``shape`` is the source's, and the target was opened with
     ``history_shape`` of it. What becomes of the rows is said in ``targets.modes``.
+    ``reads``: with mode ``history``, the rows are what a snapshot read at their ``_commit_ts``; there are no
+    deletes, and ``since`` is None: of each key the first stored row matters, however old.
     ``on_delete``: under ``deletes: soft`` the columns that a delete writes too. Its ``after`` is then not
     null, and has these columns alone.
     ``payloads``: the same rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks take them as
@@ -192,6 +194,7 @@ class ReducedBatch:
     mode: TableMode = "upsert"
     history: HistoryNames | None = None
     since: int | None = None
+    reads: bool = False
     on_delete: tuple[str, ...] = ()
     lenient: bool = False
     payloads: DataFrame | None = None

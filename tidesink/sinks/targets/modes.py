@@ -7,8 +7,15 @@ write). Of several at one commit_ts one counts: a write before a delete, since T
 delete and an insert of one commit_ts, and of equal ones the first in Kafka, since the others are that one
 sent again. A write begins a version that holds until the key's next event. A delete that ends no version
 leaves a mark, a row without duration. So the table is a function of the *set* of events, however they were
-cut into batches, in whatever order and however often they came. ``targets.lake`` has the same law on arrays
-(``versions``) and on frames (``merge``).
+cut into batches, in whatever order and however often they came.
+
+A row that a snapshot read begins a version, too: at the moment P of the read, marked in ``READ_COLUMN``,
+since its true beginning is not known. Of the reads of a key the least P counts, and only where no event of
+the key is at or before it. What is left out then is never missed, so that the table is a function of the set
+of events and reads. An event at or before P takes the read's version away. At one commit_ts a read ranks
+before a delete, and that before a write.
+
+``targets.lake`` has the same law on arrays (``versions``) and on frames (``merge``).
 """
 
 from __future__ import annotations
@@ -122,6 +129,9 @@ def log_shape(shape: TableShape) -> TableShape:
 # The exact commit_ts of a version's two ends: the first is inside, the last outside, null for none yet.
 FROM_COLUMN: Final = "_tidesink_from_ts"
 TO_COLUMN: Final = "_tidesink_to_ts"
+# True: the version's begin is the moment at which a snapshot read the row. Null, in rows that were written
+# before there were such: false.
+READ_COLUMN: Final = "_tidesink_from_read"
 
 
 class HistoryNames(NamedTuple):
@@ -134,7 +144,7 @@ class HistoryNames(NamedTuple):
     @property
     def own(self) -> tuple[str, ...]:
         """All columns that a history adds to its table's."""
-        return (*self, FROM_COLUMN, TO_COLUMN)
+        return (*self, FROM_COLUMN, TO_COLUMN, READ_COLUMN)
 
 
 def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
@@ -172,6 +182,7 @@ def own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
         ShapeColumn(names.valid_from, instant, "timestamp", "when the version begins"),
         ShapeColumn(names.valid_to, instant, "timestamp", "when it ended"),
         ShapeColumn(names.current, mark, "boolean", "true: the row as it is now"),
+        ShapeColumn(READ_COLUMN, mark, "boolean", "true: begins with a snapshot's read of the row"),
     )
 
 

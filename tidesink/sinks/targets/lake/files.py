@@ -45,13 +45,14 @@ from tidesink.sinks.targets.lake.rows import (
 from tidesink.sinks.targets.lake.storage import LOCAL, Storage, StorageError
 from tidesink.sinks.targets.lake.versions import (
     COMMIT_TS,
+    NO_MOMENT,
     Events,
+    Spans,
     VersionRules,
     changes,
-    numbers_of,
     spans_of,
 )
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN
+from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 
 # ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``, ``stale``: a bit for each of the batch's
 # keys, whether its stored row is replaced, or newer. ``stored``: values as an Arrow IPC stream.
@@ -82,6 +83,8 @@ ATTEMPT: Final = "ATTEMPT"
 _FILE_BYTES: Final = 256 << 20
 # Stored values that a batch needs pass the driver, up to so many bytes.
 _MOST_STORED: Final = 64 << 20
+# What a stored version says of its ends.
+_SPAN: Final = (FROM_COLUMN, TO_COLUMN, READ_COLUMN)
 # As many rows of a file are read at once for their stored values.
 _READ_ROWS: Final = 65_536
 
@@ -368,7 +371,7 @@ class LocateTask:
         keys = [column for column in self.columns if column.key]
         names = [column.name for column in keys]
         events = Events(wanted, names) if COMMIT_TS in wanted.column_names else None
-        spans = [one for one in self.columns if events and one.source in (FROM_COLUMN, TO_COLUMN)]
+        spans = [one for one in self.columns if events and one.source in _SPAN]
         marked, stored = list[MarkedRows](), _Stored(events.keys if events else wanted.select(names))
         found, stale = (np.zeros(stored.keys.num_rows, bool) for _ in range(2))
         for some in _at_once(files, self.rows_at_once):
@@ -407,19 +410,20 @@ class LocateTask:
         ``at``: the number of the key of each row of ``whole``.
         """
         names = {column.source: column.name for column in self.columns}
-        keys, found = at[rows.rows], whole.take(pa.array(rows.rows))
-        begin, end = (numbers_of(found[names[source]]) for source in (FROM_COLUMN, TO_COLUMN))
-        near, by = events.changing(keys, begin, end)
-        changed = by >= 0
-        spans = partial(spans_of, stored.keys.take(pa.array(keys)), begin, end, by)
-        stored.add(spans(near & ~changed))
-        rows, table = rows._replace(rows=rows.rows[changed]), spans(changed)
-        values = [values for _, values in self._values(rows)]
+        keys = at[rows.rows]
+        found = Spans.of(whole.take(pa.array(rows.rows)), *(names[source] for source in _SPAN))
+        near, by, goes = events.changing(keys, found)
+        changed = by != NO_MOMENT
+        spans = partial(spans_of, stored.keys.take(pa.array(keys)), found, by)
+        stored.add(spans((near & ~changed) | goes))
+        values = [part for _, part in self._values(rows._replace(rows=rows.rows[changed & ~goes]))]
+        rows, table = rows._replace(rows=rows.rows[changed]), spans(changed & ~goes)
         full = _beside(table, pa.concat_tables(values)) if values else table
-        version = (begin != end)[changed]
+        found, by = found.filtered(changed & ~goes), by[changed & ~goes]
+        version = ~found.mark
         if self.ends and version.any():
             stored.add(table.filter(pa.array(version)))
-            stored.ended.append(spans_of(full, begin[changed], by[changed], by[changed], version))
+            stored.ended.append(spans_of(full, found._replace(end=by), by, version))
             full = full.filter(pa.array(~version))
         stored.add(full)
         return rows

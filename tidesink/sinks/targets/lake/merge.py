@@ -6,15 +6,15 @@ A history's batch is a frame of what it changes in the stored versions of its ke
 =========  =================================================================================
 ``_op``    what is to be done with the row of ``key``
 =========  =================================================================================
-``begin``  write the version ``after``; the mark of a delete may stand in its place
+``begin``  write the version ``after``; a mark, or a read's version, may stand in its place
 ``end``    a stored version ends at ``_to``
-``mark``   write the mark of a delete that ended no version
-``forget`` remove such a mark: the delete ends a version that came later
+``mark``   write the mark of a delete that ended no version; a read's version may stand in its place
+``forget`` remove a mark whose delete ends a version that came later, or a version whose read does not count
 null       nothing: an event that needs no row of its own, or one that is stored already
 =========  =================================================================================
 
-``key`` is a struct of the key columns and ``FROM_COLUMN``, ``_to`` the end, null for none. Rows with and
-without an ``_op`` are counted by ``count``, in one job.
+``key`` is a struct of the key columns and ``FROM_COLUMN``, ``_to`` the end, null for none, ``_read`` whether
+the version begins with a read. Rows with and without an ``_op`` are counted by ``count``, in one job.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -43,7 +43,7 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.column_changes import literal_text
 from tidesink.sinks.targets.delta.log import Commit
 from tidesink.sinks.targets.lake.versions import Counts
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape
+from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 
@@ -55,6 +55,8 @@ BEGIN: Final = "begin"
 END: Final = "end"
 MARK: Final = "mark"
 FORGET: Final = "forget"
+# What a moment of a key is: of several at one commit_ts the greatest counts.
+_READ, _DELETE, _WRITE = range(3)
 
 
 def difference_frame(
@@ -63,23 +65,31 @@ def difference_frame(
     *,
     stored: DataFrame | None = None,
     types: Mapping[str, str] | None = None,
+    reads: bool = False,
 ) -> DataFrame:
     """What a batch of a history changes; lazy.
 
-    ``stored`` has the key columns, ``FROM_COLUMN`` and ``TO_COLUMN`` of the rows without an end, or with one
-    not before the batch's first event; None for a table without rows. ``types`` are the target's types
-    of the key columns, where they may differ from the shape's.
+    ``stored`` has the key columns, ``FROM_COLUMN``, ``TO_COLUMN`` and ``READ_COLUMN`` of the rows without an
+    end, or with one not before the batch's first event; with ``reads`` of all rows. None for a table without
+    rows. ``types`` are the target's types of the key columns, where they may differ from the shape's.
     """
     names = [column.name for column in shape.key_columns]
     keys = [f"key_{number}" for number in range(len(names))]
-    events = _events(batch, shape, keys, types or {})
+    events = _events(batch, shape, keys, types or {}, reads=reads)
     moments = events.repartition(*keys) if stored is None else _joined(events, stored, names, keys)
+    # A read counts as the first moment of its key, and those that do not are passed over.
     timeline = Window.partitionBy(*keys).orderBy("at")
-    ordered = moments.withColumns(
+    kinds = moments.withColumn("kind", F.greatest("stored", "sent"))
+    counted = kinds.withColumn("counts", (F.col("kind") != _READ) | F.lag("at").over(timeline).isNull())
+    begins = F.col("kind") != _DELETE
+    within = f"OVER (PARTITION BY {', '.join(keys)} ORDER BY at)"
+    ordered = counted.withColumns(
         {
-            "next_at": F.lead("at").over(timeline),
-            "writes": F.greatest("stored", "sent") == 1,
-            "before": F.coalesce(F.lag(F.greatest("stored", "sent")).over(timeline) == 1, F.lit(False)),
+            "next_at": F.expr(f"lead(IF(counts, at, NULL)) IGNORE NULLS {within}"),
+            "begins": begins & F.col("counts"),
+            "before": F.coalesce(
+                F.expr(f"lag(IF(counts, kind, NULL)) IGNORE NULLS {within}") != _DELETE, F.lit(False)
+            ),
         }
     )
     key = [F.col(column).alias(name) for column, name in zip(keys, names, strict=True)]
@@ -87,10 +97,12 @@ def difference_frame(
         _operation().alias("_op"),
         F.struct(*key, F.col("at").alias(FROM_COLUMN)).alias("key"),
         "after",
-        F.when(F.col("writes"), F.col("next_at")).otherwise(F.col("at")).alias("_to"),
-        "mark",
+        F.when(F.col("begins"), F.col("next_at")).otherwise(F.col("at")).alias("_to"),
+        (F.col("kind") == _READ).alias("_read"),
+        "row",
         "stored",
         "sent",
+        "counts",
         "before",
     )
 
@@ -98,22 +110,25 @@ def difference_frame(
 def count(difference: DataFrame) -> Counts:
     """What a difference holds; one job."""
     op, stored, sent = (F.col(name) for name in ("_op", "stored", "sent"))
-    deleted = (sent == 0) & stored.isNull()
+    known = F.coalesce(stored >= sent, F.lit(False))
+    deleted = (sent == _DELETE) & ~known
     found = difference.agg(
         F.count_if(op == BEGIN).alias("begun"),
-        F.count_if((op == BEGIN) & F.col("mark")).alias("replaced"),
+        F.count_if(op.isin(BEGIN, MARK) & F.col("row")).alias("replaced"),
         F.count_if(op == END).alias("ended"),
         F.count_if(op == MARK).alias("marked"),
         F.count_if(op == FORGET).alias("forgotten"),
         F.count_if(deleted & F.col("before")).alias("ends"),
         F.count_if(deleted & ~F.col("before")).alias("absent"),
-        F.count_if(stored >= sent).alias("stale"),
+        F.count_if(sent.isNotNull() & (known | ~F.col("counts"))).alias("stale"),
     ).collect()[0]
     return Counts(**found.asDict())
 
 
-def _events(batch: DataFrame, shape: TableShape, keys: Sequence[str], types: Mapping[str, str]) -> DataFrame:
-    """The batch's events, of each key one a moment; ``sent`` is 1 for a write and 0 for a delete."""
+def _events(
+    batch: DataFrame, shape: TableShape, keys: Sequence[str], types: Mapping[str, str], *, reads: bool
+) -> DataFrame:
+    """The batch's events or reads, of each key one a moment; ``sent`` is what it is."""
     values = [
         F.col("key").getField(column.name).cast(types.get(column.name, column.spark)).alias(name)
         for name, column in zip(keys, shape.key_columns, strict=True)
@@ -121,10 +136,10 @@ def _events(batch: DataFrame, shape: TableShape, keys: Sequence[str], types: Map
     return batch.select(
         *values,
         F.col("_commit_ts").alias("at"),
-        (F.col("_op") == UPSERT).cast("int").alias("sent"),
+        F.when(F.col("_op") == UPSERT, _READ if reads else _WRITE).otherwise(_DELETE).alias("sent"),
         "after",
         F.lit(None).cast("int").alias("stored"),
-        F.lit(False).alias("mark"),
+        F.lit(False).alias("row"),
         F.lit(None).cast("bigint").alias("until"),
     )
 
@@ -135,7 +150,8 @@ def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Se
     They are spread by key alone, so that the windows after it move nothing again.
     """
     named = [F.col(f"`{name.replace('`', '``')}`").alias(key) for name, key in zip(names, keys, strict=True)]
-    spans = stored.select(*named, F.col(FROM_COLUMN).alias("start"), F.col(TO_COLUMN).alias("until"))
+    times = {"start": FROM_COLUMN, "until": TO_COLUMN, "read": READ_COLUMN}
+    spans = stored.select(*named, *(F.col(column).alias(name) for name, column in times.items()))
     touched = spans.join(events.select(*keys), list(keys), "left_semi")
     reported = touched.select(*keys, F.explode(_reported()).alias("reported")).select(*keys, "reported.*")
     both = events.unionByName(reported, allowMissingColumns=True)
@@ -146,40 +162,40 @@ def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Se
             F.max("sent").alias("sent"),
             F.first("after", ignorenulls=True).alias("after"),
             F.max("stored").alias("stored"),
-            F.max("mark").alias("mark"),
+            F.max("row").alias("row"),
             F.max("until").alias("until"),
         )
     )
 
 
 def _reported() -> Column:
-    """The events that one stored row tells of: a version's write, and the delete it may have ended with."""
+    """What one stored row tells of: a version's write or read, and the delete it may have ended with."""
     start, until = F.col("start"), F.col("until")
     mark = F.coalesce(start == until, F.lit(False))
     begin = F.struct(
         start.alias("at"),
-        (~mark).cast("int").alias("stored"),
-        mark.alias("mark"),
+        F.when(mark, _DELETE).when(F.col("read"), _READ).otherwise(_WRITE).alias("stored"),
+        F.lit(True).alias("row"),
         F.when(~mark, until).alias("until"),
     )
     end = F.struct(
         until.alias("at"),
-        F.lit(0).alias("stored"),
-        F.lit(False).alias("mark"),
+        F.lit(_DELETE).alias("stored"),
+        F.lit(False).alias("row"),
         F.lit(None).cast("bigint").alias("until"),
     )
     return F.when(mark | until.isNull(), F.array(begin)).otherwise(F.array(begin, end))
 
 
 def _operation() -> Column:
-    writes, before, mark = F.col("writes"), F.col("before"), F.col("mark")
-    known = F.coalesce(F.col("stored") == 1, F.lit(False))
+    begins, before, row = F.col("begins"), F.col("before"), F.col("row")
+    known = F.col("stored").eqNullSafe(F.col("kind"))
     moved = ~F.col("until").eqNullSafe(F.col("next_at"))
     return (
-        F.when(writes & ~known, BEGIN)
-        .when(writes & moved, END)
-        .when(~writes & mark & before, FORGET)
-        .when(~writes & ~mark & ~before, MARK)
+        F.when(begins & ~known, BEGIN)
+        .when(begins & moved, END)
+        .when(~begins & row & (before | ~F.col("counts")), FORGET)
+        .when(~begins & F.col("counts") & ~before & ~(row & known), MARK)
     )
 
 
@@ -453,7 +469,7 @@ _RANGE_LITERALS: Final[Mapping[str, str]] = {
 
 
 _WRITTEN: Final = ("begin", "mark")
-_FROM, _TO = quote_identifier(FROM_COLUMN), quote_identifier(TO_COLUMN)
+_FROM, _TO, _IS_READ = map(quote_identifier, (FROM_COLUMN, TO_COLUMN, READ_COLUMN))
 
 
 @contextmanager
@@ -474,7 +490,7 @@ def compared(
     types = {column.name: known[fold_name(column.name)] for column in batch.shape.key_columns}
     stored = None if empty else session.sql(relevant_statement(location, batch, known))
     frame = in_session(batch.frame, session)
-    found = difference_frame(frame, batch.shape, stored=stored, types=types).persist()
+    found = difference_frame(frame, batch.shape, stored=stored, types=types, reads=batch.reads).persist()
     try:
         yield found, count(found)
     finally:
@@ -485,7 +501,7 @@ def relevant_statement(location: str, batch: ReducedBatch, known: Mapping[str, s
     """The spans of a table that a batch may change."""
     names = ", ".join(quote_identifier(column.name) for column in batch.shape.key_columns)
     target = quote_identifier(TARGET)
-    return f"SELECT {names}, {_FROM}, {_TO} FROM {location} AS {target} WHERE " + " AND ".join(
+    return f"SELECT {names}, {_FROM}, {_TO}, {_IS_READ} FROM {location} AS {target} WHERE " + " AND ".join(
         _relevant(batch, known)
     )
 
@@ -570,7 +586,7 @@ def _version_values(batch: ReducedBatch, known: Mapping[str, str]) -> dict[str, 
         ddl = known[fold_name(column.name)]
         cast = not column.key and ddl != column.spark
         values[quote_identifier(column.name)] = f"CAST({source} AS {ddl})" if cast else source
-    return {**values, **_times(_names(batch))}
+    return {**values, **_times(_names(batch)), _IS_READ: quote_path(SOURCE, "_read")}
 
 
 def _times(names: HistoryNames) -> dict[str, str]:

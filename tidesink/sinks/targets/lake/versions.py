@@ -1,8 +1,9 @@
 """What a batch of a history becomes in a lake's files, by the versions that the table has of its keys.
 
 The law is that of ``targets.modes``, which ``lake.merge`` has on frames. A stored version ends with the first
-event of its key after its begin, which nothing else decides: the tasks that locate it know it (``Events``).
-What becomes of events and of the marks of deletes depends on all that is stored next to them (``changes``).
+event of its key after its begin, and one that begins with a read goes with any event before. Nothing else
+decides it: the tasks that locate it know it (``Events``). What becomes of events, of reads and of the marks
+of deletes depends on all that is stored next to them (``changes``).
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ from tidesink.sinks.targets.lake.rows import (
     matched,
     numbered,
 )
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames
+from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
 
 COMMIT_TS: Final = "_commit_ts"
-# In a table of events: whether it writes the row.
-_WRITES: Final = "_tidesink_writes"
+# In a table of events or reads: what each is. Of several at one commit_ts the greatest counts.
+_KIND: Final = "_tidesink_kind"
+_READ, _DELETE, _WRITE = range(3)
+# In a table of stored versions: whether each begins with a read.
+_BEGAN_READ: Final = "_tidesink_began_read"
 # In a table of stored versions: the commit_ts of the event that may change each, null where none does.
 CHANGED_BY: Final = "_tidesink_changed_by"
 
@@ -43,9 +47,10 @@ CHANGED_BY: Final = "_tidesink_changed_by"
 class Counts(NamedTuple):
     """What a batch changes in a history, in rows, and what became of its events.
 
-    ``begun`` of which ``replaced`` stand in a mark's place, ``ended``, ``marked`` and ``forgotten`` are rows
-    to write or remove. Of the events ``ends`` are new deletes that ended a version, ``absent`` those that did
-    not, ``stale`` what was known. ``kept``: marks that were located, and are written to files as they were.
+    ``begun`` and ``marked``, of which ``replaced`` stand in a stored row's place, ``ended`` and ``forgotten``
+    are rows to write or remove. Of the events ``ends`` are new deletes that ended a version, ``absent`` those
+    that did not, ``stale`` what was known, and reads that do not count. ``kept``: marks that were located,
+    and are written to files as they were.
     """
 
     begun: int = 0
@@ -76,9 +81,10 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class VersionRules:
-    """How a batch's events become versions, as ``RowRules`` has it of rows."""
+    """How a batch's events become versions, as ``RowRules`` has it of rows. ``reads``: they are reads."""
 
     names: HistoryNames
+    reads: bool = False
     keeps: ClassVar = False
     appends: ClassVar = False
     fields: ClassVar = ["_op", "key", "after", COMMIT_TS]
@@ -89,7 +95,8 @@ class VersionRules:
 
     def stored_columns(self, columns: Sequence[FileColumn], _kept: Collection[str]) -> tuple[FileColumn, ...]:
         """The columns whose stored values a version keeps when it ends."""
-        return tuple(one for one in columns if not one.key and one.source not in self.names.own)
+        own = {*self.names.own} - {READ_COLUMN}
+        return tuple(one for one in columns if not one.key and one.source not in own)
 
     def omitted(self, _rows: pa.Table) -> list[str]:
         """None."""
@@ -101,7 +108,9 @@ class VersionRules:
         Raises:
             TargetError: a key has no value.
         """
-        found = _events_of(rows, columns).append_column(_WRITES, pc.equal(rows["_op"], UPSERT))
+        writes = np.asarray(pc.equal(rows["_op"], UPSERT))
+        kinds = np.where(writes, _READ if self.reads else _WRITE, _DELETE)
+        found = _events_of(rows, columns).append_column(_KIND, pa.array(kinds))
         return found, found.slice(0, 0)
 
     def written(
@@ -122,6 +131,8 @@ class VersionRules:
         new, ends = rows.filter(makes), written[TO_COLUMN].take(pa.array(at[at >= 0]))
 
         def sent(column: FileColumn) -> pa.Array:
+            if column.source == READ_COLUMN:
+                return pa.repeat(self.reads, len(new))
             return column.cast(pc.struct_field(new["key" if column.key else "after"], [column.source]))
 
         found = self._versions(columns, new[COMMIT_TS], ends, sent)
@@ -160,7 +171,7 @@ class VersionRules:
 
 def rules_of(batch: ReducedBatch) -> RowRules | VersionRules:
     """The rules of a batch."""
-    return RowRules.of(batch) if batch.history is None else VersionRules(batch.history)
+    return RowRules.of(batch) if batch.history is None else VersionRules(batch.history, batch.reads)
 
 
 def _events_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
@@ -174,41 +185,91 @@ def _microseconds(moments: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 # A number that is no commit_ts: there is none, or none yet.
-_NONE: Final = -1
+NO_MOMENT: Final = -1
+
+
+class Spans(NamedTuple):
+    """Ends of stored versions, and which of them begin with a read. Both ends equal: a delete's mark."""
+
+    begin: Places
+    end: Places
+    read: Mask
+
+    @classmethod
+    def of(cls, rows: pa.Table, begin: str, end: str, read: str) -> Spans:
+        """Those of rows, in columns of these names."""
+        flags = pc.fill_null(rows[read], False)
+        return cls(numbers_of(rows[begin]), numbers_of(rows[end]), np.asarray(flags, bool))
+
+    @property
+    def mark(self) -> Mask:
+        """Which are marks."""
+        found: Mask = self.begin == self.end
+        return found
+
+    @property
+    def kinds(self) -> Places:
+        """What each begins with."""
+        found: Places = np.where(self.mark, _DELETE, np.where(self.read, _READ, _WRITE))
+        return found
+
+    def filtered(self, wanted: Mask) -> Spans:
+        """Some of them."""
+        return Spans(self.begin[wanted], self.end[wanted], self.read[wanted])
+
+
+class Near(NamedTuple):
+    """Of stored versions: which ``changes`` must know, the event or read that each changes by, which go.
+
+    ``by`` is its commit_ts, -1 for none.
+    """
+
+    near: Mask
+    by: Places
+    goes: Mask
 
 
 class Events:
-    """A batch's events, to be asked about stored versions one by one; ``keys`` has each key once."""
+    """A batch's events or reads, to be asked about stored versions one by one; ``keys`` has each key once."""
 
     def __init__(self, events: pa.Table, names: Sequence[str]) -> None:
         number = numbered([events[name] for name in names], events.num_rows)
         firsts = np.unique(number, return_index=True)[1]
         self.keys = events.select(names).take(pa.array(firsts))
-        at = events[COMMIT_TS].to_numpy()
+        at, kinds = events[COMMIT_TS].to_numpy(), events[_KIND].to_numpy()
         order = np.lexsort((at, number))
         # Behind the last event one of no key, for what finds none.
-        self._key = np.append(number[order], _NONE)
-        self._at = np.append(at[order], _NONE)
-        self._writes = np.append(events[_WRITES].to_numpy()[order], False)
+        self._key = np.append(number[order], NO_MOMENT)
+        self._at = np.append(at[order], NO_MOMENT)
+        self._writes = np.append(kinds[order] == _WRITE, False)
+        self._are_reads = bool((kinds == _READ).any())
         self._moments = np.unique(at)
         self._places = self._place(number[order], at[order], "left")
 
-    def changing(self, keys: Places, begin: Places, end: Places) -> tuple[Mask, Places]:
-        """Which stored versions are next to an event, and the commit_ts of what each changes by, else -1.
+    def changing(self, keys: Places, spans: Spans) -> Near:
+        """What the events say of stored versions. A mark may stay, where something stored is between the two.
 
-        ``keys`` are numbers of ``self.keys``. A mark may stay, where something stored stands between the two.
+        ``keys`` are numbers of ``self.keys``.
         """
         first = self._at[np.searchsorted(self._key[:-1], keys)]
-        near = (end == _NONE) | (end >= first)
-        here = np.searchsorted(self._places, self._place(keys, begin, "left"))
-        after = np.searchsorted(self._places, self._place(keys, begin, "right"))
+        if self._are_reads:
+            # Only the first that is stored of a key matters: no version of an event ends with a read.
+            least = np.full(self.keys.num_rows, np.iinfo(np.int64).max)
+            np.minimum.at(least, keys, spans.begin)
+            near = spans.begin == least[keys]
+            goes = near & (spans.read | spans.mark) & (first < spans.begin)
+            return Near(near, np.where(goes, first, NO_MOMENT), goes & spans.read)
+        near = (spans.end == NO_MOMENT) | (spans.end >= first)
+        goes = spans.read & (first <= spans.begin)
+        here = np.searchsorted(self._places, self._place(keys, spans.begin, "left"))
+        after = np.searchsorted(self._places, self._place(keys, spans.begin, "right"))
         following = self._at[self._of(keys, after)]
-        ended = (following != _NONE) & ((end == _NONE) | (following < end))
-        version = np.where(ended, following, _NONE)
+        ended = (following != NO_MOMENT) & ((spans.end == NO_MOMENT) | (following < spans.end))
+        version = np.where(goes, first, np.where(ended, following, NO_MOMENT))
         replaced = self._writes[self._of(keys, here)] & (after > here)
         before = self._of(keys, here - 1)
-        mark = np.where(replaced, begin, np.where(self._writes[before], self._at[before], _NONE))
-        return near, np.where(begin == end, mark, version)
+        mark = np.where(replaced, spans.begin, np.where(self._writes[before], self._at[before], NO_MOMENT))
+        return Near(near, np.where(spans.mark, mark, version), goes)
 
     def _place(self, keys: Places, at: Places, side: Literal["left", "right"]) -> Places:
         """Numbers that are in the order of key and moment."""
@@ -244,14 +305,14 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
         NotAsFilesError: versions of a key overlap.
     """
     none = np.empty(0, np.int64)
-    empty = spans_of(events.select(names).slice(0, 0), none, none, none, none > 0)
+    empty = spans_of(events.select(names).slice(0, 0), Spans(none, none, none > 0), none, none > 0)
     stored = pa.concat_tables([empty, *parts], promote_options="default")
     count, rows = events.num_rows, stored.num_rows
     keys = (pa.chunked_array([*events[name].chunks, *stored[name].chunks]) for name in names)
     key = numbered(keys, count + rows)
-    begin, end, by = (numbers_of(stored[name]) for name in (FROM_COLUMN, TO_COLUMN, CHANGED_BY))
-    mark = begin == end
-    closed = (end != _NONE) & ~mark
+    spans, by = Spans.of(stored, FROM_COLUMN, TO_COLUMN, _BEGAN_READ), numbers_of(stored[CHANGED_BY])
+    begin, end, mark = spans.begin, spans.end, spans.mark
+    closed = (end != NO_MOMENT) & ~mark
     moments = _Moments(
         np.concatenate([key, key[count:][closed]]),
         np.concatenate([numbers_of(events[COMMIT_TS]), begin, end[closed]]),
@@ -263,51 +324,72 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
             "another program wrote rows of versions that were there already. Remove the rows that are too "
             "many; nothing was written"
         )
-    # 1 is a write, 0 a delete, -1 nothing.
-    sent = moments.greatest(of_event, events[_WRITES].to_numpy())
-    known = np.maximum(moments.greatest(of_begin, ~mark), moments.greatest(of_end, np.zeros(len(of_end))))
-    marked = moments.greatest(of_begin, mark) == 1
-    writes = np.maximum(sent, known) == 1
-    following, before = moments.next, np.roll(moments.followed & writes, 1)
-    begins, ends = writes & (known != 1), writes & (known == 1)
+    sent = moments.greatest(of_event, events[_KIND].to_numpy())
+    held = moments.greatest(of_begin, spans.kinds)
+    known = np.maximum(held, moments.greatest(of_end, np.full(len(of_end), _DELETE)))
+    kind = np.maximum(sent, known)
+    counts = (kind != _READ) | moments.first
+    following, last = moments.beside(counts)
+    version, deletes = counts & (kind != _DELETE), kind == _DELETE
+    before = version[last] & (last != NO_MOMENT)
+    begins, ends = version & (known != kind), version & (known == kind)
     ends &= moments.greatest(of_begin, end) != following
-    marks, forgets = ~writes & ~marked & ~before, ~writes & marked & before
-    gone = mark & (begins | forgets)[of_begin]
-    kept = mark & ~gone & (by != _NONE)
-    if (np.where(ends, following, _NONE)[of_begin] != by)[~mark].any() or (by == _NONE)[gone].any():
+    marks, forgets = deletes & ~before & (held != _DELETE), (held != NO_MOMENT) & (deletes & before | ~counts)
+    gone = (begins | marks | forgets)[of_begin]
+    kept = mark & ~gone & (by != NO_MOMENT)
+    ended_by = np.where(ends, following, NO_MOMENT)[of_begin]
+    if (ended_by != by)[~mark & ~gone].any() or (by == NO_MOMENT)[gone].any():
         raise NotAsFilesError("the table has versions of one key that overlap")
     to = np.where(begins, following, moments.at)[of_event]
     written = events.select([*names, COMMIT_TS]).append_column(TO_COLUMN, _optional(to))
-    bare = marks[of_end] & (sent[of_end] == -1)
+    bare = marks[of_end] & (sent[of_end] == NO_MOMENT)
+    changed = kept | (~mark & ~gone & (by != NO_MOMENT) & (not ended))
+    final = spans._replace(end=np.where(mark, end, by))
+    ends_of = Spans(end[closed], end[closed], np.zeros(closed.sum(), bool))
     again = [
-        spans_of(stored, begin, np.where(mark, end, by), by, kept | (~mark & (by != _NONE) & (not ended))),
-        spans_of(stored.select(names).filter(pa.array(closed)), end[closed], end[closed], by[closed], bare),
+        spans_of(stored, final, by, changed),
+        spans_of(stored.select(names).filter(pa.array(closed)), ends_of, by[closed], bare),
     ]
-    deleted = (sent == 0) & (known == -1)
-    stale = (sent != -1) & (known >= sent)
-    counts = (begins, begins & marked, ends, marks, forgets, deleted & before, deleted & ~before, stale, kept)
+    deleted, stale = (sent == _DELETE) & (known < sent), (sent != NO_MOMENT) & ((known >= sent) | ~counts)
+    replaced = (begins | marks) & (held != NO_MOMENT)
+    sums = (begins, replaced, ends, marks, forgets, deleted & before, deleted & ~before, stale, kept)
     return Changes(
         written.filter(pa.array((begins | marks)[of_event])),
         pa.concat_tables(again, promote_options="default"),
-        Counts(*(int(one.sum()) for one in counts)),
+        Counts(*(int(one.sum()) for one in sums)),
     )
 
 
 class _Moments:
     """The distinct moments of keys, in their order; ``numbers``: that of each one that was given.
 
-    ``at``: their commit_ts. ``followed``: the next moment is of the same key; its commit_ts is ``next``.
+    ``at``: their commit_ts. ``first``: the moment is the first of its key.
     """
 
     def __init__(self, keys: Places, at: Places) -> None:
         order = np.lexsort((at, keys))
         keys, at = keys[order], at[order]
-        first = np.append(True, (keys[1:] != keys[:-1]) | (at[1:] != at[:-1]))
+        distinct = np.append(True, (keys[1:] != keys[:-1]) | (at[1:] != at[:-1]))
         self.numbers = np.empty(len(order), np.int64)
-        self.numbers[order] = np.cumsum(first) - 1
-        keys, self.at = keys[first], at[first]
-        self.followed = np.append(keys[1:] == keys[:-1], False)
-        self.next = np.where(self.followed, np.roll(self.at, -1), _NONE)
+        self.numbers[order] = np.cumsum(distinct) - 1
+        self._keys, self.at = keys[distinct], at[distinct]
+        self.first = np.append(True, self._keys[1:] != self._keys[:-1])[: len(self.at)]
+
+    def beside(self, counted: Mask) -> tuple[Places, Places]:
+        """Of each moment the commit_ts of its key's next that is counted, and the number of the last one.
+
+        -1 where there is none.
+        """
+        counts = len(self.at)
+        numbers = np.arange(counts)
+        following = np.append(np.where(counted, numbers, counts), [counts])
+        following = np.minimum.accumulate(following[::-1])[::-1][1:]
+        last = np.maximum.accumulate(np.append([NO_MOMENT], np.where(counted, numbers, NO_MOMENT)))[:-1]
+        keys, at = np.append(self._keys, NO_MOMENT), np.append(self.at, NO_MOMENT)
+        return (
+            np.where(keys[following] == self._keys, at[following], NO_MOMENT),
+            np.where(keys[last] == self._keys, last, NO_MOMENT),
+        )
 
     def greatest(self, moments: Places, values: npt.NDArray[Any]) -> Places:
         """The greatest of the values that are given for each moment, -1 where there is none."""
@@ -316,9 +398,14 @@ class _Moments:
         return found
 
 
-def spans_of(rows: pa.Table, begin: Places, end: Places, by: Places, wanted: Mask) -> pa.Table:
-    """Rows of a table that has the key columns, with the begin, the end and the event of each version."""
-    columns = {FROM_COLUMN: _optional(begin), TO_COLUMN: _optional(end), CHANGED_BY: _optional(by)}
+def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table:
+    """Rows of a table that has the key columns, with the ends and the event of each version."""
+    columns = {
+        FROM_COLUMN: _optional(spans.begin),
+        TO_COLUMN: _optional(spans.end),
+        _BEGAN_READ: pa.array(spans.read),
+        CHANGED_BY: _optional(by),
+    }
     found = rows.drop_columns([name for name in columns if name in rows.column_names])
     for name, values in columns.items():
         found = found.append_column(name, values)
@@ -327,10 +414,10 @@ def spans_of(rows: pa.Table, begin: Places, end: Places, by: Places, wanted: Mas
 
 def numbers_of(moments: pa.ChunkedArray) -> Places:
     """Commit timestamps, -1 for null."""
-    found: Places = pc.fill_null(moments, _NONE).to_numpy()
+    found: Places = pc.fill_null(moments, NO_MOMENT).to_numpy()
     return found
 
 
 def _optional(moments: Places) -> pa.Array:
     """Commit timestamps as a column, null for none."""
-    return pa.array(moments, pa.int64(), mask=moments == _NONE)
+    return pa.array(moments, pa.int64(), mask=moments == NO_MOMENT)
