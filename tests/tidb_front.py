@@ -6,8 +6,9 @@ columns of ``information_schema.tables``, which it puts into MariaDB's words: wh
 nothing else than in production. A test gives a table a column ``_tidb_rowid`` that is ``INVISIBLE``, which
 the front leaves out of ``information_schema.columns``, as TiDB does.
 
-A transaction's TSO is the clock's. MariaDB reads a little later than that, as TiDB does under READ COMMITTED;
-a writer that takes a commit_ts from the same clock, behind its commit, has the order that TiDB gives.
+A transaction's TSO is the clock's, and a transaction under REPEATABLE READ reads as of it: its snapshot is
+made when it begins, while no writer is between its commit and its commit_ts (``committing``). A writer that
+does without has the order that TiDB gives under READ COMMITTED: what shows may have a later commit_ts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pytest
 import sqlalchemy as sa
 
 _SNAPSHOT: Final = re.compile(rb"\x03SET @@tidb_snapshot = ([0-9]+)\Z")
+_BEGIN: Final = b"\x03START TRANSACTION"
 _CURRENT: Final = b"\x03SELECT @@tidb_current_ts"
 # In what is selected, and behind FROM: a table's id, which TRUNCATE changes, is InnoDB's.
 TABLE_ID: Final = (
@@ -63,6 +65,14 @@ def next_tso() -> int:
 
 _last = 0
 _turn: Final = threading.Lock()
+_commits: Final = threading.Lock()
+
+
+@contextmanager
+def committing() -> Iterator[None]:
+    """A writer commits here, and takes its commit_ts: no transaction of the front begins in between."""
+    with _commits:
+        yield
 
 
 def moment_of(tso: int) -> str:
@@ -84,27 +94,41 @@ def _accept(listener: socket.socket, host: str, port: int) -> None:
         while True:
             client, _ = listener.accept()
             server = socket.create_connection((host, port))
+            answered = threading.Event()
             for work in (_requests, _answers):
-                threading.Thread(target=work, args=(client, server), daemon=True).start()
+                threading.Thread(target=work, args=(client, server, answered), daemon=True).start()
 
 
-def _requests(client: socket.socket, server: socket.socket) -> None:
+def _requests(client: socket.socket, server: socket.socket, answered: threading.Event) -> None:
+    began = 0
     with suppress(OSError), client, server, client.makefile("rb") as packets:
         while head := packets.read(4):
             body = packets.read(int.from_bytes(head[:3], "little"))
+            if body == _BEGIN:
+                with committing():
+                    answered.clear()
+                    _send(server, head, _BEGIN + b" WITH CONSISTENT SNAPSHOT")
+                    answered.wait(30)
+                    began = next_tso()
+                continue
             found = _SNAPSHOT.fullmatch(body)
             if found is not None:
                 body = f"\x03SET @@system_versioning_asof = '{moment_of(int(found[1]))}'".encode()
             elif body == _CURRENT:
-                body = f"\x03SELECT '{next_tso()}'".encode()
+                body = f"\x03SELECT '{began}'".encode()
             elif b"FROM information_schema." in body:
                 for theirs, ours in _IN_OUR_WORDS.items():
                     body = body.replace(theirs, ours)
-            server.sendall(len(body).to_bytes(3, "little") + head[3:] + body)
+            _send(server, head, body)
         server.shutdown(socket.SHUT_RDWR)
 
 
-def _answers(client: socket.socket, server: socket.socket) -> None:
+def _send(server: socket.socket, head: bytes, body: bytes) -> None:
+    server.sendall(len(body).to_bytes(3, "little") + head[3:] + body)
+
+
+def _answers(client: socket.socket, server: socket.socket, answered: threading.Event) -> None:
     with suppress(OSError):
         while data := server.recv(65536):
             client.sendall(data)
+            answered.set()

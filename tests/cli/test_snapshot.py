@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -214,11 +214,26 @@ def test_a_resync_of_keys_that_are_given(tmp_path: Path, store: SqlStateStore, m
         assert (code, "name a single table" in output) == (2, True)
 
 
-def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:
-    history = {"source__enable_tidb_extension": True, "defaults": {"mode": "history"}}
-    code, output = _run(_config(tmp_path, **history), "snapshot", "start", "shop.orders")
+_HISTORY: Final = {"source__enable_tidb_extension": True, "defaults": {"mode": "history"}}
+_DATABASE: Final = {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop", "user": "tide"}
+
+
+def test_a_history_has_snapshots_and_no_resync(tmp_path: Path, store: SqlStateStore) -> None:
+    path = _config(tmp_path, **_HISTORY)
+    code, output = _run(path, "resync", "shop.orders")
+    assert (code, read_controls(store, "shop")) == (2, {})
+    assert "a row that is read neither corrects nor ends a version" in " ".join(output.split())
+    assert _run(path, "snapshot", "start", "shop.orders")[0] == 0
+    assert read_controls(store, "shop")[ORDERS].snapshot.started > 0
+
+
+def test_a_history_in_a_database_has_no_snapshots(tmp_path: Path, store: SqlStateStore) -> None:
+    code, output = _run(_config(tmp_path, **_HISTORY, target=_DATABASE), "snapshot", "start", "shop.orders")
     assert code == 2
-    assert "a version begins" in output
+    assert "take changes alone" in output
+
+
+def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:
     path = tmp_path / "plain.yaml"
     path.write_text(yaml.safe_dump(changed(FLAT_AVRO, state=str(tmp_path / "state.db"))))
     code, output = _run(path, "snapshot", "start", "shop.orders")
@@ -233,8 +248,7 @@ def test_cuts_of_a_lake_leave_room_for_snapshots_and_those_of_a_database_do_not(
     cuts = {"source__enable_tidb_extension": True, "source__avro_enable_watermark": True, "cuts": {}}
     for words in (("snapshot", "start"), ("resync",)):
         assert _run(_config(tmp_path, **cuts), *words, "shop.orders")[0] == 0
-    database = {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop", "user": "tide"}
-    path = _config(tmp_path, **cuts, target=database)
+    path = _config(tmp_path, **cuts, target=_DATABASE)
     for words in (("snapshot", "start"), ("resync",)):
         code, output = _run(path, *words, "shop.orders")
         assert code == 2
@@ -277,8 +291,9 @@ def test_how_far_snapshots_are(tmp_path: Path, store: SqlStateStore) -> None:
             {
                 "source__enable_tidb_extension": True,
                 "defaults": {"snapshot": "initial", "mode": "history"},
+                "target": _DATABASE,
             },
-            "a version begins",
+            "take changes alone",
         ),
         (
             {"target": {"type": "http", "url": "http://127.0.0.1:1"}, "defaults": {"snapshot": "initial"}},

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, shop_config
+from tests.tidb_front import committing
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config
 from tidesink.events import Column, ColumnType, Op, Row, TableId, TableSchema
@@ -35,6 +36,8 @@ COLUMNS: Final = (
 )
 REGIONS: Final = ("", "a", "B", "c%_", "Ärger", "z'\\")
 _LARGEST: Final = 2**64 - 1
+# A key, the commit_ts, and the row from then on; None: it was deleted.
+Commit = tuple[tuple[str, int], int, Row | None]
 
 
 class LiveTable:
@@ -43,6 +46,7 @@ class LiveTable:
     ``clock`` gives the commit_ts of changes, each behind its commit, and changes go to any partition. Without
     it their order is Kafka's. ``tells``: whether DDL is in the topic. ``in_time``: changes have the
     time at which they are made, and not one of long ago. ``made``: the topic is there from the beginning.
+    ``commits`` are those of rows, ``sent`` what the topic has of them.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class LiveTable:
         self._clock = 1_767_225_600_000
         self._in_time = in_time
         self.tso = clock
+        self.commits, self.sent = list[Commit](), list[Commit]()
         # What the changefeed has not sent yet; None: nothing is held back.
         self._late: list[Callable[[], object]] | None = None
         schema = TableSchema(self.name, COLUMNS)
@@ -103,6 +108,8 @@ class LiveTable:
         with self._engine.begin() as connection:
             connection.execute(self._table.insert(), rows)
         self._rows.update(((row["region"], row["id"]), row) for row in rows)
+        at = self._commit_ts()
+        self.commits += (((row["region"], row["id"]), at, row) for row in rows)
 
     def change(self) -> None:
         """One change at random: its commit, then its event."""
@@ -223,13 +230,15 @@ class LiveTable:
     def _write(self, old: Row | None, new: Row | None) -> None:
         table, key = self._table, (new or old or {})
         place = sa.and_(table.c.region == key["region"], table.c.id == key["id"])
-        with self._engine.begin() as connection:
-            if new is None:
-                connection.execute(table.delete().where(place))
-            elif old is None:
-                connection.execute(table.insert(), [dict(new)])
-            else:
-                connection.execute(table.update().where(place).values(**new))
+        with committing():
+            with self._engine.begin() as connection:
+                if new is None:
+                    connection.execute(table.delete().where(place))
+                elif old is None:
+                    connection.execute(table.insert(), [dict(new)])
+                else:
+                    connection.execute(table.update().where(place).values(**new))
+            at = self._commit_ts()
         named = (str(key["region"]), int(str(key["id"])))
         if new is None:
             del self._rows[named]
@@ -237,12 +246,18 @@ class LiveTable:
             self._rows[named] = new
         op = Op.DELETE if new is None else Op.INSERT if old is None else Op.UPDATE
         before = old if op is Op.UPDATE else None
-        record = self._feed.encoded(op, key, before=before, commit_ts=self._commit_ts())
+        record = self._feed.encoded(op, key, before=before, commit_ts=at)
+        self.commits.append((named, at, new))
         # A key stays in its partition, as the dispatcher index-value has it.
         partition = hash(named) % self._partitions
         if self.tso is not None:
             partition = self._rng.randrange(self._partitions)
-        self._send(lambda: self._feed.send(record.key, record.value, partition=partition))
+
+        def send() -> None:
+            self._feed.send(record.key, record.value, partition=partition)
+            self.sent.append((named, at, new))
+
+        self._send(send)
 
 
 def live_config(

@@ -14,6 +14,7 @@ from tests.unit.test_range_tasks import OLD, WANTED, Topic, shape, summary
 from tidesink.errors import FilterError, SourceError, SourceUnavailableError
 from tidesink.events import Op
 from tidesink.sinks.batch.filtering import CHUNK, FILTERED, RowFilterRule
+from tidesink.sinks.batch.source_rows import MatchingRows
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.spark.payloads import unpack
@@ -76,6 +77,18 @@ def test_rows_that_do_not_satisfy_are_deletes_however_batches_are_cut(fetched: i
     assert (counts.upserts, counts.deletes, counts.unmatched, counts.watermarks) == (2, 4, 4, 1)
     (nothing,) = (one for one in payloads if one["partition"] == 1)
     assert (nothing["records"], nothing["error"]) == (0, None)
+
+
+def test_of_rows_that_are_read_for_a_history_those_that_satisfy_are_left() -> None:
+    topic = Topic()
+    for key, name in ((1, "a"), (2, "x"), (3, None), (4, "b")):
+        topic.write(OLD, {"id": key, "name": name})
+    task = replace(task_of(topic), only=MatchingRows())
+    rows, payloads = packed(task, judged(task.chunks(WANTED, topic.batches(100)), 100))
+    assert {row["key"]["id"]: row["_op"] for row in rows} == {1: "upsert", 4: "upsert"}
+    counts = summary(payloads)
+    assert (counts.read, counts.upserts, counts.deletes) == (4, 2, 0)
+    assert (counts.superseded, counts.unmatched) == (2, 2)
 
 
 def test_an_error_keeps_its_class_through_both_parts() -> None:

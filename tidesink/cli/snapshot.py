@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -390,14 +390,19 @@ def _refuse(config: Config, table: TableId) -> None:
         raise ConfigError(f"{table} cannot have a snapshot: {obstacle}", table=str(table))
 
 
+_NO_RESYNC: Final[Mapping[str, str]] = {
+    "append": "a log (mode: append) keeps the rows that the source has no more. tidesink snapshot start "
+    "appends the rows that the source has",
+    "history": "a history (mode: history) is made of changes, and a row that is read neither corrects nor "
+    "ends a version. tidesink snapshot start brings the rows that no change tells of",
+}
+
+
 def _refuse_resync(config: Config, table: TableId) -> None:
     _refuse(config, table)
-    if config.table_config(table).mode == "append":
-        raise ConfigError(
-            f"{table} cannot have a resync: a log (mode: append) keeps the rows that the source has no more. "
-            "tidesink snapshot start appends the rows that the source has",
-            table=str(table),
-        )
+    reason = _NO_RESYNC.get(config.table_config(table).mode)
+    if reason is not None:
+        raise ConfigError(f"{table} cannot have a resync: {reason}", table=str(table))
 
 
 for _name, _command in (

@@ -316,7 +316,8 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
     with ExitStack() as closing:
         database: SourceDatabase | None = None
         for plan in plans:
-            if plan.table is None or config.table_config(plan.table).snapshot == "never":
+            settings = None if plan.table is None else config.table_config(plan.table)
+            if plan.table is None or settings is None or settings.snapshot == "never":
                 yield plan
                 continue
             if database is None:
@@ -326,6 +327,8 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
                 database = closing.enter_context(open_source_database(config))
             try:
                 stored = database.table(plan.table)
+                if settings.mode == "history" or settings.sequence_by == "source":
+                    database.position(since=0)
             except (ConfigError, SourceError) as error:
                 yield dataclasses.replace(plan, problem=plan.problem or error.message)
                 continue

@@ -14,6 +14,7 @@ from tidesink.codecs.open import CODECS
 from tidesink.config.fields import ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, TableConfig, TableDefaults, TableOverride
 from tidesink.config.source import SourceSettings
+from tidesink.config.targets import SqlSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -131,10 +132,8 @@ def snapshot_obstacle(config: Config, mode: TableMode) -> str | None:
     """Why a table of this mode cannot have a snapshot; None where it can."""
     if "rows" not in config.target.features:
         return f"a target of type {config.target.type} forwards changes, and rows of a snapshot are none"
-    if mode == "history":
-        return (
-            "a row that is read does not say at which commit_ts it was written, with which a version begins"
-        )
+    if mode == "history" and isinstance(config.target, SqlSettings):
+        return f"the histories of a target of type {config.target.type} take changes alone in this version"
     return None
 
 

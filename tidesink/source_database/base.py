@@ -21,8 +21,8 @@ Selected = str | bytes | float
 ValueReader = Callable[[Any], Selected]
 NO_POSITION: Final = (
     "source.database has no timestamps that compare with a commit_ts, which rows need that are read under "
-    "sequence_by: source or beside cuts: give the URL of the TiDB cluster whose changefeed writes the topic, "
-    "set snapshot: never, or use sequence_by: kafka without cuts"
+    "sequence_by: source, in mode: history or beside cuts: give the URL of the TiDB cluster whose changefeed "
+    "writes the topic, set snapshot: never, or use mode: upsert with sequence_by: kafka and without cuts"
 )
 
 
@@ -72,7 +72,7 @@ class SourceDialect(Protocol):
     def begin_at_position(self, connection: Connection) -> int:
         """Begin a transaction, and give its position, a commit_ts.
 
-        What the transaction reads shows every change that was committed up to it, and may show later ones.
+        The transaction reads as of it: every change that was committed up to it shows, and no later one.
 
         Raises:
             ConfigError: the database has no positions that compare with a commit_ts.

@@ -59,11 +59,15 @@ def begin_session(connection: Connection) -> None:
 def begin_at_position(connection: Connection) -> int:
     """As ``SourceDialect``: the TSO at which a transaction of TiDB starts, and as of which it reads.
 
+    That is so under REPEATABLE READ, TiDB's default; under READ COMMITTED each statement reads as of a later
+    one (TiDB's documentation, "TiDB Transaction Isolation Levels").
+
     Raises:
         ConfigError: it is not TiDB.
     """
     from sqlalchemy.exc import DBAPIError
 
+    connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     connection.exec_driver_sql("START TRANSACTION")
     try:
         return int(plain(connection.exec_driver_sql("SELECT @@tidb_current_ts").scalar_one()))

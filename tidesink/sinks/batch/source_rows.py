@@ -21,6 +21,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import (
@@ -41,7 +42,8 @@ from tidesink.events import Column, Op, TableId, TableSchema, Value, fold_name
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.record_frames import over_ranges
-from tidesink.sinks.batch.records import TableDecoder
+from tidesink.sinks.batch.records import DecodedRecords, TableDecoder
+from tidesink.sinks.batch.reduce import Reduction
 from tidesink.sinks.batch.target_rows import DroppedNow
 from tidesink.source_database.base import (
     KeyTexts,
@@ -421,6 +423,24 @@ def changes_of(
         "unavailable_before": pa.nulls(count, NAMES_TYPE),
         **{mark: marks.get(mark, pa.nulls(count, NAMES_TYPE)) for mark in MARKS},
     }
+
+
+class MatchingRows:
+    """A ``Restriction`` to the rows that a table's filter leaves in, for a history.
+
+    Elsewhere such a row deletes what is stored under its key. Of a history a read deletes nothing.
+    """
+
+    def of(self, found: DecodedRecords, _plan: DecodePlan) -> DecodedRecords:
+        """All of it: what is left out is counted with the rows."""
+        return found
+
+    def rows(self, reduction: Reduction) -> Reduction:
+        """The rows to write; the others are superseded."""
+        kept = [
+            replace(one, rows=one.rows.filter(pc.invert(one.rows["deleted"]))) for one in reduction.tables
+        ]
+        return replace(reduction, tables=tuple(one for one in kept if one.rows.num_rows), deletes=0)
 
 
 class ReadColumn(NamedTuple):

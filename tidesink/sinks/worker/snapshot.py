@@ -8,7 +8,8 @@ progress says which key was read last. The law (ADR 32): a part is read after th
 table's changes go on were fixed, and committed with them. So it shows at least what the changes before them
 made of its rows, and each later change is a whole row, or a delete, that is applied after it.
 
-In the source's order a row stands at a position of the database that was taken before the row was read.
+In the source's order a row stands at a position of the database that was taken before the row was read. In a
+history it is a version from that position on, as of which it was read.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from tidesink.sinks.batch.source_rows import (
     ColumnGap,
     KeyRange,
     KeySet,
+    MatchingRows,
     SourceDecoder,
     SourceRows,
     connected,
@@ -70,6 +72,8 @@ if TYPE_CHECKING:
 
     from tidesink.config.source import DatabaseSettings
     from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.batch.schema_changes import SchemaDecision
+    from tidesink.sinks.targets.base import ReducedBatch
 
 _log = structlog.get_logger("tidesink.worker")
 
@@ -620,14 +624,20 @@ class SnapshotBatch(Batch):
             for n in range(len(part.ranges))
         ]
         sink = self._row_sink(replace(plan, ranges=tuple(ranges)), decode_plan)
-        return RangeTask.of(ranges, "", decode_plan, sink)
+        task = RangeTask.of(ranges, "", decode_plan, sink)
+        return task if self._history is None else replace(task, only=MatchingRows())
 
     def _since(self) -> int | None:
-        """The first position that rows may have; None where the table is not in the source's order.
+        """The first position that rows may have; None where they need none, in Kafka's order.
 
         Of a row that was read up to the horizon nothing would tell whether it was deleted since.
         """
-        return (self._hold.horizon or 0) + 1 if self._sequenced else None
+        ordered = self._sequenced or self._history is not None
+        return (self._hold.horizon or 0) + 1 if ordered else None
+
+    def _reduced_batch(self, reduction: Reduction, schema_decision: SchemaDecision) -> ReducedBatch:
+        found = super()._reduced_batch(reduction, schema_decision)
+        return found if self._history is None else replace(found, reads=True, since=None)
 
     def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
         """Nothing of the topic was read: the ranges whose numbers the summary has are of the key."""
