@@ -81,7 +81,10 @@ def test_of_a_history_the_current_versions_are_shown(sql: Bed) -> None:
     events = [Event(10, 1, "a"), Event(20, 1, "b"), Event(10, 2, "c"), Event(20, 2), Event(30, 3)]
     table.apply(batch_of(sql, events), progress(epoch, 1))
     assert len(sql.rows()) == 4
-    assert answers(sql, "SELECT id, name, amount, current FROM []") == [(1, "b", 20, True)]
+    reads = replace(batch_of(sql, [Event(15, 4, "r")]), reads=True, since=None)
+    table.apply(reads, progress(epoch, 2))
+    shown = [(row[0], *row[3:]) for row in answers(sql, SHOWN)]
+    assert shown == [(1, True, "b", 20), (4, True, "r", 15)]
 
 
 @pytest.mark.parametrize("made", ["SELECT id, name, amount FROM {}", "SELECT 1 AS one"])

@@ -26,7 +26,7 @@ from tidesink.errors import (
 from tidesink.events import LOGICAL_BITS, fold_name
 from tidesink.sinks.spark.errors import NOT_STORED
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, RowFormat
-from tidesink.sinks.targets.modes import FROM_COLUMN, TO_COLUMN, HistoryNames
+from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
 from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql.load import (
     AFTER_DELETE,
@@ -218,18 +218,20 @@ def check_left_alone(merge: Merge, counts: Counts) -> Counts:
 
 # What is to be done at a moment of the timeline.
 _NOTHING, _BEGIN, _END, _MARK, _FORGET = range(5)
+# What may be at a moment, in the law's order: of several at one moment the greatest is there.
+_NONE, _READ, _DELETE, _WRITE = range(-1, 3)
 _OWN: Final = "_tidesink_timeline"
 # From this many rows on a loop over the index is slower than to read the table.
 _MANY_ROWS: Final = 20_000
 _COUNTED: Final = (
     f"SUM(CASE WHEN op = {_BEGIN} THEN 1 ELSE 0 END)",
-    f"SUM(CASE WHEN op = {_BEGIN} AND mark = 1 THEN 1 ELSE 0 END)",
+    f"SUM(CASE WHEN op IN ({_BEGIN}, {_MARK}) AND yields = 1 THEN 1 ELSE 0 END)",
     f"SUM(CASE WHEN op = {_END} THEN 1 ELSE 0 END)",
     f"SUM(CASE WHEN op = {_MARK} THEN 1 ELSE 0 END)",
     f"SUM(CASE WHEN op = {_FORGET} THEN 1 ELSE 0 END)",
-    "SUM(CASE WHEN sent = 0 AND held IS NULL AND was = 1 THEN 1 ELSE 0 END)",
-    "SUM(CASE WHEN sent = 0 AND held IS NULL AND was = 0 THEN 1 ELSE 0 END)",
-    "SUM(CASE WHEN held >= sent THEN 1 ELSE 0 END)",
+    f"SUM(CASE WHEN sent = {_DELETE} AND held < sent AND was = 1 THEN 1 ELSE 0 END)",
+    f"SUM(CASE WHEN sent = {_DELETE} AND held < sent AND was = 0 THEN 1 ELSE 0 END)",
+    f"SUM(CASE WHEN sent > {_NONE} AND (held >= sent OR counts = 0) THEN 1 ELSE 0 END)",
 )
 
 
@@ -295,8 +297,9 @@ def merged_versions(cursor: Any, database: Database, merge: Merge, batch: Reduce
     ):
         raise AccountingError(
             f"{done[0]} rows were deleted, {done[1]} updated and {done[2]} inserted for {begun} versions "
-            f"that begin ({replaced} in a mark's place), {ended} that end, {marked} marks and {forgotten} "
-            f"fewer; {stale} of {merge.upserts} writes and {merge.deletes} deletes were known",
+            f"that begin and {marked} marks ({replaced} of both in another row's place), {ended} versions "
+            f"that end, and {forgotten} rows that go; {stale} of {merge.upserts} writes or reads and "
+            f"{merge.deletes} deletes were known, or do not count",
             table=str(batch.shape.table),
         )
     return Counts(begun, 0, ends, stale, absent)
@@ -313,7 +316,7 @@ class _Versions:
         self._batch = batch
         quote = merge.place.quote
         self._own = quote(_OWN)
-        self._start, self._end = quote(FROM_COLUMN), quote(TO_COLUMN)
+        self._start, self._end, self._read = map(quote, (FROM_COLUMN, TO_COLUMN, READ_COLUMN))
         names = batch.history or HistoryNames()
         self._times = (quote(names.valid_from), quote(names.valid_to), quote(names.current))
         self._keys = [f"k{at}" for at in range(len(merge.keys))]
@@ -337,8 +340,9 @@ class _Versions:
         return tuple(int(found or 0) for found in self._cursor.fetchone())
 
     def deleted(self) -> int:
-        """Remove marks: of deletes that end a version, and those whose moment is written now."""
-        where = f"{self._same()} AND (x.op = {_FORGET} OR (x.op = {_BEGIN} AND x.mark = 1))"
+        """Remove marks of deletes that end a version, reads that do not count, and what is to be replaced."""
+        replaced = f"x.op IN ({_BEGIN}, {_MARK}) AND x.yields = 1"
+        where = f"{self._same()} AND (x.op = {_FORGET} OR ({replaced}))"
         return delete_joined(self._cursor, self._database, self._merge.target, self._own, where)
 
     def updated(self) -> int:
@@ -365,6 +369,7 @@ class _Versions:
             start: self._instant("x.moment"),
             to: self._instant("x.ends_at"),
             current: "(x.ends_at IS NULL)",
+            self._read: f"(x.kind = {_READ})",
         }
         same = [f"s.{c.staged} = x.{name}" for c, name in zip(merge.keys, self._keys, strict=True)]
         written = " AND ".join([*same, "s.t_at = x.moment", merge.rows(deletes=False)])
@@ -389,38 +394,66 @@ class _Versions:
         return instant_of(self._database, number)
 
     def _timeline(self) -> str:
-        """A row for each key and moment: what is stored, what was sent, and what is to be done."""
-        keys, merge, none = ", ".join(self._keys), self._merge, f"CAST(NULL AS {self._words.number})"
-        named = [f"{c.staged} AS {name}" for c, name in zip(merge.keys, self._keys, strict=True)]
-        staged = ", ".join(f"s.{name}" for name in named)
+        """A row for each key and moment: what is stored, what was sent, and what is to be done.
+
+        A read counts where nothing of its key is before it: ``counts`` is 0 for others, which no moment that
+        counts has for its neighbour. ``yields``: the stored row of the moment is not an event's version.
+        """
+        keys, merge = ", ".join(self._keys), self._merge
         pairs = list(zip(merge.keys, self._keys, strict=True))
-        same = " AND ".join(f"t.{column.target} = x.{name}" for column, name in pairs)
-        since = f"(t.{self._end} IS NULL OR t.{self._end} >= {int(self._batch.since or 0)})"
-        window = f"OVER (PARTITION BY {keys} ORDER BY moment)"
+        staged = ", ".join(f"s.{column.staged} AS {name}" for column, name in pairs)
+        sent = str(_READ) if self._batch.reads else f"CASE s.t_delete WHEN 1 THEN {_DELETE} ELSE {_WRITE} END"
         is_mark = "(till IS NOT NULL AND till = moment)"
+        held = f"CASE WHEN {is_mark} THEN {_DELETE} WHEN from_read THEN {_READ} ELSE {_WRITE} END"
+        none = f"CAST(NULL AS {self._words.number})"
+        window = f"OVER (PARTITION BY {keys}, counts ORDER BY moment)"
         return (
             f"WITH touched AS (SELECT DISTINCT {staged} FROM {merge.stage} s WHERE {merge.counted}), "
-            f"spans AS (SELECT {', '.join(f'x.{name}' for name in self._keys)}, "
-            f"t.{self._start} AS moment, t.{self._end} AS till "
-            f"FROM touched x {self._words.join} {merge.target} t ON {same} WHERE {since}), "
-            f"events AS (SELECT {staged}, s.t_at AS moment, 1 - s.t_delete AS sent, {none} AS held, "
-            f"0 AS mark, {none} AS till FROM {merge.stage} s WHERE {merge.counted} "
-            f"UNION ALL SELECT {keys}, moment, {none}, CASE WHEN {is_mark} THEN 0 ELSE 1 END, "
-            f"CASE WHEN {is_mark} THEN 1 ELSE 0 END, CASE WHEN {is_mark} THEN NULL ELSE till END FROM spans "
-            f"UNION ALL SELECT {keys}, till, {none}, 0, 0, {none} FROM spans "
+            f"spans AS ({self._spans(pairs)}), "
+            f"events AS (SELECT {staged}, s.t_at AS moment, {sent} AS sent, {_NONE} AS held, "
+            f"0 AS yields, {none} AS till FROM {merge.stage} s WHERE {merge.counted} "
+            f"UNION ALL SELECT {keys}, moment, {_NONE}, {held}, "
+            f"CASE WHEN {is_mark} OR from_read THEN 1 ELSE 0 END, "
+            f"CASE WHEN {is_mark} THEN NULL ELSE till END FROM spans "
+            f"UNION ALL SELECT {keys}, till, {_NONE}, {_DELETE}, 0, {none} FROM spans "
             "WHERE till IS NOT NULL AND till <> moment), "
             f"moments AS (SELECT {keys}, moment, MAX(sent) AS sent, MAX(held) AS held, "
-            f"MAX(mark) AS mark, MAX(till) AS till FROM events GROUP BY {keys}, moment), "
-            f"said AS (SELECT {keys}, moment, sent, held, mark, till, "
-            "GREATEST(COALESCE(held, 0), COALESCE(sent, 0)) AS writes FROM moments), "
-            f"ordered AS (SELECT {keys}, moment, sent, held, mark, till, writes, "
+            f"GREATEST(MAX(sent), MAX(held)) AS kind, MAX(yields) AS yields, MAX(till) AS till "
+            f"FROM events GROUP BY {keys}, moment), "
+            f"said AS (SELECT {keys}, moment, sent, held, kind, yields, till, "
+            f"CASE WHEN kind = {_DELETE} THEN 0 ELSE 1 END AS writes, "
+            f"CASE WHEN kind = {_READ} AND LAG(moment) OVER (PARTITION BY {keys} ORDER BY moment) "
+            "IS NOT NULL THEN 0 ELSE 1 END AS counts FROM moments), "
+            f"ordered AS (SELECT {keys}, moment, sent, held, kind, yields, till, writes, counts, "
             f"LEAD(moment) {window} AS next_moment, COALESCE(LAG(writes) {window}, 0) AS was FROM said) "
-            f"SELECT {keys}, moment, sent, held, mark, was, "
+            f"SELECT {keys}, moment, sent, held, kind, yields, counts, was, "
             "CASE WHEN writes = 1 THEN next_moment ELSE moment END AS ends_at, "
-            f"CASE WHEN writes = 1 AND COALESCE(held, 0) = 0 THEN {_BEGIN} "
+            f"CASE WHEN counts = 0 AND held = {_READ} THEN {_FORGET} "
+            f"WHEN counts = 0 THEN {_NOTHING} "
+            f"WHEN writes = 1 AND held < kind THEN {_BEGIN} "
             f"WHEN writes = 1 AND COALESCE(till, -1) <> COALESCE(next_moment, -1) THEN {_END} "
-            f"WHEN writes = 0 AND mark = 1 AND was = 1 THEN {_FORGET} "
-            f"WHEN writes = 0 AND mark = 0 AND was = 0 THEN {_MARK} ELSE {_NOTHING} END AS op FROM ordered"
+            f"WHEN writes = 0 AND yields = 1 AND was = 1 THEN {_FORGET} "
+            f"WHEN writes = 0 AND was = 0 AND (yields = 0 OR held = {_READ}) THEN {_MARK} "
+            f"ELSE {_NOTHING} END AS op FROM ordered"
+        )
+
+    def _spans(self, pairs: Sequence[tuple[MergeColumn, str]]) -> str:
+        """The stored rows that matter to the batch: for reads the first of each key.
+
+        For events those without an end, or with one that is not before the first event of the batch.
+        """
+        named = ", ".join(f"x.{name}" for _, name in pairs)
+        same = " AND ".join(f"t.{column.target} = x.{name}" for column, name in pairs)
+        joined = f"x {self._words.join} {self._merge.target} t ON {same}"
+        if self._batch.reads:
+            first = f"SELECT {named}, MIN(t.{self._start}) AS moment FROM touched {joined} GROUP BY {named}"
+            rows = f"({first}) {joined} AND t.{self._start} = x.moment"
+        else:
+            since = int(self._batch.since or 0)
+            rows = f"touched {joined} WHERE t.{self._end} IS NULL OR t.{self._end} >= {since}"
+        return (
+            f"SELECT {named}, t.{self._start} AS moment, t.{self._end} AS till, "
+            f"COALESCE(t.{self._read}, FALSE) AS from_read FROM {rows}"
         )
 
 

@@ -36,7 +36,7 @@ from tidesink.sinks.targets.base import (
     check_versions,
 )
 from tidesink.sinks.targets.cuts import TableVersion, check_named
-from tidesink.sinks.targets.modes import FROM_COLUMN, OP, TO_COLUMN
+from tidesink.sinks.targets.modes import FROM_COLUMN, OP, READ_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.sharing import Turns, also_of, known_after, new_columns, others_columns
 from tidesink.sinks.targets.sql.columns import (
     SqlEvolution,
@@ -574,7 +574,7 @@ class SqlTable:
             yield cursor
 
 
-_OWN: Final = frozenset({SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, FROM_COLUMN, TO_COLUMN})
+_OWN: Final = frozenset({SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, FROM_COLUMN, TO_COLUMN, READ_COLUMN})
 # What is said of our columns by a row that lives. A version that ended has an end, a delete's mark too.
 _LIVING: Final = MappingProxyType({SOFT_DELETE_COLUMN: "IS NOT TRUE", TO_COLUMN: "IS NULL"})
 _MARK: Final = "_tidesink_view_"
