@@ -218,19 +218,16 @@ _HISTORY: Final = {"source__enable_tidb_extension": True, "defaults": {"mode": "
 _DATABASE: Final = {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop", "user": "tide"}
 
 
-def test_a_history_has_snapshots_and_no_resync(tmp_path: Path, store: SqlStateStore) -> None:
-    path = _config(tmp_path, **_HISTORY)
+@pytest.mark.parametrize("target", [{}, {"target": _DATABASE}], ids=["lake", "database"])
+def test_a_history_has_snapshots_and_no_resync(
+    tmp_path: Path, store: SqlStateStore, target: dict[str, Any]
+) -> None:
+    path = _config(tmp_path, **_HISTORY, **target)
     code, output = _run(path, "resync", "shop.orders")
     assert (code, read_controls(store, "shop")) == (2, {})
     assert "a row that is read neither corrects nor ends a version" in " ".join(output.split())
     assert _run(path, "snapshot", "start", "shop.orders")[0] == 0
     assert read_controls(store, "shop")[ORDERS].snapshot.started > 0
-
-
-def test_a_history_in_a_database_has_no_snapshots(tmp_path: Path, store: SqlStateStore) -> None:
-    code, output = _run(_config(tmp_path, **_HISTORY, target=_DATABASE), "snapshot", "start", "shop.orders")
-    assert code == 2
-    assert "take changes alone" in output
 
 
 def test_what_cannot_have_a_snapshot_is_refused(tmp_path: Path, store: SqlStateStore) -> None:
@@ -287,14 +284,6 @@ def test_how_far_snapshots_are(tmp_path: Path, store: SqlStateStore) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (
-            {
-                "source__enable_tidb_extension": True,
-                "defaults": {"snapshot": "initial", "mode": "history"},
-                "target": _DATABASE,
-            },
-            "take changes alone",
-        ),
         (
             {"target": {"type": "http", "url": "http://127.0.0.1:1"}, "defaults": {"snapshot": "initial"}},
             "http",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 
 _NAMES = ("region", "id", "price", "note", "data")
+_KINDS = ["delta", *(pytest.param(kind, marks=FULL) for kind in ("iceberg", "postgres", "mysql"))]
 Key = tuple[str, int]
 
 
@@ -117,7 +118,7 @@ def _run(config: Config, *, batches: int) -> None:
     assert report.exit_code == 0, [one.error for one in report.tables]
 
 
-@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=FULL)])
+@pytest.mark.parametrize("kind", _KINDS)
 def test_rows_that_no_change_tells_of_are_versions_from_their_read_on(
     spark: SparkSession,
     tmp_path: Path,

@@ -384,8 +384,7 @@ def _tell(config: Config, tables: Sequence[TableId], output: OutputFormat, word:
 
 
 def _refuse(config: Config, table: TableId) -> None:
-    settings = config.table_config(table)
-    obstacle = snapshot_obstacle(config, settings.mode)
+    obstacle = snapshot_obstacle(config)
     if obstacle is not None:
         raise ConfigError(f"{table} cannot have a snapshot: {obstacle}", table=str(table))
 

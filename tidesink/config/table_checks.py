@@ -14,7 +14,6 @@ from tidesink.codecs.open import CODECS
 from tidesink.config.fields import ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, TableConfig, TableDefaults, TableOverride
 from tidesink.config.source import SourceSettings
-from tidesink.config.targets import SqlSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -121,19 +120,17 @@ def _mode(at: Section) -> Iterator[Problem]:
 
 def _snapshot(at: Section) -> Iterator[Problem]:
     """What a snapshot cannot be of in this version."""
-    obstacle = snapshot_obstacle(at.config, at.mode)
+    obstacle = snapshot_obstacle(at.config)
     if at.own.snapshot not in (None, "never") and obstacle is not None:
         yield at.problem(
             "snapshot", obstacle, "remove it, or set snapshot: never for the tables it cannot be of"
         )
 
 
-def snapshot_obstacle(config: Config, mode: TableMode) -> str | None:
-    """Why a table of this mode cannot have a snapshot; None where it can."""
+def snapshot_obstacle(config: Config) -> str | None:
+    """Why a table cannot have a snapshot; None where it can."""
     if "rows" not in config.target.features:
         return f"a target of type {config.target.type} forwards changes, and rows of a snapshot are none"
-    if mode == "history" and isinstance(config.target, SqlSettings):
-        return f"the histories of a target of type {config.target.type} take changes alone in this version"
     return None
 
 

@@ -157,7 +157,7 @@ class SourceDdl:
         found = ddl_obstacle(config)
         if found is not None:
             return ": ".join(found)
-        return snapshot_obstacle(config, self._settings.mode) or ""
+        return snapshot_obstacle(config) or ""
 
     def batch(self, decision: DdlDecision, progress: Progress) -> Callable[..., Batch]:
         """The batch that has the table's progress say what was decided.
