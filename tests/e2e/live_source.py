@@ -69,10 +69,9 @@ class LiveTable:
         self.largest_size = 10**6
         # In hundredths.
         self.largest_price = 10**9
-        self._tells = tells
+        self._tells, self._in_time = tells, in_time
         # Of the last commit, in ms.
         self._clock = 1_767_225_600_000
-        self._in_time = in_time
         self.tso = clock
         self.commits, self.sent = list[Commit](), list[Commit]()
         # What the changefeed has not sent yet; None: nothing is held back.
