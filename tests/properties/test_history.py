@@ -259,7 +259,8 @@ def test_a_split_update_is_one_version_whether_it_is_cut_or_not() -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(streams(), READS, READS, st.randoms(), st.integers(0, 30))
+# A part without rows is no batch of its target.
+@given(streams(), READS, READS.filter(bool), st.randoms(), st.integers(0, 30))
 def test_spark_gives_the_same_history(
     spark: SparkSession,
     events: list[ChangeEvent],
