@@ -88,7 +88,7 @@ class TableTasks:
         self._there |= found.keys()
         self._read_on.clear()
         for topic, offsets in found.items():
-            if any(at.latest > 0 for at in offsets.partitions.values()):
+            if _has_records(offsets):
                 self._follow_topic(topic, offsets)
         self._follow_quiet(seen)
         for topic, error in failed.items():
@@ -118,9 +118,10 @@ class TableTasks:
             wanted = self._wanted.get(table)
             if wanted is None or wanted.topic_id != found[topic].topic_id:
                 wanted = self._wanted[table] = found[topic]
-            tables = self._context.topics.tables(topic)
-            # A look-up that ended just now may have met it: it is followed by the next look.
-            if self._is_read(wanted) and table not in tables.known():
+            tables, has_records = self._context.topics.tables(topic), _has_records(found[topic])
+            # A look-up that ended just now may have met it: it is followed by the next look. A topic that was
+            # made again has none of the records by which it is known.
+            if self._is_read(wanted) and not (has_records and table in tables.known()):
                 tables.unmet.add(table)
                 self._add(topic, table)
 
@@ -242,3 +243,8 @@ class TableTasks:
 
 def _unknown(topic: str) -> TableId:
     return TableId(UNKNOWN_SCHEMA, topic)
+
+
+def _has_records(topic: TopicOffsets) -> bool:
+    """Whether the topic has, or had, a record."""
+    return any(at.latest > 0 for at in topic.partitions.values())
