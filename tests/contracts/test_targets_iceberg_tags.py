@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Any, Final, cast
 
 import pytest
@@ -49,7 +50,8 @@ def test_what_a_cut_names_outlives_the_expiry_of_others(iceberg: Bed) -> None:
     table = loaded(iceberg)
     first = cut(table, FIRST, 2)
     log = iceberg.target.cut_log("shop")  # type: ignore[attr-defined]
-    log.publish(FIRST, [CutTable(SHAPE.source, table.location, first)], without=(), keep=WEEK)
+    named = [CutTable(SHAPE.source, table.location, first)]
+    log.publish(FIRST, named, time=datetime.fromtimestamp(10, timezone.utc), without=(), keep=WEEK)
     grow(iceberg, table, 3)
     unnamed = cast(int, state_of(iceberg, table).head)
     grow(iceberg, table, 4)
@@ -59,16 +61,16 @@ def test_what_a_cut_names_outlives_the_expiry_of_others(iceberg: Bed) -> None:
     names = [f"tidesink_cut_shop_{one}" for one in (FIRST, SECOND)]
     assert tags(iceberg, table) == dict(zip(names, (first, second), strict=True))
     assert [at_tag(iceberg, table, name) for name in names] == [[1, 2, 3], [1, 2, 3, 4]]
-    named = log.cuts()[0].tables[0]
-    assert log.tag_of(named) == names[0]
-    assert sorted(one["id"] for one in frame_of(log, named).collect()) == [1, 2, 3]
+    (one,) = log.cuts()[0].tables
+    assert log.tag_of(one) == names[0]
+    assert sorted(row["id"] for row in frame_of(log, one).collect()) == [1, 2, 3]
     assert state_of(iceberg, table).snapshot(unnamed) is None
     manage = state_of(iceberg, table).table.manageSnapshots()
     manage.removeTag(names[0]).commit()
-    assert log.tag_of(named) is None
+    assert log.tag_of(one) is None
     expire(iceberg)
     with pytest.raises(TargetError, match="cannot be read any more"):
-        frame_of(log, named)
+        frame_of(log, one)
     # The worker goes on.
     grow(iceberg, table, 6)
     assert [one["id"] for one in iceberg.rows()] == [1, 2, 3, 4, 5, 6]
