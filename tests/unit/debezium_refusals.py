@@ -76,7 +76,7 @@ DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
         (
             f"cuts of a connector and {name}",
             changed(CONNECTOR, source__debezium=OFFSETS, cuts={}, defaults={name: value}),
-            f"defaults.{name.replace('_', '-')}",
+            f"defaults.{name}",
             reason,
             "remove",
         )
