@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tests.e2e.live_source import dropped
 from tests.mysql_values import COLUMNS, VIRTUAL, make_wide, own_database
 from tests.spark.decoded import decode_here
 from tests.tidb_front import commit_ts, next_tso
+from tidesink.config import Config
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
@@ -26,6 +28,7 @@ from tidesink.sinks.batch.records import BAD
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges, source_plan
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.worker.snapshot import all_ranges
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.database import begin_session, stored_table
 from tidesink.source_database.mysql import create_statement
@@ -370,3 +373,33 @@ def test_a_table_that_was_truncated_since_its_ranges_were_cut_is_read_under_its_
         assert records.column("row").field("_tidb_table_id").to_pylist() == [table_id] * 3
         (records,) = rows.of_keys(wanted, [*before.row_key], [("2", table_id), ("3", "1")])
         assert records.column("row").field("n").to_pylist() == ["2"]
+
+
+def test_rows_come_no_faster_than_the_config_allows(
+    mariadb_url: str, database: tuple[sa.Connection, str]
+) -> None:
+    """A range has as many rows as may be read in five seconds, and is read for as long as they take."""
+    connection, schema = database
+    table = TableId(schema, "paced")
+    connection.exec_driver_sql("CREATE TABLE paced (id int PRIMARY KEY)")
+    rows = ", ".join(f"({number})" for number in range(1, 501))
+    connection.exec_driver_sql(f"INSERT INTO paced VALUES {rows}")  # noqa: S608
+    config = Config.model_validate(
+        {
+            "pipeline": "shop",
+            "source": {
+                "brokers": "a:1",
+                "protocol": "canal-json",
+                "topics": ["shop"],
+                "database": {"url": mariadb_url, "rows-per-second": 160, "connections": 2},
+            },
+            "target": {"path": "./lake"},
+        }
+    )
+    stored = _stored(connection, table)
+    ranges = all_ranges(config, table, stored)
+    assert [one.up_to for one in ranges] == [("400",), None]
+    began = time.monotonic()
+    source = replace(_source(mariadb_url, table, stored, ranges), rows_per_second=80.0)
+    assert len(_decoded(source, 1)) == 100
+    assert time.monotonic() - began >= 100 / 80

@@ -461,7 +461,14 @@ class DatabaseSettings(Model):
     connections: Count = Field(default=2, ge=1, le=64)
     """How many ranges of a table's key a snapshot reads at once, each by a connection of its own."""
     chunk_rows: Count = Field(default=100_000, ge=1, le=10_000_000)
-    """Rows of one range."""
+    """Rows of one range; fewer where `rows-per-second` allows no more in 5 seconds."""
+    rows_per_second: Count | None = Field(default=None, ge=1)
+    """How many rows of a table are read in a second, at the most; as many as come if not given."""
+
+    @property
+    def range_rows_per_second(self) -> float | None:
+        """The rows a second of one range, of which ``connections`` are read at once."""
+        return None if self.rows_per_second is None else self.rows_per_second / self.connections
 
 
 def _database_section(value: Any) -> Any:

@@ -10,6 +10,7 @@ follows (columns of the target, filters, packing, staging) is the same.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -208,7 +209,8 @@ class SourceRows:
     ``at_once``: how many ranges are read at once; None: as many as Spark has tasks for.
     ``since``: rows have as commit_ts the position at which their statement's transaction reads, which is not
     before this one; None: they have none. ``constants``: as of ``StoredTable``; their values are asked again
-    for each range. ``as_of``: rows are those of this commit_ts; None: of now.
+    for each range. ``as_of``: rows are those of this commit_ts; None: of now. ``rows_per_second``: so many
+    of one range are read, at the most; None: as many as come.
     """
 
     url: str = field(repr=False)
@@ -220,6 +222,7 @@ class SourceRows:
     since: int | None = None
     constants: Mapping[str, str] = field(default_factory=dict)
     as_of: int | None = None
+    rows_per_second: float | None = None
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """The rows of the range with this number, as records without key and value, and their texts.
@@ -311,13 +314,20 @@ class SourceRows:
                 types = [column.type for column in self.schema.columns]
                 # Before the rows: a change that was committed up to it is one that they show.
                 position = None if self.since is None else begin_at_position(connection, since=self.since)
+                began = time.monotonic()
                 for columns in dialect.column_batches(connection, query, types, _ROWS_A_PART):
                     rows = self._structs(columns)
                     yield numbered_records(wanted, start, rows, commit_ts=position)
                     start += len(columns[0])
+                    self._hold_back(start - wanted.start, began)
             now._confirm(engine)
         finally:
             engine.dispose()
+
+    def _hold_back(self, rows: int, began: float) -> None:
+        """Wait until so many rows of a range may have been read."""
+        if self.rows_per_second is not None:
+            time.sleep(max(0.0, began + rows / self.rows_per_second - time.monotonic()))
 
     def _constants(self, connection: Connection, dialect: SourceDialect) -> Mapping[str, str]:
         """The constants as they are now: a TRUNCATE since the ranges were cut has given the table another id.

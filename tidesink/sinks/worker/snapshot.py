@@ -250,9 +250,11 @@ def open_source_database(config: Config, *, as_of: int | None = None) -> Iterato
     if settings is None:
         raise ConfigError(f"a table's snapshot is not over, and {OPTION} is not set", key=OPTION)
     at_once, batch = settings.connections, config.batch
-    size = batch.max_bytes // at_once
+    size, rows = batch.max_bytes // at_once, settings.chunk_rows
+    if settings.range_rows_per_second is not None:
+        rows = min(rows, max(1, int(settings.range_rows_per_second * _SECONDS)))
     with connected(settings.url.get_secret_value(), as_of=as_of) as connection:
-        yield SourceDatabase(connection, settings.chunk_rows, size, at_once, batch.max_records)
+        yield SourceDatabase(connection, rows, size, at_once, batch.max_records)
 
 
 @dataclass(frozen=True)
@@ -617,6 +619,7 @@ class SnapshotBatch(Batch):
             at_once=database.connections,
             since=self._since(),
             constants=stored.constants,
+            rows_per_second=database.range_rows_per_second,
         )
         first = log_offset(self._hold.progress.batch + 1) if decode_plan.logs else 0
         ranges = [
