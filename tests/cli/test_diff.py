@@ -11,19 +11,16 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.unit.config_samples import FLAT_AVRO, changed
-from tidesink.cli.diff import kept
 from tidesink.cli.main import app
-from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.comparison import Difference
 
 ORDERS = TableId("shop", "orders")
 DATABASE = "mysql+pymysql://reader:SECRET@127.0.0.1:1"
 
 
-def _config(folder: Path, database: str | None = DATABASE, *, name: str = "shop", **more: Any) -> Path:
+def diff_config(folder: Path, database: str | None = DATABASE, *, name: str = "shop", **more: Any) -> Path:
     path = folder / f"{name}.yaml"
     settings = changed(FLAT_AVRO, pipeline=name, state=str(folder / "state.db"), **more)
     if database is not None:
@@ -32,20 +29,20 @@ def _config(folder: Path, database: str | None = DATABASE, *, name: str = "shop"
     return path
 
 
-def _run(path: Path, *words: str) -> tuple[int, str]:
+def run_diff(path: Path, *words: str) -> tuple[int, str]:
     found = CliRunner().invoke(app, ["diff", "-c", str(path), *words])
     assert "SECRET" not in found.output
     return found.exit_code, found.output
 
 
 def test_rows_are_compared_with_the_database(tmp_path: Path) -> None:
-    code, output = _run(_config(tmp_path, None))
+    code, output = run_diff(diff_config(tmp_path, None))
     assert code == 2
     assert "source.database, which is not set" in output
 
 
 def test_a_pipeline_that_never_ran_has_nothing_to_compare(tmp_path: Path) -> None:
-    code, output = _run(_config(tmp_path))
+    code, output = run_diff(diff_config(tmp_path))
     assert code == 2
     assert "no worker has run yet" in output
 
@@ -59,50 +56,38 @@ def test_a_pipeline_that_never_ran_has_nothing_to_compare(tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_compared_is_told(tmp_path: Path, more: dict[str, Any], said: str) -> None:
-    path = _config(tmp_path, **more)
+    path = diff_config(tmp_path, **more)
     SqlStateStore(str(tmp_path / "state.db")).save_status(TableStatus("shop", ORDERS, "IDLE"))
-    code, output = _run(path, "shop.orders")
+    code, output = run_diff(path, "shop.orders")
     assert code == 2
     assert said in output
     # Among all tables it is one that is passed over.
-    code, output = _run(path)
+    code, output = run_diff(path)
     assert code == 0
     assert "shop.orders: not compared: " in output
     assert said in output
-    code, output = _run(path, "-o", "json")
+    code, output = run_diff(path, "-o", "json")
     (table,) = json.loads(output.splitlines()[-1])["tables"]
     assert said in table["refused"]
 
 
 def test_a_table_whose_topic_is_not_read_any_more_is_not_compared(tmp_path: Path) -> None:
     """Nobody would apply what the topic holds."""
-    path = _config(tmp_path)
+    path = diff_config(tmp_path)
     status = TableStatus("shop", ORDERS, "IDLE", details={"topic": "elsewhere"})
     SqlStateStore(str(tmp_path / "state.db")).save_status(status)
-    code, output = _run(path, "shop.orders")
+    code, output = run_diff(path, "shop.orders")
     assert code == 2
     assert "by the topic elsewhere, which source.topics does not name any more" in output
-    code, output = _run(path)
+    code, output = run_diff(path)
     assert code == 0
     assert "shop.orders: not compared: its changes came by the topic" in output
 
 
-def test_the_file_of_a_report_has_its_own_errors_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written: No such file"), kept(tmp_path / "no" / "file"):
-        pass
-    with pytest.raises(FileNotFoundError, match="of the comparison"), kept(tmp_path / "file"):
-        raise FileNotFoundError("of the comparison")
-    with (
-        pytest.raises(ConfigError, match="cannot be written: No space left"),
-        kept(Path("/dev/full")) as keep,
-    ):
-        keep(ORDERS, Difference("only_at_source", {"id": "1"}))
-
-
 def test_a_table_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    path = _config(tmp_path)
+    path = diff_config(tmp_path)
     SqlStateStore(str(tmp_path / "state.db")).save_status(TableStatus("shop", ORDERS, "IDLE"))
-    code, output = _run(path, "shop.order")
+    code, output = run_diff(path, "shop.order")
     assert code == 2
     assert "no table shop.order is known" in output
 
@@ -111,42 +96,32 @@ def test_another_pipeline_is_compared_with_in_place_of_the_source(tmp_path: Path
     """Without a database; what it cannot be compared in is told under its name."""
     store = SqlStateStore(str(tmp_path / "state.db"))
     store.save_status(TableStatus("shop", ORDERS, "IDLE"))
-    path = _config(tmp_path, None)
-    other = _config(tmp_path, name="other", defaults={"mode": "append"})
+    path = diff_config(tmp_path, None)
+    other = diff_config(tmp_path, name="other", defaults={"mode": "append"})
     against = ("--against", str(other))
-    assert _run(path, "--against", str(tmp_path / "none.yaml"))[0] == 2
-    code, output = _run(path, *against)
+    assert run_diff(path, "--against", str(tmp_path / "none.yaml"))[0] == 2
+    code, output = run_diff(path, *against)
     assert (code, "other has worked on none of the tables of shop" in output) == (2, True), output
     store.save_status(TableStatus("other", TableId("shop", "others"), "IDLE"))
-    code, output = _run(path, *against, "shop.orders")
+    code, output = run_diff(path, *against, "shop.orders")
     assert (code, "other: it has no such table" in output) == (2, True), output
     store.save_status(TableStatus("other", ORDERS, "IDLE"))
-    code, output = _run(path, *against, "shop.orders")
+    code, output = run_diff(path, *against, "shop.orders")
     assert (code, "other: mode: append keeps what the source has no more" in output) == (2, True), output
-    code, output = _run(path, *against, "-o", "json")
+    code, output = run_diff(path, *against, "-o", "json")
     assert code == 0
     found = json.loads(output.splitlines()[-1])
     assert found["against"] == "other"
     assert "other: mode: append" in found["tables"][0]["refused"]
 
 
-def test_a_report_says_with_what_was_compared(tmp_path: Path) -> None:
-    report = tmp_path / "report.jsonl"
-    with kept(report, "other") as keep:
-        keep(ORDERS, Difference("only_at_source", {"id": "1"}))
-        keep(ORDERS, Difference("different", {"id": "2"}, ("note",), {"note": ("a", None)}))
-    first, second = map(json.loads, report.read_text().splitlines())
-    assert first["kind"] == "only_at_other"
-    assert second["values"] == {"note": {"other": "a", "target": None}}
-
-
 def test_a_cut_is_one_of_a_lake_and_of_no_other_pipeline(tmp_path: Path) -> None:
     SqlStateStore(str(tmp_path / "state.db")).save_status(TableStatus("shop", ORDERS, "IDLE"))
-    path = _config(tmp_path)
-    code, output = _run(path, "--at", "yesterday")
+    path = diff_config(tmp_path)
+    code, output = run_diff(path, "--at", "yesterday")
     assert (code, "'yesterday' is no time" in output) == (2, True)
-    code, output = _run(path, "--at", "2026-11-26", "--against", str(_config(tmp_path, name="other")))
+    code, output = run_diff(path, "--at", "2026-11-26", "--against", str(diff_config(tmp_path, name="other")))
     assert (code, "give either --at or --against" in output) == (2, True)
     target = {"type": "postgres", "url": "postgresql://127.0.0.1:1/d", "user": "u"}
-    code, output = _run(_config(tmp_path, target=target), "--at", "2026-11-26")
+    code, output = run_diff(diff_config(tmp_path, target=target), "--at", "2026-11-26")
     assert (code, "keeps no versions of tables" in output) == (2, True)

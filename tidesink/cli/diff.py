@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import orjson
 import typer
 from rich.console import Console
 
 from tidesink.cli import terminal
+from tidesink.cli.diff_report import Side, difference_json, kept, named
 from tidesink.cli.snapshot import Where
 from tidesink.cli.status import known_table, worked_with
 from tidesink.cli.terminal import (
@@ -33,7 +33,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 
 if TYPE_CHECKING:
-    from tidesink.sinks.worker.comparison import ChooseCut, Difference, TableDiff
+    from tidesink.sinks.worker.comparison import ChooseCut, TableDiff
 
 _COUNTS: Final = ("equal", "different", "only_at_source", "only_at_target", "unsettled", "unreadable")
 _WORDS: Final = {
@@ -41,9 +41,6 @@ _WORDS: Final = {
     "only_at_source": "is at the {side} alone",
     "only_at_target": "is at the target alone",
 }
-# With what the target is compared, in words and in names.
-Side = Literal["source", "other"]
-
 ComparedTables = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TABLE]...", help="schema.table; all that were worked on if none is given."),
@@ -59,6 +56,10 @@ def diff(
     report: Annotated[
         Path | None, typer.Option(help="Write every differing key to this file, as JSON Lines.")
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a comparison that was cut off, by its --report."),
+    ] = False,
     lag: Annotated[
         float, typer.Option(min=0, help="Seconds within which a change of the source is in its topic.")
     ] = 10.0,
@@ -99,6 +100,8 @@ def diff(
         raise ConfigError(
             "rows are compared with those of source.database, which is not set", key="source.database"
         )
+    if resume and report is None:
+        raise ConfigError("a comparison goes on by its report: give --report FILE, too", key="--resume")
     cut = None if at is None else _cut_at(settings, other, at)
     from tidesink.sinks.worker.comparison import DiffOptions, TableDiff
     from tidesink.sinks.worker.diff import diff as compared
@@ -108,19 +111,25 @@ def diff(
     chosen, refused = _chosen(settings, tables, other)
     bounds = parse_bounds(where) if where is not None else ()
     options = DiffOptions(limit, values, wait, lag, where=bounds, sample=sample, cut=cut)
+    compared_with = {} if other is None else {"against": other.pipeline}
+    of = {"pipeline": settings.pipeline, **compared_with, "where": where, "sample": sample, "at": at}
     with ExitStack() as closing:
-        keep = closing.enter_context(kept(report, side)) if report is not None else None
+        file = closing.enter_context(kept(report, side, of=of, resume=resume)) if report is not None else None
         tell = closing.enter_context(_telling())
-        found = list[TableDiff]()
-        if chosen:
+        found = [one for one in file.found if one.table in chosen] if file is not None else list[TableDiff]()
+        left = [one for one in chosen if one not in {earlier.table for earlier in found}]
+        if left:
             tell(f"{settings.pipeline}: starting Spark")
-            found += compared(
-                settings, chosen, options, tell=tell, keep=keep, goes_on=not tables, against=other
-            )
+            keep = None if file is None else file.keep
+            for one in compared(
+                settings, left, options, tell=tell, keep=keep, goes_on=not tables, against=other
+            ):
+                found.append(one)
+                if file is not None:
+                    file.done(one)
     failed = any(one.refused is not None for one in found)
     found += refused
     if output is OutputFormat.JSON:
-        compared_with = {} if other is None else {"against": other.pipeline}
         shown = [diff_json(one, side) for one in found]
         write_json({"pipeline": settings.pipeline, **compared_with, "tables": shown})
     else:
@@ -206,60 +215,13 @@ def _telling() -> Iterator[Callable[[str], None]]:
         yield lambda line: status.update(line.replace("[", "\\["))
 
 
-@contextmanager
-def kept(path: Path, side: Side = "source") -> Iterator[Callable[[TableId, Difference], None]]:
-    """Writes differing keys to a file, a line each."""
-
-    def keep(table: TableId, one: Difference) -> None:
-        with _writing():
-            file.write(orjson.dumps({"table": table._asdict(), **_difference_json(one, side)}) + b"\n")
-
-    try:
-        with _writing():
-            file = path.open("wb")
-        try:
-            yield keep
-        finally:
-            with _writing():
-                file.close()
-    except _NotWrittenError as error:
-        raise ConfigError(f"{path} cannot be written: {error}", key="--report") from error
-
-
-class _NotWrittenError(Exception):
-    """The file of the report cannot be written, which is no error of a table."""
-
-
-@contextmanager
-def _writing() -> Iterator[None]:
-    """Around what is done to the file alone: a comparison has errors of the system of its own."""
-    try:
-        yield
-    except OSError as error:
-        raise _NotWrittenError(error.strerror) from error
-
-
-def _difference_json(one: Difference, side: Side) -> dict[str, Any]:
-    shown: dict[str, Any] = {"kind": _named(one.kind, side), "key": dict(one.key)}
-    if one.kind == "different":
-        shown["columns"] = list(one.columns)
-    if one.values is not None:
-        shown["values"] = {name: {side: here, "target": there} for name, (here, there) in one.values.items()}
-    return shown
-
-
-def _named(name: str, side: Side) -> str:
-    """A count or a kind by its name, which says with what the target is compared."""
-    return name.replace("source", side)
-
-
 def diff_json(found: TableDiff, side: Side = "source") -> dict[str, Any]:
     """What came of one table, as JSON."""
     table = found.table._asdict()
     if found.refused is not None:
         return {"table": table, "refused": found.refused}
-    counts = {_named(name, side): getattr(found, name) for name in ("at_source", "at_target", *_COUNTS)}
-    shown = [_difference_json(one, side) for one in found.shown]
+    counts = {named(name, side): getattr(found, name) for name in ("at_source", "at_target", *_COUNTS)}
+    shown = [difference_json(one, side) for one in found.shown]
     as_of = {} if found.as_of is None else {"commit_ts": found.as_of}
     return {"table": table, **as_of, **counts, "not_compared": list(found.not_compared), "differences": shown}
 
@@ -268,7 +230,7 @@ def show_diffs(tables: Sequence[TableDiff], side: Side = "source") -> None:
     """A table of counts, and the keys that differ."""
     compared = [one for one in tables if one.refused is None]
     if compared:
-        counts = (_named(name, side).replace("_", "\n") for name in _COUNTS)
+        counts = (named(name, side).replace("_", "\n") for name in _COUNTS)
         columns = ("table", f"at {side}", "at target", *counts)
         rows = (
             (str(one.table), one.at_source, one.at_target, *(getattr(one, name) for name in _COUNTS))
