@@ -7,9 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.config_samples import CANAL_JSON, changed
+from tests.unit.config_samples import CANAL_JSON, changed, right
 from tidesink.config import Config
+from tidesink.errors import SourceError
 from tidesink.events import TableId
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.progress import TopicProgress
+from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.look_ups import QuietTables
 
 DATABASE = {"url": "mysql+pymysql://root@127.0.0.1:1/"}
@@ -71,3 +75,16 @@ def test_an_unforeseen_failure_of_the_look_stops_no_other_table() -> None:
     quiet.collect()
     assert quiet.tables() == ()
     assert quiet.under_way is None
+
+
+@pytest.mark.parametrize("mode", ["upsert", "history", "append"])
+def test_a_topic_that_lost_its_beginning_says_a_way_out_that_the_mode_has(mode: str) -> None:
+    """``tidesink resync`` is refused in the modes that keep what the source has no more."""
+    config = right(changed(CANAL_JSON, source__enable_tidb_extension=True, defaults={"mode": mode}))
+    context = cast("Any", SimpleNamespace(config=config, store=None))
+    checks = Continuity(context, "app", config.table_config(TABLES[0]))
+    found = TopicOffsets("app", "id", {0: PartitionOffsets(5, 9)})
+    with pytest.raises(SourceError, match="partition 0 at 5") as refused:
+        checks.check_topic(TopicProgress("app", "", {}), found)
+    assert ("`tidesink resync shop.orders`" in str(refused.value)) is (mode == "upsert")
+    assert ("load the table again" in str(refused.value)) is (mode != "upsert")

@@ -66,7 +66,7 @@ class Continuity:
         if progress is not None and progress.topic_id:
             check_continuity(progress, found)
         elif progress is not None and not repaired:
-            _check_beginning(found, self._settings.table)
+            _check_beginning(found, self._settings)
         retry = self._context.retry(self._settings.table)
         retry.call(lambda: self._first_records.check(progress, found, lambda: self._context.brokers))
 
@@ -131,16 +131,22 @@ def late_start(topic: str, found: TopicOffsets) -> tuple[str, ...]:
     )
 
 
-def _check_beginning(found: TopicOffsets, table: TableId) -> None:
+def _check_beginning(found: TopicOffsets, settings: TableConfig) -> None:
     """Refuse a topic that lost its beginning unseen; the table was loaded when it was not there."""
-    late = _late(found)
-    if late:
-        raise SourceError(
-            "the topic was not there when rows of the table were loaded, and its first records expired "
-            f"before they were read ({late}): changes may be missing. Repair the table: `tidesink resync "
-            f"{table}`, then `tidesink resume {table}`",
-            topic=found.topic,
+    late, table = _late(found), settings.table
+    if not late:
+        return
+    way = f"Repair the table: `tidesink resync {table}`, then `tidesink resume {table}`"
+    if settings.mode != "upsert":
+        way = (
+            f"mode: {settings.mode} has no resync: load the table again (remove it at the target, or choose "
+            "another pipeline name)"
         )
+    raise SourceError(
+        "the topic was not there when rows of the table were loaded, and its first records expired "
+        f"before they were read ({late}): changes may be missing. {way}",
+        topic=found.topic,
+    )
 
 
 def _late(found: TopicOffsets) -> str:
