@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import pytest
+
+from tests.surroundings import no_fetch
 from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.worker_bed import surroundings
+from tidesink.errors import TidesinkError
 from tidesink.events import TableId
+from tidesink.sinks.batch.shared_reads import Topics
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT, DdlStatement
+from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.table_copy import Standstill, TableCopy
 
 ORDERS = TableId("shop", "orders")
@@ -39,3 +52,26 @@ def test_a_worker_that_waits_for_the_next_cut_is_not_given_up() -> None:
     for every, least in (("1m", 60), ("2h", 7200)):
         context: Any = SimpleNamespace(config=right({**lake, "cuts": {"every": every}}))
         assert TableCopy(context, ORDERS, ExitStack(), lambda _: None)._patience() > 2 * least
+
+
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        ({TOPIC_ABSENT: True}, "the target has no such table"),
+        ({}, "the topic was deleted"),
+    ],
+)
+def test_a_table_whose_topic_is_not_there_yet_is_compared(
+    details: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """It goes on to the target: nothing waits in a topic that is to come. One that was there is gone."""
+    config = right(CANAL_JSON)
+    with closing(SqlStateStore(str(tmp_path / "state.db"))) as store:
+        brokers = cast("Any", SimpleNamespace(lookup=lambda _topics: {}))
+        topics = Topics("shop", KafkaSource(no_fetch), store, ask=lambda: brokers)
+        created = DdlStatement("shop", "CREATE TABLE orders (id int PRIMARY KEY)", 1)
+        topics.ddl("app").define(TopicOffsets("app", "", {}), created)
+        store.save_status(TableStatus("shop", ORDERS, "IDLE", details={"topic": "app", **details}))
+        context = replace(surroundings(config, store=store), topics=topics)
+        with pytest.raises(TidesinkError, match=said):
+            TableCopy(context, ORDERS, ExitStack(), lambda _: None).open()

@@ -259,16 +259,18 @@ class WorkerContext:
         """What answers questions on topics (``Topics.brokers``)."""
         return self.topics.brokers
 
-    def offsets_of(self, topic: str, table: TableId) -> TopicOffsets:
+    def offsets_of(self, topic: str, table: TableId, *, may_come: bool = False) -> TopicOffsets:
         """Where a table's topic begins and ends now; asked again under ``retry``.
+
+        ``may_come``: it may not be there yet, and then has neither an id nor partitions.
 
         Raises:
             SourceError: there is no such topic any more, or the brokers refuse.
         """
         found = self.retry(table).call(lambda: self.brokers.lookup([topic])).get(topic)
-        if found is None:
+        if found is None and not may_come:
             raise topic_gone(topic)
-        return found
+        return found if found is not None else TopicOffsets(topic, "", {})
 
     def place_of(self, table: TableId) -> str:
         """Where the target keeps a table, for people to read."""

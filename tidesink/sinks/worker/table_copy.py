@@ -17,6 +17,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.observers import ALIVE_SECONDS, is_alive, seconds_since_beat
 from tidesink.sinks.batch.source import checkpointed
+from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.state.progress import Progress, TableStatus
@@ -75,6 +76,7 @@ class TableCopy:
     patience: float | None = None
     called: str = ""
     topic: str = field(init=False)
+    may_come: bool = field(default=False, init=False)
     reader: TableReader = field(init=False)
 
     def open(self) -> DecodePlan:
@@ -87,7 +89,7 @@ class TableCopy:
         topic = topic_of(status)
         if topic is None:
             raise self.refused("no worker has applied anything of it yet: let tidesink run begin")
-        self.topic = topic
+        self.topic, self.may_come = topic, bool(status and status.details.get(TOPIC_ABSENT))
         found = self.ends()
         decoding = open_decoding(
             self.context, self.topic, self.table, session=self.context.spark.newSession()
@@ -126,8 +128,8 @@ class TableCopy:
     # Where the topic ends, and the target is
 
     def ends(self) -> TopicOffsets:
-        """Where the topic ends now."""
-        return self.context.offsets_of(self.topic, self.table)
+        """Where the topic ends now; one that a worker said is not there yet may still be to come."""
+        return self.context.offsets_of(self.topic, self.table, may_come=self.may_come)
 
     def _ranges_of(self, found: TopicOffsets) -> list[OffsetRange]:
         """What of the topic is not applied."""
