@@ -68,16 +68,16 @@ class Gathered:
     def prepare(self, cursor: Any, shape: TableShape, present: Mapping[str, str], *, empty: bool) -> None:
         """Make the table where it is missing, with those columns of the shape that the target has.
 
-        ``present``: the target's columns. ``empty``: whatever is there is thrown away.
+        ``present``: the target's columns, whose names it has. ``empty``: whatever is there is thrown away.
         """
         if empty:
             cursor.execute(f"DROP TABLE IF EXISTS {self.place.location}")
         if not self.look(cursor):
-            types = {fold_name(name): found for name, found in present.items()}
+            keys = {fold_name(column.name): column.key for column in shape.columns}
             columns = [
-                (column.name, types[fold_name(column.name)], column.key, "")
-                for column in shape.columns
-                if fold_name(column.name) in types
+                (name, found, keys[fold_name(name)], "")
+                for name, found in present.items()
+                if fold_name(name) in keys
             ]
             mark = OF_SPARK[self._dialect.database]["boolean"]
             self._dialect.create(
@@ -148,7 +148,7 @@ class Gathered:
 
     def add_emptying(self, cursor: Any, keys: Iterable[str]) -> Counts:
         """Take in that the table was emptied: the keys that are stored go, what was gathered is void."""
-        names = ", ".join(map(self._dialect.quote, keys))
+        names = ", ".join(self._spelt(keys))
         self.discard(cursor)
         cursor.execute(
             f"INSERT INTO {self.place.location} ({names}, {self._mark}) "
@@ -158,8 +158,7 @@ class Gathered:
 
     def lacks_row(self, keys: Iterable[str]) -> str:
         """The condition that nothing was gathered of the key of a row ``t`` of the target."""
-        names = map(self._dialect.quote, keys)
-        same = " AND ".join(f"g.{name} = t.{name}" for name in names)
+        same = " AND ".join(f"g.{name} = t.{name}" for name in self._spelt(keys))
         return f"NOT EXISTS (SELECT 1 FROM {self.place.location} g WHERE {same})"
 
     def living(self, columns: Iterable[str]) -> str:
@@ -171,6 +170,11 @@ class Gathered:
         found = (own.get(fold_name(name)) for name in columns)
         texts = ", ".join("NULL" if one is None else self._dialect.text_of(*one) for one in found)
         return f"SELECT {texts} FROM {self.place.location} WHERE {self._mark} IS NOT TRUE"
+
+    def _spelt(self, names: Iterable[str]) -> list[str]:
+        """Columns as this table and the target spell them, quoted."""
+        own = {fold_name(name): name for name in self._present}
+        return [self._dialect.quote(own.get(fold_name(name), name)) for name in names]
 
     def merge(self, cursor: Any, shape: TableShape, present: Mapping[str, str]) -> None:
         """Merge what was gathered into the target, whose columns are ``present``, and take it away.
