@@ -128,8 +128,6 @@ class SqlTable:
             # With the ledger's row locked: nobody else changes the columns now.
             self._change(cursor, self._dialect.left_undone(cursor, self.place))
             self._prepare_gathered(cursor, entry)
-            if self._gathers and entry.progress is None:
-                self._excluded.add(cursor, [self.place.source])
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
         self._staging = self._unused = None  # those of an epoch before go with all others below
@@ -534,10 +532,12 @@ class SqlTable:
         """Have a place for what is gathered; without cuts, merge what a worker with cuts left there.
 
         The ledger's row is locked. Where nothing is applied, what stands there is of another table that had
-        the name, and is thrown away.
+        the name, and is thrown away. Where there is no place yet, the last cut has not got the table.
         """
         if self._gathers:
             with self._changer(cursor) as changing:
+                if entry.progress is None or not self._gathered.look(changing):
+                    self._excluded.add(changing, [self.place.source])
                 self._gathered.prepare(changing, self._shape, self._present, empty=entry.progress is None)
         elif self._gathered.look(cursor):
             if self._excluded.is_there(cursor):  # from here on the table is as of no cut
