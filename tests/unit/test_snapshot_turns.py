@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.config import Config
+from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source_rows import KeyRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
@@ -185,3 +186,28 @@ def test_a_range_that_the_key_cannot_have_by_now_is_refused() -> None:
     asked = SnapshotProgress(("id",), number=7, where=(("id", "<", "300"),))
     with pytest.raises(SnapshotRefusedError, match="'300' is no value"):
         _snapshot("never")._bounds(asked, cast(Any, None), stored)
+
+
+@pytest.mark.parametrize("settings", [{"mode": "history"}, {"sequence_by": "source"}, {}])
+def test_one_that_is_asked_for_is_refused_where_the_database_has_no_positions(
+    settings: dict[str, str],
+) -> None:
+    """No later try mends it, and the changes of the table would wait with it."""
+
+    def position(*, since: int) -> int:
+        raise ConfigError(f"no timestamp from {since} on")
+
+    database = cast(Any, SimpleNamespace(position=position))
+    config = Config.model_validate(changed(FLAT_AVRO))
+    found = Snapshot(
+        cast(Any, SimpleNamespace(config=config)), config.table_config(ORDERS).model_copy(update=settings)
+    )
+    # The config's own is no request, which could be taken back.
+    found._check_positions(database, _progress())
+    found.asked = SnapshotControl(7)
+    if not settings:
+        found._check_positions(database, _progress(3, DONE))
+        return
+    with pytest.raises(SnapshotRefusedError, match="no timestamp"):
+        found._check_positions(database, _progress(3, DONE))
+    found._check_positions(database, _progress(4, replace(HALF, number=7)))

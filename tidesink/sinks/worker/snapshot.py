@@ -410,6 +410,7 @@ class Snapshot:
             if self._is_ahead(gap, plan.decoder.tells_dropped, applied):
                 return None
             self._check_replaced(progress)
+            self._check_positions(database, progress)
             before = self._before(progress.snapshot, stored)
             keys, where = self._keys(before, source), self._bounds(before, source, stored)
             ranges: tuple[KeyRange | KeySet, ...] = ()
@@ -441,6 +442,16 @@ class Snapshot:
         goes_on = found is not None and not (found.done or found.limited)
         if (begins or goes_on) and asked.cancelled < (found.number if found else 0):
             raise SnapshotRefusedError(_UNFINISHED)
+
+    def _check_positions(self, database: SourceDatabase, progress: Progress) -> None:
+        """Refuse one that was asked for and has rows that need positions, which the database has not."""
+        settings, begun = self._settings, progress.snapshot.number if progress.snapshot else 0
+        ordered = settings.mode == "history" or settings.sequence_by == "source"
+        if (ordered or self._context.config.cuts) and self.asked.started > begun:
+            try:
+                database.position(since=0)
+            except ConfigError as error:
+                raise SnapshotRefusedError(error.message) from error
 
     def _bounds(self, before: SnapshotProgress, plan: DecodePlan, stored: StoredTable) -> tuple[Bound, ...]:
         """The bounds that the rows of a snapshot are within.
