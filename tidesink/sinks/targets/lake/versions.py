@@ -145,7 +145,10 @@ class VersionRules:
         names = stored.column_names
 
         def kept(column: FileColumn) -> pa.Array:
-            return stored[column.name] if column.name in names else pa.nulls(len(stored), column.type)
+            found = stored[column.name] if column.name in names else pa.nulls(len(stored), column.type)
+            # A mark that is made of a version's end has no stored row of its own.
+            is_known = column.source == READ_COLUMN and _BEGAN_READ in names
+            return pc.coalesce(found, stored[_BEGAN_READ]) if is_known else found
 
         return self._versions(columns, stored[FROM_COLUMN], stored[TO_COLUMN], kept)
 
