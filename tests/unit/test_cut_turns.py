@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,10 +24,12 @@ from tidesink.errors import (
 )
 from tidesink.events import TableId
 from tidesink.sinks.batch.cuts import least_bound
+from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.cuts import CutTable, TableVersion
+from tidesink.sinks.worker.connector_bounds import ConnectorBounds
 from tidesink.sinks.worker.cuts import Cuts, cut_status
 
 SECOND: Final = 1000 << 18
@@ -128,20 +130,24 @@ class _Run:
 
     def __init__(self, store: SqlStateStore) -> None:
         self.log, self.store = _Log(), store
+        self.partitions = 1
         self.first: _Table = _Table("first")
         self.second: _Table = _Table("second")
         self.start()
 
-    def start(self) -> None:
+    def start(self, connector: ConnectorBounds | None = None) -> None:
         """A worker that knows nothing yet."""
         target: Any = SimpleNamespace(cut_log=lambda _pipeline: self.log)
         context = replace(surroundings(right(CONFIG), store=self.store), target=target)
         settings = CutSettings.model_validate({"every": "2s"})
-        self.cuts = Cuts(context, settings, lambda _message: None, beat=self.log.beats.set)
+        self.cuts = Cuts(
+            context, settings, lambda _message: None, beat=self.log.beats.set, connector=connector
+        )
 
     def turn(self, *busy: _Table, silent: Sequence[str] = ()) -> bool:
         tables = [self.first, self.second]
-        found = {one.topic: TopicOffsets(one.topic, "id", {0: PartitionOffsets(0, 0)}) for one in tables}
+        ends = dict.fromkeys(range(self.partitions), PartitionOffsets(0, 0))
+        found = {one.topic: TopicOffsets(one.topic, "id", ends) for one in tables}
         unanswered = {topic: SourceUnavailableError("no answer") for topic in silent}
         answered = {topic: one for topic, one in found.items() if topic not in unanswered}
         return self.cuts.turn(cast("Any", tables), cast("Any", busy), Look(answered, dict(unanswered)))
@@ -290,6 +296,47 @@ def test_partitions_that_wait_for_later_rows_of_others_move_the_bound(run: _Run)
     run.second.stalled = True
     run.turn()
     assert (run.cuts.bound, run.published) == (12 * SECOND, [])
+
+
+class _Checkpoints:
+    """A connector's checkpoint, and where partitions end."""
+
+    def __init__(self) -> None:
+        self.newest, self.reason = Checkpoint(10, 7.0), ""
+
+    def look(self) -> None:
+        """It is there."""
+
+    def ends(self, partitions: Mapping[str, Iterable[int]]) -> dict[str, dict[int, int]]:
+        return {topic: dict.fromkeys(numbers, 0) for topic, numbers in partitions.items()}
+
+
+def test_a_partition_that_was_added_and_has_nothing_up_to_a_checkpoint_holds_back_no_table(
+    run: _Run,
+) -> None:
+    """Nothing of it is read up to the bound, so that no batch brings it into the table's progress."""
+    checkpoints = _Checkpoints()
+    connector = ConnectorBounds(cast("ConnectorCheckpoints", checkpoints), 0.0)
+    run.start(connector)
+    for one in (run.first, run.second):
+        one.read(10, watermark=None)
+        one.marks, one.ends = {0: 10}, {0: 0}
+    run.turn()
+    run.turn()
+    assert [at for at, _ in run.log.cuts] == [10]
+    checkpoints.newest = Checkpoint(20, 8.0)
+    run.turn()
+    for one in (run.first, run.second):
+        one.read(20, watermark=None)
+        one.marks, one.ends = {0: 20}, {0: 0, 1: 4}
+    run.partitions = 2
+    run.turn()
+    assert run.held_back.keys() == {"shop.first", "shop.second"}
+    for one in (run.first, run.second):
+        one.ends = {0: 0, 1: 0}
+    run.turn()
+    assert [at for at, _ in run.log.cuts] == [10, 20]
+    assert run.held_back == {}
 
 
 def test_no_version_is_named_of_a_table_that_another_worker_holds(run: _Run) -> None:

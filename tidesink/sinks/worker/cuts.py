@@ -308,7 +308,7 @@ def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) ->
     if task.held is None:
         return "not opened yet"
     progress = task.held.progress
-    if bound is not None and stands_at(progress, task.topic, found.partitions, bound, task.marks):
+    if bound is not None and stands_at(progress, task.topic, _asked_for(task, found), bound, task.marks):
         return ""
     if task.stalled:
         return "partitions were added: what comes before them is read first"
@@ -316,6 +316,17 @@ def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) ->
     if unread:
         return f"{unread} records to read"
     return "watermarks to come" if task.ends is None else "records whose transaction is open in Kafka"
+
+
+def _asked_for(task: TableTask, found: TopicOffsets) -> Collection[int]:
+    """The partitions that have something up to the bound, as far as that is known before they are read.
+
+    No batch brings one that was added, and has nothing, into a table's progress.
+    """
+    ends = task.ends
+    if ends is None:
+        return found.partitions.keys()
+    return {n for n, at in found.partitions.items() if n not in ends or ends[n] > at.earliest}
 
 
 def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
