@@ -41,6 +41,10 @@ T, U = TableId("s", "t"), TableId("s", "u")
         ("DROP TABLES t, u", ["drop-table s.t", "drop-table s.u"], "stay in the target"),
         ("RENAME TABLES IF EXISTS t TO u", ["rename-table s.t", "rename-table s.u"], "was s.t"),
         ("ALTER ONLINE IGNORE TABLE IF EXISTS t DROP PARTITION p0", ["partition s.t"], "stay in the target"),
+        # MariaDB's.
+        ("ALTER TABLE t WAIT 5 DROP PARTITION p0", ["partition s.t"], "stay in the target"),
+        ("ALTER TABLE t NOWAIT RENAME TO u", ["rename-table s.t", "rename-table s.u"], ""),
+        ("RENAME TABLE t WAIT 5 TO u, u NOWAIT TO t", ["rename-table s.t", "rename-table s.u"], ""),
         ("ALTER TABLE t IMPORT PARTITION p TABLESPACE", ["unknown s.t"], "not understood"),
         ("RECOVER TABLE t", ["unknown s.t"], "brought back"),
         ("RECOVER TABLE BY JOB 5", ["unknown s.named"], "brought back"),
@@ -83,6 +87,7 @@ def test_columns_that_are_renamed() -> None:
     )
     assert renamed_columns("ALTER TABLE t ADD d INT, CHANGE a c BIGINT", "s") == ((T, "a", "c"),)
     assert renamed_columns("ALTER TABLE t RENAME INDEX i TO j, RENAME TO u", "s") == ()
+    assert renamed_columns("ALTER TABLE t WAIT 5 RENAME COLUMN IF EXISTS a TO c", "s") == ((T, "a", "c"),)
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,7 @@ def _renamed(table: TableId, part: SqlReader) -> RenamedColumn | None:
         return RenamedColumn(table, part.name(), part.name())
     if not part.skip("RENAME", "COLUMN"):
         return None
+    part.skip("IF", "EXISTS")
     old = part.name()
     part.need("TO")
     return RenamedColumn(table, old, part.name())

@@ -368,7 +368,15 @@ def read_alter(sql: SqlReader, default_schema: str) -> tuple[TableId, list[SqlRe
     if not sql.skip("ALTER", "TABLE"):
         return None
     sql.skip("IF", "EXISTS")
-    return read_table_name(sql, default_schema), sql.parts()
+    table = read_table_name(sql, default_schema)
+    _skip_wait(sql)
+    return table, sql.parts()
+
+
+def _skip_wait(sql: SqlReader) -> None:
+    """How long MariaDB waits for the table's lock: ``WAIT 5``, or ``NOWAIT``."""
+    if not sql.skip("NOWAIT") and sql.skip("WAIT"):
+        sql.take()
 
 
 def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
@@ -382,6 +390,7 @@ def read_renamed(sql: SqlReader, default_schema: str) -> Iterator[tuple[TableId,
     sql.skip("IF", "EXISTS")
     for pair in sql.parts():
         old = read_table_name(pair, default_schema)
+        _skip_wait(pair)
         pair.need("TO")
         yield old, read_table_name(pair, default_schema)
 
