@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -26,8 +27,8 @@ class _Bed:
         self.reader = self.of(self.topic)
         self.producer = Producer(self.settings)
 
-    def of(self, topic: str) -> ConnectorCheckpoints:
-        return ConnectorCheckpoints(lambda: self.settings, topic, "bank")
+    def of(self, topic: str, **more: str) -> ConnectorCheckpoints:
+        return ConnectorCheckpoints(lambda: {**self.settings, **more}, topic, "bank")
 
     def commit(self, value: Any, key: Any = ("bank", {"server": "bank"})) -> None:
         data = value if isinstance(value, bytes | None) else json.dumps(value).encode()
@@ -115,4 +116,36 @@ def test_what_is_no_topic_of_offsets_is_said(bed: _Bed) -> None:
         with pytest.raises(SourceError, match="offsets of several sources"):
             another.look()
     assert another.newest is None
+    another.close()
+
+
+def test_the_offset_of_a_former_prefix_counts_until_it_is_removed(bed: _Bed) -> None:
+    bed.commit(_at(90), key=("bank", {"server": "former"}))
+    bed.commit(_at(4))
+    another = bed.of(bed.topic)
+    with pytest.raises(SourceError, match="offsets of several sources"):
+        another.look()
+    bed.commit(None, key=("bank", {"server": "former"}))
+    deadline = time.monotonic() + 60
+    while another.newest != _checkpoint(4) and time.monotonic() < deadline:
+        with suppress(SourceError):
+            another.look()
+    assert (another.newest, another.reason) == (_checkpoint(4), "")
+    another.close()
+
+
+def test_a_topic_that_is_read_in_part_has_no_checkpoint(bed: _Bed) -> None:
+    """The connector may have been set back behind what is read."""
+    for pos in (90, 4, 5):
+        bed.commit(_at(pos, gtids="x" * 2000))
+    # One record for each fetch, seconds apart.
+    slow = {"queued.min.messages": "1", "fetch.queue.backoff.ms": "3000", "max.partition.fetch.bytes": "1000"}
+    another = bed.of(bed.topic, **slow, **{"fetch.max.bytes": "1000", "message.max.bytes": "1000"})
+    seen = set()
+    deadline = time.monotonic() + 60
+    while another.newest is None and time.monotonic() < deadline:
+        another.look()
+        seen.add(another.reason.partition(" (")[0])
+    assert (another.newest, another.reason) == (_checkpoint(5), "")
+    assert seen == {f"topic {bed.topic} is not read to its end yet", ""}
     another.close()

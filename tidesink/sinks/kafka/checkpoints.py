@@ -81,7 +81,9 @@ class ConnectorCheckpoints:
         self._consumer: Any = None
         self._asks: Any = None
         self._unread: set[int] = set()
-        self._keys: set[bytes] = set()
+        # By its key, which names the source, what the last offset says.
+        self._found: dict[bytes, Checkpoint | str] = {}
+        self._absent = f"topic {topic} has no offset of connector {connector} yet"
 
     def look(self) -> None:
         """Read what came to the topic since the last look.
@@ -89,23 +91,28 @@ class ConnectorCheckpoints:
         Raises:
             SourceError: the topic is not there, cannot be read, or has offsets of several sources.
         """
+        # A checkpoint behind which the topic may hold another is none: the connector may have been set back.
+        self.newest = None
         with translated_kafka_errors():
             if self._consumer is None:
                 self._begin()
-            wait = TIMEOUT_SECONDS if self._unread else 0.0
-            while found := self._consumer.consume(_RECORDS, timeout=wait and 1.0):
-                for message in found:
-                    self._take(message)
-                wait = TIMEOUT_SECONDS if self._unread else 0.0
-        if len(self._keys) > 1:
-            self.newest = None
+            while found := self._consumer.consume(_RECORDS, timeout=1.0 if self._unread else 0.0):
+                errors = [error for one in found if (error := self._take(one)) is not None]
+                if errors:
+                    raise KafkaException(errors[0])
+        if self._unread:
+            numbers = ", ".join(map(str, sorted(self._unread)))
+            self.reason = f"topic {self._topic} is not read to its end yet (partition {numbers})"
+            return
+        if len(self._found) > 1:
             raise SourceError(
                 f"connector {self._connector} has offsets of several sources in topic {self._topic}, which "
-                "have no common order: cuts are of a connector for one MySQL, MariaDB or Postgres",
+                "have no common order: cuts are of a connector for one MySQL, MariaDB or Postgres. Of one "
+                "whose topic.prefix was another, remove the former offset (a record without a value)",
                 topic=self._topic,
             )
-        if not (self._keys or self._unread):
-            self.reason = f"topic {self._topic} has no offset of connector {self._connector} yet"
+        said = next(iter(self._found.values()), self._absent)
+        self.newest, self.reason = (None, said) if isinstance(said, str) else (said, "")
 
     def ends(self, partitions: Mapping[str, Iterable[int]]) -> dict[str, dict[int, int]]:
         """Where partitions end now, by topic: behind all that was written to them, committed or not.
@@ -156,23 +163,28 @@ class ConnectorCheckpoints:
             )
         return set(listed.partitions)
 
-    def _take(self, message: Any) -> None:
-        error = message.error()
+    def _take(self, message: Any) -> KafkaError | None:
+        """Take note of a record; the error that came in its place."""
+        error: KafkaError | None = message.error()
         if error is not None:
             if error.code() != KafkaError._PARTITION_EOF:
-                raise KafkaException(error)
+                return error
             self._unread.discard(message.partition())
-            return
+            return None
         key = message.key()
         if not self._is_own(key):
-            return
-        self._keys.add(key)
+            return None
         found = _offset(message.value())
-        said = read_checkpoint(found) if found is not None else "the connector's offset was removed"
+        if found is None:
+            self._found.pop(key, None)
+            self._absent = "the connector's offset was removed"
+            return None
+        said = read_checkpoint(found)
         if isinstance(said, Checkpoint) and not said.time:
             # An offset from before the first event has none of the source's.
             said = said._replace(time=message.timestamp()[1] / 1000)
-        self.newest, self.reason = (None, said) if isinstance(said, str) else (said, "")
+        self._found[key] = said
+        return None
 
     def _is_own(self, key: bytes | None) -> bool:
         try:
