@@ -339,6 +339,25 @@ def test_a_partition_that_was_added_and_has_nothing_up_to_a_checkpoint_holds_bac
     assert run.held_back == {}
 
 
+def test_a_cut_that_was_passed_over_is_tried_again_where_no_other_checkpoint_comes(run: _Run) -> None:
+    """Nothing happens at the source: in a database the tables would stay as of the cut before."""
+    now = 100.0
+    run.start(ConnectorBounds(cast("ConnectorCheckpoints", _Checkpoints()), 60.0, clock=lambda: now))
+    for one in (run.first, run.second):
+        one.read(10, watermark=None)
+        one.marks, one.ends = {0: 10}, {0: 9}
+    run.log.fails = TargetError("no space")
+    run.turn()
+    run.turn()
+    run.log.fails = None
+    run.turn()
+    assert (run.cuts.bound, len(run.log.times), run.log.cuts) == (10, 1, [])
+    now += 60
+    for _ in range(3):
+        run.turn()
+    assert [at for at, _ in run.log.cuts] == [10]
+
+
 def test_no_version_is_named_of_a_table_that_another_worker_holds(run: _Run) -> None:
     _stand(run, 10 * SECOND)
     run.second.lost = True

@@ -87,6 +87,13 @@ class ConnectorBounds:
         found = self.next(above=bound, least=bound)
         return bound if found is None else found
 
+    def tries_again(self) -> bool:
+        """Whether a cut that was passed over is to be tried again: each ``every`` seconds."""
+        if self._clock() - self._chosen_at < self._every:
+            return False
+        self._chosen_at = self._clock()
+        return True
+
     def ask_ends(self, partitions: Mapping[str, Collection[int]]) -> None:
         """Know where the partitions end behind the bound; of each it is asked once.
 

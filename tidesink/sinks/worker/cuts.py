@@ -153,8 +153,12 @@ class Cuts:
 
     def _move_on(self, tasks: Sequence[TableTask], seen: Look) -> None:
         if self._connector is not None:
-            assert self.bound is not None  # noqa: S101  (it is done with)
-            self.bound = self._connector.after(self.bound)
+            before = self.bound
+            assert before is not None  # noqa: S101  (it is done with)
+            self.bound = self._connector.after(before)
+            if self.bound == before != self._last and self._connector.tries_again():
+                # Where nothing happens at the source no other checkpoint comes, and no other cut.
+                self._done = None
             return
         newest = self._newest(tasks, seen)
         self.bound = next_bound(newest, every=self._settings.every, above=self.bound, least=self.bound)
