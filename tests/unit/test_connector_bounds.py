@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 
 import pytest
 
+from tidesink.cli.status import cut_lines
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints, read_checkpoint
@@ -178,3 +179,11 @@ def test_a_partition_is_read_to_its_end() -> None:
     found = TopicOffsets("a", "id", {number: PartitionOffsets(2, 9) for number in range(3)})
     assert limited(found, None) == found.partitions
     assert {n: at.latest for n, at in limited(found, {0: 5, 1: 12}).items()} == {0: 5, 1: 9, 2: 2}
+
+
+def test_a_table_that_is_left_out_is_said_to_have_nothing() -> None:
+    shown = {"last": None, "next": 10, "waits": "", "held_back": {}, "excluded": ["s.a"]}
+    assert [*cut_lines(shown)] == [
+        "next cut: position 10",
+        "next cut leaves out s.a: its topic has nothing yet",
+    ]
