@@ -97,4 +97,5 @@ class CutTags:
         if reference.maxRefAgeMs() != _FOR_EVER:
             return None
         written = int(state.snapshot(reference.snapshotId()).timestampMillis())
-        return round(time.time() * 1000) - written + keep_ms + _READ_MS
+        # Iceberg takes no age below 1; a snapshot may be of a clock that is ahead of ours.
+        return max(1, round(time.time() * 1000) - written + keep_ms + _READ_MS)
