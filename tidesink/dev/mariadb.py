@@ -24,6 +24,7 @@ _INSTALLER: Final = "mariadb-install-db"
 # The socket is beside the data, where its path may be as long as it likes.
 _CONFIG: Final = """[mariadbd]
 datadir={data}
+tmpdir={temporary}
 socket=mariadb.sock
 pid-file={data}/mariadb.pid
 port={port}
@@ -68,8 +69,11 @@ class MariaDb(Service):
             raise DevStackError(
                 "MariaDB is asked through PyMySQL 1.2 or newer: pip install 'tidesink[mysql]'"
             ) from error
-        self._data.mkdir(parents=True, exist_ok=True)
-        lines = [_CONFIG.format(data=self._data.resolve(), host=LOOPBACK, port=self.port), *self.settings]
+        # A server that starts removes the temporary tables of all that share its folder for them.
+        places = {"data": self._data.resolve(), "temporary": self._data.resolve().with_name("tmp")}
+        for place in places.values():
+            place.mkdir(parents=True, exist_ok=True)
+        lines = [_CONFIG.format(**places, host=LOOPBACK, port=self.port), *self.settings]
         if os.geteuid() == 0:
             lines.append("user=root")  # it refuses to run as root unless that is asked for
         self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
