@@ -147,5 +147,6 @@ def test_a_topic_that_is_read_in_part_has_no_checkpoint(bed: _Bed) -> None:
         another.look()
         seen.add(another.reason.partition(" (")[0])
     assert (another.newest, another.reason) == (_checkpoint(5), "")
-    assert seen == {f"topic {bed.topic} is not read to its end yet", ""}
+    # How many looks it takes is the client's matter; none of them took an offset before the last one.
+    assert seen <= {f"topic {bed.topic} is not read to its end yet", ""}
     another.close()
