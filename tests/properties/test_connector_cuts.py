@@ -35,7 +35,7 @@ from tidesink.sinks.batch.records import DecodedRecords, EventRules, decoded_rec
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets, limited
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.worker.connector_bounds import ConnectorBounds
+from tidesink.sinks.worker.bounds import ConnectorBounds
 
 Place = tuple[str, int]
 PLACES: Final = [(name, number) for name in NAMES for number in PARTITIONS]

@@ -13,7 +13,7 @@ from tidesink.events import TableId
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints, read_checkpoint
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets, limited
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.worker.connector_bounds import ConnectorBounds, check_bounded, is_empty
+from tidesink.sinks.worker.bounds import ConnectorBounds, check_bounded, is_empty
 
 # As Debezium 3.5.0.Final wrote them.
 _MARIADB: Final = {"ts_sec": 1795758780, "file": "binlog.000001", "pos": 21958, "gtids": "0-1-45"}

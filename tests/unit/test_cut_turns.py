@@ -29,7 +29,7 @@ from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.cuts import CutTable, TableVersion
-from tidesink.sinks.worker.connector_bounds import ConnectorBounds
+from tidesink.sinks.worker.bounds import ConnectorBounds
 from tidesink.sinks.worker.cuts import Cuts, cut_status
 
 SECOND: Final = 1000 << 18

@@ -26,7 +26,7 @@ from tidesink.sinks.kafka.offsets import (
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
-from tidesink.sinks.worker.connector_bounds import check_bounded
+from tidesink.sinks.worker.bounds import check_bounded
 from tidesink.sinks.worker.control import Pauses, Unaccepted, check_not_restored
 from tidesink.sinks.worker.tally import Tally, Tombstones
 

@@ -32,7 +32,7 @@ from tidesink.sinks.targets.cuts import (
     TableVersion,
     VersionedTable,
 )
-from tidesink.sinks.worker.connector_bounds import ConnectorBounds, is_empty
+from tidesink.sinks.worker.bounds import ConnectorBounds, is_empty
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from tidesink.sinks.spark.session import cancel_jobs, session_of, start_thread, 
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.worker.connector_bounds import connector_bounds
+from tidesink.sinks.worker.bounds import connector_bounds
 from tidesink.sinks.worker.control import Requests, TableControl
 from tidesink.sinks.worker.cuts import Cuts
 from tidesink.sinks.worker.discovery import TableTasks
