@@ -33,7 +33,7 @@ from tidesink.sinks.batch.cuts import (
 )
 from tidesink.sinks.batch.records import DecodedRecords, EventRules, decoded_records
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
-from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets, limited
+from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, limited
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.worker.bounds import ConnectorBounds
 
@@ -180,7 +180,7 @@ class Pipeline:
         """A worker's turn: read the checkpoint, choose the bound, and ask where the partitions end."""
         if self.broken == "asks early":
             early, self._broker.early = self._broker.early, self.source.ends()
-        self._bounds.look()
+        self._bounds.look((), Look({}, {}))
         least = max(
             (at for one in self.progress.values() if (at := least_bound(one)) is not None), default=None
         )

@@ -11,9 +11,10 @@ from tidesink.cli.status import cut_lines
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints, read_checkpoint
-from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets, limited
+from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, limited
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.worker.bounds import ConnectorBounds, check_bounded, is_empty
+from tidesink.sinks.worker.bounds import ConnectorBounds, is_empty
+from tidesink.sinks.worker.continuity import check_bounded
 
 # As Debezium 3.5.0.Final wrote them.
 _MARIADB: Final = {"ts_sec": 1795758780, "file": "binlog.000001", "pos": 21958, "gtids": "0-1-45"}
@@ -86,17 +87,17 @@ class _Bed:
 
     def comes(self, position: int, time: float = 7.0) -> None:
         self.broker.newest, self.broker.reason = Checkpoint(position, time), ""
-        self.bounds.look()
+        self.bounds.look((), Look({}, {}))
 
 
 def test_the_newest_checkpoint_is_the_bound() -> None:
     bed = _Bed()
-    bed.bounds.look()
+    bed.bounds.look((), Look({}, {}))
     assert (bed.bounds.next(above=None, least=None), bed.bounds.reason) == (None, "none yet")
     bed.comes(10)
     assert bed.bounds.next(above=10, least=None) is None  # there is a cut at it
     assert bed.bounds.next(above=9, least=10) == 10
-    assert (bed.bounds.time, bed.bounds.reason) == (7.0, "")
+    assert (bed.bounds.time_of(10).timestamp(), bed.bounds.reason) == (7.0, "")
 
 
 def test_a_checkpoint_below_what_tables_have_is_none() -> None:
@@ -151,7 +152,7 @@ def test_ends_are_asked_once_for_each_partition_and_bound() -> None:
 def test_what_cannot_be_read_is_the_reason() -> None:
     bed = _Bed()
     bed.broker.fails = True
-    bed.bounds.look()
+    bed.bounds.look((), Look({}, {}))
     assert bed.bounds.reason == "the brokers have no topic"
 
 

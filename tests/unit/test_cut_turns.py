@@ -29,7 +29,7 @@ from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.cuts import CutTable, TableVersion
-from tidesink.sinks.worker.bounds import ConnectorBounds
+from tidesink.sinks.worker.bounds import Bounds, ConnectorBounds, WatermarkBounds
 from tidesink.sinks.worker.cuts import Cuts, cut_status
 
 SECOND: Final = 1000 << 18
@@ -135,14 +135,13 @@ class _Run:
         self.second: _Table = _Table("second")
         self.start()
 
-    def start(self, connector: ConnectorBounds | None = None) -> None:
+    def start(self, bounds: Bounds | None = None) -> None:
         """A worker that knows nothing yet."""
         target: Any = SimpleNamespace(cut_log=lambda _pipeline: self.log)
         context = replace(surroundings(right(CONFIG), store=self.store), target=target)
         settings = CutSettings.model_validate({"every": "2s"})
-        self.cuts = Cuts(
-            context, settings, lambda _message: None, beat=self.log.beats.set, connector=connector
-        )
+        bounds = bounds or WatermarkBounds(context.source, settings.every, lambda _message: None)
+        self.cuts = Cuts(context, settings, bounds, beat=self.log.beats.set)
 
     def turn(self, *busy: _Table, silent: Sequence[str] = ()) -> bool:
         tables = [self.first, self.second]

@@ -1,28 +1,151 @@
-"""The bounds of cuts whose tables a Debezium connector writes: its checkpoints (ADR 36).
+"""The bounds that the tables of a pipeline with cuts are read under, one behind the other (ADR 36).
 
-A checkpoint that was read is a bound that every partition has passed, at the end that it has when it is asked
-afterwards. Nothing of it is kept: a worker that is started reads the newest, and asks again.
+Where topics have watermarks, a bound is an instant of the schedule, and watermarks tell where a table has
+passed it. Of tables that a Debezium connector writes a bound is a checkpoint of the connector's that was
+read: every partition has passed it at the end that it has when it is asked afterwards. Nothing of that is
+kept: a worker that is started reads the newest checkpoint, and asks again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
 from tidesink.config.models import CutSettings
-from tidesink.config.source import SourceSettings
-from tidesink.errors import ConfigError, SourceError
+from tidesink.errors import SourceError, TidesinkError
+from tidesink.events import LOGICAL_BITS, Message, physical_ms
+from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import greatest
+from tidesink.sinks.batch.cuts import next_bound
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
+from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.worker.watermarks import MOST_WAITING
+
+if TYPE_CHECKING:
+    from tidesink.sinks.worker.table_task import TableTask
 
 _log = structlog.get_logger("tidesink.worker")
+# So many records from the end of a partition are looked through for a watermark.
+_TAIL: Final = 2000
+
+
+class Bounds(Protocol):
+    """Where the bounds of cuts come from. Used by the worker's own thread."""
+
+    def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
+        """Know the tables, and what was seen of their topics, before a bound is asked for."""
+
+    def next(self, *, above: int | None, least: int | None) -> int | None:
+        """A bound that is above the last cut, and not below ``least``; None where there is none yet."""
+
+    def after(self, bound: int) -> int:
+        """The bound behind one that is done with; the same where there is none yet."""
+
+    def tries_again(self) -> bool:
+        """Whether a cut that was passed over is to be tried again at its bound."""
+
+    def ask_ends(self, partitions: Mapping[str, Collection[int]]) -> None:
+        """Know where the partitions of topics end behind the bound; raises SourceError."""
+
+    def ends(self, topic: str) -> Mapping[int, int] | None:
+        """By partition the end behind which nothing comes up to the bound; None: watermarks tell it."""
+
+    def time_of(self, bound: int) -> datetime:
+        """The source's time of the bound."""
+
+    @property
+    def waits(self) -> str | None:
+        """Why there is no other bound; None: bounds are times, and come by themselves."""
+
+    def close(self) -> None:
+        """Let go of the clients."""
+
+
+class WatermarkBounds:
+    """Instants of a schedule that the source is known to have passed, by watermarks; else the next one."""
+
+    waits = None
+
+    def __init__(
+        self, source: KafkaSource, every: float, watermark_of: Callable[[Message], int | None]
+    ) -> None:
+        self._source = source
+        self._every = every
+        self._watermark_of = watermark_of
+        self._tasks: Sequence[TableTask] = ()
+        self._seen = Look({}, {})
+
+    def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
+        """As ``Bounds``."""
+        self._tasks, self._seen = tasks, seen
+
+    def next(self, *, above: int | None, least: int | None) -> int:
+        """As ``Bounds``."""
+        return next_bound(self._newest(), every=self._every, above=above, least=least)
+
+    def after(self, bound: int) -> int:
+        """As ``Bounds``: a later instant."""
+        return self.next(above=bound, least=bound)
+
+    def tries_again(self) -> bool:
+        """There is always a later bound."""
+        return False
+
+    def ask_ends(self, partitions: Mapping[str, Collection[int]]) -> None:
+        """Watermarks tell them."""
+
+    def ends(self, topic: str) -> None:
+        """Watermarks tell them."""
+
+    def time_of(self, bound: int) -> datetime:
+        """As ``Bounds``."""
+        return datetime.fromtimestamp(physical_ms(bound) / 1000, timezone.utc)
+
+    def close(self) -> None:
+        """There is nothing."""
+
+    def _newest(self) -> int:
+        """What the source is known to have passed: by the end of the topic that is read least far, too.
+
+        So a backlog of days is one cut, and not one for each minute of it.
+        """
+        found = [mark for one in self._tasks for mark in _watermarks(one)]
+        late = max(self._tasks, key=lambda one: one.lag)
+        topic = self._seen.found.get(late.topic)
+        if topic is not None and (not found or late.lag > MOST_WAITING):
+            tail = self._tail(topic)
+            found += [] if tail is None else [tail]
+        return max(found, default=int(time.time() * 1000) << LOGICAL_BITS)
+
+    def _tail(self, topic: TopicOffsets) -> int | None:
+        """The greatest watermark at the end of the topic's longest partition."""
+        number, at = max(topic.partitions.items(), key=lambda one: one[1].latest)
+        part = OffsetRange(topic.topic, number, max(at.earliest, at.latest - _TAIL), at.latest)
+        if not part.records:
+            return None
+        try:
+            marks = [self._watermark_of(one) for one in self._source.messages_here([part])]
+        except TidesinkError as exc:
+            _log.debug("the end of a topic was not read", topic=topic.topic, error=str(exc))
+            return None
+        return max((mark for mark in marks if mark is not None), default=None)
+
+
+def _watermarks(task: TableTask) -> Iterator[int]:
+    """The watermarks that a table's partitions have passed, as far as they are known."""
+    topic = task.held.progress.topics.get(task.topic) if task.held else None
+    known = (part.watermark for part in topic.partitions.values()) if topic else ()
+    yield from (mark for mark in (*known, *task.marks.values()) if mark is not None)
 
 
 class ConnectorBounds:
-    """Bounds one behind the other, ``every`` seconds apart. Used by the worker's own thread.
+    """Checkpoints of a connector, ``every`` seconds apart.
 
     ``reason``: why there is no other bound. ``clock`` gives seconds and never runs backwards.
     """
@@ -43,11 +166,16 @@ class ConnectorBounds:
         self._ends: dict[str, dict[int, int]] = {}
 
     @property
-    def time(self) -> float | None:
-        """The source's time of the bound, in seconds since 1970; None before there is one."""
-        return self._chosen.time if self._chosen is not None else None
+    def waits(self) -> str:
+        """As ``Bounds``."""
+        return self.reason
 
-    def look(self) -> None:
+    def time_of(self, bound: int) -> datetime:  # noqa: ARG002  (a position does not tell it)
+        """As ``Bounds``, of the bound that was chosen last."""
+        assert self._chosen is not None  # noqa: S101  (the bound is its position)
+        return datetime.fromtimestamp(self._chosen.time, timezone.utc)
+
+    def look(self, tasks: Sequence[TableTask], seen: Look) -> None:  # noqa: ARG002  (as Bounds has it)
         """Read the newest checkpoint; what keeps it from being read is the ``reason``."""
         try:
             self._checkpoints.look()
@@ -119,21 +247,6 @@ class ConnectorBounds:
         self._checkpoints.close()
 
 
-def check_bounded(progress: Progress) -> None:
-    """See that nothing was applied to a table by a worker without cuts.
-
-    Raises:
-        ConfigError: nothing tells how late what it holds is.
-    """
-    if progress.topics and progress.bound is None:
-        raise ConfigError(
-            f"{progress.table} was read without cuts, and nothing says up to which position of the source's "
-            "log: a cut might have a part of a transaction. Remove cuts from the config, or load the table "
-            "again with them (another target.path, or remove the table at the target)",
-            table=str(progress.table),
-        )
-
-
 def is_empty(progress: Progress | None, starts: Mapping[int, int], ends: Mapping[int, int]) -> bool:
     """Whether a topic has nothing for a table up to the bound, which was never applied to it either.
 
@@ -144,10 +257,13 @@ def is_empty(progress: Progress | None, starts: Mapping[int, int], ends: Mapping
     return all(number in ends and ends[number] <= start for number, start in starts.items())
 
 
-def connector_bounds(source: SourceSettings, cuts: CutSettings) -> ConnectorBounds | None:
-    """The bounds of a config's cuts, where a connector's checkpoints tell them."""
+def open_bounds(
+    context: WorkerContext, cuts: CutSettings, watermark_of: Callable[[Message], int | None]
+) -> Bounds:
+    """The bounds of a pipeline's cuts. ``watermark_of``: as ``watermark_reader``."""
+    source = context.config.source
     debezium = source.debezium
     if debezium.offsets_topic is None or debezium.connector_name is None:
-        return None
+        return WatermarkBounds(context.source, cuts.every, watermark_of)
     found = ConnectorCheckpoints(source.confluent_properties, debezium.offsets_topic, debezium.connector_name)
     return ConnectorBounds(found, cuts.every)

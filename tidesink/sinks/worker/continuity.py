@@ -26,7 +26,6 @@ from tidesink.sinks.kafka.offsets import (
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
-from tidesink.sinks.worker.bounds import check_bounded
 from tidesink.sinks.worker.control import Pauses, Unaccepted, check_not_restored
 from tidesink.sinks.worker.tally import Tally, Tombstones
 
@@ -267,3 +266,18 @@ def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:
         return None
     retention = settings.tombstone_retention if settings.deletes == "hard" else None
     return Tombstones(cast(SequencedTable, table), retention)
+
+
+def check_bounded(progress: Progress) -> None:
+    """See that nothing was applied to a table by a worker without cuts.
+
+    Raises:
+        ConfigError: nothing tells how late what it holds is.
+    """
+    if progress.topics and progress.bound is None:
+        raise ConfigError(
+            f"{progress.table} was read without cuts, and nothing says up to which position of the source's "
+            "log: a cut might have a part of a transaction. Remove cuts from the config, or load the table "
+            "again with them (another target.path, or remove the table at the target)",
+            table=str(progress.table),
+        )

@@ -11,17 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 
 from tidesink.errors import StaleProgressError, TidesinkError
-from tidesink.events import LOGICAL_BITS, Message, physical_ms
 from tidesink.sinks.batch.context import WorkerContext, may_pass
-from tidesink.sinks.batch.cuts import marks_at, next_bound, stands_at
-from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
+from tidesink.sinks.batch.cuts import marks_at, stands_at
+from tidesink.sinks.kafka.offsets import Look, TopicOffsets
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets.base import TargetTable
 from tidesink.sinks.targets.cuts import (
@@ -32,8 +30,7 @@ from tidesink.sinks.targets.cuts import (
     TableVersion,
     VersionedTable,
 )
-from tidesink.sinks.worker.bounds import ConnectorBounds, is_empty
-from tidesink.sinks.worker.watermarks import MOST_WAITING
+from tidesink.sinks.worker.bounds import Bounds, is_empty
 
 if TYPE_CHECKING:
     from tidesink.config.models import CutSettings
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("tidesink.worker")
 _KIND: Final = "cuts"
-# So many records from the end of a partition are looked through for a watermark.
-_TAIL: Final = 2000
 _BEAT_SECONDS: Final = 1.0
 
 
@@ -55,22 +50,17 @@ class Cuts:
         self,
         context: WorkerContext,
         settings: CutSettings,
-        watermark_of: Callable[[Message], int | None],
+        bounds: Bounds,
         *,
         beat: Callable[[], None],
-        connector: ConnectorBounds | None = None,
     ) -> None:
-        """``beat`` gives a sign of life while a cut takes its time.
-
-        ``connector``: the bounds, where no watermarks in the topics tell them.
-        """
+        """``beat`` gives a sign of life while a cut takes its time."""
         self.bound: int | None = None
-        self._connector = connector
+        self._bounds = bounds
         # The bound whose cut was published or passed over.
         self._done: int | None = None
         self._context = context
         self._settings = settings
-        self._watermark_of = watermark_of
         self._beat = beat
         self._log: CutPublisher | None = None
         self._last: int | None = None
@@ -92,9 +82,8 @@ class Cuts:
         if self._log is None:
             self._log = cast("CutTarget", self._context.target).cut_log(self._context.config.pipeline)
             self._last = self._context.retry().call(self._log.last)
-        if self._connector is not None:
-            self._connector.look()
-        self._raise(tasks, seen)
+        self._bounds.look(tasks, seen)
+        self._raise(tasks)
         self._ask_ends(tasks, seen)
         outside = {one for one in tasks if one.outside or self._is_empty(one, seen)}
         blocked = self._blocked(tasks, seen)
@@ -104,10 +93,10 @@ class Cuts:
                 if self.bound != self._done:
                     self._publish(named, self.bound, without={one.table for one in outside})
                     self._done = self.bound
-                self._move_on(tasks, seen)
+                self._move_on()
             elif _only_stuck(blocked, outside, seen):
                 # The others go on without a cut: one table never stops another (L7).
-                self._move_on(tasks, seen)
+                self._move_on()
         self._show({one: reason for one, reason in blocked.items() if one not in outside}, outside)
         if self.bound != before:
             self._ask_ends(tasks, seen)
@@ -115,79 +104,42 @@ class Cuts:
 
     def lead(self, task: TableTask) -> None:
         """Have a table that is not at work be read up to the bound."""
-        task.bound = self.bound
-        if self._connector is not None:
-            task.ends = self._connector.ends(task.topic)
-            if task.held is not None:
-                task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
+        task.bound, task.ends = self.bound, self._bounds.ends(task.topic)
+        if task.ends is not None and task.held is not None:
+            task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
 
     def close(self) -> None:
         """Let go of what bounds are read by."""
-        if self._connector is not None:
-            self._connector.close()
+        self._bounds.close()
 
     def _ask_ends(self, tasks: Iterable[TableTask], seen: Look) -> None:
-        if self._connector is not None and self.bound is not None:
+        if self.bound is not None:
             topics = {one.topic for one in tasks} & seen.found.keys()
-            self._connector.ask_ends({topic: [*seen.found[topic].partitions] for topic in topics})
+            self._bounds.ask_ends({topic: [*seen.found[topic].partitions] for topic in topics})
 
     def _is_empty(self, task: TableTask, seen: Look) -> bool:
         """Whether a table has nothing up to the bound, so that a cut has no version of it to name."""
-        found = seen.found.get(task.topic)
-        if self._connector is None or found is None:
+        found, ends = seen.found.get(task.topic), self._bounds.ends(task.topic)
+        if ends is None or found is None:
             return False
         starts = {number: at.earliest for number, at in found.partitions.items()}
         progress = task.held.progress if task.held is not None else None
-        return is_empty(progress, starts, self._connector.ends(task.topic))
+        return is_empty(progress, starts, ends)
 
-    def _raise(self, tasks: Iterable[TableTask], seen: Look) -> None:
+    def _raise(self, tasks: Iterable[TableTask]) -> None:
         """Have a bound that is not below what any open table was read under."""
         known = [at for one in tasks if (at := one.least_bound) is not None]
         least = max(known, default=None)
         if self.bound is None or (least is not None and least > self.bound):
-            if self._connector is not None:
-                self.bound = self._connector.next(above=self._last, least=least)
-                return
-            newest = self._newest(list(tasks), seen)
-            self.bound = next_bound(newest, every=self._settings.every, above=self._last, least=least)
+            self.bound = self._bounds.next(above=self._last, least=least)
 
-    def _move_on(self, tasks: Sequence[TableTask], seen: Look) -> None:
-        if self._connector is not None:
-            before = self.bound
-            assert before is not None  # noqa: S101  (it is done with)
-            self.bound = self._connector.after(before)
-            if self.bound == before != self._last and self._connector.tries_again():
-                # Where nothing happens at the source no other checkpoint comes, and no other cut.
-                self._done = None
-            return
-        newest = self._newest(tasks, seen)
-        self.bound = next_bound(newest, every=self._settings.every, above=self.bound, least=self.bound)
-
-    def _newest(self, tasks: Sequence[TableTask], seen: Look) -> int:
-        """What the source is known to have passed: by the end of the topic that is read least far, too.
-
-        So a backlog of days is one cut, and not one for each minute of it.
-        """
-        found = [mark for one in tasks for mark in _watermarks(one)]
-        late = max(tasks, key=lambda one: one.lag)
-        topic = seen.found.get(late.topic)
-        if topic is not None and (not found or late.lag > MOST_WAITING):
-            tail = self._tail(topic)
-            found += [] if tail is None else [tail]
-        return max(found, default=int(time.time() * 1000) << LOGICAL_BITS)
-
-    def _tail(self, topic: TopicOffsets) -> int | None:
-        """The greatest watermark at the end of the topic's longest partition."""
-        number, at = max(topic.partitions.items(), key=lambda one: one[1].latest)
-        part = OffsetRange(topic.topic, number, max(at.earliest, at.latest - _TAIL), at.latest)
-        if not part.records:
-            return None
-        try:
-            marks = [self._watermark_of(one) for one in self._context.source.messages_here([part])]
-        except TidesinkError as exc:
-            _log.debug("the end of a topic was not read", topic=topic.topic, error=str(exc))
-            return None
-        return max((mark for mark in marks if mark is not None), default=None)
+    def _move_on(self) -> None:
+        before = self.bound
+        assert before is not None  # noqa: S101  (it is done with)
+        self.bound = self._bounds.after(before)
+        if self.bound == before != self._last and self._bounds.tries_again():
+            # Where nothing happens at the source no other bound comes, and no other cut.
+            self._done = None
 
     def _blocked(self, tasks: Iterable[TableTask], seen: Look) -> dict[TableTask, str]:
         """By table what it waits for before it stands at the bound; empty where it does."""
@@ -202,9 +154,8 @@ class Cuts:
                 if tables is None:
                     return
                 self._context.failpoints.reach("cutting")
-                self._log.publish(
-                    bound, tables, time=self._time(bound), without=without, keep=self._settings.keep
-                )
+                time_of = self._bounds.time_of(bound)
+                self._log.publish(bound, tables, time=time_of, without=without, keep=self._settings.keep)
         except TidesinkError as exc:
             _log.warning("cut not published", commit_ts=bound, error=str(exc))
             refused = [one for one in tasks if exc.context.get("table") == str(one.table)]
@@ -213,14 +164,9 @@ class Cuts:
                 one.fail(exc)
             return
         self._context.failpoints.reach("cut")
-        self._last, self._published_at, self._last_time = bound, time.time(), self._time(bound).timestamp()
+        self._last, self._published_at, self._last_time = bound, time.time(), time_of.timestamp()
         self._applied = {one.table: one.applied for one in tasks}
         _log.info("cut", commit_ts=bound, tables=len(tables))
-
-    def _time(self, bound: int) -> datetime:
-        """The source's time of the bound."""
-        known = self._connector.time if self._connector is not None else None
-        return datetime.fromtimestamp(physical_ms(bound) / 1000 if known is None else known, timezone.utc)
 
     def _named(self, tasks: Iterable[TableTask], bound: int) -> dict[CutTable, TargetTable] | None:
         """What the cut names, which is kept from now on; None where a table's version is not known."""
@@ -262,9 +208,8 @@ class Cuts:
 
     def _by_position(self) -> dict[str, Any]:
         """What the numbers do not say where they are positions, and why no other bound comes."""
-        if self._connector is None:
-            return {}
-        return {"last_time": self._last_time, "waits": self._connector.reason}
+        waits = self._bounds.waits
+        return {} if waits is None else {"last_time": self._last_time, "waits": waits}
 
     def _show(self, blocked: Mapping[TableTask, str], outside: Iterable[TableTask]) -> None:
         """Have the state store know the cut that is waited for, and what holds it back."""
@@ -294,13 +239,6 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
     stuck |= {*outside}
     others = any(not reason or one.stalled for one, reason in blocked.items())
     return others and all(one in stuck for one, reason in blocked.items() if reason)
-
-
-def _watermarks(task: TableTask) -> Iterator[int]:
-    """The watermarks that a table's partitions have passed, as far as they are known."""
-    topic = task.held.progress.topics.get(task.topic) if task.held else None
-    known = (part.watermark for part in topic.partitions.values()) if topic else ()
-    yield from (mark for mark in (*known, *task.marks.values()) if mark is not None)
 
 
 def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) -> str:

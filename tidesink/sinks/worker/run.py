@@ -42,7 +42,7 @@ from tidesink.sinks.spark.session import cancel_jobs, session_of, start_thread, 
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.worker.bounds import connector_bounds
+from tidesink.sinks.worker.bounds import open_bounds
 from tidesink.sinks.worker.control import Requests, TableControl
 from tidesink.sinks.worker.cuts import Cuts
 from tidesink.sinks.worker.discovery import TableTasks
@@ -135,8 +135,8 @@ class Worker:
         cuts = context.config.cuts
         self._cuts = None
         if cuts is not None:
-            bounds = connector_bounds(context.config.source, cuts)
-            self._cuts = Cuts(context, cuts, watermark_of, beat=self._heartbeat.beat, connector=bounds)
+            bounds = open_bounds(context, cuts, watermark_of)
+            self._cuts = Cuts(context, cuts, bounds, beat=self._heartbeat.beat)
         self._gave_overdue = False
 
     def run(self) -> RunReport:
