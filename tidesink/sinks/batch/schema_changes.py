@@ -15,7 +15,7 @@ from tidesink.ddl.row_changes import RowChangeKind, shown_time
 from tidesink.errors import SchemaRefusedError, StateStoreError
 from tidesink.events import TableId, fold_name, physical_ms
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
-from tidesink.sinks.state.progress import Progress, StateStore
+from tidesink.sinks.state.progress import Progress, StateStore, change_document
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
 from tidesink.sinks.targets.modes import names_of
 from tidesink.typemap.projection import Layout
@@ -496,7 +496,6 @@ def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset
 MOST_CHOICES: Final = 50
 _CHOICES_KIND: Final = "policy-choices"
 _MOST_SQL: Final = 1_000
-_TRIES: Final = 20
 
 
 class Choice(NamedTuple):
@@ -531,19 +530,18 @@ class PolicyChoices:
         new = {digest: one for digest, one in chosen.items() if (table, digest) not in self._known}
         if not new:
             return
-        name = _name(progress.pipeline, table)
-        for _ in range(_TRIES):
-            old = self._store.load_document(_CHOICES_KIND, name)
+
+        def more(old: Any | None) -> list[Any]:
             kept = list(old or ())
             for digest, (change, policy) in new.items():
                 known = [one for one in kept if one[3]["digest"] == digest]
                 if not known or (_recurs(change, policy) and known[-1][2] != progress.batch):
                     kept.append([policy, time.time(), progress.batch, _shown(change)])
-            kept = kept[-MOST_CHOICES:]
-            if kept == (old or []) or self._store.swap_document(_CHOICES_KIND, name, old=old, new=kept):
-                self._known.update((table, digest) for digest, one in new.items() if not _recurs(*one))
-                return
-        raise StateStoreError("others write the choices of the table all the time", table=str(table))
+            return kept[-MOST_CHOICES:]
+
+        busy = StateStoreError("others write the choices of the table all the time", table=str(table))
+        change_document(self._store, _CHOICES_KIND, _name(progress.pipeline, table), more, busy)
+        self._known.update((table, digest) for digest, one in new.items() if not _recurs(*one))
 
 
 def read_choices(store: StateStore, pipeline: str, table: TableId) -> tuple[Choice, ...]:

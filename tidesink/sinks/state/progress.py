@@ -9,7 +9,7 @@ too: with the store it is lost, and everything is sent again under a greater epo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
@@ -102,11 +102,35 @@ class StateStore(Protocol):
         """
 
 
+_TRIES: Final = 20
+
+
+def change_document(
+    store: StateStore,
+    kind: str,
+    name: str,
+    change: Callable[[Any | None], Any],
+    refused: StateStoreError,
+) -> Any:
+    """Replace a document by what ``change`` makes of it (None: there is none), also beside others that do.
+
+    The new document.
+
+    Raises:
+        StateStoreError: the store does not answer; or ``refused``: others kept changing it.
+    """
+    for _ in range(_TRIES):
+        old = store.load_document(kind, name)
+        new = change(old)
+        if new == old or store.swap_document(kind, name, old=old, new=new):
+            return new
+    raise refused
+
+
 # Of one table so many are stored; older ones are still in Kafka, if anywhere.
 MOST_EVENTS: Final = 200
 MOST_QUERY: Final = 65_536
 _KIND: Final = "ddl_events"
-_TRIES: Final = 20
 
 
 class StoredDdl(NamedTuple):
@@ -133,13 +157,13 @@ def store_ddl(store: StateStore, progress: Progress, events: Iterable[StoredDdl]
     Raises:
         StateStoreError: the store does not answer.
     """
-    name = _name(progress.pipeline, progress.table)
-    for _ in range(_TRIES):
-        old = store.load_document(_KIND, name)
-        new = _merged(old or [], events, progress.batch)
-        if new == old or store.swap_document(_KIND, name, old=old, new=new):
-            return
-    raise StateStoreError("others write the DDL events of the table all the time", table=str(progress.table))
+    change_document(
+        store,
+        _KIND,
+        _name(progress.pipeline, progress.table),
+        lambda old: _merged(old or [], events, progress.batch),
+        StateStoreError("others write the DDL events of the table all the time", table=str(progress.table)),
+    )
 
 
 def load_ddl(store: StateStore, pipeline: str, tables: Iterable[TableId]) -> list[StoredDdl]:

@@ -14,11 +14,18 @@ from tidesink.config.fields import DDL_COMMANDS, ChangePolicy
 from tidesink.errors import AccountingError, ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Accepted, Pending
-from tidesink.sinks.state.progress import Progress, Rank, StateStore, TableState, TableStatus, Where
+from tidesink.sinks.state.progress import (
+    Progress,
+    Rank,
+    StateStore,
+    TableState,
+    TableStatus,
+    Where,
+    change_document,
+)
 
 _log = structlog.get_logger("tidesink.worker")
 _KIND: Final = "table-control"
-_TRIES: Final = 20
 
 
 @dataclass(frozen=True)
@@ -160,13 +167,13 @@ def change_control(
     Raises:
         StateStoreError: the store does not answer, or others kept changing the document.
     """
-    for _ in range(_TRIES):
-        old = store.load_document(_KIND, pipeline)
-        controls = dict(_read(old))
-        controls[table] = change(controls.get(table, NOTHING_ASKED))
-        if store.swap_document(_KIND, pipeline, old=old, new=_written(controls)):
-            return controls[table]
-    raise StateStoreError("others kept asking for something; try again", table=str(table))
+
+    def asked(old: Any | None) -> dict[str, Any]:
+        controls = _read(old)
+        return _written({**controls, table: change(controls.get(table, NOTHING_ASKED))})
+
+    busy = StateStoreError("others kept asking for something; try again", table=str(table))
+    return _read(change_document(store, _KIND, pipeline, asked, busy))[table]
 
 
 def _read(document: Any | None) -> Controls:
@@ -230,12 +237,12 @@ def store_decisions(store: StateStore, pipeline: str, decided: Sequence[Decision
     Raises:
         StateStoreError: the store does not answer, or others kept changing the document.
     """
-    for _ in range(_TRIES):
-        old = store.load_document(_DECISIONS, pipeline)
-        new = [*(old or ()), *([list(one.table), *one[1:]] for one in decided)][-MOST_DECISIONS:]
-        if store.swap_document(_DECISIONS, pipeline, old=old, new=new):
-            return
-    raise StateStoreError("others kept deciding changes; try again", pipeline=pipeline)
+
+    def more(old: Any | None) -> list[Any]:
+        return [*(old or ()), *([list(one.table), *one[1:]] for one in decided)][-MOST_DECISIONS:]
+
+    busy = StateStoreError("others kept deciding changes; try again", pipeline=pipeline)
+    change_document(store, _DECISIONS, pipeline, more, busy)
 
 
 def read_decisions(store: StateStore, pipeline: str) -> tuple[Decision, ...]:
