@@ -68,9 +68,7 @@ AllOf = Annotated[
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{4,16}")
 _STATES: Final[Mapping[str | None, str]] = {None: "waits", "apply": "approved", "ignore": "rejected"}
 _CHOICES: Final[Mapping[str | None, str]] = {"apply": "applied by policy", "ignore": "ignored by policy"}
-
-
-# What a status says of a change that waits.
+# Of what was decided nothing more is possible.
 _WAITS_NOT: Final = {"accepts": [], "reason": ""}
 
 

@@ -33,9 +33,8 @@ from tidesink.cli.terminal import (
     show_table,
     write_json,
 )
-from tidesink.codecs import CODECS
 from tidesink.config import Config
-from tidesink.config.table_checks import snapshot_obstacle, topic_without_records
+from tidesink.config.table_checks import may_load_quiet_tables, snapshot_obstacle, topic_without_records
 from tidesink.errors import ConfigError
 from tidesink.events import fold_name
 
@@ -232,7 +231,7 @@ def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableI
     from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
 
     asked = read_controls(store, config.pipeline).get(table, NOTHING_ASKED).snapshot
-    if asked.limited or asked.started <= max(0, asked.cancelled):
+    if asked.limited or not asked.is_asked:
         return
     progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
     found = progress.snapshot if progress is not None else None
@@ -340,14 +339,11 @@ def _named(names: Sequence[str], config: Config, store: StateStore, *, starts: b
 
 def _quiet_table(name: str, config: Config) -> TableId | None:
     """A table of the database that a worker can load though no record names it; None: there is none."""
-    from tidesink.sinks.batch.source_rows import OPTION
-    from tidesink.sinks.worker.snapshot import open_source_database
-    from tidesink.source_database.database import stored_tables, translated
+    from tidesink.sinks.worker.look_ups import tables_of_database
 
-    if not CODECS[config.source.protocol].shares_topics:
+    if not may_load_quiet_tables(config):
         return None
-    with open_source_database(config) as database, translated(OPTION):
-        stored = {fold_name(str(table)): table for table in stored_tables(database.connection)}
+    stored = {fold_name(str(table)): table for table in tables_of_database(config)}
     table = stored.get(fold_name(name))
     return table if table is not None and topic_without_records(config, table) is not None else None
 

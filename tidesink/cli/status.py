@@ -171,11 +171,9 @@ def cut_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
     for table, reason in found["held_back"].items():
         yield f"next cut waits for {table}: {reason}"
     # Where cuts are by positions no table has a snapshot of ours.
-    left_out = (
-        "its topic has nothing yet" if by_position else "its snapshot is not over, or later than the cut"
-    )
+    reason = "its topic has nothing yet" if by_position else "its snapshot is not over, or later than the cut"
     for table in found.get("excluded", ()):
-        yield f"next cut leaves out {table}: {left_out}"
+        yield f"next cut leaves out {table}: {reason}"
 
 
 def _last_cut(commit_ts: int, at: float | None, *, by_position: bool) -> str:

@@ -19,7 +19,13 @@ from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
 from tidesink.config.models import idle_patterns, topic_tables
-from tidesink.config.table_checks import check_merged, loads_quiet_tables, quiet_tables, shown_policies
+from tidesink.config.table_checks import (
+    check_merged,
+    loads_quiet_tables,
+    needs_positions,
+    quiet_tables,
+    shown_policies,
+)
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import (
     ConfigError,
@@ -249,10 +255,8 @@ def _quiet(config: Config, topic: str, table: TableId, statement: str) -> TableP
     schema = definitions.get(table)
     assert schema is not None  # noqa: S101  (it was created)
     plan = _canal_table(config, table, _Seen(topic, schema), definitions)
-    stated = plan.types_from == "definition"
-    return dataclasses.replace(
-        plan, types_from=plan.types_from if stated else "database", warnings=(_QUIET, *plan.warnings)
-    )
+    types: TypesFrom = "definition" if plan.types_from == "definition" else "database"
+    return dataclasses.replace(plan, types_from=types, warnings=(_QUIET, *plan.warnings))
 
 
 def _of_no_topic(config: Config, plan: TablePlan) -> TablePlan:
@@ -327,7 +331,7 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
                 database = closing.enter_context(open_source_database(config))
             try:
                 stored = database.table(plan.table)
-                if settings.mode == "history" or settings.sequence_by == "source":
+                if needs_positions(config, settings):
                     database.position(since=0)
             except (ConfigError, SourceError) as error:
                 yield dataclasses.replace(plan, problem=plan.problem or error.message)

@@ -134,25 +134,30 @@ def snapshot_obstacle(config: Config) -> str | None:
     return None
 
 
+def needs_positions(config: Config, settings: TableConfig) -> bool:
+    """Whether a snapshot of a table needs the database's positions (a commit_ts), which TiDB alone has."""
+    return settings.mode == "history" or settings.sequence_by == "source" or config.cuts is not None
+
+
+def may_load_quiet_tables(config: Config) -> bool:
+    """Whether a table that no record names can be loaded, by its definition in the database."""
+    return config.source.protocol == "canal-json" and config.source.database is not None
+
+
 def topic_without_records(config: Config, table: TableId) -> str | None:
     """The topic of a table that no record may name: the only one that it can have, by the topic rules.
 
     None where nothing but records says which it is, or such a table is not loaded.
     """
-    source = config.source
-    if source.protocol != "canal-json" or source.database is None:
+    if not may_load_quiet_tables(config):
         return None
-    topics = {rule.topic_for(table) for rule in source.rules}
+    topics = {rule.topic_for(table) for rule in config.source.rules}
     return topics.pop() if len(topics) == 1 else None
 
 
 def loads_quiet_tables(config: Config) -> bool:
     """Whether tables are loaded that no record may name, so that the database is asked for its tables."""
-    return (
-        config.source.protocol == "canal-json"
-        and config.source.database is not None
-        and bool(_loading(config))
-    )
+    return may_load_quiet_tables(config) and bool(_loading(config))
 
 
 def quiet_tables(config: Config, stored: Iterable[TableId]) -> Iterator[tuple[str, TableId]]:
@@ -365,16 +370,16 @@ def _without_keys(name: str) -> tuple[str, str]:
 
 
 # Kinds that only DDL reports with certainty: a registry can hold an older schema as its newest.
-_OF_COLUMNS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
-REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = (*_OF_COLUMNS, *get_args(RowChangeKind))
+# Of these no topic of a Debezium connector tells.
+_UNTOLD: Final[tuple[ChangeKind, ...]] = ("drop", "narrow")
+REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow", *get_args(RowChangeKind))
 
 
 def unreported_kinds(source: SourceSettings) -> tuple[ChangeKind, ...]:
     """The kinds of changes of which no topic of the pipeline tells with certainty."""
     if CODECS[source.protocol].tells_ddl:
         return ()
-    has_topic = source.debezium.schema_change_topic is not None
-    return ("drop", "narrow") if has_topic else REPORTED_KINDS
+    return REPORTED_KINDS if source.debezium.schema_change_topic is None else _UNTOLD
 
 
 def _schema_changes(at: Section) -> Iterator[Problem]:
@@ -394,7 +399,7 @@ def _schema_changes(at: Section) -> Iterator[Problem]:
     for kind in (kind for kind in REPORTED_KINDS if kind.replace("-", "_") in given):
         if kind in kinds:
             remedy = "remove it"
-            if kind not in ("drop", "narrow") and source.protocol.startswith("debezium"):
+            if kind not in _UNTOLD and source.protocol.startswith("debezium"):
                 remedy = _BY_TOPIC
             yield at.problem(f"schema-changes.{kind}", reason, remedy)
         elif said is not None and said.policy(kind) == "apply" and (obstacle := ddl_obstacle(at.config)):

@@ -268,10 +268,7 @@ class Batch:
     def _reduced(self, plan: BatchPlan, bad: BadRecord | None = None) -> Reduction:
         for _ in range(MOST_PLANS):
             self._context.stop.check()
-            # Names first: a table that is emptied gets the columns of what comes behind the DDL.
-            if settle_names(self._hold.table, self._decoding, self._policies):
-                self._context.choices.keep(self._policies.chosen, self._hold.progress)
-            self._settle_rows()
+            self._settle()
             try:
                 reduction = replace(self._reduce_once(plan), bad=bad)
             except RangeTooLargeError:
@@ -294,13 +291,16 @@ class Batch:
             table=str(self._settings.table),
         )
 
-    def _settle_rows(self) -> None:
-        """Know what becomes of the DDL that changes rows.
+    def _settle(self) -> None:
+        """Know what becomes of the DDL that renames columns, and of that which changes rows.
 
         Raises:
             ChangesWaitError: some of it waits for a person.
             TableEmptiesError: the table is to be emptied before rows are applied.
         """
+        # Names first: a table that is emptied gets the columns of what comes behind the DDL.
+        if settle_names(self._hold.table, self._decoding, self._policies):
+            self._context.choices.keep(self._policies.chosen, self._hold.progress)
         self._row_ddl = self._decoding.row_ddl()
         topic, known = self._plan.found.topic, up_to(self._row_ddl, self._hold.bound)
         self._row_decision = decide_rows(known, self._policies, self._hold.progress, topic)

@@ -103,15 +103,15 @@ class TableTasks:
 
         A topic that is not there yet is seen as one without partitions from then on.
         """
-        found = seen.found
-        for topic, _ in self._quiet.tables():
+        found, quiet = seen.found, self._quiet.tables()
+        for topic, _ in quiet:
             if topic not in self._absent and topic not in seen.unanswered and self._may_come(topic):
                 self._absent[topic] = TopicOffsets(topic, "", {})
         for topic, absent in self._absent.items():
             if topic not in self._there and topic not in seen.unanswered:
                 found[topic] = absent
             self._context.topics.tables(topic).absent = topic not in self._there
-        for topic, table in self._quiet.tables():
+        for topic, table in quiet:
             if topic not in found or table in self._table_tasks[topic]:
                 continue
             # What comes meanwhile is nothing to wait for: it would never end.

@@ -332,7 +332,7 @@ class QuietTables:
     ) -> None:
         self._context = context
         self._asked = asked
-        self._ask = ask or _stored_tables
+        self._ask = ask or tables_of_database
         self._looks = loads_quiet_tables(context.config)
         self._found: tuple[tuple[str, TableId], ...] = ()
         self._look: Future[Sequence[TableId]] | None = None
@@ -370,6 +370,7 @@ class QuietTables:
             _log.warning("tables without records are not known", error=type(exc).__name__)
 
 
-def _stored_tables(config: Config) -> tuple[TableId, ...]:
+def tables_of_database(config: Config) -> tuple[TableId, ...]:
+    """All tables of the source's database. Raises: as ``open_source_database``."""
     with open_source_database(config) as database, translated(OPTION):
         return stored_tables(database.connection)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from tidesink.config import Config, TableConfig
+from tidesink.config.table_checks import needs_positions
 from tidesink.errors import ConfigError, SourceError, ValueOutOfRangeError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
@@ -36,7 +37,7 @@ from tidesink.sinks.batch.run import (
     Reduction,
     released_on_error,
 )
-from tidesink.sinks.batch.schema_changes import ChangesWaitError, settle_names
+from tidesink.sinks.batch.schema_changes import ChangesWaitError
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.source_rows import (
     OPTION,
@@ -445,9 +446,8 @@ class Snapshot:
 
     def _check_positions(self, database: SourceDatabase, progress: Progress) -> None:
         """Refuse one that was asked for and has rows that need positions, which the database has not."""
-        settings, begun = self._settings, progress.snapshot.number if progress.snapshot else 0
-        ordered = settings.mode == "history" or settings.sequence_by == "source"
-        if (ordered or self._context.config.cuts) and self.asked.started > begun:
+        begun = progress.snapshot.number if progress.snapshot else 0
+        if needs_positions(self._context.config, self._settings) and self.asked.started > begun:
             try:
                 database.position(since=0)
             except ConfigError as error:
@@ -588,9 +588,7 @@ class SnapshotBatch(Batch):
 
     def _reduced(self, plan: BatchPlan, _bad: BadRecord | None = None) -> Reduction:
         self._context.stop.check()
-        if settle_names(self._hold.table, self._decoding, self._policies):
-            self._context.choices.keep(self._policies.chosen, self._hold.progress)
-        self._settle_rows()
+        self._settle()
         try:
             reduction = self._reduce_once(plan)
             # A row that does not fit may be of a type that is known better by now.

@@ -239,12 +239,7 @@ class ExcludedTables:
         if not self.is_there(cursor):
             columns = [
                 ("pipeline", text, True, "its name in the config"),
-                (
-                    "source_schema",
-                    text,
-                    True,
-                    "the schema of a table of the source",
-                ),
+                ("source_schema", text, True, "the schema of a table of the source"),
                 ("source_table", text, True, "its name: the last cut has it not"),
             ]
             self._dialect.create(cursor, self.place, columns)
