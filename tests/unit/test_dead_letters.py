@@ -102,6 +102,57 @@ def test_records_of_others_are_no_letters() -> None:
     assert read_headers([]) is None
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"__tidesink.errors.kind": b"note"},
+        {"__tidesink.errors.kind": b"\xff"},
+        {"__tidesink.errors.kind": None},
+        {"__tidesink.errors.table": None},
+        {"__connect.errors.connector.name": None},
+        {"__connect.errors.topic": b""},
+        *(
+            {f"__connect.errors.{name}": value}
+            for name in ("partition", "offset")
+            for value in (None, b"", b"-1", b"x", b"1_0", b" 1", b"1.0", "\u0661".encode(), b"9" * 19)
+        ),
+    ],
+)
+def test_a_record_that_names_no_place_in_kafka_is_no_letter(said: dict[str, bytes | None]) -> None:
+    """The topic may be shared: none of these may stop the commands that read it."""
+    headers = [(name, said.get(name, value)) for name, value in letter_headers(ROW, STAMP)]
+    assert read_headers(headers) is None
+    lacks = [(name, value) for name, value in headers if name not in said]
+    assert read_headers(lacks) is None
+
+
+def test_a_copy_of_a_letter_that_connect_could_not_read_is_no_letter() -> None:
+    """Its headers stand behind ours, whatever connector they name."""
+    own = letter_headers(ROW, STAMP)
+    connects = [header for header in own if header[0].startswith("__connect")]
+    assert read_headers([*own, *connects]) is None
+    assert read_headers([("__tidesink.errors.kind", b"letter"), *connects]) is None
+    # Others may have been added on the way.
+    assert read_headers([*own, ("traceparent", b"00")]) == read_headers(own)
+
+
+@pytest.mark.parametrize("value", [b"x", b"-1", b"9" * 30, b"\xff"])
+def test_a_letter_stays_one_without_the_numbers_that_only_inform(value: bytes) -> None:
+    names = ("timestamp", "key.schema.id", "value.schema.id", "batch", "epoch")
+    spoilt = {f"__tidesink.errors.{name}": value for name in names}
+    found = read_headers([(name, spoilt.get(name, old)) for name, old in letter_headers(ROW, STAMP)])
+    assert found is not None
+    letter = found[1]
+    assert (letter.time, letter.schema_id, letter.key_schema_id, letter.batch, letter.epoch) == (
+        None,
+        None,
+        None,
+        0,
+        0,
+    )
+    assert letter.identity == ("shop", "shop.orders", "topic-id", "shop_orders", 2, 17)
+
+
 def test_a_record_that_was_a_letter_or_a_mark_itself_is_a_letter() -> None:
     """The source may be a copy of a topic of dead letters."""
     first = read_headers(letter_headers(ROW, STAMP))
