@@ -13,10 +13,12 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from tests.contracts.sql_beds import DATABASES
 from tests.e2e.diffing import diff_config, differing, drain, table_of_diff
 from tests.e2e.live_source import LiveTable, changing, live_table
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
+from tests.e2e.sql_beside import execute
 from tests.e2e.wide_rows import OTHERS, wide_table
 from tests.full import FULL, quick_on
 from tests.mysql_values import own_database
@@ -53,6 +55,8 @@ def test_a_value_of_every_type_that_differs_is_found(
         # MariaDB is the source, too: the copy needs a name of its own.
         apart = {"table": "copy_{schema}.{table}"} if kind == "mysql" else {}
         config = diff_config(tmp_path, servers, topic, mariadb_url, target={**place.target, **apart})
+        last = len(names) + 1
+        _run(connection, f"UPDATE wide SET da = NULL WHERE id = {last}")  # noqa: S608
         drain(config)
         code, found = table_of_diff(config)
         assert (code, found["equal"], found["differences"]) == (0, len(names) + 2, [])
@@ -61,15 +65,22 @@ def test_a_value_of_every_type_that_differs_is_found(
             _run(connection, f"UPDATE wide SET {name} = {OTHERS[name]} WHERE id = {number}")  # noqa: S608
         _run(connection, f"DELETE FROM wide WHERE id = {len(names)}")  # noqa: S608
         _run(connection, "INSERT INTO wide (id) VALUES (-1)")
+        # A date that Spark has not, where the source has NULL.
+        odd = kind == "postgres"
+        if odd:
+            statement = f"UPDATE \"{schema}\".wide SET da = 'infinity' WHERE id = {last}"  # noqa: S608
+            execute(("postgres", DATABASES["postgres"](request)), statement)
         report = tmp_path / "differing.jsonl"
         code, found = table_of_diff(config, "--report", str(report))
     assert code == 3
     counts = [found[name] for name in ("equal", "different", "only_at_source", "only_at_target", "unsettled")]
-    assert counts == [1, len(names), 1, 1, 0]
+    assert counts == [not odd, len(names) + odd, 1, 1, 0]
     assert len(found["differences"]) == 20
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     by_key = {int(one["key"]["id"]): one.get("columns", one["kind"]) for one in lines}
     expected: dict[int, Any] = {number: [name] for number, name in enumerate(names)}
+    if odd:
+        expected[last] = ["da"]
     assert by_key == {**expected, len(names): "only_at_target", -1: "only_at_source"}
 
 

@@ -249,7 +249,114 @@ def _after(courses: dict[str, tuple[Version, ...]], looks: int) -> Iterator[tupl
 
 
 def test_json_has_one_spelling() -> None:
+    """``tests/properties/test_canonical_json.py`` has the law."""
     assert canonical_json('{"b":1e2,"a":[1.50, "é"]}') == canonical_json('{ "a" : [1.5,"\\u00e9"], "b":100}')
     assert canonical_json("9007199254740993") != canonical_json("9007199254740992")
     assert canonical_json("no json") == "no json"
     assert canonical_json(None) is None
+
+
+# Of a compared type and a spelling: texts of values with the type that a side has, in classes of equal ones.
+_CLASSES: Final[tuple[tuple[ComparedColumn, tuple[tuple[str, ...], ...]], ...]] = (
+    (
+        ComparedColumn("double", "double", False),
+        (
+            ("0D", "-0D", "CAST(-0.0 AS FLOAT)"),
+            ("CAST('NaN' AS DOUBLE)", "CAST('NaN' AS FLOAT)"),
+            ("CAST('Infinity' AS DOUBLE)",),
+            ("0.1D",),
+            ("CAST(0.1 AS FLOAT)",),
+            ("0.10000000000000002D",),
+            ("CAST(NULL AS DOUBLE)",),
+        ),
+    ),
+    (
+        ComparedColumn("decimal", "decimal(38,2)", False),
+        (
+            ("1.5BD", "1.50BD", "'1.5'", "'1.500'", "CAST(1.5 AS decimal(38,10))"),
+            ("1.51BD", "'1.51'"),
+            ("CAST(1.505 AS decimal(38,10))", "1.505BD"),
+            ("'infinity'",),
+            ("CAST(NULL AS decimal(38,10))", "CAST(NULL AS string)"),
+            ("0BD", "'0'", "'-0.000'"),
+        ),
+    ),
+    (
+        ComparedColumn("digits", "string", False, "digits"),
+        (
+            ("'100'", "'100.000'"),
+            ("'1'", "'1.0'"),
+            ("'00:00:00'", "'-00:00:00.000000'"),
+            ("'0'", "'-0.00'"),
+            ("'-00:00:00.5'", "'-00:00:00.500000'"),
+            ("'NaN'",),
+            ("''",),
+            ("'NULL'",),
+            ("CAST(NULL AS STRING)",),
+        ),
+    ),
+    (
+        ComparedColumn("json", "string", False, "json"),
+        (
+            ("'1'", "'1.0'"),
+            ("'null'", "' null'"),
+            ("""'"null"'""",),
+            ("CAST(NULL AS STRING)",),
+            ("'12345678901234567890.123'",),
+            ("'12345678901234567890.124'",),
+            ("""'{"a":1,"a":2}'""",),
+            ("""'{"a":2}'""",),
+        ),
+    ),
+    (
+        ComparedColumn("text", "string", False),
+        (("'NULL'",), ("'null'",), ("''",), ("' '",), ("'a,b'",), ("'b,a'",), ("CAST(NULL AS STRING)",)),
+    ),
+    (
+        ComparedColumn("binary", "binary", False),
+        (("x''",), ("x'00'",), ("x'0000'",), ("x'01'",), ("CAST(NULL AS BINARY)",)),
+    ),
+    (
+        ComparedColumn("day", "date", False),
+        (
+            ("DATE'2026-01-02'", "'2026-01-02'"),
+            ("DATE'0001-01-01'",),
+            ("'infinity'",),
+            ("'-infinity'",),
+            ("'0044-03-15 BC'",),
+            ("'0000-00-00'",),
+            ("CAST(NULL AS DATE)", "CAST(NULL AS STRING)"),
+        ),
+    ),
+    (
+        ComparedColumn("time", "timestamp_ntz", False),
+        (
+            ("TIMESTAMP_NTZ'2026-01-02 03:04:05'", "'2026-01-02 03:04:05.000000'"),
+            ("TIMESTAMP_NTZ'2026-01-02 03:04:05.000001'",),
+            ("'infinity'",),
+            ("CAST(NULL AS TIMESTAMP_NTZ)",),
+        ),
+    ),
+    (
+        ComparedColumn("number", "int", False),
+        (("1", "'1'"), ("CAST(5000000000 AS BIGINT)",), ("'x'",), ("CAST(NULL AS INT)",)),
+    ),
+)
+
+
+@pytest.mark.parametrize(("column", "classes"), _CLASSES, ids=lambda one: getattr(one, "name", ""))
+def test_two_values_are_equal_if_and_only_if_they_are_one_value(
+    spark: SparkSession, column: ComparedColumn, classes: tuple[tuple[str, ...], ...]
+) -> None:
+    """Of the value's own column, with its row, and beside a NULL; a key that is odd is no other key."""
+    values = [(number, text) for number, texts in enumerate(classes) for text in texts]
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    for number, text in values:
+        frame = spark.sql(f"SELECT 1 AS k, {text} AS v, CAST(NULL AS INT) AS n")
+        key = ComparedColumn("k", "int", True)
+        last = ComparedColumn("n", "int", False)
+        (row,) = digests(frame, (key, column, last), detailed=True).collect()
+        keyed = digests(frame.select("v"), (column._replace(key=True),)).collect()[0]
+        found.setdefault(number, []).append((row["r0"], row["r1"], *row["columns"], keyed["h0"], keyed["h1"]))
+    assert all(len({*states}) == 1 for states in found.values())
+    assert len({states[0] for states in found.values()}) == len(classes)

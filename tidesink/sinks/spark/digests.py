@@ -11,19 +11,26 @@ column           of a digest
 ``r0``, ``r1``   the hash of the other values
 ``key``          the key's values as texts, of bytes their hex digits
 ``columns``      a hash of each other value, in their order; only where asked for
-``texts``        each other value as text; only where asked for
+``texts``        each other value as text, in its side's own spelling; only where asked for
 ``bad``          the source's row cannot be one of the target; the others are null then
 ===============  =====================================================================================
 
 The *state* of a key on a side is the hash of its row and how many rows have the key; null: none has.
+
+Two values are equal if they are the same value of the column's type: decimals of other scales, and JSON or
+digits in another spelling, are. Of floating-point numbers ``0.0`` equals ``-0.0`` and every NaN is one value
+(Spark's hash makes them one, as does ``=`` in databases). A value that the compared type does not hold
+exactly is *odd*: it equals neither NULL nor what a cast makes of it, only the same text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final, NamedTuple
+from json.encoder import encode_basestring_ascii
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
@@ -35,12 +42,16 @@ if TYPE_CHECKING:
     from tidesink.source_database.key_bounds import Bound
     from tidesink.typemap.render_sql import Spelling
 
+_T = TypeVar("_T")
 HASH: Final = ("h0", "h1")
 _ROW: Final = ("r0", "r1")
 _SOURCE: Final = "_source"
 _SHARES: Final = 1 << 40
 # What each of the two hashes begins with.
 _SEEDS: Final = (0, 1)
+# A column of rows that a reader gives: an array with the text of each value that its Spark type does not hold
+# ("infinity" of a date, a day before Christ), null for all others.
+ODD: Final = "_odd"
 
 
 class ComparedColumn(NamedTuple):
@@ -59,14 +70,20 @@ def digests(
     detailed: bool = False,
     shown: bool = False,
 ) -> DataFrame:
-    """The digests of rows, whose columns are ``columns`` in their order, and perhaps ``bad`` behind them.
+    """The digests of rows, whose columns are ``columns`` in their order, and perhaps flags behind them.
 
+    The flags are ``bad``, and ``ODD``: the texts of values that their column's Spark type does not hold.
     ``detailed`` and ``shown``: with ``columns``, and ``texts``.
     """
     flags = rows.columns[len(columns) :]
     named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *flags)
-    values = [_compared(f"c{at}", one) for at, one in enumerate(columns)]
-    texts = [_text(value, one) for value, one in zip(values, columns, strict=True)]
+    kinds = [one.dataType.simpleString() for one in rows.schema.fields]
+    odd = [F.col(ODD)[at] if ODD in flags else None for at in range(len(columns))]
+    values = [_compared(f"c{at}", kinds[at], one, odd[at]) for at, one in enumerate(columns)]
+    texts = [
+        F.coalesce(_text(value.held if one.key else value.shown, one), value.odd)
+        for value, one in zip(values, columns, strict=True)
+    ]
     keys, others = _parted(values, columns)
     key_texts, other_texts = _parted(texts, columns)
     found = [
@@ -76,7 +93,7 @@ def digests(
             for seed, name in zip(_SEEDS, _ROW, strict=True)
         ),
         F.array(*key_texts).alias("key"),
-        (F.col("bad") if flags else F.lit(False)).alias("bad"),
+        (F.col("bad") if "bad" in flags else F.lit(False)).alias("bad"),
     ]
     if detailed:
         hashes = [F.xxhash64(*_with_nulls([value])) for value in others]
@@ -113,7 +130,7 @@ def within(rows: DataFrame, columns: Sequence[ComparedColumn], limits: Sequence[
     flags = rows.columns[len(columns) :]
     named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *flags)
     places = {one.name: at for at, one in enumerate(columns)}
-    kept = F.col("bad") if flags else F.lit(False)
+    kept = F.col("bad") if "bad" in flags else F.lit(False)
     inside = F.lit(True)
     for one in limits:
         at = places[one.name]
@@ -149,8 +166,9 @@ def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, pa
     types of ``columns``, which are the key's alone.
     """
     named = rows.toDF(*(f"c{at}" for at in range(len(columns))))
-    values = [_compared(f"c{at}", one) for at, one in enumerate(columns)]
-    texts = [_text(value, one) for value, one in zip(values, columns, strict=True)]
+    kinds = [one.dataType.simpleString() for one in rows.schema.fields]
+    values = [_compared(f"c{at}", kinds[at], one) for at, one in enumerate(columns)]
+    texts = [_text(value.held, one) for value, one in zip(values, columns, strict=True)]
     plain = (F.expr(f"try_cast(c{at} AS {one.type})").alias(f"c{at}") for at, one in enumerate(columns))
     found = named.select(*_hashes(values), F.array(*texts).alias("key"), F.struct(*plain).alias("value"))
     mine = found.where(F.pmod(F.col(HASH[0]), F.lit(parts)) == part)
@@ -170,40 +188,201 @@ def named_keys(
     return keys_of(rows.select(values), columns, part=0, parts=1)
 
 
-def _hashes(keys: Sequence[Column]) -> list[Column]:
-    return [F.xxhash64(F.lit(seed), *keys).alias(name) for seed, name in zip(_SEEDS, HASH, strict=True)]
+class _Value(NamedTuple):
+    """A value as it is compared.
+
+    ``held``: in the compared type, in one spelling; null if it is NULL, or odd. ``odd``: its text if it is.
+    ``shown``: in the compared type, in its side's own spelling.
+    """
+
+    held: Column
+    odd: Column
+    shown: Column
+
+    @property
+    def parts(self) -> tuple[Column, Column]:
+        """What is hashed of it. Spark's hash passes over NULL, and one of the two is NULL."""
+        return self.held, self.odd
 
 
-def _compared(name: str, column: ComparedColumn) -> Column:
+def _hashes(keys: Sequence[_Value]) -> list[Column]:
+    parts = [part for value in keys for part in value.parts]
+    return [F.xxhash64(F.lit(seed), *parts).alias(name) for seed, name in zip(_SEEDS, HASH, strict=True)]
+
+
+def _compared(name: str, kind: str, column: ComparedColumn, odd: Column | None = None) -> _Value:
+    """A column of type ``kind`` as the compared type has it. ``odd``: a reader's texts of odd values."""
+    raw = F.col(name)
     value = F.expr(f"try_cast({name} AS {column.type})")
+    found = F.lit(None).cast("string") if odd is None else odd
+    if kind != column.type:
+        found = F.coalesce(found, F.when(~_is_exact(raw, kind, value, column.type), raw.cast("string")))
+        value = F.when(found.isNull(), value)
+    return _Value(_spelt(value, column), found, value)
+
+
+def _is_exact(raw: Column, kind: str, value: Column, wanted: str) -> Column:
+    """Whether a cast value is the one that it was cast from; true for NULL."""
+    if kind == "string":
+        same = _digits(raw) == _digits(value.cast("string")) if wanted.startswith("decimal") else F.lit(True)
+        return raw.isNull() | (value.isNotNull() & same)
+    return value.try_cast(kind).eqNullSafe(raw)
+
+
+def _spelt(value: Column, column: ComparedColumn) -> Column:
+    """A value in the one spelling of its column."""
     if column.spelling == "digits":
-        return F.regexp_replace(F.regexp_replace(value, r"(\.\d*?)0+$", "$1"), r"\.$", "")
+        return _digits(value)
     return F.udf(canonical_json, "string")(value) if column.spelling == "json" else value
 
 
+def _digits(value: Column) -> Column:
+    """Digits, or a time of day, without zeros at the end of the fraction; a zero has no sign."""
+    short = F.regexp_replace(F.regexp_replace(value, r"(\.\d*?)0+$", "$1"), r"\.$", "")
+    return F.regexp_replace(short, "^-([0:]*)$", "$1")
+
+
+# The last kind is what no JSON has.
+_TOKENS: Final = re.compile(
+    r'[ \t\n\r]+|[\[\]{},:]|"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+    r"|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|.",
+    re.DOTALL,
+)
+# Longer exponents stay as they are written: Python's int() refuses some thousand digits.
+_LONGEST_EXPONENT: Final = 1000
+_DIGITS: Final = frozenset("0123456789")
+# What may come next: a value, the name of a member, the colon behind it, or what follows a value.
+_VALUE, _FIRST, _NAME, _FIRST_NAME, _COLON, _AFTER = range(6)
+_Piece = str | list["_Piece"]
+
+
 def canonical_json(text: str | None) -> str | None:
-    """A JSON text in the one spelling of its value; what is no JSON stays as it is."""
+    """The one spelling of a JSON text's value; a text that is no JSON (RFC 8259) stays as it is.
+
+    Two texts have one spelling if and only if they differ in no more than white space, escapes in texts,
+    the order of members with different names, and the way in which equal numbers are written. Numbers are
+    compared as decimals of any size (exponents of more than 1000 digits as they are written), and ``-0`` is
+    ``0``. All members of one name are kept, in their order. Nesting may be of any depth.
+    """
     if text is None:
         return None
     try:
-        found = json.loads(text, parse_float=_number)
+        return "".join(_flattened(_json_value(text)))
     except ValueError:
         return text
-    return json.dumps(found, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
 
 
-def _number(text: str) -> float | int:
-    """A number with a point, or an exponent, that is whole is the integer."""
-    value = float(text)
-    return int(value) if value.is_integer() else value
+class _Container:
+    """An array, or an object if ``names`` is not None, whose end was not seen yet."""
+
+    def __init__(self, *, named: bool) -> None:
+        self.values: list[_Piece] = []
+        self.names: list[str] | None = [] if named else None
+
+    def add_name(self, name: str) -> None:
+        """The name of the next member."""
+        if self.names is not None:
+            self.names.append(name)
+
+    def closed(self) -> _Piece:
+        """All of it; members in the order of their names, those of one name in theirs."""
+        if self.names is None:
+            inner = [[value, ","] for value in self.values]
+            opening, closing = "[]"
+        else:
+            members = sorted(zip(self.names, self.values, strict=True), key=lambda member: member[0])
+            inner = [[f"{name}:", value, ","] for name, value in members]
+            opening, closing = "{}"
+        if inner:
+            inner[-1].pop()
+        return [opening, *inner, closing]
 
 
-def _with_nulls(values: Sequence[Column]) -> list[Column]:
-    # Spark's hash passes over NULL, so that (NULL, 1) and (1, NULL) would be one.
-    return [part for value in values for part in (value.isNull(), value)]
+def _json_value(text: str) -> _Piece:
+    """The value of a JSON text. Raises: ValueError, if it is none."""
+    open_: list[_Container] = []
+    state, value = _VALUE, None
+    for token in _TOKENS.findall(text):
+        mark = token[0]
+        if mark in " \t\n\r":
+            continue
+        if mark == "," and state == _AFTER and open_:
+            state = _VALUE if open_[-1].names is None else _NAME
+        elif mark == ":" and state == _COLON:
+            state = _VALUE
+        elif mark in "[{" and state in (_VALUE, _FIRST):
+            open_.append(_Container(named=mark == "{"))
+            state = _FIRST if mark == "[" else _FIRST_NAME
+        elif state in (_NAME, _FIRST_NAME) and mark == '"' and len(token) > 1:
+            open_[-1].add_name(_text_spelt(token))
+            state = _COLON
+        else:
+            if mark in "]}" and open_ and _may_close(open_[-1], mark, state):
+                value = open_.pop().closed()
+            elif state in (_VALUE, _FIRST):
+                value = _scalar(token)
+            else:
+                raise ValueError("no JSON")
+            state = _AFTER
+            if open_:
+                open_[-1].values.append(value)
+    if value is None or open_ or state != _AFTER:
+        raise ValueError("no JSON")
+    return value
 
 
-def _parted(values: Sequence[Column], columns: Sequence[ComparedColumn]) -> tuple[list[Column], list[Column]]:
+def _scalar(token: str) -> str:
+    if token[0] == '"' and len(token) > 1:
+        return _text_spelt(token)
+    if token[-1] in _DIGITS:
+        return _number_spelt(token)
+    if token in ("true", "false", "null"):
+        return token
+    raise ValueError("no JSON")
+
+
+def _may_close(container: _Container, mark: str, state: int) -> bool:
+    if container.names is None:
+        return mark == "]" and state in (_AFTER, _FIRST)
+    return mark == "}" and state in (_AFTER, _FIRST_NAME)
+
+
+def _text_spelt(token: str) -> str:
+    return encode_basestring_ascii(json.loads(token))
+
+
+def _number_spelt(token: str) -> str:
+    """A number as its digits without zeros at either end, and the power of ten by which to multiply them."""
+    mantissa, _, exponent = token.lower().partition("e")
+    whole, _, fraction = mantissa.lstrip("-").partition(".")
+    digits = (whole + fraction).lstrip("0")
+    short = digits.rstrip("0")
+    if not short:
+        return "0"
+    if len(exponent) > _LONGEST_EXPONENT:
+        return token
+    power = int(exponent or 0) + len(digits) - len(short) - len(fraction)
+    return f"{'-' if token[0] == '-' else ''}{short}E{power}"
+
+
+def _flattened(piece: _Piece) -> Iterator[str]:
+    """The texts of nested lists, in their order."""
+    left = [piece]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        else:
+            left.extend(reversed(one))
+
+
+def _with_nulls(values: Sequence[_Value]) -> list[Column]:
+    # So that (NULL, 1) and (1, NULL) are two.
+    nulls = [value.held.isNull() & value.odd.isNull() for value in values]
+    return [part for null, value in zip(nulls, values, strict=True) for part in (null, *value.parts)]
+
+
+def _parted(values: Sequence[_T], columns: Sequence[ComparedColumn]) -> tuple[list[_T], list[_T]]:
     """Those of the key, and the others."""
     pairs = [*zip(values, columns, strict=True)]
     return [value for value, one in pairs if one.key], [value for value, one in pairs if not one.key]

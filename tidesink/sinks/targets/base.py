@@ -484,6 +484,10 @@ class TableReader(Protocol):
         A deleted row that is kept does not live. The frame is lazy.
         """
 
+    def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+        """As ``rows``, perhaps with a column behind them: ``ODD`` of ``spark.digests``."""
+        return self.rows(columns)
+
     def spelling(self, name: str) -> Spelling | None:  # noqa: ARG002
         """How the target changes the spelling of a column's texts; None: it keeps them as they are."""
         return None

@@ -209,7 +209,7 @@ class TableComparison(ABC):
         """The digests of the target's rows, which are read when the frame is asked for."""
         from tidesink.sinks.spark.digests import digests, sampled, within
 
-        rows = within(self.own.reader.rows(sides.shape_columns), sides.columns, sides.limits)
+        rows = within(self.own.reader.compared_rows(sides.shape_columns), sides.columns, sides.limits)
         return sampled(digests(rows, sides.columns, **self.details(detailed)), sides.share)
 
     def _looked_again(

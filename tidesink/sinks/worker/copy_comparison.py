@@ -147,12 +147,19 @@ class CopyComparison(TableComparison):
 
     def _other(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:
         """The digests of the other copy's rows."""
-        from tidesink.sinks.spark.digests import digests, sampled, within
+        from tidesink.sinks.spark.digests import ODD, digests, sampled, within
 
-        rows = self.other.reader.rows([one.other for one in self.pairs if one.other is not None])
-        values = (
+        asked = [one.other for one in self.pairs if one.other is not None]
+        rows = self.other.reader.compared_rows(asked)
+        values = [
             quote_text(self.shard) if one.other is None else quoted(one.other.name) for one in self.pairs
-        )
+        ]
+        if ODD in rows.columns:
+            odd = (
+                "CAST(NULL AS STRING)" if one.other is None else f"{ODD}[{asked.index(one.other)}]"
+                for one in self.pairs
+            )
+            values.append(f"array({', '.join(odd)}) AS {ODD}")
         rows = within(rows.selectExpr(*values), sides.columns, sides.limits)
         return sampled(digests(rows, sides.columns, **self.details(detailed)), sides.share)
 

@@ -111,6 +111,14 @@ class SqlReader(TableReader):
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
         """Those that are applied when the task reads them, in the shape's own types or wider ones."""
+        from tidesink.sinks.spark.digests import ODD
+
+        return self.compared_rows(columns).drop(ODD)
+
+    def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+        """As ``rows``, with the texts of values that the Spark types do not hold."""
+        from tidesink.sinks.spark.digests import ODD
+
         database = self._dialect.database
         found = {fold_name(name): (self._place.quote(name), kind) for name, kind in self._present.items()}
         asked = [found[fold_name(column.name)] for column in columns]
@@ -129,9 +137,11 @@ class SqlReader(TableReader):
         )
         ddl = ", ".join(f"c{at} string" for at in range(len(asked)))
         frame = self.session.range(0, 1, 1, 1).mapInArrow(Reporting(task), ddl)
-        named = zip(columns, types, strict=True)
+        values = [_value(f"c{at}", kind) for at, kind in enumerate(types)]
+        odd = (f"CASE WHEN {value} IS NULL THEN c{at} END" for at, value in enumerate(values))
+        named = zip(values, columns, strict=True)
         return frame.selectExpr(
-            *(f"{_value(f'c{at}', kind)} AS {quoted(one.name)}" for at, (one, kind) in enumerate(named))
+            *(f"{value} AS {quoted(one.name)}" for value, one in named), f"array({', '.join(odd)}) AS {ODD}"
         )
 
     def spelling(self, name: str) -> Spelling | None:
