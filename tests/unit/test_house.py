@@ -8,11 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 ROOT: Final = Path(__file__).resolve().parents[2]
-MOST_LINES: Final = 1000
-FEWEST_LINES: Final = 100
 MOST_MODULES: Final = 25
 MOST_FUNCTION_LINES: Final = 40
 MOST_INIT_LINES: Final = 60
@@ -28,11 +24,6 @@ REFUSED_NAMES: Final = {
     "common",
     "misc",
     "manager",
-}
-# An old name of a module; what executors load alone.
-SMALL: Final = {
-    "tidesink/sinks/session.py",
-    "tidesink/sinks/spark/payloads.py",
 }
 ROOMS: Final = ("tidesink", "tests", "benchmarks", "scripts")
 
@@ -62,15 +53,9 @@ def test_the_house_is_seen() -> None:
     assert {"tidesink/errors.py", "tests/unit/test_house.py"} <= {_name(path) for path in FILES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=_name)
-def test_files_stay_readable(path: Path) -> None:
-    most = MOST_INIT_LINES if path.name == "__init__.py" else MOST_LINES
-    assert _lines(path) <= most
-
-
-def test_a_topic_is_one_module() -> None:
-    modules = [path for path in PACKAGE_FILES if path.name != "__init__.py"]
-    assert {_name(path) for path in modules if _lines(path) < FEWEST_LINES} == SMALL
+def test_packages_only_name_what_they_offer() -> None:
+    packages = [path for path in FILES if path.name == "__init__.py"]
+    assert {_name(path): n for path in packages if (n := _lines(path)) > MOST_INIT_LINES} == {}
 
 
 def test_folders_can_be_looked_through() -> None:

@@ -40,12 +40,25 @@ class Place(NamedTuple):
     partition: int
 
 
+class LastRow(NamedTuple):
+    """The last row of a topic-partition that was written with some schema.
+
+    ``source``: its position at the source, as ``Position.source``; None where the wire has none. ``time``:
+    Kafka's, in ms since 1970, where it was read.
+    """
+
+    offset: int
+    source: tuple[int, ...] | None = None
+    time: int | None = None
+
+
 @dataclass(frozen=True)
 class PlaceSummary:
     """One topic-partition's share of a batch. Offsets are of events, the largest one met.
 
     ``waits``: the first offset with a row above the bound. ``passed``: that of the first watermark at or
-    above it, behind which nothing was read (``batch.cuts``).
+    above it, behind which nothing was read (``batch.cuts``). ``writers``: by the registry id of a value
+    schema, the last row that was written with it.
     """
 
     messages: int
@@ -54,6 +67,7 @@ class PlaceSummary:
     watermark: int | None = None
     waits: int | None = None
     passed: int | None = None
+    writers: Mapping[int, LastRow] = field(default_factory=dict)
 
 
 class BadRecord(NamedTuple):
@@ -130,6 +144,11 @@ class BatchSummary:
     unplanned_value_ids: tuple[int, ...] = ()
     unplanned_columns: tuple[str, ...] = ()
     mixed_keys: tuple[str, ...] = ()
+
+    @property
+    def is_to_learn(self) -> bool:
+        """Whether something may be learnt of it: what the plan lacks, or which schemas its rows have."""
+        return bool(self.unplanned or self.bad) or any(one.writers for one in self.places.values())
 
     @property
     def rows(self) -> int:

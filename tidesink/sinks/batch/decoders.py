@@ -6,7 +6,7 @@ driver looks it up and runs the batch again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -131,6 +131,12 @@ class RegisteredSchemas:
     def texts(self) -> dict[int, str]:
         """All that can be used."""
         return {**self.keys.texts, **self.values.texts}
+
+
+def in_order(history: Sequence[int], ids: Iterable[int]) -> tuple[int, ...]:
+    """The ids of a history in its order, with repetitions; ids that it lacks follow, ascending."""
+    wanted = set(ids)
+    return (*(one for one in history if one in wanted), *sorted(wanted - set(history)))
 
 
 class KnownSchemas(MemorySchemaRegistry):

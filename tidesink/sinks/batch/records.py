@@ -313,6 +313,11 @@ class TableDecoder(ABC):
         return True
 
     @property
+    def rows_tell_dropped(self) -> bool:
+        """Whether only a later row shows that a column was dropped, and no DDL: there may be no such row."""
+        return False
+
+    @property
     def has_generated_columns(self) -> bool:
         """Whether records have the values of generated columns of Postgres, where their schemas list them."""
         return False

@@ -399,7 +399,7 @@ class Batch:
         # Also that of other tables: a partition or a name may be exchanged with this one's.
         if reduction.read.ddl and self._decoding.take_ddl(missed):
             return True
-        if (reduction.summary.unplanned or reduction.summary.bad) and self._learnt(missed):
+        if reduction.summary.is_to_learn and self._learnt(missed):
             return True
         # Rows of the batch may be later than DDL that was not known when it was begun.
         return self._decoding.row_ddl() != self._row_ddl or self._must_stage_again(reduction)

@@ -663,7 +663,7 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     lost = (c.name for c in shape.columns if c.name in held and fold_name(c.name) not in gone)
     gap = ColumnGap(tuple(lost), tuple(name for name in stored.types if name not in called))
     # As rows that were written after a column was dropped: NULL, and not its default.
-    rows = replace(plan.rows, dropped=DroppedNow(gone))
+    rows = replace(plan.rows, dropped=DroppedNow(gone | {fold_name(name) for name in gap.lost}))
     return replace(plan, rows=rows, decoder=SourceDecoder(decoder, columns, plan.rows.keys)), gap
 
 

@@ -16,6 +16,7 @@ from tidesink.sinks.batch.counts import (
     BadRecord,
     BatchSummary,
     Doubt,
+    LastRow,
     Place,
     PlaceSummary,
     Truncate,
@@ -83,7 +84,13 @@ def range_summary(
         key_range=_key_range(rows, shape),
         places={
             place: PlaceSummary(
-                messages, _max_offset(found), last, greatest(watermarks), found.waits, found.passed
+                messages,
+                _max_offset(found),
+                last,
+                greatest(watermarks),
+                found.waits,
+                found.passed,
+                _last_rows(found.tables),
             )
         },
         zero_dates=_marked(rows, "_zero_dates", shape, _DATES) if shape.zero_date == "null" else {},
@@ -144,6 +151,25 @@ def _messages(changes: ChangeTable) -> int:
 
 def _extreme(rows: pa.Table, kind: str, name: str) -> Any:
     return pc.min_max(rows[name])[kind].as_py()
+
+
+def _last_rows(tables: Iterable[ChangeTable]) -> dict[int, LastRow]:
+    """By registry id, the last row that was written with a schema."""
+    found: dict[int, LastRow] = {}
+    for one in tables:
+        schema_id = None if one.schema_id is None else one.schema_id.value
+        if schema_id is None or not one.rows.num_rows:
+            continue
+        offset = _extreme(one.rows, "max", "offset")
+        at = pc.index(one.rows["offset"], offset).as_py()
+        source = one.rows["source"][at].as_py()
+        row = LastRow(offset, None if source is None else tuple(map(int, source)))
+        found[schema_id] = max(row, found.get(schema_id, row), key=_offset)
+    return found
+
+
+def _offset(row: LastRow) -> int:
+    return row.offset
 
 
 def _given(rows: pa.Table, name: str) -> int:

@@ -6,10 +6,11 @@ earlier one had it: it was dropped. What a writer has beyond the shape is looked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,44 +25,122 @@ from tidesink.typemap.values import TargetValue
 _TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 
 
+# Stands for an offset before the first: a column was dropped before every row of a range.
+BEFORE_ALL: Final = -1
+
+W = TypeVar("W", bound=Hashable)
+
+
 class Dropped(Protocol):
     """Says what a writer lacks since it was dropped; travels to the tasks by pickle."""
 
-    def __call__(self, changes: ChangeTable, /) -> frozenset[str]:
-        """The columns of the shape, in lower case, that were dropped before these rows were written."""
+    def __call__(self, changes: ChangeTable, /) -> Mapping[str, int]:
+        """Columns of the shape, in lower case, that rows of this writer lack because they were dropped.
+
+        Each has the offset after which rows were written without it; ``BEFORE_ALL``: all rows were. Rows up
+        to that offset were written before the column was added.
+        """
+
+    def in_range(self, tables: Sequence[ChangeTable], /) -> Dropped:
+        """The same for one range of a partition, all of whose rows are in these tables."""
 
 
 @dataclass(frozen=True)
-class DroppedById:
-    """By the registry id of a writer's value schema the columns that were dropped before it."""
+class DroppedByWriter(ABC, Generic[W]):
+    """What each writer's schema lacks because it was dropped, by the order in which schemas were in use.
 
-    columns: Mapping[int, frozenset[str]]
+    A table may get an earlier schema again: ``ADD COLUMN c; DROP COLUMN c`` leads back to the first one,
+    and a registry then gives the first id again. Rows of such a schema may be from before the ADD or from
+    after the DROP. If ``again`` has the column, they are from before only if their range has a later row
+    with it.
+
+    Attributes:
+        columns: By writer, the columns that an earlier schema had.
+        again: By writer, the columns that a later schema had before this one was in use again.
+        can_return: Whether some schema but the newest lacks a column that later ones have, so that rows of it
+            may be from before the ADD or from after a DROP.
+        ends: By column, the offset of the range's last row that has it.
+    """
+
+    columns: Mapping[W, frozenset[str]]
+    again: Mapping[W, frozenset[str]] = field(default_factory=dict)
+    can_return: bool = False
+    ends: Mapping[str, int] = field(default_factory=dict)
+
+    @abstractmethod
+    def _writer(self, changes: ChangeTable) -> W | None:
+        """What tells the schema of these rows from others."""
+
+    def __call__(self, changes: ChangeTable) -> Mapping[str, int]:
+        writer = self._writer(changes)
+        if writer is None:
+            return {}
+        again = {name: self.ends.get(name, BEFORE_ALL) for name in self.again.get(writer, ())}
+        return again | dict.fromkeys(self.columns.get(writer, ()), BEFORE_ALL)
+
+    def in_range(self, tables: Sequence[ChangeTable]) -> DroppedByWriter[W]:
+        names = frozenset[str]().union(*self.again.values())
+        ends: dict[str, int] = {}
+        for one in tables if names else ():
+            last = pc.max(one.rows["offset"]).as_py()
+            for name in names & {fold_name(column.name) for column in one.schema.columns}:
+                ends[name] = max(last, ends.get(name, BEFORE_ALL))
+        return replace(self, ends=ends)
+
+
+@dataclass(frozen=True)
+class DroppedById(DroppedByWriter[int]):
+    """By the registry id of a writer's value schema."""
 
     @classmethod
-    def of(cls, columns: Mapping[int, Iterable[str]]) -> DroppedById:
-        """By each schema's own columns: those that an earlier one had were dropped, and ids grow."""
-        dropped, had = {}, frozenset[str]()
-        for schema_id, names in sorted(columns.items()):
-            there = frozenset(fold_name(name) for name in names)
-            dropped[schema_id] = had - there
-            had |= there
-        return cls(dropped)
+    def of(cls, columns: Mapping[int, Iterable[str]], history: Sequence[int]) -> DroppedById:
+        """Make it of each schema's own columns. ``history``: the ids in their order, with repetitions."""
+        return cls(*dropped_in_order(columns, history))
 
-    def __call__(self, changes: ChangeTable) -> frozenset[str]:
-        """As ``Dropped``."""
-        written = changes.schema_id.value if changes.schema_id is not None else None
-        return self.columns.get(written, frozenset()) if written is not None else frozenset()
+    def _writer(self, changes: ChangeTable) -> int | None:
+        return changes.schema_id.value if changes.schema_id is not None else None
+
+
+def dropped_in_order(
+    columns: Mapping[W, Iterable[str]], history: Sequence[W]
+) -> tuple[dict[W, frozenset[str]], dict[W, frozenset[str]], bool]:
+    """Which columns of other schemas each schema lacks because they were dropped, in lower case.
+
+    Args:
+        columns: By schema, its columns.
+        history: The schemas in the order in which they were in use; one that came back is there again.
+
+    Returns:
+        The columns dropped before the schema was first in use, those dropped before it came back, and whether
+        some schema lacks a column that only later ones have.
+    """
+    first: dict[W, frozenset[str]] = {}
+    again: dict[W, frozenset[str]] = {}
+    had = frozenset[str]()
+    for one in history:
+        there = frozenset(fold_name(name) for name in columns[one])
+        if one in first:
+            again[one] = had - there - first[one]
+        else:
+            first[one] = had - there
+        had |= there
+    can_return = any(
+        had - {fold_name(name) for name in columns[one]} - dropped for one, dropped in first.items()
+    )
+    return first, {one: names for one, names in again.items() if names}, can_return
 
 
 @dataclass(frozen=True)
 class DroppedNow:
-    """Columns that the source has no more: a row that lacks one was written after it went."""
+    """Columns that the source no longer has: a row that lacks one was written after it was dropped."""
 
     columns: frozenset[str] = frozenset()
 
-    def __call__(self, _changes: ChangeTable) -> frozenset[str]:
-        """As ``Dropped``."""
-        return self.columns
+    def __call__(self, _changes: ChangeTable) -> Mapping[str, int]:
+        return dict.fromkeys(self.columns, BEFORE_ALL)
+
+    def in_range(self, _tables: Sequence[ChangeTable]) -> DroppedNow:
+        return self
 
 
 @dataclass(frozen=True)
@@ -173,17 +252,27 @@ class TargetRows:
         ]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=keys.is_null())
 
+    def in_range(self, tables: Sequence[ChangeTable]) -> TargetRows:
+        """The same for one range of a partition, all of whose rows are in these tables."""
+        return replace(self, dropped=self.dropped.in_range(tables))
+
     def row(
-        self, changes: ChangeTable, rows: pa.StructArray, metadata: Mapping[str, pa.Array] | None = None
+        self,
+        changes: ChangeTable,
+        rows: pa.StructArray,
+        metadata: Mapping[str, pa.Array] | None = None,
+        *,
+        offsets: pa.ChunkedArray | None = None,
     ) -> pa.StructArray:
         """Rows of one writer's schema in the target's columns; ``metadata``: those of ``metadata_columns``.
 
-        Null where the row is, unless deletes are marked: then such a row has its metadata alone.
+        Null where the row is, unless deletes are marked: then such a row has its metadata alone. ``offsets``:
+        of the rows' records; None: the rows are one for each of the changes.
 
         Raises:
             SchemaMismatchError: a column's type does not fit into the shape's.
         """
-        columns, read = self.target_shape.columns, self._read(changes, rows)
+        columns, read = self.target_shape.columns, self._read(changes, rows, offsets)
         arrays = [self._target_values(one, len(rows), read, metadata or {}) for one in columns]
         marked = bool(metadata) and self.metadata is not None and self.metadata.marks_deletes
         return pa.StructArray.from_arrays(
@@ -240,7 +329,9 @@ class TargetRows:
         found = metadata.get(column.name)
         return pa.nulls(count, arrow_of_spark(column.spark)) if found is None else found
 
-    def _read(self, changes: ChangeTable, rows: pa.StructArray) -> Callable[[ShapeColumn], pa.Array]:
+    def _read(
+        self, changes: ChangeTable, rows: pa.StructArray, offsets: pa.ChunkedArray | None = None
+    ) -> Callable[[ShapeColumn], pa.Array]:
         """What gives a column of the shape as rows of one writer's schema have it."""
         written = self.written([member.name for member in rows.type])
         dropped = self.dropped(changes)
@@ -248,11 +339,15 @@ class TargetRows:
         def values(column: ShapeColumn) -> pa.Array:
             if column.name in written:
                 return _as_type(pc.struct_field(rows, [written[column.name]]), column)
-            kind = arrow_of_spark(column.spark)
-            value = None if fold_name(column.name) in dropped else self._defaults[column.name]
+            kind, behind = arrow_of_spark(column.spark), dropped.get(fold_name(column.name))
+            value = None if behind == BEFORE_ALL else self._defaults[column.name]
             if value is None:
                 return pa.nulls(len(rows), kind)
-            return pc.if_else(rows.is_valid(), pa.scalar(value, kind), pa.scalar(None, kind))
+            there = rows.is_valid()
+            if behind is not None:
+                at = changes.rows["offset"] if offsets is None else offsets
+                there = pc.and_(there, pc.less_equal(at.combine_chunks(), behind))
+            return pc.if_else(there, pa.scalar(value, kind), pa.scalar(None, kind))
 
         return values
 

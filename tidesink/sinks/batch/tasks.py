@@ -318,8 +318,9 @@ def _failed(wanted: FetchRange) -> RuntimeError:
 
 def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
     """The payloads of a range; the first has its counts, also where there is nothing else."""
-    plan = task.plan
     joined = joined_tables(found.tables)
+    task = replace(task, plan=replace(task.plan, rows=task.plan.rows.in_range(joined)))
+    plan = task.plan
     schema = reduced_schema(plan)
     # In a log an event that empties the table is a row.
     truncates = [] if plan.logs else truncated(joined)
@@ -475,7 +476,10 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> p
         "_op": pc.if_else(deleted, pa.scalar(DELETE), pa.scalar(UPSERT)),
         "key": rows.key(table.rows["key"].combine_chunks()),
         "after": rows.row(
-            table.source, table.rows["row"].combine_chunks(), rows.metadata_columns(table.rows, words)
+            table.source,
+            table.rows["row"].combine_chunks(),
+            rows.metadata_columns(table.rows, words),
+            offsets=table.rows["offset"],
         ),
         **_origin(table.rows),
         "_half": table.rows["half"],

@@ -31,6 +31,7 @@ from tidesink.sinks.batch.decoders import (
     RegisteredSchemas,
     SideSchemas,
     folded_keys,
+    in_order,
     schema_id_of,
     schema_ids,
     under_glue,
@@ -62,6 +63,11 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
     schemas: RegisteredSchemas = field(kw_only=True)
     control: frozenset[int] = frozenset()
+
+    @property
+    def rows_tell_dropped(self) -> bool:
+        """Whether only a later row shows that a column was dropped: no DDL is read."""
+        return True
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
         """Records with an id that is new or unusable; null values, and control records' keys, say nothing."""
@@ -175,6 +181,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     *,
     key_schemas: Mapping[int, str],
     value_schemas: Mapping[int, str],
+    history: Sequence[int] = (),
     unknown_ids: Mapping[int, str] = MappingProxyType({}),
     base: TableShape | None = None,
     definition: TableSchema | None = None,
@@ -187,11 +194,12 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     """A plan for a table from the texts of its writer schemas, by registry id.
 
     Give every schema of the subjects that is known: a column that a writer lacks is filled with its
-    default where only later schemas (greater ids) have it, and is null where an earlier one had it.
-    ``base`` is the shape the target has; it is only added to. ``keys`` override the key record's columns,
-    ``definition`` the types of the schemas. ``unknown_ids``: ids that were looked up in vain, each with
-    the reason; their records are bad. ``logs``: see ``DecodePlan``; a table needs no key in
-    a plan that ``logs``.
+    default where only later schemas have it, and is null where an earlier one had it. ``history``: the
+    ids in the order in which the schemas were in use; a schema that came back is there again. Ids that it
+    lacks follow in their own order. ``base`` is the shape the target has; it is only added to. ``keys``
+    override the key record's columns, ``definition`` the types of the schemas. ``unknown_ids``: ids that
+    were looked up in vain, each with the reason; their records are bad. ``logs``: see ``DecodePlan``; a
+    table needs no key in a plan that ``logs``.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -200,9 +208,11 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     options = CodecOptions(debezium=modes, time_zone=time_zone)
     read = _Schemas.of(table, key_schemas, value_schemas, options=options, definition=definition)
     named = _key_names(table, keys, base, read.keys, needed=not logs)
+    used = in_order(history, read.rows)
+    known = [read.rows[one] for one in dict.fromkeys(used)] or [*read.keys.values()]
     shapes = [
         shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone)
-        for _, columns in sorted((read.rows or read.keys).items())
+        for columns in known
     ]
     if not shapes:
         raise ConfigError(f"{table} has no schema of a row yet: nothing can be planned", table=str(table))
@@ -221,12 +231,13 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         row_keys=folded_keys(shape),
         is_ticdc=read.is_ticdc,
     )
-    dropped = DroppedById.of({number: [c.name for c in columns] for number, columns in read.rows.items()})
+    names = {number: [column.name for column in columns] for number, columns in read.rows.items()}
+    newest = names[used[-1]] if used else shape.by_name
     return DecodePlan(
-        TargetRows(shape, dropped),
+        TargetRows(shape, DroppedById.of(names, used)),
         decoder,
         keeps_values=True,
-        gone=_gone(shape, read.rows),
+        gone=frozenset(shape.by_name) - {fold_name(name) for name in newest},
         logs=logs,
     )
 
@@ -299,10 +310,3 @@ def _key_names(
             table=str(table),
         )
     return found or ()
-
-
-def _gone(shape: TableShape, rows: Mapping[int, Sequence[Column]]) -> frozenset[str]:
-    """The shape's columns, in lower case, that the newest of the schemas of rows does not have."""
-    if not rows:
-        return frozenset()
-    return frozenset(shape.by_name) - {fold_name(column.name) for column in rows[max(rows)]}

@@ -23,7 +23,7 @@ from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCod
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
-from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.batch.target_rows import DroppedByWriter, TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merge_shape, merged_in_order, shape_of
@@ -159,14 +159,11 @@ def _joined(known: JsonWriter | None, one: JsonWriter) -> JsonWriter:
 
 
 @dataclass(frozen=True)
-class DroppedByColumns:
-    """By the columns that a writer has, those that were dropped before it."""
+class DroppedByColumns(DroppedByWriter[frozenset[str]]):
+    """By the columns that a writer has."""
 
-    columns: Mapping[frozenset[str], frozenset[str]]
-
-    def __call__(self, changes: ChangeTable) -> frozenset[str]:
-        """As ``Dropped``."""
-        return self.columns.get(_names(changes.schema.columns), frozenset())
+    def _writer(self, changes: ChangeTable) -> frozenset[str]:
+        return _names(changes.schema.columns)
 
 
 def _names(columns: Iterable[Column]) -> frozenset[str]:
@@ -237,6 +234,11 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     def tells_dropped(self) -> bool:
         """As ``TableDecoder``: a record without a schema may lack a column that the source has."""
         return self.knows_newest
+
+    @property
+    def rows_tell_dropped(self) -> bool:
+        """Whether only a later row shows that a column was dropped: no DDL is read."""
+        return True
 
     def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """A column that nothing types in these records, and that is not text at the target."""

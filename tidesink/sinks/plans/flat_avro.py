@@ -26,6 +26,7 @@ from tidesink.sinks.batch.decoders import (
     RegisteredSchemas,
     SideSchemas,
     folded_keys,
+    in_order,
     schema_id_of,
     under_glue,
 )
@@ -81,6 +82,11 @@ class FlatAvroDecoder(TableDecoder):
         return ValueOptions(self.zero_date, self.time_zone, self.keys, self.ambiguous_time)
 
     @property
+    def rows_tell_dropped(self) -> bool:
+        """Whether only a later row shows that a column was dropped: no DDL is read."""
+        return True
+
+    @property
     def columnar_events(self) -> tuple[type, ...]:
         """Watermarks."""
         return (WatermarkEvent,)
@@ -133,6 +139,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     *,
     key_schemas: Mapping[int, str],
     value_schemas: Mapping[int, str],
+    history: Sequence[int] = (),
     unknown_ids: Mapping[int, str] = MappingProxyType({}),
     base: TableShape | None = None,
     keys: tuple[str, ...] | None = None,
@@ -145,8 +152,10 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     """A plan for a table from the texts of its writer schemas, by registry id.
 
     Give every schema of the subjects that is known, not the batch's alone: a column that a writer lacks
-    is filled with its default where only later schemas (greater ids) have it, and is null where an
-    earlier one had it, since it was dropped. ``base`` is the shape the target has; it is only added to.
+    is filled with its default where only later schemas have it, and is null where an earlier one had it,
+    since it was dropped. ``history``: the ids in the order in which the schemas were in use; a schema that
+    came back is there again. Ids that it lacks follow in their own order. ``base`` is the shape the target
+    has; it is only added to.
     ``keys`` override the columns of the key record. ``unknown_ids``: ids that were looked up in vain, each
     with the reason; their records are bad. ``checksum``: what is done about a row that is not what its
     checksum says: ``warn`` gives it a ``_reason``, ``reject`` makes it bad; TIMESTAMP texts are then taken
@@ -162,9 +171,11 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     if keys is None:
         key_read, others = _of_other_keys(key_read, named)
         key_refused |= others
+    used = in_order(history, value_read)
     shape = _shape(
         table,
-        (key_read, value_read),
+        # A topic that holds deletes alone tells of the key columns and nothing else.
+        [value_read[one] for one in dict.fromkeys(used)] or list(key_read.values()),
         named,
         base=base,
         zero_date=zero_date,
@@ -175,9 +186,8 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         SideSchemas({number: key_schemas[number] for number in key_read}, key_refused, unknown_ids),
         SideSchemas({number: value_schemas[number] for number in value_read}, value_refused, unknown_ids),
     )
-    dropped = DroppedById.of({number: one.column_names for number, one in value_read.items()})
-    newest = max(value_read, default=None)
-    there = {fold_name(name) for name in value_read[newest].column_names} if newest is not None else None
+    dropped = DroppedById.of({number: one.column_names for number, one in value_read.items()}, used)
+    there = {fold_name(name) for name in value_read[used[-1]].column_names} if used else None
     return DecodePlan(
         TargetRows(shape, dropped),
         FlatAvroDecoder(
@@ -252,7 +262,7 @@ def _of_other_keys(
 
 def _shape(
     table: TableId,
-    schemas: tuple[Mapping[int, WriterRecord], Mapping[int, WriterRecord]],
+    records: Sequence[WriterRecord],
     named: tuple[str, ...],
     *,
     base: TableShape | None,
@@ -261,11 +271,8 @@ def _shape(
     time_zone: str,
 ) -> TableShape:
     folded = frozenset(fold_name(name) for name in named)
-    key_read, value_read = schemas
-    # A topic that holds deletes alone tells of the key columns and nothing else.
-    known = value_read or key_read
     shapes = []
-    for _, record in sorted(known.items()):
+    for record in records:
         own = (name for name in record.column_names if fold_name(name) in folded)
         schema = record.table_schema(table, own)
         shapes.append(

@@ -20,12 +20,14 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import HEADER_SIZE
 from tidesink.codecs.debezium.inference import UNTYPED, first_row
-from tidesink.errors import ConfigError, SchemaNotFoundError
-from tidesink.events import TableId
+from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
+from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
+from tidesink.sinks.batch.counts import BatchSummary, LastRow
 from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, schema_id_of
 from tidesink.sinks.batch.schema_source import Missed, declared_table
+from tidesink.sinks.batch.target_rows import DroppedById
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row
 from tidesink.sinks.plans.debezium_json import (
@@ -37,6 +39,7 @@ from tidesink.sinks.plans.debezium_json import (
 )
 from tidesink.sinks.plans.flat_avro import flat_avro_plan, lacks_checksums
 from tidesink.sinks.schema_sources.open import LoneDecoding
+from tidesink.sinks.schema_sources.schema_history import SchemaUse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
 
 # How AWS Glue's header begins: whether the payload is compressed stands behind the 03.
 _GLUE_HEADS: Final = (b"\3\0", b"\3\5")
+# Of a partition's end, for the schema in use.
+_LAST_RECORDS: Final = 100
+_USE_KIND: Final = "schema-use"
 # If the registry has no subject for the topic, how many records are read for their schema ids.
 _PEEKED_RECORDS: Final = 10_000
 
@@ -62,6 +68,9 @@ class RegisteredDecoding(LoneDecoding):
     ) -> None:
         super().__init__(context, topic, table, session=session)
         self._schemas = schemas
+        self._use = SchemaUse()
+        # Up to where the topic's ends were looked at for the schema in use.
+        self._looked_to: Mapping[int, int] = {}
 
     @abstractmethod
     def _planned(self) -> DecodePlan:
@@ -77,6 +86,77 @@ class RegisteredDecoding(LoneDecoding):
         if not self._found_subjects():
             self._schemas.look_up(self._peeked_ids(found))
         self._plan = self._planned()
+        if self._can_return:
+            self._use = self._stored_use(found)
+            self._look_at_ends(found)
+            self._plan = self._planned()
+
+    def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
+        """Know which schema is in use, where rows are behind all that was sent."""
+        if ranges is None and self._can_return:
+            before = self._history
+            self._look_at_ends(found)
+            if self._history != before:
+                self._use_changed(found)
+
+    @property
+    def _history(self) -> tuple[int, ...]:
+        """The ids of the value schemas in the order of their use."""
+        versions = self._schemas.versions("value")
+        newest = self._use.newest(versions) if versions else None
+        return versions if not versions or newest == versions[-1] else (*versions, newest)
+
+    @property
+    def _can_return(self) -> bool:
+        """Whether a schema that is used again would change what rows without a column have in it."""
+        dropped = self._plan.rows.dropped if self._plan else None
+        return isinstance(dropped, DroppedById) and dropped.can_return
+
+    def _look_at_ends(self, found: TopicOffsets) -> None:
+        """Take note of the schemas of each partition's last rows."""
+        plan = self.columns()
+        for message in self._context.source.messages_here(
+            last_records(self._topic, found, self._looked_to, most=_LAST_RECORDS)
+        ):
+            schema_id = schema_id_of(message.value)
+            if schema_id is not None and schema_id in self._schemas.texts["value"]:
+                row = LastRow(message.offset, _source_of(plan, message), message.timestamp)
+                self._use.saw(schema_id, message.partition, row)
+        self._looked_to = {number: at.latest for number, at in found.partitions.items()}
+
+    def _met_rows(self, summary: BatchSummary) -> bool:
+        """Take note of a batch's rows; True if another schema is in use now."""
+        before = self._history
+        for place, at in summary.places.items():
+            for schema_id, row in at.writers.items():
+                self._use.saw(schema_id, place.partition, row)
+        return self._history != before
+
+    def _use_changed(self, found: TopicOffsets) -> None:
+        self._plan = self._planned()
+        document = {"topic-id": found.topic_id, "rows": self._use.document}
+        store, name = self._context.store, self._use_name
+        self._context.noted(
+            self._table,
+            lambda: store.save_document(_USE_KIND, name, document),
+            unless="which schema is in use is not stored",
+        )
+
+    def _stored_use(self, found: TopicOffsets) -> SchemaUse:
+        """What was known of the topic before the worker started; nothing of a topic that was made again."""
+        store, name = self._context.store, self._use_name
+        stored = self._context.noted(
+            self._table,
+            lambda: store.load_document(_USE_KIND, name),
+            unless="which schema was in use is not known",
+        )
+        stored = stored or {}
+        same = stored.get("topic-id") == found.topic_id
+        return SchemaUse.from_document(stored.get("rows")) if same else SchemaUse()
+
+    @property
+    def _use_name(self) -> str:
+        return f"{self._context.config.pipeline}/{self._topic}"
 
     def _peeked_ids(self, found: TopicOffsets) -> Ids:
         """The schema ids in the topic's first records; a topic under Glue's headers has none to plan with."""
@@ -95,12 +175,24 @@ class RegisteredDecoding(LoneDecoding):
         """Look up the ids that the batch's plan did not know, or ask again for those called bad."""
         summary = missed.summary
         ids: Ids = {"key": summary.unplanned_key_ids, "value": summary.unplanned_value_ids}
+        again = self._met_rows(summary)
         if self._schemas.lacks(ids):
             self._schemas.look_up(ids)
-        elif not (summary.bad and self._schemas.look_again()):
+        elif not (again or (summary.bad and self._schemas.look_again())):
             return False
+        if again:
+            self._use_changed(missed.found)
         self._plan = self._planned()
         return True
+
+
+def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
+    """A row's position at the source; None where it has none, or cannot be decoded."""
+    try:
+        events = plan.decoder.decode(message)
+    except TidesinkError:
+        return None
+    return next((one.position.source for one in events if isinstance(one, ChangeEvent)), None)
 
 
 def peeked_heads(context: WorkerContext, found: TopicOffsets) -> dict[SubjectPart, frozenset[bytes]]:
@@ -171,12 +263,25 @@ class WriterSchemas:
         self._subject_of = subject_of
         self._of_no_table = of_no_table
         self._unknown: dict[tuple[SubjectPart, int], _Unknown] = {}
+        self._versions: dict[SubjectPart, list[int]] = {"key": [], "value": []}
         self.texts: dict[SubjectPart, dict[int, str]] = {"key": {}, "value": {}}
 
     @property
     def unknown(self) -> dict[int, str]:
         """Ids that the registry does not know, each with the reason why its records are bad."""
         return {schema_id: found.reason for (_, schema_id), found in self._unknown.items()}
+
+    def versions(self, part: SubjectPart) -> tuple[int, ...]:
+        """The ids in the order of the subject's versions.
+
+        Ids need not grow with versions: a registry gives a schema the id that it has under another subject.
+        An id without a version follows all smaller ids.
+        """
+        found = [one for one in self._versions[part] if one in self.texts[part]]
+        for schema_id in sorted(self.texts[part].keys() - {*found}):
+            smaller = [at for at, one in enumerate(found) if one < schema_id]
+            found.insert(smaller[-1] + 1 if smaller else 0, schema_id)
+        return tuple(found)
 
     def read_subjects(self) -> None:
         """Read every version of the topic's subjects: a column's history needs all of them."""
@@ -244,9 +349,12 @@ class WriterSchemas:
                 versions = self._registry.versions(name)
             except SchemaNotFoundError:
                 continue
+            ids = []
             for version in versions:
                 found = self._registry.schema_by_version(name, version)
                 self._take(part, found.id, found.schema_text)
+                ids.append(found.id)
+            self._versions[part] = ids
 
     def _take(self, part: SubjectPart, schema_id: int, text: str) -> None:
         self.texts[part][schema_id] = text
@@ -291,6 +399,7 @@ class FlatAvroDecoding(RegisteredDecoding):
             settings.table,
             key_schemas=self._schemas.texts["key"],
             value_schemas=self._schemas.texts["value"],
+            history=self._history,
             unknown_ids=self._schemas.unknown,
             base=self._plan.shape if self._plan else None,
             keys=settings.keys,
@@ -344,6 +453,7 @@ class DebeziumAvroDecoding(RegisteredDecoding):
             settings.table,
             key_schemas=self._schemas.texts["key"],
             value_schemas=self._schemas.texts["value"],
+            history=self._history,
             unknown_ids=self._schemas.unknown,
             base=self._plan.shape if self._plan else None,
             definition=self._definition,
@@ -420,7 +530,7 @@ class DebeziumJsonDecoding(LoneDecoding):
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """Know the newest columns, where rows are behind all that was sent; other records bring their own."""
         if ranges is None:
-            parts = _last_records(self._topic, found, self._looked_to)
+            parts = last_records(self._topic, found, self._looked_to, most=_LAST_JSON_RECORDS)
             new = [writer for part in parts for writer in self._writers_in(part)]
             self._looked_to = {number: at.latest for number, at in found.partitions.items()}
             writers = self._writers.with_new(new, later=True)
@@ -457,10 +567,12 @@ class DebeziumJsonDecoding(LoneDecoding):
         )
 
 
-def _last_records(topic: str, found: TopicOffsets, known: Mapping[int, int]) -> list[OffsetRange]:
+def last_records(
+    topic: str, found: TopicOffsets, known: Mapping[int, int], *, most: int
+) -> list[OffsetRange]:
     """The end of each partition, behind what is known; none of a partition where nothing came."""
     ends = (
-        OffsetRange(topic, n, max(earliest, latest - _LAST_JSON_RECORDS, known.get(n, 0)), latest)
+        OffsetRange(topic, n, max(earliest, latest - most, known.get(n, 0)), latest)
         for n, (earliest, latest) in found.partitions.items()
     )
     return [part for part in ends if part.records > 0]

@@ -28,7 +28,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary
 from tidesink.sinks.batch.cuts import is_outside
-from tidesink.sinks.batch.records import EventRules
+from tidesink.sinks.batch.records import EventRules, TableDecoder
 from tidesink.sinks.batch.row_ddl import TableEmptiesError
 from tidesink.sinks.batch.run import (
     Batch,
@@ -87,6 +87,11 @@ _KEYLESS: Final = (
 _LOST: Final = (
     "the database has no column {} any more, and the changes that were applied still have: it goes on when "
     "they tell"
+)
+_RENAMED: Final = (
+    "The database no longer has column {0}, which the applied changes have, and has column {1}, which they "
+    "do not have. The snapshot continues once the topic has a change with the new columns. If no row of the "
+    "table changes by itself, update one row in the source database."
 )
 _NEW: Final = "the database has a column {} that the changes have not yet: those that wait go first"
 # A part is to take about so long: the changes of its table wait for it, and it ends with a commit.
@@ -278,6 +283,8 @@ class _Ahead:
         """What is waited for."""
         if self.unfit:
             return "a row does not fit the columns as they are by now: the changes that wait go first"
+        if self.gap.lost and self.gap.new:
+            return _RENAMED.format(", ".join(self.gap.lost), ", ".join(self.gap.new))
         if self.gap.lost:
             return _LOST.format(", ".join(self.gap.lost))
         return _NEW.format(", ".join(self.gap.new))
@@ -408,7 +415,7 @@ class Snapshot:
             stored = database.table(self._settings.table)
             self._estimate = stored.rows
             source, gap = source_plan(plan, stored)
-            if self._is_ahead(gap, plan.decoder.tells_dropped, applied):
+            if self._is_ahead(gap, plan.decoder, applied):
                 return None
             self._check_replaced(progress)
             self._check_positions(database, progress)
@@ -537,11 +544,17 @@ class Snapshot:
         _log.warning("table not resynced", table=str(table), error=error.message)
         return f"the resync that was asked for is refused: {error.message}"
 
-    def _is_ahead(self, gap: ColumnGap, tells_dropped: bool, applied: Mapping[int, int]) -> bool:
-        """Whether changes go first; a difference that they did not settle stays, or is waited for."""
+    def _is_ahead(self, gap: ColumnGap, decoder: TableDecoder, applied: Mapping[int, int]) -> bool:
+        """Whether changes go first; a difference that they did not settle stays, or is waited for.
+
+        DDL that drops a column comes for certain. A row that shows the drop may never come, so the database
+        is believed once the topic was read to its end. A new column beside the dropped one may be the same
+        under another name, with values that only a later row brings: then a row is waited for.
+        """
+        waits = decoder.tells_dropped and (bool(gap.new) or not decoder.rows_tell_dropped)
         known = self._ahead.gap if self._ahead is not None else self._settled
         again = self._ahead is not None and known == gap
-        if not (gap.lost or gap.new) or (gap == known and not (gap.lost and tells_dropped)):
+        if not (gap.lost or gap.new) or (gap == known and not (gap.lost and waits)):
             self._settled = gap
             return False
         self._ahead = _Ahead(gap, False, dict(applied), again=again)

@@ -1,0 +1,139 @@
+"""A table that gets an earlier schema again: ADD COLUMN c DEFAULT 7; DROP COLUMN c; and so on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from tests.lagging_registry import TOPIC, Clock, text_of
+from tests.unit.test_range_tasks import NEW, OLD, TABLE, WANTED, Topic, run, summary
+from tidesink.schema_registry import MemorySchemaRegistry, subject
+from tidesink.sinks.batch.context import RetryPolicy
+from tidesink.sinks.batch.counts import LastRow
+from tidesink.sinks.batch.target_rows import DroppedById, dropped_in_order
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.plans.flat_avro import flat_avro_plan
+from tidesink.sinks.schema_sources.schema_history import SchemaUse
+from tidesink.sinks.schema_sources.writer_schemas import WriterSchemas
+
+COLUMNS: Final = {10: ("id",), 11: ("id", "c"), 12: ("id", "c", "d")}
+
+
+@pytest.fixture
+def topic() -> Topic:
+    """Rows before the ADD, with the column, and after the DROP."""
+    found = Topic()
+    for schema, row in (
+        (OLD, {"id": 1, "name": "before"}),
+        (NEW, {"id": 2, "name": "with", "stock": 5}),
+        (OLD, {"id": 3, "name": "after"}),
+    ):
+        found.write(schema, row)
+    return found
+
+
+def _stocks(topic: Topic, history: Sequence[int], first: int, end: int) -> dict[int, int | None]:
+    plan = flat_avro_plan(
+        TABLE, key_schemas=topic.schemas("key"), value_schemas=topic.schemas("value"), history=history
+    )
+    rows, _ = run(RangeTask((WANTED,), plan), topic.batches(1)[first:end])
+    return {row["key"]["id"]: row["after"]["stock"] for row in rows}
+
+
+def test_rows_after_a_drop_have_null_and_rows_before_the_add_the_default(topic: Topic) -> None:
+    """By the registry the first and the last row have one id."""
+    old, new = sorted(topic.schemas("value"))
+    assert _stocks(topic, (old, new, old), 0, 3) == {1: 7, 2: 5, 3: None}
+    assert _stocks(topic, (old, new, old), 2, 3) == {3: None}
+    # While the column is there, a row without it is from before.
+    assert _stocks(topic, (old, new), 0, 1) == {1: 7}
+
+
+def test_columns_that_are_gone_are_those_of_the_schema_in_use(topic: Topic) -> None:
+    old, new = sorted(topic.schemas("value"))
+    texts = {"key_schemas": topic.schemas("key"), "value_schemas": topic.schemas("value")}
+    assert flat_avro_plan(TABLE, **texts, history=(old, new, old)).gone == {"stock"}
+    assert flat_avro_plan(TABLE, **texts, history=(old, new)).gone == frozenset()
+    # The ids need not grow with the versions.
+    assert flat_avro_plan(TABLE, **texts, history=(new, old)).gone == {"stock"}
+
+
+def test_a_task_says_which_schema_each_partition_had_last(topic: Topic) -> None:
+    old, new = sorted(topic.schemas("value"))
+    plan = flat_avro_plan(TABLE, key_schemas=topic.schemas("key"), value_schemas=topic.schemas("value"))
+    _, payloads = run(RangeTask((WANTED,), plan), topic.batches(2))
+    (place,) = summary(payloads).places.values()
+    assert place.writers == {old: LastRow(2, (2,)), new: LastRow(1, (1,))}
+    assert summary(payloads).is_to_learn
+
+
+@pytest.mark.parametrize(
+    ("history", "first", "again"),
+    [
+        ((10, 11), {10: "", 11: ""}, {}),
+        ((11, 10), {11: "", 10: "c"}, {}),
+        ((10, 11, 10), {10: "", 11: ""}, {10: "c"}),
+        ((10, 11, 12, 11), {10: "", 11: "", 12: ""}, {11: "d"}),
+        ((10, 11, 12, 10, 11), {10: "", 11: "", 12: ""}, {10: "cd", 11: "d"}),
+        ((12, 11, 10, 11), {12: "", 11: "d", 10: "cd"}, {}),
+    ],
+)
+def test_what_each_schema_lacks(history: Sequence[int], first: dict[int, str], again: dict[int, str]) -> None:
+    found = dropped_in_order(COLUMNS, history)
+    assert found[0] == {one: frozenset(names) for one, names in first.items()}
+    assert found[1] == {one: frozenset(names) for one, names in again.items()}
+
+
+def test_only_a_schema_that_lacks_a_later_column_can_return() -> None:
+    assert DroppedById.of(COLUMNS, (10, 11)).can_return
+    assert not DroppedById.of(COLUMNS, (11, 10)).can_return
+    assert not DroppedById.of({10: ("id",), 11: ("ID",)}, (10, 11)).can_return
+
+
+def _seen(*rows: tuple[int, int, LastRow]) -> SchemaUse:
+    found = SchemaUse()
+    for schema_id, partition, row in rows:
+        found.saw(schema_id, partition, row)
+    return SchemaUse.from_document(json.loads(json.dumps(found.document)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "newest"),
+    [
+        ((), 11),
+        # The schema was registered, and no row of it has come: it is about to be used.
+        (((10, 0, LastRow(5, (50,))),), 11),
+        (((10, 0, LastRow(5)), (11, 0, LastRow(6))), 11),
+        (((10, 0, LastRow(7)), (11, 0, LastRow(6))), 10),
+        # A row that is sent again has the position that it had.
+        (((10, 0, LastRow(7, (3,))), (11, 0, LastRow(6, (4,)))), 11),
+        (((10, 1, LastRow(1, (5,))), (11, 0, LastRow(6, (4,)))), 10),
+        # The same row read again, after a rewind.
+        (((10, 0, LastRow(3)), (11, 0, LastRow(6)), (10, 0, LastRow(4))), 11),
+        # Two partitions without positions: Kafka's time, if both have one.
+        (((10, 1, LastRow(1)), (11, 0, LastRow(6))), 11),
+        (((10, 1, LastRow(1, None, 9)), (11, 0, LastRow(6, None, 8))), 10),
+        # Partitions that disagree.
+        (((10, 0, LastRow(7)), (11, 0, LastRow(6)), (10, 1, LastRow(1)), (11, 1, LastRow(2))), 11),
+    ],
+)
+def test_the_schema_in_use(rows: Sequence[tuple[int, int, LastRow]], newest: int) -> None:
+    assert _seen(*rows).newest((10, 11)) == newest
+
+
+def test_schemas_are_in_the_order_of_versions_and_not_of_ids() -> None:
+    """A registry gives a schema the id that it has under another subject."""
+    registry = MemorySchemaRegistry()
+    late = registry.register("elsewhere", text_of("id", "c"))
+    early = registry.register(subject(TOPIC, "value"), text_of("id"))
+    assert registry.register(subject(TOPIC, "value"), text_of("id", "c")) == late < early
+    schemas = WriterSchemas(registry, TOPIC, lag=RetryPolicy(0), clock=Clock())
+    schemas.read_subjects()
+    assert schemas.versions("value") == (early, late)
+    # One that has no version follows all smaller ids.
+    other = registry.register("elsewhere", text_of("id", "c", "d"))
+    schemas.look_up({"value": (other,)})
+    assert schemas.versions("value") == (early, late, other)
