@@ -18,8 +18,8 @@ SEMANTIC = """
 ## Debezium's semantic types
 
 What a Connect schema's name makes of a field, in Avro and in JSON with schemas. `captured` was seen in events
-of real connectors, `documented` is from Debezium's documentation and source. A schema without one of these
-names is read by its Connect type alone.
+of real connectors, `documented` is from Debezium's documentation and source. A schema without a
+name is read by its Connect type alone. What happens to other names is in `debezium-values.md`.
 """
 
 

@@ -90,7 +90,8 @@ class ColumnType:
     """One column's type; ``name`` is a logical type of ``typemap.table``.
 
     ``sql`` is the full MySQL text where it is known (``decimal(10,2) unsigned``). Precision, scale
-    and fsp are None where the wire does not say.
+    and fsp are None where the wire does not say. ``named`` is the name that a Kafka Connect schema gives the
+    type where tidesink does not know it and reads the values by the Connect type alone.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ColumnType:
     fsp: int | None = None
     members: tuple[str, ...] | None = None
     sql: str | None = None
+    named: str | None = None
 
 
 class EarlierType(NamedTuple):

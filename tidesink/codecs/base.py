@@ -48,6 +48,7 @@ TimePrecision = Literal[
     "isostring",
     "microseconds",
     "nanoseconds",
+    "structured",
 ]
 IntervalHandling = Literal["numeric", "string"]
 HstoreHandling = Literal["json", "map"]

@@ -424,7 +424,7 @@ class DebeziumSettings(Model):
     """How BIGINT UNSIGNED is written: `long`, `precise` or `string`."""
     time_precision_mode: TimePrecision = DebeziumModes.time_precision_mode
     """How times are written: `adaptive` (PostgreSQL), `adaptive_time_microseconds` (MySQL), `connect`,
-    `isostring`, `microseconds` or `nanoseconds`. Rows of a snapshot are spelt so, too."""
+    `isostring`, `microseconds`, `nanoseconds` or `structured`. Rows of a snapshot are spelt so, too."""
     interval_handling_mode: IntervalHandling = DebeziumModes.interval_handling_mode
     """How PostgreSQL's intervals are written: `numeric` or `string`."""
     hstore_handling_mode: HstoreHandling = DebeziumModes.hstore_handling_mode

@@ -5,9 +5,10 @@ bytes from their encoders. The Avro side is identified by ``connect.parameters.t
 by the Avro type second; canal-json by the ``mysqlType`` word.
 
 Debezium and Kafka Connect name types by semantic names. A Connect schema without a name is read by its type
-alone; one with a name is read as a row of the table (``SEMANTIC_TYPES``). ``captured`` names were seen in
-events of real connectors (MariaDB 10.11, PostgreSQL 15), ``documented`` ones are from Debezium's
-documentation and source.
+alone; one with a name is read as a row of the table (``SEMANTIC_TYPES``). A name of Debezium, Kafka Connect
+or Confluent that the table does not have is refused, any other is read by its type with a warning
+(``unknown_name``). ``captured`` names were seen in events of real connectors (MariaDB 10.11, PostgreSQL 15),
+``documented`` ones are from Debezium's documentation and source.
 
 ``docs/types.md`` is generated from this table (``scripts/generate_docs.py``). Iceberg tables are made through
 Spark, so Iceberg's type names are those of Spark's types.
@@ -15,6 +16,7 @@ Spark, so Iceberg's type names are those of Spark's types.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypedDict, get_args
@@ -308,7 +310,8 @@ def row_of_avro(tidb_type: str, avro: str) -> TypeRow | None:
 
 TimeForm = Literal["days", "time_ms", "time_us", "time_ns", "timestamp_ms", "timestamp_us", "timestamp_ns"]
 TextForm = Literal["iso_date", "iso_time", "iso_timestamp", "zoned_timestamp"]
-Form = Literal["plain", TimeForm, TextForm, "unscaled", "variable_scale", "bits", "geometry", "structure"]
+StructForm = Literal["variable_scale", "geometry", "structure", "structured_time", "structured_duration"]
+Form = Literal["plain", TimeForm, TextForm, StructForm, "unscaled", "bits"]
 
 
 @dataclass(frozen=True)
@@ -348,6 +351,9 @@ _INFINITE = (
     "days, ms or us that stand for infinity are given back as infinity, as PostgreSQL's connector sends them"
 )
 _VECTOR = "JSON text of numbers"
+_STRUCTURED = "time.precision.mode: structured; exact, also MySQL's zero dates and PostgreSQL's infinities"
+_SHAPE = "JSON text: WKB has no such shape"
+_NANO_RANGE = "years 1678 to 2261; others overflow at the connector. Int64's ends are infinity and -infinity"
 
 SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     SemanticType(_TIME + "Date", _INT, "local date", "days", note=_INFINITE),
@@ -356,7 +362,15 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     SemanticType(_TIME + "NanoTime", _LONG, "local time", "time_ns", seen="documented"),
     SemanticType(_TIME + "Timestamp", _LONG, "local datetime", "timestamp_ms", note=_INFINITE),
     SemanticType(_TIME + "MicroTimestamp", _LONG, "local datetime", "timestamp_us", note=_INFINITE),
-    SemanticType(_TIME + "NanoTimestamp", _LONG, "local datetime", "timestamp_ns", 9, seen="documented"),
+    SemanticType(
+        _TIME + "NanoTimestamp",
+        _LONG,
+        "local datetime",
+        "timestamp_ns",
+        9,
+        seen="documented",
+        note=_NANO_RANGE,
+    ),
     SemanticType(_TIME + "ZonedTime", _STRING, "zoned time"),
     SemanticType(_TIME + "ZonedTimestamp", _STRING, "instant", "zoned_timestamp"),
     SemanticType(_TIME + "IsoDate", _STRING, "local date", "iso_date"),
@@ -365,7 +379,20 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     SemanticType(_TIME + "Year", _INT, "year"),
     SemanticType(_TIME + "Interval", _STRING, "interval", note="interval.handling.mode: string"),
     SemanticType(_TIME + "MicroDuration", _LONG, "microseconds", note="a month counts 30.4375 days"),
+    _documented(_TIME + "MicroDuration", ("float64",), "double", note="Oracle's INTERVAL, as a double"),
     _documented(_TIME + "NanoDuration", _LONG, "nanoseconds"),
+    _documented(_TIME + "StructuredDate", _STRUCT, "local date", "structured_time", _STRUCTURED),
+    _documented(_TIME + "StructuredTimestamp", _STRUCT, "local datetime", "structured_time", _STRUCTURED),
+    _documented(_TIME + "StructuredZonedTimestamp", _STRUCT, "instant", "structured_time", _STRUCTURED),
+    _documented(_TIME + "StructuredTime", _STRUCT, "local time", "structured_time", _STRUCTURED),
+    _documented(_TIME + "StructuredZonedTime", _STRUCT, "zoned time", "structured_time", _STRUCTURED),
+    _documented(
+        _TIME + "StructuredDuration",
+        _STRUCT,
+        "interval",
+        "structured_duration",
+        "time.precision.mode: structured; ISO 8601 text. Of the kind elapsed-time it is a local time",
+    ),
     SemanticType(_CONNECT + "Decimal", ("bytes",), "decimal", "unscaled"),
     SemanticType(_CONNECT + "Date", _INT, "local date", "days", note="time.precision.mode: connect"),
     SemanticType(_CONNECT + "Time", _INT, "local time", "time_ms", 3, note="time.precision.mode: connect"),
@@ -393,10 +420,14 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     _documented(_DATA + "DoubleVector", ("array",), "vector", "structure", _VECTOR),
     _documented(_DATA + "FloatVector", ("array",), "vector", "structure", _VECTOR),
     _documented(_DATA + "SparseVector", _STRUCT, "sparse vector", "structure"),
+    _documented(_DATA + "SparseDoubleVector", _STRUCT, "sparse vector", "structure"),
     SemanticType(_DATA + "TiDBVectorFloat32", _STRING, "vector", note="TiCDC (ticdc b813e76)"),
     SemanticType(_DATA + "geometry.Point", _STRUCT, "geometry", "geometry"),
     _documented(_DATA + "geometry.Geometry", _STRUCT, "geometry", "geometry"),
     _documented(_DATA + "geometry.Geography", _STRUCT, "geography", "geometry"),
+    _documented(_DATA + "geometry.Circle", _STRUCT, "struct", "structure", _SHAPE),
+    _documented(_DATA + "geometry.Line", _STRUCT, "struct", "structure", _SHAPE),
+    _documented("io.debezium.mongodb.regex", _STRUCT, "struct", "structure", "of ExtractNewDocumentState"),
 )
 
 # What a Connect schema without a semantic name is read as.
@@ -415,13 +446,35 @@ PLAIN_TYPES: Final[dict[str, str]] = {
     "struct": "struct",
 }
 
-_BY_SEMANTIC_NAME: Final = {semantic.name: semantic for semantic in SEMANTIC_TYPES}
+_BY_SEMANTIC_NAME: Final = {
+    (semantic.name, wire): semantic for semantic in SEMANTIC_TYPES for wire in semantic.wire
+}
+# Debezium appends the precision, and in Avro the column's name in hex, so that equal names are equal schemas
+# (``StructuredTemporal``, main branch).
+_STRUCTURED_NAME: Final = re.compile(
+    rf"({re.escape(_TIME)}Structured[A-Za-z]+?)(?:Precision[0-9]{{1,2}})?(?:SourceColumn[0-9a-f]*)?", re.ASCII
+)
+# Whose names say how a value is to be read. ``io.debezium.data.Foo`` is never just its bare type.
+_OWNERS: Final = ("io.debezium.", "org.apache.kafka.connect.", "io.confluent.")
 
 
 def semantic_type(name: str | None, wire: str) -> SemanticType | None:
     """The semantic type a schema names; None where it names none that is known in this Connect type."""
-    found = _BY_SEMANTIC_NAME.get(name or "")
-    return found if found is not None and wire in found.wire else None
+    if name is None:
+        return None
+    structured = _STRUCTURED_NAME.fullmatch(name)
+    return _BY_SEMANTIC_NAME.get((structured[1] if structured else name, wire))
+
+
+def unknown_name(name: str | None, wire: str) -> Literal["refused", "bare"] | None:
+    """What is done with values of a schema whose name is not known in this Connect type; None if it is.
+
+    ``refused``: the name is Debezium's, Kafka Connect's or Confluent's, so it says how to read the value.
+    ``bare``: it is anyone else's (a custom converter's or a transform's), and the value is read by its type.
+    """
+    if not name or semantic_type(name, wire) is not None:
+        return None
+    return "refused" if name.startswith(_OWNERS) else "bare"
 
 
 DecimalMode = Literal["precise", "string"]

@@ -33,9 +33,10 @@ from tidesink.events import ColumnType, Value
 from tidesink.typemap.table import SHAPED_READERS, AmbiguousTime, Reader, ZeroDate, row_of, spark_type
 
 DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
-# Other databases' calendars have more: years of any length, years before 1, infinity, nanoseconds.
-_WIDE_DAY = r"[0-9]{4,9}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
-_WIDE_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
+# Other databases' calendars have more: years of any length, years before 1, infinity, picoseconds. MySQL's
+# zero dates are among them where Debezium sends a date's parts (``time.precision.mode: structured``).
+_WIDE_DAY = r"[0-9]{4,9}-(?:0[0-9]|1[0-2])-(?:0[0-9]|[12][0-9]|3[01])"
+_WIDE_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,12})?"
 _WIDE_OFFSET = r"[+-][0-9]{2}:[0-9]{2}(?::[0-9]{2})?"
 LOCAL_DATE = re.compile(rf"{_WIDE_DAY}(?: BC)?|-?infinity", re.ASCII)
 LOCAL_DATETIME = re.compile(rf"{_WIDE_DAY} {_WIDE_CLOCK}(?: BC)?|-?infinity", re.ASCII)
@@ -98,7 +99,7 @@ def in_microseconds(to_python: Callable[[str], datetime]) -> Callable[[str], dat
 
 _OFFSET = re.compile(rf"(?={_WIDE_OFFSET}\Z)", re.ASCII)
 # What stands behind a fraction's sixth digit.
-_NANOSECONDS = re.compile(r"\.[0-9]{6}([0-9]{1,3})", re.ASCII)
+_NANOSECONDS = re.compile(r"\.[0-9]{6}([0-9]{1,6})", re.ASCII)
 
 
 TargetValue = Value | date | datetime

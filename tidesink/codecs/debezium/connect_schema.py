@@ -268,7 +268,9 @@ def _semantic_name(avro: Mapping[str, Any], kind: str, namespace: str) -> str | 
         return name
     if kind in ("record", "error"):
         return _named(avro, namespace)
-    return _LOGICAL.get((kind, str(avro.get("logicalType"))))
+    logical = avro.get("logicalType")
+    # A name that AvroData does not write is kept: nothing reads it, and the column says so.
+    return _LOGICAL.get((kind, str(logical)), logical if isinstance(logical, str) else None)
 
 
 def _avro_parameters(avro: Mapping[str, Any]) -> Mapping[str, str]:

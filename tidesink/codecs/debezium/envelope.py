@@ -45,7 +45,8 @@ from tidesink.codecs.debezium.readers import (
     inferred_value,
     reader_of,
 )
-from tidesink.codecs.debezium.values import column_of
+from tidesink.codecs.debezium.structured import name_of
+from tidesink.codecs.debezium.values import CELLS, column_of, is_cell
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError, SchemaMismatchError, shown
 from tidesink.events import (
@@ -223,6 +224,11 @@ def commit_ts_of_source(source: Source) -> int | None:
     return _unsigned(source.get("commit_ts")) if connector_of(source) == TICDC else None
 
 
+_UNTYPED_TIME: Final = (
+    "Column {!r} has the members of io.debezium.time.{}, and the record has no schema that says so. Give a "
+    "definition of the table under tables, set schemas.enable: true at the connector's converter, or another "
+    "time.precision.mode than structured"
+)
 _MOST_SHAPES: Final = 4096
 _Typed = tuple[Column, "Value | Unavailable"]
 
@@ -334,6 +340,8 @@ class Rows:
         columns: list[Column] = []
         declared, learned = self.definitions.get(table), self.learned.get(table)
         for name, one in raw.items():
+            if is_cell(one):
+                raise SchemaMismatchError(CELLS.format(name)).with_context(column=name)
             known = declared.by_name.get(name) if declared else None
             guess = learned.by_name.get(name) if learned else None
             column, value = self._declared(known, one) if known else self._guessed(name, one, guess)
@@ -373,6 +381,8 @@ class Rows:
                 return self._declared(learned, raw)
             except DecodeError:
                 pass  # the column was, or will be, of another type
+        if isinstance(raw, Mapping) and (kind := name_of(raw)) is not None:
+            raise SchemaMismatchError(_UNTYPED_TIME.format(name, kind)).with_context(column=name)
         value = self._plain(name, raw)
         if self.untyped_is_text and isinstance(value, int | Decimal):
             value = _as_text(value)

@@ -35,6 +35,7 @@ from tidesink.codecs.base import (
     TimePrecision,
     Unavailable,
 )
+from tidesink.codecs.debezium import structured
 from tidesink.codecs.debezium.connect_schema import NO_PARAMETERS, ConnectSchema, ConnectType
 from tidesink.codecs.debezium.scalars import WORDS, scale_of
 from tidesink.codecs.debezium.values import placeholders, wire_reader, wire_type
@@ -57,6 +58,8 @@ def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) ->
     one of another kind; both name the column.
     """
     absent = placeholders(schema, modes)
+    if row_of(column.type).reader == "time":
+        schema = structured.as_elapsed(schema)
     read = wire_reader(schema)
     fit = None if has_own_type(schema, column) else fitting(column.type, modes)
 
@@ -138,14 +141,25 @@ def _schema(kind: ConnectType, name: str | None = None, **parameters: str) -> Co
     return ConnectSchema(kind, name, parameters or NO_PARAMETERS, optional=True)
 
 
+# Types whose values are arrays, maps and structs. An object in any other column is no value of it.
+_STRUCTURES: Final = frozenset({"json", "array", "map", "struct", "vector", "sparse vector", "other text"})
+
+
 def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
     row = row_of(column_type)
+    if isinstance(raw, Mapping) and (name := structured.name_of(raw)) is not None:
+        return _schema("struct", _TIME + name)
     if row.reader == "decimal":
         return _schema("struct", _DATA + "VariableScaleDecimal")
     if row.reader == "binary":
         return _schema("struct", _DATA + "geometry.Geometry")
-    if row.reader != "text":
-        raise SchemaMismatchError(f"{shown(raw)} is no {column_type.sql or column_type.name}")
+    if row.reader != "text" or column_type.name not in _STRUCTURES:
+        kind = "an object" if isinstance(raw, Mapping) else "an array"
+        raise SchemaMismatchError(
+            f"The value is {kind} of JSON, and the table definition says "
+            f"{column_type.sql or column_type.name}. Set the connector's handling mode that writes the plain "
+            "value, or give the column's own type in the definition"
+        )
     return _schema("array") if isinstance(raw, list) else _schema("map")
 
 

@@ -253,6 +253,9 @@ INFINITE_TIMESTAMPS: Final = {
     9_223_372_036_825_200_000: _INFINITY,
     -9_223_372_036_832_400_000: f"-{_INFINITY}",
 }
+# No count of nanoseconds reaches the driver's infinities: 3.5 lets them wrap around, its main branch writes
+# the ends of 64 bits (dbz#1833, dbz#2075).
+_INFINITE_NANOSECONDS: Final = {(1 << 63) - 1: _INFINITY, -(1 << 63): f"-{_INFINITY}"}
 
 _ISO: Final = re.compile(
     r"(?P<year>[+-]?[0-9]{4,9})-(?P<day>[0-9]{2}-[0-9]{2})"
@@ -277,8 +280,8 @@ def _day_text(days: int) -> str:
 
 def timestamp_text(units: int, per_second: int) -> str:
     """A date and time from its units since 1970-01-01, of which there are ``per_second``."""
-    found = INFINITE_TIMESTAMPS.get(units) if per_second < 10**9 else None
-    return found or _moment_text(units, per_second)
+    infinite = INFINITE_TIMESTAMPS if per_second < 10**9 else _INFINITE_NANOSECONDS
+    return infinite.get(units) or _moment_text(units, per_second)
 
 
 def _moment_text(units: int, per_second: int) -> str:
@@ -319,10 +322,11 @@ def _civil(days: int) -> tuple[str, str]:
     month_from_march = (5 * day_of_year + 2) // 153
     day = day_of_year - (153 * month_from_march + 2) // 5 + 1
     month = month_from_march + 3 if month_from_march < 10 else month_from_march - 9
-    return _dated(year_of_era + era * 400 + (month <= 2), f"{month:02d}-{day:02d}")
+    return dated(year_of_era + era * 400 + (month <= 2), f"{month:02d}-{day:02d}")
 
 
-def _dated(year: int, day: str) -> tuple[str, str]:
+def dated(year: int, day: str) -> tuple[str, str]:
+    """The year with the text of its day, and ``BC`` for a year before 1."""
     # ISO 8601 has a year 0, which is 1 BC.
     return (f"{year:04d}-{day}", "") if year > 0 else (f"{1 - year:04d}-{day}", "BC")
 
@@ -357,7 +361,7 @@ def iso_reader(kind: str, *, zoned: bool, timed: bool) -> Callable[[object], str
 
 
 def _iso_text(found: re.Match[str], *, zoned: bool) -> str:
-    day, era = _dated(int(found["year"]), found["day"])
+    day, era = dated(int(found["year"]), found["day"])
     time = f" {_trimmed(found['time'])}" if found["time"] is not None else ""
     offset = (found["offset"].replace("Z", "+00:00")) if zoned else ""
     return f"{day}{time}{offset}{' ' + era if era else ''}"

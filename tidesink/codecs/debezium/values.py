@@ -29,7 +29,7 @@ import json
 import math
 import struct
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -37,7 +37,7 @@ from functools import partial
 from typing import Final
 
 from tidesink.codecs.base import DebeziumModes
-from tidesink.codecs.debezium import scalars
+from tidesink.codecs.debezium import scalars, structured
 from tidesink.codecs.debezium.connect_schema import (
     PRECISION,
     SOURCE_LENGTH,
@@ -71,6 +71,7 @@ from tidesink.typemap.table import (
     row_named,
     semantic_type,
     split_allowed,
+    unknown_name,
 )
 
 # Debezium's stand-ins for a default that only the database computes, which is far more often the current
@@ -85,13 +86,75 @@ def column_of(field: ConnectField) -> Column:
 
     Its type is what the schema tells; where a table definition tells more, values are read with the
     definition's column instead. Key marks are not on a field: the key's schema has them.
+
+    Raises:
+        SchemaMismatchError: the schema is a cell of value and set, or its name is one of Debezium's, Kafka
+            Connect's or Confluent's that is not known.
     """
+    _check_schema(field.name, field.schema, 0)
     return Column(
         name=field.name,
         type=column_type(field.schema),
         nullable=field.schema.optional,
         default=default_text(field.schema),
     )
+
+
+_UNKNOWN: Final = (
+    "Column {!r} has the semantic type {} ({}), which this version of tidesink does not read. Its name says "
+    "how its values are to be read, so they are not taken as plain {}. Set another handling mode or "
+    "converter at the connector, leave the column out there (column.exclude.list), or give a definition of "
+    "the table under tables: values are then read as the type that it says"
+)
+CELLS: Final = (
+    "Column {!r} is a cell of value and set, and no value of the column: connectors of YugabyteDB and "
+    "Cassandra write rows in this form. Set the connector's transform that writes plain values "
+    "(YBExtractNewRecordState, or PGCompatible, both of YugabyteDB) and a record type that sends whole rows "
+    "(FULL, or REPLICA IDENTITY FULL)"
+)
+# A cell's members: of YugabyteDB's gRPC connector, and of Cassandra's (``CellData``).
+_CELL: Final = frozenset({"value", "set"})
+_CELL_MEMBERS: Final = _CELL | {"deletion_ts"}
+
+
+def is_cell(raw: object) -> bool:
+    """Whether a value of JSON without a schema is a cell of value and set."""
+    return isinstance(raw, Mapping) and _CELL <= set(raw) <= _CELL_MEMBERS and isinstance(raw["set"], bool)
+
+
+def _is_cell_schema(schema: ConnectSchema) -> bool:
+    kinds = {one.wire: one.schema.type for one in schema.fields}
+    return _CELL <= set(kinds) <= _CELL_MEMBERS and kinds["set"] == "boolean"
+
+
+def _check_schema(column: str, schema: ConnectSchema, level: int) -> None:
+    """Refuses a column whose schema, or one inside of it, says that it is not read by its Connect type."""
+    if level == 0 and _is_cell_schema(schema):
+        raise SchemaMismatchError(CELLS.format(column)).with_context(column=column)
+    if unknown_name(schema.name, schema.type) == "refused":
+        kind = schema.type
+        raise SchemaMismatchError(_UNKNOWN.format(column, schema.name, kind, kind)).with_context(
+            column=column
+        )
+    if semantic_type(schema.name, schema.type) is None and level < MOST_LEVELS:
+        for inner in _inside(schema):
+            _check_schema(column, inner, level + 1)
+
+
+def _inside(schema: ConnectSchema) -> Iterator[ConnectSchema]:
+    yield from (one for one in (schema.items, schema.keys, schema.values) if one is not None)
+    yield from (one.schema for one in schema.fields)
+
+
+def foreign_name(schema: ConnectSchema) -> str | None:
+    """The name of a schema that is anyone's but Debezium's, Kafka Connect's and Confluent's, or of one inside
+    it.
+    """
+    if unknown_name(schema.name, schema.type) == "bare":
+        return schema.name
+    if semantic_type(schema.name, schema.type) is not None:
+        return None
+    return next((found for one in _inside(schema) if (found := foreign_name(one)) is not None), None)
 
 
 def column_type(schema: ConnectSchema) -> ColumnType:
@@ -107,7 +170,11 @@ def wire_type(schema: ConnectSchema) -> ColumnType:
     """The logical type that a field's schema alone tells, whatever the source called it."""
     semantic = semantic_type(schema.name, schema.type)
     if semantic is None:
-        return ColumnType(PLAIN_TYPES[schema.type])
+        return ColumnType(PLAIN_TYPES[schema.type], named=foreign_name(schema))
+    if semantic.form == "structured_duration" and structured.is_elapsed(schema):
+        return ColumnType("local time")
+    if semantic.form == "structured_time":
+        return ColumnType(semantic.type, fsp=structured.fine_digits(schema))
     if semantic.form == "unscaled":
         return _decimal(whole_parameter(schema, PRECISION), scale_of(schema))
     if semantic.form == "bits":
@@ -359,6 +426,8 @@ _FORMS: Final[dict[Form, Callable[[ConnectSchema], WireReader]]] = {
     "bits": bits,
     "geometry": _geometry,
     "structure": _structure,
+    "structured_time": structured.time_reader,
+    "structured_duration": structured.duration_reader,
 }
 
 

@@ -1,0 +1,194 @@
+"""Debezium's structured times (``time.precision.mode: structured``): a struct of year, month, day and so on.
+
+Source: Debezium's main branch (``io.debezium.time.StructuredTemporal`` and its siblings, aad5519). The
+fraction of a second is ``picoseconds``; an earlier commit has ``nanos``, and no parameters. No member passes
+through a calendar, so MySQL's zero dates and PostgreSQL's infinities (``specialValue``) are among the values.
+A ``zoneId`` adds nothing to the offset beside it.
+
+The text is that of ``scalars``: ``2024-02-29 12:34:56.5``, ``0044-03-15 BC``, ``infinity``. A duration is ISO
+8601 with all its parts, as ``interval.handling.mode: string`` writes it (``P1Y2M3DT4H5M6.789S``). MySQL's
+TIME is a duration of the kind ``elapsed-time`` and becomes a time of up to 838:59:59 on both sides of zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from tidesink.codecs.debezium.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.scalars import dated, mismatch, whole_parameter
+from tidesink.errors import ValueOutOfRangeError, shown
+
+DURATION: Final = "io.debezium.time.StructuredDuration"
+PRECISION: Final = "io.debezium.time.precision"
+KIND: Final = "io.debezium.time.duration.kind"
+ELAPSED: Final = "elapsed-time"
+_SPECIAL: Final = {"POSITIVE_INFINITY": "infinity", "NEGATIVE_INFINITY": "-infinity"}
+_DAY: Final = ("year", "month", "day")
+_CLOCK: Final = ("hour", "minute", "second")
+_FRACTION: Final = frozenset({"picoseconds", "nanos"})
+_OPTIONAL: Final = frozenset({"precision", "specialValue", "zoneId"})
+_PER_SECOND: Final = 10**12
+# Arrow's and Spark's timestamps end at microseconds.
+_MICROSECOND_DIGITS: Final = 6
+_PICOSECOND_DIGITS: Final = 12
+_MOST_OFFSET: Final = 18 * 3600
+_DURATION: Final = ("years", "months", "days", "hours", "minutes", "seconds")
+_INT64: Final = 1 << 63
+
+
+def fine_digits(schema: ConnectSchema) -> int | None:
+    """The digits of a second that a column's struct holds (12) where the column has more than six; else None."""
+    digits = whole_parameter(schema, PRECISION)
+    return _PICOSECOND_DIGITS if digits is not None and digits > _MICROSECOND_DIGITS else None
+
+
+def is_elapsed(schema: ConnectSchema) -> bool:
+    """Whether a structured duration is MySQL's TIME."""
+    return schema.parameters.get(KIND) == ELAPSED
+
+
+def as_elapsed(schema: ConnectSchema) -> ConnectSchema:
+    """The schema of a column that is known to be MySQL's TIME, where its values are structured durations."""
+    if not (schema.name or "").startswith(DURATION):
+        return schema
+    return replace(schema, parameters={**schema.parameters, KIND: ELAPSED})
+
+
+def name_of(members: Mapping[str, object]) -> str | None:
+    """The semantic type that an object without a schema has by its members; None where it is no structured
+    time.
+
+    JsonConverter writes all members of a struct, null too.
+    """
+    names = set(members)
+    if names == {*_DAY, "specialValue"}:
+        return "StructuredDate"
+    fraction, rest = names & _FRACTION, names - _FRACTION - _OPTIONAL
+    if len(fraction) != 1 or "precision" not in names:
+        return None
+    return _NAMES.get(frozenset(rest))
+
+
+_NAMES: Final[dict[frozenset[str], str]] = {
+    frozenset((*_DAY, *_CLOCK)): "StructuredTimestamp",
+    frozenset((*_DAY, *_CLOCK, "offsetSeconds")): "StructuredZonedTimestamp",
+    frozenset(_CLOCK): "StructuredTime",
+    frozenset((*_CLOCK, "offsetSeconds")): "StructuredZonedTime",
+    frozenset(_DURATION): "StructuredDuration",
+}
+
+
+def time_reader(schema: ConnectSchema) -> Callable[[object], str]:
+    """A reader of structured dates, times and timestamps, with an offset or without.
+
+    The reader raises SchemaMismatchError for what is no such struct, and ValueOutOfRangeError for members
+    that make no date or time.
+    """
+    kind = (schema.name or "").partition("Structured")[2]
+    has_day, is_zoned = "Date" in kind or "Timestamp" in kind, kind.startswith("Zoned")
+    has_clock = not kind.startswith("Date")
+
+    def read(raw: object) -> str:
+        if not isinstance(raw, Mapping):
+            raise mismatch(raw, schema)
+        special = raw.get("specialValue")
+        if special is not None:
+            return _special(special, schema)
+        day, era = _day(raw, schema) if has_day else ("", "")
+        clock = _clock(raw, schema, most_hours=23 if has_day else 24) if has_clock else ""
+        offset = _offset(raw, schema, utc="+00:00" if has_day else "Z") if is_zoned else ""
+        text = " ".join(part for part in (day, clock) if part) + offset
+        return f"{text} {era}" if era else text
+
+    return read
+
+
+def _special(special: object, schema: ConnectSchema) -> str:
+    found = _SPECIAL.get(special) if isinstance(special, str) else None
+    if found is None:
+        raise ValueOutOfRangeError(f"the specialValue {shown(special, 40)} is none of {schema.name}")
+    return found
+
+
+def _whole(raw: Mapping[str, Any], name: str, schema: ConnectSchema, low: int, high: int) -> int:
+    value = raw.get(name)
+    if type(value) is not int:
+        raise mismatch(raw, schema)
+    if not low <= value <= high:
+        raise ValueOutOfRangeError(f"{name} {shown(value)} is none of {schema.name}")
+    return value
+
+
+def _day(raw: Mapping[str, Any], schema: ConnectSchema) -> tuple[str, str]:
+    year = _whole(raw, "year", schema, -999_999_998, 999_999_999)
+    month, day = _whole(raw, "month", schema, 0, 12), _whole(raw, "day", schema, 0, 31)
+    text = f"{month:02d}-{day:02d}"
+    # MySQL's zero dates, whose year 0 is no 1 BC.
+    return (f"{year:04d}-{text}", "") if year == 0 and 0 in (month, day) else dated(year, text)
+
+
+def _picoseconds(raw: Mapping[str, Any], schema: ConnectSchema, low: int) -> int:
+    if "picoseconds" in raw:
+        return _whole(raw, "picoseconds", schema, low * (_PER_SECOND - 1), _PER_SECOND - 1)
+    return 1000 * _whole(raw, "nanos", schema, low * (10**9 - 1), 10**9 - 1)
+
+
+def _fraction(picoseconds: int) -> str:
+    return f".{picoseconds:012d}".rstrip("0") if picoseconds else ""
+
+
+def _clock(raw: Mapping[str, Any], schema: ConnectSchema, most_hours: int) -> str:
+    hour, minute, second = (
+        _whole(raw, name, schema, 0, most) for name, most in zip(_CLOCK, (most_hours, 59, 59), strict=True)
+    )
+    picoseconds = _picoseconds(raw, schema, 0)
+    if hour == 24 and (minute or second or picoseconds):
+        raise ValueOutOfRangeError(f"a time after 24:00:00 is none of {schema.name}")
+    return f"{hour:02d}:{minute:02d}:{second:02d}{_fraction(picoseconds)}"
+
+
+def _offset(raw: Mapping[str, Any], schema: ConnectSchema, utc: str) -> str:
+    seconds = _whole(raw, "offsetSeconds", schema, -_MOST_OFFSET, _MOST_OFFSET)
+    if not seconds:
+        return utc
+    minutes, second = divmod(abs(seconds), 60)
+    text = f"{'-' if seconds < 0 else '+'}{minutes // 60:02d}:{minutes % 60:02d}"
+    return f"{text}:{second:02d}" if second else text
+
+
+def duration_reader(schema: ConnectSchema) -> Callable[[object], str]:
+    """A reader of structured durations.
+
+    The reader raises SchemaMismatchError for what is no such struct, and ValueOutOfRangeError for a count of
+    more than 64 bits, or for an elapsed time of months.
+    """
+    elapsed = is_elapsed(schema)
+
+    def read(raw: object) -> str:
+        if not isinstance(raw, Mapping):
+            raise mismatch(raw, schema)
+        years, months, days, hours, minutes, seconds = (
+            _whole(raw, name, schema, -_INT64, _INT64 - 1) for name in _DURATION
+        )
+        picoseconds = seconds * _PER_SECOND + _picoseconds(raw, schema, -1)
+        if not elapsed:
+            return f"P{years}Y{months}M{days}DT{hours}H{minutes}M{_seconds(picoseconds)}S"
+        if years or months:
+            raise ValueOutOfRangeError(f"a time of {years} years and {months} months is none of MySQL's TIME")
+        return _elapsed(picoseconds + (((days * 24 + hours) * 60 + minutes) * 60) * _PER_SECOND)
+
+    return read
+
+
+def _seconds(picoseconds: int) -> str:
+    seconds, fraction = divmod(abs(picoseconds), _PER_SECOND)
+    return f"{'-' if picoseconds < 0 else ''}{seconds}{_fraction(fraction)}"
+
+
+def _elapsed(picoseconds: int) -> str:
+    seconds, fraction = divmod(abs(picoseconds), _PER_SECOND)
+    minutes, second = divmod(seconds, 60)
+    sign = "-" if picoseconds < 0 else ""
+    return f"{sign}{minutes // 60:02d}:{minutes % 60:02d}:{second:02d}{_fraction(fraction)}"
