@@ -62,7 +62,9 @@ class Server:
         with self._connections.transaction(place.name) as cursor:
             self.dialect.prepare_schema(cursor, place)
         types = ["int"] * len(batch.shape.columns)
-        make_staging(self._connections, place.location, staged_columns(batch.row_format), types, place.name)
+        make_staging(
+            self._connections, place.location, staged_columns(batch.row_format), types, (), place.name
+        )
         with self._connections.transaction(place.name, writes=False) as cursor:
             return set(self.dialect.present(cursor, place))
 

@@ -20,6 +20,34 @@ Database = Literal["postgres", "mysql"]
 # the order of members, and equal numbers.
 Spelling = Literal["digits", "json"]
 
+
+class FoundType(str):
+    """A column's type as a catalog writes it, with what that text does not say.
+
+    ``base`` is the type of which a domain is made, else the type itself. ``is_enum``: a user's enum, or an
+    array of one. ``charset`` is that of a text that does not hold every character.
+    """
+
+    base: str
+    is_enum: bool
+    charset: str | None
+
+    def __new__(
+        cls, text: str, base: str | None = None, *, is_enum: bool = False, charset: str | None = None
+    ) -> FoundType:
+        """A type by its text."""
+        made = super().__new__(cls, text)
+        made.base = base or text
+        made.is_enum = is_enum
+        made.charset = charset
+        return made
+
+
+def plain_type(found: str) -> str:
+    """A type as the catalog writes it, of a domain the one that it is made of."""
+    return found.base if isinstance(found, FoundType) else found
+
+
 # Spark type -> the type that holds the same values: Postgres's, and MySQL's and MariaDB's.
 OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = {
     "postgres": {

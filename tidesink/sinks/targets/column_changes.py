@@ -76,9 +76,10 @@ def _wider(present: str, column: ShapeColumn, table: TableId) -> str:
     wider = wider_ddl(present, column.spark, text_holds=text_holds)
     if wider is None:
         raise SchemaRefusedError(
-            f"the target's column is {present}, the source now says {column.spark} ({column.comment}), and "
-            "no change of type keeps every value. Load the table again under another name, or change the "
-            "column at the source back",
+            f"The target's column is {present}, the source's column is {column.spark} ({column.comment}), "
+            "and no change of type keeps every value of both. If the source's column changed, change it back "
+            "or load the table again under another name. If the target's column was made or changed by hand, "
+            "give it a type that holds the source's values.",
             table=str(table),
             column=column.name,
             change="type",

@@ -12,6 +12,7 @@ from tidesink.events import fold_name
 from tidesink.sinks.targets.base import Limit, check_shape
 from tidesink.sinks.targets.column_changes import default_texts, literal_text, plan_evolution
 from tidesink.sinks.targets.sql.load import STAGED_BESIDES
+from tidesink.typemap.native_sql import Native, Wider, native_of, refused_natives
 from tidesink.typemap.render_sql import (
     DECIMAL_WORD,
     OF_SPARK,
@@ -23,13 +24,15 @@ from tidesink.typemap.render_sql import (
     spark_of,
     sql_type,
 )
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, without
 from tidesink.typemap.values import MYSQL_MAX_PRECISION, MYSQL_MAX_SCALE, TargetValue
 
 _DIGITS: Final = re.compile(r"(?:numeric|decimal)\(([0-9]+),([0-9]+)\)")
 _LENGTH: Final = re.compile(r"(varchar|varbinary)\(([0-9]+)\)")
 # Texts of a certain form, which other texts do not fit.
 _FORMED: Final = frozenset({"json", "time(6)"})
+# How the names of tidesink's own columns begin.
+OUR_PREFIX: Final = "_tidesink"
 # MySQL's and MariaDB's collation that tells texts apart by every byte, spaces at their end too.
 KEY_COLLATIONS: Final = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
 
@@ -78,12 +81,65 @@ def wanted_type(
         ) from exc
 
 
-def plan_columns(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
-    """What ``present`` (column name to the database's type) lacks for a shape.
+# The statements that give a column, by the table's name for it, another type.
+Mend = Callable[[str, str], list[str]]
+
+
+def check_natives(
+    present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
+) -> None:
+    """Refuse a table with a column of a native type that does not hold the source's values.
+
+    ``mend`` says how the column gets a type that does.
+
+    Raises:
+        SchemaRefusedError: there is one.
+    """
+    for name, column, fit in refused_natives(present, shape.columns, database):
+        way = f": {'; '.join(mend(name, fit.wanted))}" if mend else f" to {fit.wanted}"
+        raise SchemaRefusedError(
+            f"The column {name} of the target's table is {present[name]}, which {fit.why} the source's "
+            f"column ({column.comment}). Leave it out by except_column_list, or change it, "
+            f"and start again{way}",
+            table=str(shape.source),
+            column=name,
+        )
+
+
+def natives_of(present: Mapping[str, str], shape: TableShape, database: Database) -> dict[int, Native]:
+    """How columns of native types take the shape's values, by the position in the shape."""
+    there = {fold_name(name): found for name, found in present.items()}
+    found = {}
+    for at, column in enumerate(shape.columns):
+        kept = there.get(fold_name(column.name))
+        fit = None if kept is None else native_of(column, kept, database)
+        if isinstance(fit, Native):
+            found[at] = fit
+    return found
+
+
+def plan_columns(
+    present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
+) -> SqlEvolution:
+    """What ``present`` (column name to the database's type) lacks for a shape; ``mend``: see check_natives.
 
     Raises:
         SchemaRefusedError: a column's present type cannot hold the shape's values.
     """
+    check_natives(present, shape, database, mend)
+    fits = {
+        name: native_of(shape.by_name[fold_name(name)], found, database)
+        for name, found in present.items()
+        if fold_name(name) in shape.by_name
+    }
+    own = {name: found for name, found in present.items() if fits.get(name) is None}
+    plan = _plan_own(own, without(shape, present.keys() - own.keys()), database)
+    wider = {name: fit.wanted for name, fit in fits.items() if isinstance(fit, Wider)}
+    return SqlEvolution(plan.added, {**plan.widened, **wider})
+
+
+def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
+    """The plan of the columns that have types of tidesink's own."""
     there = {fold_name(name): found for name, found in present.items()}
     wanted = {
         fold_name(c.name): wanted_type(c, shape, database, there.get(fold_name(c.name)))

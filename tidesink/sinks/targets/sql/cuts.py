@@ -31,7 +31,7 @@ from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, Merge
 from tidesink.sinks.targets.sql.load import ATTEMPT, IS_DELETE
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import delete_joined, instant_of
-from tidesink.typemap.render_sql import OF_SPARK, Database
+from tidesink.typemap.render_sql import OF_SPARK, Database, plain_type
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Gathered:
         if not self.look(cursor):
             keys = {fold_name(column.name): column.key for column in shape.columns}
             columns = [
-                (name, found, keys[fold_name(name)], "")
+                (name, plain_type(found), keys[fold_name(name)], "")
                 for name, found in present.items()
                 if fold_name(name) in keys
             ]

@@ -209,10 +209,13 @@ class Dialect(Protocol):
         Raises: SchemaRefusedError.
         """
 
-    def check_kept(self, cursor: Any, place: Place, columns: Collection[str]) -> None:
-        """Refuse a table that puts values of its own into columns (in lower case) of the source's.
+    def check_kept(self, cursor: Any, place: Place, columns: Collection[str], keys: Collection[str]) -> None:
+        """Refuse a table that does not keep rows of the source's columns (in lower case) as they are written.
 
-        Raises: SchemaRefusedError.
+        ``keys`` are those of the key. Such a table has a column whose values the server makes, one that the
+        source does not have and that must have a value, or rows that tidesink does not see.
+
+        Raises: SchemaRefusedError, which says how to change the table.
         """
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
@@ -226,6 +229,12 @@ class Dialect(Protocol):
         keys: frozenset[str],
     ) -> list[str]:
         """The statements that add columns (type and literal of the default) and change types.
+
+        ``keys`` are the names of the key's columns in lower case.
+        """
+
+    def retyped(self, location: str, name: str, found: str, wanted: str, keys: frozenset[str]) -> list[str]:
+        """The statements, for people, that give a column of type ``found`` another type.
 
         ``keys`` are the names of the key's columns in lower case.
         """

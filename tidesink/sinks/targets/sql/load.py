@@ -100,13 +100,18 @@ class StagedColumn(NamedTuple):
         return self.name == SEQUENCE or (self.column is not None and self.column.spark == "binary")
 
 
+def staged_name(at: int) -> str:
+    """The column of a staging table that has the values of the shape's column at a position."""
+    return f"c{at}"
+
+
 def staged_columns(rows: RowFormat) -> tuple[StagedColumn, ...]:
     """What a staging table has of each row besides the attempt: the marks of the format, then the shape."""
     asked = {IS_DELETE: True, SEQUENCE: rows.sequenced, AT: rows.mode == "history"}
     asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), rows.keeps)
     marks = [StagedColumn(name, quoted) for name, quoted in MARKS.items() if asked[name]]
     values = [
-        StagedColumn(f"c{at}", column.spark == "string", column)
+        StagedColumn(staged_name(at), column.spark == "string", column)
         for at, column in enumerate(rows.shape.columns)
     ]
     return (*marks, *values)

@@ -27,6 +27,7 @@ from tidesink.events import LOGICAL_BITS, fold_name
 from tidesink.sinks.spark.errors import NOT_STORED
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, RowFormat
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
+from tidesink.sinks.targets.sql.columns import Mend
 from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql.load import (
     AFTER_DELETE,
@@ -43,9 +44,11 @@ from tidesink.sinks.targets.sql.load import (
     place_of,
     stage_rows,
     staged_columns,
+    staged_name,
 )
 from tidesink.sinks.targets.sql.location import SEQUENCE_TYPES, Place
-from tidesink.typemap.render_sql import OF_SPARK, Database
+from tidesink.typemap.native_sql import Native
+from tidesink.typemap.render_sql import KEY_LENGTH, OF_SPARK, Database, sql_type
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
@@ -58,14 +61,20 @@ def merge_of(
     present: Mapping[str, str],
     *,
     attempts: tuple[int, ...],
-    mark: str | None,
     epoch: int,
     beside: Iterable[str] = (),
+    natives: Mapping[int, Native] = MappingProxyType({}),
 ) -> Merge:
-    """The merge of a staged batch into a table whose columns are ``present``; ``beside``: see ``Merge``."""
+    """The merge of a staged batch into a table whose columns are ``present``; ``beside``: see ``Merge``.
+
+    ``natives``: the columns, by their position in the shape, whose values are cast (``cast_staged``).
+    """
     spelt = {fold_name(name): place.quote(name) for name in present}
+    cast = {at for at, fit in natives.items() if fit.kept is not None}
     columns = tuple(
-        MergeColumn(spelt[fold_name(column.name)], f"c{at}", column.key)
+        MergeColumn(
+            spelt[fold_name(column.name)], native_name(at) if at in cast else staged_name(at), column.key
+        )
         for at, column in enumerate(batch.shape.columns)
     )
     kept = tuple((at, column) for at, column in enumerate(columns) if not column.key)
@@ -77,7 +86,7 @@ def merge_of(
         batch.upserts,
         batch.deletes,
         batch.delete_mode == "soft",
-        mark,
+        place.quote(SOFT_DELETE_COLUMN) if SOFT_DELETE_COLUMN in present else None,
         place,
         kept if batch.keeps else (),
         place.quote(SEQUENCE_COLUMN) if batch.sequenced else None,
@@ -86,13 +95,84 @@ def merge_of(
     )
 
 
-def append_staged(cursor: Any, merge: Merge) -> Counts:
+def native_name(at: int) -> str:
+    """The column of a staging table that has the values of ``staged_name`` in the target's native type."""
+    return f"n{at}"
+
+
+_BEFORE_CASTS: Final = "tidesink_casts"
+
+
+def cast_staged(
+    cursor: Any,
+    dialect: Dialect,
+    merge: Merge,
+    shape: TableShape,
+    natives: Mapping[int, Native],
+    mend: Mend,
+) -> None:
+    """Cast the staged values of columns of native types, and hold each to what was staged.
+
+    ``mend`` says how a column gets another type.
+
+    Raises:
+        TargetError: a value is not one of its column's type, or would be cut, rounded, padded or respelled.
+    """
+    casts = {at: fit for at, fit in natives.items() if fit.kept is not None}
+    if not casts:
+        return
+    cursor.execute(f"SAVEPOINT {_BEFORE_CASTS}")
+    changed = _changed_by_casts(cursor, dialect, merge, casts)
+    if changed is None:  # the database refuses some value: look at each column by itself
+        changed = [
+            at for at, fit in casts.items() if _changed_by_casts(cursor, dialect, merge, {at: fit}) != []
+        ]
+    for at in changed:
+        column, fit = shape.columns[at], casts[at]
+        way = "; ".join(mend(column.name, sql_type(column, dialect.database, KEY_LENGTH)))
+        raise TargetError(
+            f"A value of the column {column.name} does not fit {merge.place.shown}, where the column is "
+            f"{fit.found}: it is not a value of that type, or would be changed by it. Nothing was written. "
+            f"Mend the row at the source, or give the column another type: {way}",
+            table=str(merge.place.source),
+            column=column.name,
+            type=str(fit.found),
+        )
+
+
+def _changed_by_casts(
+    cursor: Any, dialect: Dialect, merge: Merge, casts: Mapping[int, Native]
+) -> list[int] | None:
+    """Cast columns; those with a value that is changed by it, None where the database refuses one."""
+    sets = ", ".join(
+        f"{native_name(at)} = {fit.cast_of(f's.{staged_name(at)}')}" for at, fit in casts.items()
+    )
+    same = (
+        (f"s.{staged_name(at)}", fit.same_as(f"s.{staged_name(at)}", f"s.{native_name(at)}"))
+        for at, fit in casts.items()
+    )
+    asked = ", ".join(f"MAX(CASE WHEN {one} IS NULL OR ({kept}) THEN 0 ELSE 1 END)" for one, kept in same)
+    try:
+        cursor.execute(f"UPDATE {merge.stage} AS s SET {sets} WHERE {merge.counted}")
+        cursor.execute(f"SELECT {asked} FROM {merge.stage} s WHERE {merge.counted}")
+        found = cursor.fetchone()
+    except dialect.errors as exc:
+        code = dialect.code_of(exc)
+        if code is None or type(dialect.error_of(code, table=merge.place.shown)) is not TargetError:
+            raise
+        cursor.execute(f"ROLLBACK TO SAVEPOINT {_BEFORE_CASTS}")
+        return None
+    return [at for at, changed in zip(casts, found, strict=True) if changed]
+
+
+def append_staged(cursor: Any, database: Database, merge: Merge) -> Counts:
     """Insert a staged batch of a change log, whose rows are never there yet."""
     names = ", ".join(column.target for column in merge.columns)
     values = ", ".join(f"s.{column.staged}" for column in merge.columns)
     keys = ", ".join(f"s.{column.staged}" for column in merge.keys)
     cursor.execute(
-        f"INSERT INTO {merge.target} ({names}) SELECT {values} FROM {merge.stage} s "
+        f"INSERT INTO {merge.target} ({names}) {_WORDS[database].overriding}"
+        f"SELECT {values} FROM {merge.stage} s "
         f"WHERE {merge.rows(deletes=False)} ORDER BY {keys}"
     )
     return Counts(inserted=int(cursor.rowcount))
@@ -245,6 +325,7 @@ class _Words:
     make: str
     update: str
     delete: str
+    overriding: str
 
 
 _WORDS: Final[Mapping[Database, _Words]] = MappingProxyType(
@@ -256,6 +337,7 @@ _WORDS: Final[Mapping[Database, _Words]] = MappingProxyType(
             "CREATE TEMPORARY TABLE {own} ON COMMIT DROP AS {query}",
             "UPDATE {target} AS t SET {sets} FROM {own} x WHERE {where}",
             "DELETE FROM {target} AS t USING {own} x WHERE {where}",
+            "OVERRIDING SYSTEM VALUE ",
         ),
         "mysql": _Words(
             "signed",
@@ -265,6 +347,7 @@ _WORDS: Final[Mapping[Database, _Words]] = MappingProxyType(
             "CREATE TEMPORARY TABLE {own} (PRIMARY KEY ({key})) ENGINE=InnoDB AS {query}",
             "UPDATE {own} x STRAIGHT_JOIN {target} t ON {where} SET {sets}",
             "DELETE t FROM {own} x STRAIGHT_JOIN {target} t ON {where}",
+            "",
         ),
     }
 )
@@ -374,8 +457,8 @@ class _Versions:
         same = [f"s.{c.staged} = x.{name}" for c, name in zip(merge.keys, self._keys, strict=True)]
         written = " AND ".join([*same, "s.t_at = x.moment", merge.rows(deletes=False)])
         self._cursor.execute(
-            f"INSERT INTO {merge.target} ({', '.join(values)}) SELECT {', '.join(values.values())} "
-            f"FROM {self._own} x LEFT JOIN {merge.stage} s ON {written} "
+            f"INSERT INTO {merge.target} ({', '.join(values)}) {self._words.overriding}"
+            f"SELECT {', '.join(values.values())} FROM {self._own} x LEFT JOIN {merge.stage} s ON {written} "
             f"WHERE x.op IN ({_BEGIN}, {_MARK})"
         )
         return int(self._cursor.rowcount)
@@ -462,9 +545,13 @@ def make_staging(
     stage: str,
     columns: Sequence[StagedColumn],
     types: Sequence[str],
+    natives: Sequence[tuple[str, str]],
     table: str,
 ) -> None:
-    """Make the table ``stage`` again; ``types`` are those of the shape's columns."""
+    """Make the table ``stage`` again; ``types`` are those of the shape's columns.
+
+    ``natives`` are the columns that ``cast_staged`` fills, with their types.
+    """
     words = OF_SPARK[connections.dialect.database]
     marks = {
         IS_DELETE: words["int"],
@@ -477,6 +564,7 @@ def make_staging(
     found = iter(types)
     spelt = {ATTEMPT: words["bigint"]}
     spelt |= {one.name: next(found) if one.column else marks[one.name] for one in columns}
+    spelt |= dict(natives)
     with connections.transaction(table) as cursor:
         cursor.execute(f"DROP TABLE IF EXISTS {stage}")
         connections.dialect.create_staging(cursor, stage, spelt)

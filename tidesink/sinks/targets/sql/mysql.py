@@ -40,7 +40,8 @@ from tidesink.sinks.targets.sql.target import (
     shown_place,
     try_connection,
 )
-from tidesink.typemap.render_sql import KEY_LENGTH, Database
+from tidesink.typemap.native_sql import native_text
+from tidesink.typemap.render_sql import KEY_LENGTH, Database, FoundType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,13 +244,13 @@ class MysqlDialect:
         A text is one of the same collation, whatever the column's is: a UNION refuses two.
         """
         kind = found.partition("(")[0]
-        if kind in _BYTES:
+        if kind in _BYTES or kind in ("binary", "tinyblob"):
             return f"HEX({column})"
         if kind in ("float", "double"):
             return f"{column} + 0e0"
         if kind in ("longtext", "mediumtext", "text", "varchar"):
             return f"CONVERT({column} USING utf8mb4)"
-        return f"CAST({column} AS CHAR)"
+        return native_text(column, found, "mysql") or f"CAST({column} AS CHAR)"
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """The database and its ledger; what is there is not touched, and needs no right to make it."""
@@ -264,14 +265,19 @@ class MysqlDialect:
         if place.shard:
             ledgers.append((place.shards, SHARDS_COLUMNS))
         for location, columns in ledgers:
-            prepare_ledger(cursor, location, dict(self._columns(cursor, location)), columns, self._collation)
+            prepare_ledger(cursor, location, self._names(cursor, location), columns, self._collation)
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """The columns of the table, without the display widths of integers; a view is refused."""
         columns = self._columns(cursor, place.location)
         if columns and self._is_view(cursor, place):
             raise no_table(place)
-        return {name: found if found == "tinyint(1)" else _WIDTH.sub(r"\1", found) for name, found in columns}
+        return {
+            name: FoundType(
+                found if found == "tinyint(1)" else _WIDTH.sub(r"\1", found), charset=_narrow(collation)
+            )
+            for name, found, collation in columns
+        }
 
     def _is_view(self, cursor: Any, place: Place) -> bool:
         cursor.execute(
@@ -330,6 +336,17 @@ class MysqlDialect:
             if default
         ]
         return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, plain) if part]
+
+    def retyped(
+        self,
+        location: str,
+        name: str,
+        found: str,  # noqa: ARG002  (MODIFY converts from any type)
+        wanted: str,
+        keys: frozenset[str],
+    ) -> list[str]:
+        """One ALTER."""
+        return self.alter(location, {}, {name: wanted}, keys)
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:
         """The second ALTER, for columns whose worker was killed, or cut off, after the first."""
@@ -453,14 +470,17 @@ class MysqlDialect:
             words += f" CHARACTER SET utf8mb4 COLLATE {self._collation}"
         return words + (f" NOT NULL{default_of_key(found)}" if key else " NULL")
 
-    def _columns(self, cursor: Any, location: str) -> list[tuple[str, str]]:
+    def _columns(self, cursor: Any, location: str) -> list[tuple[str, str, str | None]]:
         try:
-            cursor.execute(f"SHOW COLUMNS FROM {location}")
+            cursor.execute(f"SHOW FULL COLUMNS FROM {location}")
         except pymysql().err.MySQLError as exc:
             if code_of(exc) in _NO_TABLE:
                 return []
             raise
-        return [(row[0], row[1]) for row in cursor.fetchall()]
+        return [(row[0], row[1], row[2]) for row in cursor.fetchall()]
+
+    def _names(self, cursor: Any, location: str) -> dict[str, str]:
+        return {name: found for name, found, _ in self._columns(cursor, location)}
 
     def _look(self, cursor: Any) -> None:
         """What this server has of collations and engines."""
@@ -480,6 +500,12 @@ class MysqlDialect:
         engines = {row[0].upper() for row in cursor.fetchall()}
         self._collation = found[0]
         self._engine = next(word for name, word in self.staging_engines.items() if name in engines)
+
+
+def _narrow(collation: str | None) -> str | None:
+    """The character set of a collation that does not have every character; None for the others."""
+    charset = (collation or "").partition("_")[0]
+    return None if charset in ("", "utf8mb4", "binary") else charset
 
 
 def _dialect_of(settings: MysqlSettings) -> MysqlDialect:

@@ -28,7 +28,7 @@ from tidesink.sinks.targets.sql.location import (
     Place,
     endpoint_of,
 )
-from tidesink.sinks.targets.sql.postgres_merge import code_of, error_of, merged
+from tidesink.sinks.targets.sql.postgres_merge import check_kept, code_of, error_of, merged
 from tidesink.sinks.targets.sql.target import (
     SqlPreflight,
     SqlTarget,
@@ -37,7 +37,8 @@ from tidesink.sinks.targets.sql.target import (
     shown_place,
     try_connection,
 )
-from tidesink.typemap.render_sql import Database
+from tidesink.typemap.native_sql import native_text
+from tidesink.typemap.render_sql import Database, FoundType, plain_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +69,19 @@ _SHARDS: Final = _LEDGER.replace(
     "table_name text PRIMARY KEY",
     "table_name text NOT NULL, shard text NOT NULL, known_columns text, PRIMARY KEY (table_name, shard)",
 )
+# A column's type; what its domain is made of, if it is one; whether it is an enum, or an array of one.
+_COLUMNS: Final = """
+SELECT c.relkind IN ('r', 'p'), a.attname,
+replace(format_type(a.atttypid, a.atttypmod), '(6) ', ' '),
+CASE t.typtype WHEN 'd' THEN replace(format_type(b.oid, t.typtypmod), '(6) ', ' ') END,
+coalesce(e.typtype, b.typtype, t.typtype) = 'e'
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = nullif(t.typbasetype, 0)
+LEFT JOIN pg_type e ON e.oid = nullif(coalesce(b.typelem, t.typelem), 0)
+WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+# How types begin that have casts to numbers, to times, and to JSON.
+_CAST: Final = ("smallint", "integer", "bigint", "numeric", "real", "double", "money", "bit(", "time", "json")
 _LENGTH: Final = re.compile(r"character varying\(([0-9]+)\)")
 # IF NOT EXISTS fails in Postgres where two make the same thing at the same moment.
 _ONE_MAKER: Final = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'tidesink', 'big')})"
@@ -264,11 +278,12 @@ class PostgresDialect:
 
     def text_of(self, column: str, found: str) -> str:
         """Of an instant the time of day in UTC."""
-        if found == "bytea":
+        plain = plain_type(found)
+        if plain == "bytea":
             return f"encode({column}, 'hex')"
-        if found == "timestamp with time zone":
+        if plain.startswith("timestamp") and plain.endswith("with time zone"):
             return f"({column} AT TIME ZONE 'UTC')::text"
-        return f"{column}::text"
+        return native_text(column, found, "postgres") or f"{column}::text"
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """The schema and its ledger; what is there is not touched, and needs no right to make it."""
@@ -294,19 +309,11 @@ class PostgresDialect:
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """The columns of the table; what has its name and is no table is refused."""
-        cursor.execute(
-            "SELECT c.relkind IN ('r', 'p'), a.attname, "
-            "CASE a.atttypmod WHEN -1 THEN format_type(a.atttypid, -1) "
-            "ELSE replace(format_type(a.atttypid, a.atttypmod), '(6) ', ' ') END "
-            "FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid "
-            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s "
-            "AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-            (place.schema, place.name),
-        )
+        cursor.execute(_COLUMNS, (place.schema, place.name))
         found = cursor.fetchall()
         if found and not found[0][0]:
             raise no_table(place)
-        return {name: spelt for _, name, spelt in found}
+        return {name: FoundType(spelt, base, is_enum=is_enum) for _, name, spelt, base, is_enum in found}
 
     def folds_names(self, cursor: Any) -> bool:  # noqa: ARG002
         """Not those in quotes."""
@@ -319,8 +326,9 @@ class PostgresDialect:
         (found,) = cursor.fetchone()
         return None if found is None else str(found)
 
-    def check_kept(self, cursor: Any, place: Place, columns: Collection[str]) -> None:
-        """Nothing: no column takes another value than it is given."""
+    def check_kept(self, cursor: Any, place: Place, columns: Collection[str], keys: Collection[str]) -> None:
+        """See ``postgres_merge``."""
+        check_kept(cursor, place, columns, keys)
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """The table, its primary key and what its columns are at the source."""
@@ -358,6 +366,13 @@ class PostgresDialect:
             if default
         ]
         return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, dropped) if part]
+
+    def retyped(self, location: str, name: str, found: str, wanted: str, keys: frozenset[str]) -> list[str]:
+        """One ALTER; a column whose values have no cast to the type is made again, empty."""
+        if wanted == "text" or fold_name(name) in keys or plain_type(found).startswith(_CAST):
+            return self.alter(location, {}, {name: wanted}, keys)
+        quoted = quote_postgres(name)
+        return [f"ALTER TABLE {location} DROP COLUMN {quoted}, ADD COLUMN {quoted} {wanted}"]
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:  # noqa: ARG002
         """Nothing: DDL is part of the transaction."""

@@ -29,7 +29,8 @@ from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.ledger import SqlLedger
 from tidesink.sinks.targets.sql.load import Read
 from tidesink.sinks.targets.sql.location import LEDGER, SHARDS, Endpoint, Place
-from tidesink.typemap.render_sql import Spelling, spark_of, spelling_of
+from tidesink.typemap.native_sql import native_spelling, reading_type
+from tidesink.typemap.render_sql import Spelling
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, quoted, wider_ddl
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class SqlReader(TableReader):
         self._connections = connections
         self._dialect = connections.dialect
         self._place = place
+        self._shape = shape
         self._table = str(shape.source)
         self._ledger = SqlLedger(self._dialect, place, pipeline, shape.keys)
         self._gathered = Gathered(self._dialect, place)
@@ -101,7 +103,10 @@ class SqlReader(TableReader):
         """The columns now."""
         with self._connections.transaction(self._table, writes=False) as cursor:
             self._present = self._dialect.present(cursor, self._place)
-        return {name: spark_of(found, self._dialect.database) for name, found in self._present.items()}
+        return {
+            name: reading_type(self._shape.by_name.get(fold_name(name)), found, self._dialect.database)
+            for name, found in self._present.items()
+        }
 
     def committed(self) -> Progress | None:
         """The progress in the ledger."""
@@ -123,7 +128,8 @@ class SqlReader(TableReader):
         found = {fold_name(name): (self._place.quote(name), kind) for name, kind in self._present.items()}
         asked = [found[fold_name(column.name)] for column in columns]
         types = [
-            _held(one.spark, spark_of(kind, database)) for one, (_, kind) in zip(columns, asked, strict=True)
+            _held(one.spark, reading_type(one, kind, database))
+            for one, (_, kind) in zip(columns, asked, strict=True)
         ]
         dialect = self._dialect
         task = ReadTask(
@@ -147,7 +153,7 @@ class SqlReader(TableReader):
     def spelling(self, name: str) -> Spelling | None:
         """MySQL's JSON is not the text that was written, and its times and decimals have all their digits."""
         found = next((kind for one, kind in self._present.items() if fold_name(one) == fold_name(name)), "")
-        return spelling_of(found, self._dialect.database)
+        return native_spelling(found, self._dialect.database)
 
     def close(self) -> None:
         """Close the connections that nobody uses."""

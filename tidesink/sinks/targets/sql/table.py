@@ -40,8 +40,10 @@ from tidesink.sinks.targets.modes import FROM_COLUMN, OP, READ_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.sharing import Turns, also_of, known_after, new_columns, others_columns
 from tidesink.sinks.targets.sql.columns import (
     SqlEvolution,
+    check_natives,
     check_sql_shape,
     default_literals,
+    natives_of,
     plan_columns,
     wanted_type,
 )
@@ -52,6 +54,7 @@ from tidesink.sinks.targets.sql.load import StagedColumn, staged_columns
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import (
     append_staged,
+    cast_staged,
     check_room_for_deletes,
     check_staged,
     drop_staging,
@@ -61,17 +64,19 @@ from tidesink.sinks.targets.sql.merge import (
     merge_of,
     merged_versions,
     missing_columns,
+    native_name,
     not_stored,
     staged,
 )
-from tidesink.typemap.render_sql import OF_SPARK, spark_of
+from tidesink.typemap.native_sql import Native, reading_type
+from tidesink.typemap.render_sql import OF_SPARK
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
     from tidesink.sinks.targets.sql.dialect import Dialect, ForView
 
 
-_Staging = tuple[tuple[StagedColumn, ...], tuple[str, ...]]
+_Staging = tuple[tuple[StagedColumn, ...], tuple[str, ...], tuple[tuple[str, str], ...]]
 _SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
 
 
@@ -124,7 +129,9 @@ class SqlTable:
             self._check_rows(entry, cursor)
             entry = self._ledger.identified(cursor, entry)
             self._dialect.check_keys(cursor, self.place, self._keys)
-            self._dialect.check_kept(cursor, self.place, self._columns)
+            keys = frozenset(fold_name(key) for key in self._shape.keys)
+            self._dialect.check_kept(cursor, self.place, self._columns, keys)
+            check_natives(self._present, self._shape, self._dialect.database, self._mend)
             # With the ledger's row locked: nobody else changes the columns now.
             self._change(cursor, self._dialect.left_undone(cursor, self.place))
             self._prepare_gathered(cursor, entry)
@@ -221,7 +228,10 @@ class SqlTable:
         """What the columns lack, as they were when they were last looked at."""
         plan = self._planned(shape)
         widened = {name: (self._present[name], found) for name, found in plan.widened.items()}
-        held = {name: spark_of(found, self._dialect.database) for name, found in self._present.items()}
+        held = {
+            name: reading_type(shape.by_name.get(fold_name(name)), found, self._dialect.database)
+            for name, found in self._present.items()
+        }
         return SchemaGap(tuple(self._present), tuple(c.name for c, _ in plan.added), widened, held)
 
     def rename_column(self, old: str, new: str) -> None:
@@ -341,9 +351,16 @@ class SqlTable:
 
     def _plan(self, present: Mapping[str, str], shape: TableShape) -> SqlEvolution:
         try:
-            return plan_columns(present, shape, self._dialect.database)
+            return plan_columns(present, shape, self._dialect.database, self._mend)
         except SchemaRefusedError as exc:
             raise self._shard.refused(exc) if self._shard else exc from None
+
+    def _mend(self, name: str, wanted: str) -> list[str]:
+        """The statements that give a column a type that holds the source's values."""
+        keys = frozenset(fold_name(key) for key in self._shape.keys)
+        named = {fold_name(one): (one, found) for one, found in self._present.items()}
+        own, found = named[fold_name(name)]
+        return self._dialect.retyped(self.place.location, own, found, wanted, keys)
 
     def _altered(self, statements: Callable[[str, Mapping[str, str]], list[str]]) -> None:
         """Change the schema as it is now, by a table's quoted name and its columns.
@@ -436,7 +453,7 @@ class SqlTable:
 
     def _make_staging(self, rows: RowFormat) -> None:
         """Make the staging table again, empty; one of the same columns that nobody used stays."""
-        wanted = staged_columns(rows), tuple(self._staging_types(rows.shape))
+        wanted = staged_columns(rows), tuple(self._staging_types(rows.shape)), self._native_types(rows.shape)
         unused, self._unused = self._unused, None
         if unused != wanted:
             self._staging = wanted
@@ -455,7 +472,16 @@ class SqlTable:
                 f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
                 table=self._table,
             )
-        return [known[fold_name(column.name)] for column in shape.columns]
+        natives = self._natives(shape)
+        return [
+            natives[at].staged if at in natives else known[fold_name(column.name)]
+            for at, column in enumerate(shape.columns)
+        ]
+
+    def _native_types(self, shape: TableShape) -> tuple[tuple[str, str], ...]:
+        """The columns of a staging table that are filled by a cast, with their types."""
+        found = self._natives(shape).items()
+        return tuple((native_name(at), fit.kept) for at, fit in found if fit.kept is not None)
 
     def _commit(
         self, batch: ReducedBatch, progress: Progress, attempts: tuple[int, ...] | None
@@ -480,7 +506,7 @@ class SqlTable:
         has_mark = SOFT_DELETE_COLUMN in self._present
         mark = self._dialect.quote(SOFT_DELETE_COLUMN) if has_mark else None
         if self._gathers and not batch.outside:
-            return self._taken_in(cursor, batch, attempts, mark)
+            return self._taken_in(cursor, batch, attempts)
         if self._gathers:
             # What was gathered comes before the batch. Readers find its name, until a cut has the table.
             self._excluded.add(cursor, [self.place.source])
@@ -492,12 +518,12 @@ class SqlTable:
             return Counts(deleted=self._dialect.truncate(cursor, self.place.location, soft, only=only))
         if not attempts:
             return Counts()
-        merge = self._merge_of(cursor, batch, attempts, mark)
-        check_staged(cursor, merge)
+        merge = self._merge_of(cursor, batch, attempts)
+        self._check_staged(cursor, batch, merge)
         if batch.mode == "history":
             return merged_versions(cursor, self._dialect.database, merge, batch)
         if batch.mode == "append":
-            return append_staged(cursor, merge)
+            return append_staged(cursor, self._dialect.database, merge)
         if merge.kept:
             omitted = None if batch.lenient else not_stored(cursor, merge, batch.shape)
             if omitted is not None:
@@ -506,26 +532,36 @@ class SqlTable:
             fill_kept(cursor, self._dialect.database, merge)
         return self._dialect.merge(cursor, merge)
 
-    def _taken_in(
-        self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None, mark: str | None
-    ) -> Counts:
+    def _taken_in(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
         """Have a batch gathered."""
         self._shape = batch.shape
         if batch.truncates:
             return self._gathered.add_emptying(cursor, batch.shape.keys)
         if not attempts:
             return Counts()
-        merge = self._merge_of(cursor, batch, attempts, mark)
-        check_staged(cursor, merge)
+        merge = self._merge_of(cursor, batch, attempts)
+        self._check_staged(cursor, batch, merge)
         return self._gathered.add(cursor, merge)
 
-    def _merge_of(
-        self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...], mark: str | None
-    ) -> Merge:
+    def _check_staged(self, cursor: Any, batch: ReducedBatch, merge: Merge) -> None:
+        """Count the staged rows, and cast their values to the target's native types."""
+        check_staged(cursor, merge)
+        cast_staged(cursor, self._dialect, merge, batch.shape, self._natives(batch.shape), self._mend)
+
+    def _natives(self, shape: TableShape) -> dict[int, Native]:
+        return natives_of(self._present, shape, self._dialect.database)
+
+    def _merge_of(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...]) -> Merge:
         beside = batch.beside(lambda: self._dialect.nullable(cursor, self.place))
         epoch = self._epoch or 0
         return merge_of(
-            batch, self.place, self._present, attempts=attempts, mark=mark, epoch=epoch, beside=beside
+            batch,
+            self.place,
+            self._present,
+            attempts=attempts,
+            epoch=epoch,
+            beside=beside,
+            natives=self._natives(batch.shape),
         )
 
     def _prepare_gathered(self, cursor: Any, entry: Entry) -> None:

@@ -1,0 +1,441 @@
+"""THE table of native column types of databases: which source types each one holds exactly, and how.
+
+tidesink's own types (``render_sql``) take the values as they are written. A table that a person made may have
+others: ``uuid``, ``jsonb``, an enum, ``smallint``. Their columns are filled in two steps. The staging table
+has each value as the source's type gives it (``staged``) and a column of the native type beside it, which
+the merge's transaction fills by ``cast``. Then ``same`` must hold for every value: what a type would cut,
+round, pad, fold or respell is refused before a row of the table is written.
+
+A rule speaks of three expressions: ``{s}`` the staged value, ``{t}`` the native one, ``{type}`` the native
+type. Types are those of Postgres 15, MySQL 8 and MariaDB 10.11, by their manuals and by the test that writes
+a value of each (``tests/contracts/test_targets_sql_native.py``).
+"""
+
+# ruff: noqa: S608  the texts are fixed, and what fills them is a column's number or a catalog's type
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+from tidesink.events import fold_name
+from tidesink.typemap.render_sql import (
+    KEY_LENGTH,
+    OF_SPARK,
+    Database,
+    FoundType,
+    Spelling,
+    plain_type,
+    spark_of,
+    spelling_of,
+    sql_type,
+)
+from tidesink.typemap.table import CALENDAR_READERS, row_of
+from tidesink.typemap.target_schema import ShapeColumn
+
+# What a source's values are to a database. ``shown``: dates and decimals that are kept as text.
+Kind = Literal[
+    "text",
+    "char",
+    "json",
+    "list",
+    "object",
+    "integer",
+    "bit",
+    "boolean",
+    "decimal",
+    "float",
+    "bytes",
+    "spatial",
+    "date",
+    "datetime",
+    "instant",
+    "time",
+    "zoned time",
+    "interval",
+    "shown",
+]
+
+
+@dataclass(frozen=True)
+class Native:
+    """How a column of a native type takes the values of a source's column.
+
+    ``kept`` is the type of the staging table's column that is filled by ``cast``; None where the staged
+    column is of the native type itself, which holds every value of the source's type.
+    """
+
+    found: str
+    staged: str
+    kept: str | None = None
+    cast: str = "{s}"
+    same: str = "{t} = {s}"
+
+    def cast_of(self, staged: str) -> str:
+        """The native value of a staged column."""
+        return self.cast.format(s=staged, type=self.kept)
+
+    def same_as(self, staged: str, kept: str) -> str:
+        """The condition that a native value is the staged one."""
+        return self.same.format(s=staged, t=kept, type=self.kept, found=self.found)
+
+
+class Wider(NamedTuple):
+    """A column whose type must change before it holds the source's values, to ``wanted``."""
+
+    wanted: str
+
+
+class Refused(NamedTuple):
+    """A column that does not hold the source's values; ``wanted`` is a type that does."""
+
+    wanted: str
+    why: str
+
+
+@dataclass(frozen=True)
+class _Rule:
+    kinds: frozenset[Kind]
+    cast: str = "({s})::{type}"
+    same: str = "{t} = {s}"
+    key: bool = True
+    staged: str | None = None
+
+
+def _rule(*kinds: Kind, **more: str | bool) -> _Rule:
+    return replace(_Rule(frozenset(kinds)), **more)  # type: ignore[arg-type]
+
+
+# Postgres: what its output function writes, which a cast to text does not always (inet).
+_WRITTEN: Final = "CASE WHEN {t} IS NOT NULL THEN concat({t}) END"
+_AS_WRITTEN: Final = "concat({t}) = {s}"
+_JSONB: Final = "({{t}}){}::jsonb = ({{s}})::jsonb"
+_ELEMENTS: Final = (
+    "CASE WHEN {s} IS NOT NULL THEN ARRAY(SELECT e.value FROM json_array_elements_text(({s})::json) "
+    "WITH ORDINALITY AS e (value, at) ORDER BY e.at)::{type} END"
+)
+_QUOTED: Final = "'\"' || replace(replace({}, '\\', '\\\\'), '\"', '\\\"') || '\"'"
+_PAIRS: Final = (
+    "CASE WHEN {s} IS NOT NULL THEN coalesce((SELECT string_agg("
+    + _QUOTED.format("e.key")
+    + " || '=>' || coalesce("
+    + _QUOTED.format("e.value")
+    + ", 'NULL'), ',') FROM json_each_text(({s})::json) AS e), '')::{type} END"
+)
+# Fifteen characters: a time of day with six digits of a second.
+_CLOCK: Final = "rpad(({x})::text || CASE WHEN strpos(({x})::text, '.') = 0 THEN '.' ELSE '' END, 15, '0')"
+_SAME_CLOCK: Final = (
+    f"{_CLOCK.replace('{x}', '{t}')} = {_CLOCK.replace('{x}', '{s}')} AND char_length({{s}}) <= 15"
+)
+_NUMBER: Final = "({t})::numeric = ({s})::numeric"
+_RANGES: Final = ("int4range", "int8range", "numrange", "daterange", "tsrange", "tstzrange")
+_NETWORK: Final = ("inet", "cidr", "macaddr", "macaddr8")
+
+_POSTGRES: Final[Mapping[str, _Rule]] = {
+    "enum": _rule("text", same=_AS_WRITTEN),
+    "uuid": _rule("text", same=_AS_WRITTEN),
+    **dict.fromkeys(_NETWORK, _rule("text", same=_AS_WRITTEN)),
+    **dict.fromkeys(
+        (*_RANGES, "xml", "tsvector", "ltree", "citext"), _rule("text", same=_AS_WRITTEN, key=False)
+    ),
+    # They cut what is too long for them.
+    "name": _rule("text", "char", same=_AS_WRITTEN),
+    "text": _rule("text", "char", same=_AS_WRITTEN),
+    "character varying": _rule("text", "char", same=_AS_WRITTEN),
+    # It fills a value up with spaces: the source must have sent these.
+    "character": _rule("text", same="rpad(({t})::text, {n}) = {s}"),
+    "json": _rule("json", "list", "object", same=_AS_WRITTEN, key=False),
+    "jsonb": _rule("json", "list", "object", same=_JSONB.format(""), key=False),
+    "hstore": _rule("json", "object", cast=_PAIRS, same=_JSONB.format("::json"), key=False),
+    "array": _rule("list", cast=_ELEMENTS, same="to_jsonb({t}) = ({s})::jsonb", key=False),
+    "vector": _rule("list", "text", same=_JSONB.format("::text"), key=False),
+    **dict.fromkeys(("smallint", "integer", "bigint"), _rule("integer", same=_NUMBER)),
+    "numeric": _rule("integer", "decimal", same=_NUMBER),
+    "real": _rule("float"),
+    "double precision": _rule("float"),
+    "boolean": _rule("boolean"),
+    # A cast of a number to bit(n) has its last n bits.
+    "bit": _rule("bit", cast="({s})::bigint::{type}", same="({t})::bigint = ({s})::numeric", key=False),
+    "bytea": _rule("bytes", "spatial"),
+    "date": _rule("date"),
+    "timestamp without time zone": _rule("datetime"),
+    "timestamp with time zone": _rule("instant"),
+    "time without time zone": _rule("time", same=_SAME_CLOCK),
+}
+# What array elements are read from and written to as JSON without a change of spelling.
+_ELEMENT_TYPES: Final = frozenset(
+    {
+        "smallint",
+        "integer",
+        "bigint",
+        "numeric",
+        "real",
+        "double precision",
+        "boolean",
+        "text",
+        "uuid",
+        "date",
+    }
+    | {"character varying", "enum", *_NETWORK, "json", "jsonb"}
+)
+
+# MySQL and MariaDB convert when a value is assigned, in strict mode without a silent change but for spaces,
+# letters and digits that they drop or fold: the comparison is of bytes.
+_BYTEWISE: Final = "CAST(CAST({t} AS CHAR) AS BINARY) = CAST({s} AS BINARY)"
+_ASSIGNED: Final = "{s}"
+_INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint", "year")
+_LABELS: Final = ("text", "char")
+_MYSQL: Final[Mapping[str, _Rule]] = {
+    **dict.fromkeys(_INTEGERS, _rule("integer", "boolean", "bit", same="{t} + 0 = {s}")),
+    "bit": _rule("bit", "boolean", "integer", same="{t} + 0 = {s}"),
+    "decimal": _rule("decimal", "integer", same="{t} = CAST({s} AS DECIMAL(65,30))"),
+    **dict.fromkeys(
+        (
+            "enum",
+            "set",
+            "uuid",
+            "inet4",
+            "inet6",
+            "char",
+            "varchar",
+            "tinytext",
+            "text",
+            "mediumtext",
+            "longtext",
+        ),
+        _rule("text", "char", same=_BYTEWISE),
+    ),
+    "binary": _rule("bytes"),
+    "tinyblob": _rule("bytes"),
+    "datetime": _rule("datetime", "instant"),
+    "timestamp": _rule("instant"),
+    "time": _rule(
+        "time",
+        same="{t} = CAST({s} AS TIME(6)) AND (LOCATE('.', {s}) = 0 OR "
+        "CHAR_LENGTH(SUBSTRING_INDEX({s}, '.', -1)) <= 6)",
+        staged="longtext",
+    ),
+}
+_RULES: Final[Mapping[Database, Mapping[str, _Rule]]] = {"postgres": _POSTGRES, "mysql": _MYSQL}
+# Integers by their bits; unsigned ones from zero.
+_BITS: Final = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "integer": 32, "bigint": 64}
+_ARGUMENTS: Final = re.compile(r"\(([^)]*)\)")
+_FRACTIONS: Final = frozenset({"timestamp without time zone", "timestamp with time zone", "datetime"}) | {
+    "time without time zone",
+    "timestamp",
+    "time",
+}
+_MOST_DIGITS: Final = 6
+_EXTENSIONS: Final = frozenset({"citext", "hstore", "ltree", "vector"})
+# The words of types that tidesink's own columns have, whatever stands in brackets; and whole types.
+_OWN: Final[Mapping[Database, frozenset[str]]] = {
+    "postgres": frozenset(OF_SPARK["postgres"].values()) | {"json", "character varying", "numeric"},
+    "mysql": frozenset({"varchar", "varbinary", "decimal"}),
+}
+_OWN_WHOLE: Final = frozenset(OF_SPARK["mysql"].values()) | {
+    "mediumtext",
+    "text",
+    "mediumblob",
+    "blob",
+    "json",
+    "bigint unsigned",
+    "time(6)",
+}
+_LIST_ROWS: Final = frozenset({"array", "vector"})
+_OBJECT_ROWS: Final = frozenset({"map", "struct", "sparse vector"})
+_TIME_ROWS: Final = {"time": "time", "local time": "time", "zoned time": "zoned time", "interval": "interval"}
+_OF_READER: Final[Mapping[str, Kind]] = {
+    "date": "date",
+    "local_date": "date",
+    "datetime": "datetime",
+    "local_datetime": "datetime",
+    "timestamp": "instant",
+    "instant": "instant",
+    "integer": "integer",
+    "unsigned64": "integer",
+    "float32": "float",
+    "float64": "float",
+    "bit": "bit",
+    "boolean": "boolean",
+    "decimal": "decimal",
+}
+
+
+def kind_of(column: ShapeColumn) -> Kind:
+    """What a source's values are to a database."""
+    row = row_of(column.type)
+    if row.name in _TIME_ROWS:
+        return _TIME_ROWS[row.name]  # type: ignore[return-value]
+    if row.reader in CALENDAR_READERS and column.spark == "string":
+        return "shown"
+    if row.name in _LIST_ROWS:
+        return "list"
+    if row.name in _OBJECT_ROWS:
+        return "object"
+    if row.reader == "binary":
+        return "spatial" if row.name in ("geometry", "geography") else "bytes"
+    if row.name in ("json", "char"):
+        return row.name  # type: ignore[return-value]
+    return _OF_READER.get(row.reader, "text")
+
+
+def native_of(column: ShapeColumn, found: str, database: Database) -> Native | Wider | Refused | None:
+    """What a column of a native type does with a source's values; None for a type of tidesink's own."""
+    wanted = sql_type(column, database, KEY_LENGTH)
+    kind = kind_of(column)
+    if _is_own(column, found, kind, wanted, database):
+        return None
+    base = plain_type(found)
+    word, arguments = _parts(found)
+    rule = _RULES[database].get(word)
+    if rule is None or kind not in rule.kinds or not _is_known(word, arguments, found, kind, database):
+        return Refused(wanted, "does not hold the values of")
+    if column.key and not rule.key:
+        return Refused(wanted, "takes different keys for one, or writes them otherwise, of")
+    if word in _FRACTIONS and _digits_of(column) > _fraction(word, arguments):
+        if base != found:
+            return Refused(wanted, "has fewer digits of a second than")
+        return Wider(_with_all_digits(word, wanted, database))
+    if word == "numeric" and kind == "decimal" and base == found:
+        return Wider(word)  # of any number of digits: fewer after the point would be rounded off
+    if base == found and _holds_all(column, word, found, kind):
+        return Native(found, found)
+    same = rule.same.replace("{n}", arguments[0] if arguments else "1")
+    if base != found:  # a domain may refuse NULL, and what its CHECK says
+        same += " AND (({t})::{found}) IS NOT NULL"
+    staged = rule.staged or _staged(column, kind, database)
+    if database == "postgres":
+        return Native(found, staged, base, rule.cast, same)
+    return Native(found, staged, _with_charset(found), _ASSIGNED, same)
+
+
+def reading_type(column: ShapeColumn | None, found: str, database: Database) -> str:
+    """The Spark type in which a column's values are read: of a native type the source's own."""
+    if column is not None and isinstance(native_of(column, found, database), Native | Wider):
+        return column.spark
+    return spark_of(found, database)
+
+
+def native_text(column: str, found: str, database: Database) -> str | None:
+    """The expression of a native column's text as the source has it; None for a type of tidesink's own."""
+    word, arguments = _parts(found)
+    if database == "mysql":
+        return f"CAST({column} + 0 AS CHAR)" if word == "bit" else None
+    if word == "character":
+        return f"rpad(({column})::text, {arguments[0] if arguments else 1})"
+    if word == "array":
+        return f"array_to_json({column})::text"
+    if word == "hstore":
+        return f"({column})::json::text"
+    if word == "bit":
+        return f"({column})::bigint::text"
+    written = ("enum", "uuid", "xml", "tsvector", "ltree", "citext", "vector", "name", *_NETWORK, *_RANGES)
+    return _WRITTEN.format(t=column) if word in written else None
+
+
+def native_spelling(found: str, database: Database) -> Spelling | None:
+    """How a database respells texts that it keeps in a type; None: it keeps them as they are."""
+    word, _ = _parts(found)
+    if database == "postgres" and word in ("jsonb", "hstore", "array", "vector"):
+        return "json"
+    if database == "postgres" and word == "time without time zone":
+        return "digits"
+    return spelling_of(plain_type(found), database)
+
+
+def refused_natives(
+    present: Mapping[str, str], columns: Iterable[ShapeColumn], database: Database
+) -> Iterator[tuple[str, ShapeColumn, Refused]]:
+    """The columns of a table, by its own names, whose native types do not hold a source's values."""
+    by_name = {fold_name(column.name): column for column in columns}
+    for name, found in present.items():
+        column = by_name.get(fold_name(name))
+        fit = None if column is None else native_of(column, found, database)
+        if column is not None and isinstance(fit, Refused):
+            yield name, column, fit
+
+
+def _parts(found: str) -> tuple[str, tuple[str, ...]]:
+    """The word by which a type is looked up, and what stands in its brackets."""
+    base = plain_type(found)
+    arguments = _ARGUMENTS.search(base)
+    given = tuple(one.strip() for one in arguments[1].split(",")) if arguments else ()
+    if base.endswith("[]"):
+        return "array", given
+    if isinstance(found, FoundType) and found.is_enum:
+        return "enum", ()
+    word = " ".join(_ARGUMENTS.sub("", base).split()).removesuffix(" zerofill").removesuffix(" unsigned")
+    extension = word.rpartition(".")[2]  # where its schema is not in the search path
+    return (extension if extension in _EXTENSIONS else word), given
+
+
+def _is_own(column: ShapeColumn, found: str, kind: Kind, wanted: str, database: Database) -> bool:
+    """Whether it is a type that tidesink gives columns, of which ``columns.plan_columns`` decides."""
+    if plain_type(found) != found or (isinstance(found, FoundType) and (found.is_enum or found.charset)):
+        return False
+    if found == wanted and not (column.key and kind == "text"):
+        return True
+    if kind == "decimal" and column.spark == "string" and spark_of(found, database).startswith("decimal"):
+        return False
+    word = found.partition("(")[0]
+    if database == "postgres":
+        return word in _OWN["postgres"]
+    if found in {"time(6)", "datetime(6)"}:
+        return kind not in ("time", "instant")
+    if found == "tinyint(1)":
+        return column.spark == "boolean"
+    if found == "timestamp(6)":
+        return kind == "instant"
+    return found in _OWN_WHOLE or (word in _OWN["mysql"] and not found.endswith(("unsigned", "zerofill")))
+
+
+def _is_known(word: str, arguments: tuple[str, ...], found: str, kind: Kind, database: Database) -> bool:
+    """Whether a type's arguments, or its elements, are such that its rule speaks of them."""
+    if word == "array":
+        element = " ".join(_ARGUMENTS.sub("", plain_type(found).removesuffix("[]")).split())
+        return element in _ELEMENT_TYPES or (isinstance(found, FoundType) and found.is_enum)
+    if database == "postgres" and word == "bit":
+        return int(arguments[0] if arguments else 1) < _BITS["bigint"]
+    return word != "year" or kind == "integer"
+
+
+def _digits_of(column: ShapeColumn) -> int:
+    """The digits of a second that a source's values have at most, as far as anything tells."""
+    return _MOST_DIGITS if column.type.fsp is None else column.type.fsp
+
+
+def _fraction(word: str, arguments: tuple[str, ...]) -> int:
+    """The digits of a second that a type has room for.
+
+    Postgres's catalog says none where it keeps six, MySQL's where it keeps none.
+    """
+    return int(arguments[0]) if arguments else _MOST_DIGITS if word.endswith("time zone") else 0
+
+
+def _with_all_digits(word: str, wanted: str, database: Database) -> str:
+    if database == "postgres":
+        return word
+    return wanted if wanted.startswith(f"{word}(") else f"{word}({_MOST_DIGITS})"
+
+
+def _holds_all(column: ShapeColumn, word: str, found: str, kind: Kind) -> bool:
+    """Whether an integer type has room for every value of the source's type."""
+    bits, row = _BITS.get(word), row_of(column.type)
+    if bits is None or kind != "integer" or row.minimum is None or row.maximum is None:
+        return False
+    least, most = (0, 2**bits - 1) if "unsigned" in found else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return least <= row.minimum and row.maximum <= most
+
+
+def _staged(column: ShapeColumn, kind: Kind, database: Database) -> str:
+    """The type of tidesink's own that takes every value of the source's as it comes."""
+    if kind in ("text", "char", "json", "list", "object", "time"):
+        return OF_SPARK[database]["string"]
+    return sql_type(replace(column, key=False), database)
+
+
+def _with_charset(found: str) -> str:
+    charset = found.charset if isinstance(found, FoundType) else None
+    return f"{found} CHARACTER SET {charset}" if charset else str(found)
