@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.row_changes import moved_tables, row_changes
+from tidesink.ddl.row_changes import moved_tables, named_by, row_changes
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.topic_ddl import DdlStatement, DdlWarning, applied
@@ -53,12 +53,16 @@ def test_rows_that_move_to_other_partitions_have_other_row_keys(part: str, moves
 @pytest.mark.parametrize("ending", ["", " WITHOUT VALIDATION"])
 def test_an_exchange_is_told_at_both_tables(name: str, ending: str) -> None:
     sql = f"ALTER TABLE s.t EXCHANGE PARTITION `p0` WITH TABLE {name}{ending}"
-    assert moved_tables(sql, "other") == (T, U)
-    assert [(one.table, str(U if one.table == T else T) in one.effect) for one in row_changes(sql)] == [
+    # An event names the database of its table, and an unqualified name is of the session's: it may be any.
+    other = U if "." in name else TableId("", "u")
+    assert named_by(other, U)
+    assert moved_tables(sql, "other") == (T, other)
+    assert [(one.table, str(other if one.table == T else T) in one.effect) for one in row_changes(sql)] == [
         (T, True),
-        (U, True),
+        (other, True),
     ]
-    assert _rekeyed(KEYLESS, "create table u (a int)", sql) == {T, U}
+    assert moved_tables(f"ALTER TABLE t EXCHANGE PARTITION `p0` WITH TABLE {name}{ending}", "s") == (T, U)
+    assert _rekeyed(KEYLESS, "create table u (a int)", sql) == {T, other}
     keyed = "create table u (a int primary key)"
     assert _rekeyed(KEYED, keyed, sql) == set()
     assert all("stay in the target" in one.effect for one in row_changes(sql))

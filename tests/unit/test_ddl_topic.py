@@ -228,7 +228,10 @@ def test_tables_that_come_and_go_for_years_do_not_fill_the_state_store() -> None
 def test_a_statement_that_is_not_understood_is_about_the_table_of_its_event() -> None:
     odd = [DdlStatement("s", sql, 1, table="t") for sql in ("REORDER t BY MOOD", "TRUNCATE (", "'")]
     assert [(one.table, one.kind) for one in topic_ddl.with_rows((), odd)] == [(T, "unknown")] * 3
-    assert topic_ddl.with_rows((), [one._replace(table="") for one in odd]) == ()
+    for schema in ("s", ""):
+        unnamed = [one._replace(database=schema, table="") for one in odd]
+        found = topic_ddl.with_rows((), unnamed)
+        assert [(one.kind, one.concerns(T)) for one in found] == [("unknown", True)] * 3
 
 
 def test_a_document_without_warnings_is_read(store: SqlStateStore) -> None:

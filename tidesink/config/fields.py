@@ -567,9 +567,13 @@ class SchemaChanges(Model):
     name."""
     partition: Literal["pause", "ignore"] = "pause"
     """A partition that is truncated, dropped or exchanged. `ignore` leaves its rows at the target."""
+    values: Literal["ignore", "pause"] = "ignore"
+    """Values that the database wrote into rows that were there, when a column was added (a default that is
+    computed for each row, the current time) or texts were converted. `ignore` goes on with a warning; a
+    resync (`tidesink resync`) brings the values."""
     unknown: Literal["pause", "ignore"] = "pause"
-    """A statement about the table that is not understood, or that brings rows back (`RECOVER TABLE`,
-    `FLASHBACK`)."""
+    """A statement about the table that is not understood, that changes rows without row events, or that
+    brings rows back (`RECOVER TABLE`, `FLASHBACK`)."""
 
     def policy(self, kind: ChangeKind) -> ChangePolicy:
         """The policy of a kind; the only one there is where it is no setting."""

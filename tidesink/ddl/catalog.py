@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.ddl.history import Key, TypeHistory, read_type, table_key
 from tidesink.ddl.statements import (
+    AlterTable,
     Index,
     TableDefinition,
     add_unique,
@@ -24,12 +25,15 @@ from tidesink.ddl.statements import (
     drop_index,
     producer_statements,
     read_alter,
+    read_converted_partition,
     read_create_table,
+    read_creation,
     read_dropped,
     read_index_columns,
     read_renamed,
     read_table_name,
-    skip_create_table,
+    session_schema_of,
+    skip_definer,
     statements,
 )
 from tidesink.errors import ConfigError
@@ -60,6 +64,8 @@ class TableDefinitions:
         self._schemas: dict[Key, TableSchema] = {}
         self._history = TypeHistory()
         self._since: int | None = None
+        # A person wrote the statements: their names without a database are those of the one given.
+        self._stated = False
         self.timed = False
         self.version = 0
         for schema in schemas:
@@ -103,7 +109,11 @@ class TableDefinitions:
         Raises:
             ConfigError: SQL that cannot be read; no table is changed by that statement.
         """
-        tables = self._run(statements(tokens(sql)), default_schema)
+        self._stated = True
+        try:
+            tables = self._run(statements(tokens(sql)), default_schema)
+        finally:
+            self._stated = False
         for table in tables:
             declared = self._tables.get(table_key(table))
             if declared is not None:
@@ -231,24 +241,48 @@ class TableDefinitions:
         return self._tables.pop(table_key(table), None)
 
     def _create(self, sql: SqlReader, default_schema: str) -> list[TableId]:
-        if not skip_create_table(sql):
-            return self._create_index(sql, default_schema)
+        creation = read_creation(sql)
+        if creation is None:
+            return self._create_other(sql, default_schema)
+        if creation.temporary and not self._stated:
+            return []
         source = _like(sql, default_schema)
         if source is None:
             created = read_create_table(sql, default_schema)
         else:
             old, new = source
-            like = self._find(old)
+            like = self._find(self._in_session(old, default_schema))
             if like is None:
-                return []
+                # One that is made again has other columns than before.
+                return self._forgotten(new)
             created = replace(like, table=new, declared=False, dropped=(), renamed=())
         known = self._find(created.table)
-        if known is not None and known.declared:
+        if known is not None and (known.declared or (creation.if_absent and self._since is None)):
+            # TiCDC sends a statement with its time, and only if it did something; MySQL logs each.
             return []
         self._set(created)
         return [created.table]
 
+    def _in_session(self, table: TableId, default_schema: str) -> TableId:
+        """A table whose database nothing but the session tells; of an event it is not known."""
+        return TableId(default_schema, table.name) if self._stated and not table.schema else table
+
+    def _forgotten(self, table: TableId) -> list[TableId]:
+        known = self._tables.get(table_key(table))
+        return [] if known is None or known.declared else self._removed([table])
+
+    def _create_other(self, sql: SqlReader, default_schema: str) -> list[TableId]:
+        if sql.skip("CREATE", "OR", "REPLACE", "DATABASE") or sql.skip("CREATE", "OR", "REPLACE", "SCHEMA"):
+            return self._drop_database(sql)
+        return self._create_index(sql, default_schema)
+
+    def _drop_database(self, sql: SqlReader) -> list[TableId]:
+        sql.skip("IF", "EXISTS")
+        name = fold_name(sql.name())
+        return self._removed(table for table in self if fold_name(table.schema) == name)
+
     def _create_index(self, sql: SqlReader, default_schema: str) -> list[TableId]:
+        skip_definer(sql)
         if not (sql.skip("CREATE", "UNIQUE", "INDEX") or sql.skip("CREATE", "UNIQUE", "KEY")):
             return []
         sql.skip("IF", "NOT", "EXISTS")
@@ -268,33 +302,45 @@ class TableDefinitions:
 
     def _alter(self, sql: SqlReader, default_schema: str) -> list[TableId]:
         read = read_alter(sql, default_schema)
-        before = None if read is None else self._find(read[0])
+        before = None if read is None else self._find(read.table)
         if read is None or before is None:
             return []
-        definition, parted = before, set[str]()
-        for part in read[1]:
-            altered = alter(definition, part)
-            parted |= definition.names - altered.names
-            definition = altered
-        if definition.table != before.table:
+        self._convert(before, read)
+        altered = alter(before, read)
+        definition = altered.definition
+        table = self._in_session(definition.table, default_schema)
+        if table != before.table:
             self._remove(before.table)
-            definition = replace(definition, dropped=(), renamed=())
-        self._set(definition, parted)
+            definition = replace(definition, table=table, dropped=(), renamed=())
+        if not table.schema and before.table.schema:
+            # It has a name in the session's database, whichever that is.
+            return [before.table]
+        self._set(definition, altered.parted)
         return [definition.table]
+
+    def _convert(self, table: TableDefinition, statement: AlterTable) -> None:
+        """Make the tables of partitions, and take away those that become partitions (MariaDB)."""
+        for part in statement.parts:
+            if part.sees("CONVERT", "PARTITION"):
+                made = read_converted_partition(statement, part)
+                if made.schema:
+                    self._set(replace(table, table=made, declared=False, dropped=(), renamed=()))
+            elif part.skip("CONVERT", "TABLE"):
+                self._remove(read_table_name(part, statement.session_schema))
 
     def _drop(self, sql: SqlReader, default_schema: str) -> list[TableId]:
         sql.take()
         if sql.skip_any("DATABASE", "SCHEMA"):
-            sql.skip("IF", "EXISTS")
-            name = fold_name(sql.name())
-            return self._removed(table for table in self if fold_name(table.schema) == name)
+            return self._drop_database(sql)
         if sql.skip("INDEX"):
             sql.skip("IF", "EXISTS")
             name = sql.name()
             sql.need("ON")
             return self._change(read_table_name(sql, default_schema), lambda d: drop_index(d, name))
-        sql.skip("TEMPORARY")
-        return self._removed(read_dropped(sql, default_schema)) if sql.skip("TABLE") else []
+        if (sql.skip("TEMPORARY") and not self._stated) or not sql.skip("TABLE"):
+            return []
+        dropped = read_dropped(sql, default_schema)
+        return self._removed(self._in_session(table, default_schema) for table in dropped)
 
     def _removed(self, tables: Iterable[TableId]) -> list[TableId]:
         return [table for table in [*tables] if self._remove(table) is not None]
@@ -304,22 +350,28 @@ class TableDefinitions:
             return []
         changed = []
         for old, new in read_renamed(sql, default_schema):
-            moved = self._remove(old)
+            moved = self._remove(self._in_session(old, default_schema))
+            table = self._in_session(new, default_schema)
+            if moved is not None and (table.schema or not moved.table.schema):
+                self._set(replace(moved, table=table, dropped=(), renamed=()))
             if moved is not None:
-                self._set(replace(moved, table=new, dropped=(), renamed=()))
-                changed.append(new)
+                changed.append(table)
         return changed
 
 
 def _like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | None:
-    """The two tables of CREATE TABLE a LIKE b, or CREATE TABLE a (LIKE b); nothing is taken otherwise."""
+    """The two tables of CREATE TABLE a LIKE b, or CREATE TABLE a (LIKE b), the old one first.
+
+    The old one has no schema if it is the session's. Nothing is taken otherwise.
+    """
     ahead = 3 if sql.peek(1).says(".") else 1
     if not (sql.peek(ahead).says("LIKE") or (sql.peek(ahead).says("(") and sql.peek(ahead + 1).says("LIKE"))):
         return None
+    session_schema = session_schema_of(sql, default_schema)
     new = read_table_name(sql, default_schema)
     sql.skip("(")
     sql.need("LIKE")
-    return read_table_name(sql, default_schema), new
+    return read_table_name(sql, session_schema), new
 
 
 def _definition_of(schema: TableSchema) -> TableDefinition:
@@ -371,7 +423,7 @@ def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
         ConfigError: this is no CREATE TABLE statement, or not to be read.
     """
     reader = SqlReader(tokens(sql))
-    if not skip_create_table(reader):
+    if read_creation(reader) is None:
         raise ConfigError(f"expected a CREATE TABLE statement, not {sql[:40]!r}")
     return read_create_table(reader, default_schema).schema()
 

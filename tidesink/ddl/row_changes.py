@@ -11,18 +11,27 @@ from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from tidesink.ddl.history import table_key
+from tidesink.ddl.statement_kinds import PartMeaning, part_rule, skip_options, statement_rule
 from tidesink.ddl.statements import (
+    AlterTable,
+    computed_for_rows,
     producer_statements,
     read_alter,
+    read_converted_characters,
+    read_converted_partition,
+    read_definitions,
     read_dropped,
     read_renamed,
     read_table_name,
+    session_schema_of,
+    skip_definer,
     starts_constraint,
 )
+from tidesink.errors import ConfigError
 from tidesink.events import LOGICAL_BITS, TableId, fold_name
 from tidesink.typemap.mysql_types import SqlReader
 
-RowChangeKind = Literal["truncate", "drop-table", "rename-table", "partition", "unknown"]
+RowChangeKind = Literal["truncate", "drop-table", "rename-table", "partition", "values", "unknown"]
 # A column that gets another name changes rows where nothing else tells which column it was.
 StatementKind = RowChangeKind | Literal["rename"]
 # After these a table has none of the rows it had.
@@ -32,8 +41,9 @@ EMPTYING: Final[frozenset[StatementKind]] = frozenset({"truncate", "drop-table"}
 class RowChange(NamedTuple):
     """What a statement means for the rows of a table.
 
-    A table without a name stands for every table of its schema, one without both for every table. ``effect``
-    says what becomes of the target's rows where the statement is not followed.
+    A table without a name stands for every table of its schema, one without a schema for every table of its
+    name, one without both for every table. ``effect`` says what becomes of the target's rows where the
+    statement is not followed.
     """
 
     table: TableId
@@ -102,7 +112,7 @@ def named_by(name: TableId, table: TableId) -> bool:
         return True
     schema, own = table_key(name)
     known = table_key(table)
-    return schema == known[0] and own in ("", known[1])
+    return schema in ("", known[0]) and own in ("", known[1])
 
 
 def row_changes(
@@ -124,67 +134,77 @@ def row_changes(
     return tuple(found.values())
 
 
-# Statements that change no rows of a table, but for those that are looked for first.
-_ROWLESS: Final = frozenset(
-    {
-        "ADMIN",
-        "ALTER",
-        "ANALYZE",
-        "CREATE",
-        "DROP",
-        "FLUSH",
-        "GRANT",
-        "LOCK",
-        "OPTIMIZE",
-        "RENAME",
-        "REVOKE",
-        "SET",
-        "SPLIT",
-        "UNLOCK",
-        "USE",
-    }
-)
-
-
 def _row_changes(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
-    if sql.skip("TRUNCATE"):
+    replaces = skip_definer(sql)
+    rule = statement_rule(sql)
+    meaning = "unknown" if rule is None else rule.meaning
+    if meaning == "truncate":
+        sql.need("TRUNCATE")
         sql.skip("TABLE")
         yield RowChange(read_table_name(sql, default_schema), "truncate", _TRUNCATED)
-    elif sql.skip("DROP", "DATABASE") or sql.skip("DROP", "SCHEMA"):
+    elif meaning == "drop-database" or (meaning == "create-database" and replaces):
+        sql.take()
+        sql.take()
         sql.skip("IF", "EXISTS")
         yield RowChange(TableId(sql.name(), ""), "drop-table", _DROPPED)
-    elif sql.skip("DROP", "TABLE"):
+    elif meaning == "drop-table":
+        sql.need("DROP", "TABLE")
         yield from (RowChange(table, "drop-table", _DROPPED) for table in read_dropped(sql, default_schema))
-    elif sql.skip("RENAME", "TABLE"):
+    elif meaning == "create-table" and replaces:
+        sql.need("CREATE", "TABLE")
+        yield RowChange(read_table_name(sql, default_schema), "drop-table", _DROPPED)
+    elif meaning == "rename-table":
+        sql.need("RENAME", "TABLE")
         for old, new in read_renamed(sql, default_schema):
             yield from _moved(old, new)
-    elif sql.sees("ALTER", "TABLE"):
-        for table, part in _altered(sql, default_schema):
-            yield from _part(table, part)
-    elif sql.peek().text.upper() not in _ROWLESS:
-        yield from _unknown(sql, default_schema, about)
+    elif meaning == "alter-table":
+        yield from _altered_rows(sql, default_schema)
+    elif meaning == "brought-back":
+        yield from _brought_back(sql, default_schema, about)
+    elif meaning == "unknown":
+        yield RowChange(about or TableId(default_schema, ""), "unknown", NOT_UNDERSTOOD)
 
 
-def _unknown(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
-    """A statement that may change any rows of the table it names, or else the event."""
-    back = sql.take().says("RECOVER", "FLASHBACK")
-    if back and sql.skip("CLUSTER"):
+def _brought_back(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
+    """RECOVER and FLASHBACK, which may change any rows of the table they name, or else the event."""
+    sql.take()
+    if sql.skip("CLUSTER"):
         yield RowChange(TableId("", ""), "unknown", _BROUGHT_BACK)
-    elif back and sql.skip_any("DATABASE", "SCHEMA"):
+    elif sql.skip_any("DATABASE", "SCHEMA"):
         yield RowChange(TableId(sql.name(), ""), "unknown", _BROUGHT_BACK)
-    elif back and sql.skip("TABLE") and not sql.sees("BY"):
+    elif sql.skip("TABLE") and not sql.sees("BY"):
+        session_schema = session_schema_of(sql, default_schema)
         yield RowChange(read_table_name(sql, default_schema), "unknown", _BROUGHT_BACK)
         if sql.skip("TO"):
-            yield RowChange(read_table_name(sql, default_schema), "unknown", _BROUGHT_BACK)
-    elif about is not None:
-        yield RowChange(about, "unknown", _BROUGHT_BACK if back else NOT_UNDERSTOOD)
+            yield RowChange(read_table_name(sql, session_schema), "unknown", _BROUGHT_BACK)
+    else:
+        yield RowChange(about or TableId(default_schema, ""), "unknown", _BROUGHT_BACK)
 
 
-def _altered(sql: SqlReader, default_schema: str) -> Iterator[tuple[TableId, SqlReader]]:
-    """The table of an ALTER TABLE with each part."""
-    table, parts = read_alter(sql, default_schema) or (None, ())
-    if table is not None:
-        yield from ((table, part) for part in parts)
+def _altered_rows(sql: SqlReader, default_schema: str) -> Iterator[RowChange]:
+    found = read_alter(sql, default_schema)
+    if found is None:
+        return
+    listed = ordered = False
+    for part in found.parts:
+        rule = part_rule(part)
+        if rule is None and (listed or (ordered and _is_order(part))):
+            # Another name of the part before.
+            continue
+        listed, ordered = (rule.lists, rule.meaning == "order") if rule is not None else (False, False)
+        yield from _part(found, part, rule.meaning if rule is not None else "options")
+
+
+def _is_order(part: SqlReader) -> bool:
+    """Whether a part is another column of ORDER BY."""
+    return part.peek(1).text == "" or (part.peek(1).says("ASC", "DESC") and part.peek(2).text == "")
+
+
+def _altered(sql: SqlReader, default_schema: str) -> Iterator[tuple[AlterTable, SqlReader]]:
+    """An ALTER TABLE with each of its parts."""
+    found = read_alter(sql, default_schema)
+    if found is not None:
+        yield from ((found, part) for part in found.parts)
 
 
 def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
@@ -194,7 +214,7 @@ def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
         ConfigError: as ``row_changes``.
     """
     found = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
-    return tuple(dict.fromkeys(table for table, part in found if _changes_columns(part)))
+    return tuple(dict.fromkeys(alter.table for alter, part in found if _changes_columns(part)))
 
 
 def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
@@ -205,22 +225,22 @@ def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
     """
     found: list[TableId] = []
     for sql in producer_statements(query):
-        for table, part in _altered(sql, default_schema):
-            other = _exchanged_with(table, part)
+        for alter, part in _altered(sql, default_schema):
+            other = _exchanged_with(alter, part)
             if other is not None:
-                found += (table, other)
+                found += (alter.table, other)
             elif _moves_rows(part):
-                found.append(table)
+                found.append(alter.table)
     return tuple(dict.fromkeys(found))
 
 
-def _exchanged_with(table: TableId, part: SqlReader) -> TableId | None:
+def _exchanged_with(alter: AlterTable, part: SqlReader) -> TableId | None:
     """The table that gets a partition of this one for its own rows."""
     if not part.skip("EXCHANGE", "PARTITION"):
         return None
     part.name()
     part.need("WITH", "TABLE")
-    return read_table_name(part, table.schema)
+    return read_table_name(part, alter.session_schema)
 
 
 def _moves_rows(part: SqlReader) -> bool:
@@ -250,8 +270,24 @@ _DROPPED: Final = (
 )
 _BROUGHT_BACK: Final = "rows that it brought back at the source are not in the target"
 NOT_UNDERSTOOD: Final = (
-    "the statement is not understood, and rows that it changed at the source stay as they are"
+    "the statement is not understood, or changes rows without row events, and rows that it changed at the "
+    "source stay as they are"
 )
+_TAKEN_OUT: Final = "rows that it took out of the table at the source stay in the target"
+_MADE_OF: Final = "rows that the table was made with, out of a partition of {}, are not in its target"
+_PUT_IN: Final = "rows that the table got from {} at the source are not in the target"
+_GIVEN_AWAY: Final = "rows of the table, which is a partition of {} at the source now, stay in the target"
+_IGNORED_ROWS: Final = (
+    "rows that did not fit were changed or removed at the source (IGNORE), and stay as they are in the target"
+)
+# The remedy stands with each of them: such a statement is ignored unless the config says otherwise.
+_RESYNC: Final = "tidesink resync brings them"
+_COMPUTED: Final = f"rows from before the column {{}} have {{}} in it at the source, and NULL here: {_RESYNC}"
+_CONVERTED: Final = (
+    f"texts with characters that {{}} lacks are other ones at the source, and are unchanged here: {_RESYNC}"
+)
+# Nothing is lost in these.
+_ALL_CHARACTERS: Final = frozenset({"utf8mb4", "utf16", "utf16le", "utf32"})
 
 
 def _moved(old: TableId, new: TableId) -> Iterator[RowChange]:
@@ -271,21 +307,60 @@ def _exchanged(one: TableId, other: TableId) -> Iterator[RowChange]:
         )
 
 
-def _part(table: TableId, part: SqlReader) -> Iterator[RowChange]:
-    other = _exchanged_with(table, part)
-    if other is not None:
-        yield from _exchanged(table, other)
-        return
-    verb = part.take()
-    if verb.says("TRUNCATE", "DROP", "FIRST") and part.sees("PARTITION"):
-        yield RowChange(
-            table, "partition", "rows that it took out of the table at the source stay in the target"
-        )
-    elif verb.says("IMPORT", "DISCARD") and part.peek().says("PARTITION", "TABLESPACE"):
-        yield RowChange(table, "unknown", NOT_UNDERSTOOD)
-    elif verb.says("RENAME") and not part.peek().says("COLUMN", "INDEX", "KEY"):
+def _part(alter: AlterTable, part: SqlReader, meaning: PartMeaning) -> Iterator[RowChange]:
+    """What a part of an ALTER TABLE does to rows."""
+    table = alter.table
+    if meaning == "exchange-partition":
+        yield from _exchanged(table, _exchanged_with(alter, part) or table)
+    elif meaning == "partition":
+        yield RowChange(table, "partition", _TAKEN_OUT)
+    elif meaning == "convert-partition":
+        made = read_converted_partition(alter, part)
+        yield RowChange(table, "partition", _TAKEN_OUT)
+        yield RowChange(made, "partition", _MADE_OF.format(table))
+    elif meaning == "convert-table":
+        part.need("CONVERT", "TABLE")
+        taken = read_table_name(part, alter.session_schema)
+        yield RowChange(table, "partition", _PUT_IN.format(taken))
+        yield RowChange(taken, "drop-table", _GIVEN_AWAY.format(table))
+    elif meaning == "rename-table":
+        part.need("RENAME")
         part.skip_any("TO", "AS", "=")
-        yield from _moved(table, read_table_name(part, table.schema))
+        yield from _moved(table, read_table_name(part, alter.session_schema))
+    elif meaning == "column":
+        yield from _column_values(alter, part)
+    elif meaning == "convert-characters":
+        yield from _characters(alter, part)
+    elif meaning == "keys" and alter.ignores and (part.sees("ADD", "PRIMARY") or _adds_unique(part)):
+        yield RowChange(table, "unknown", _IGNORED_ROWS)
+    elif meaning == "unknown" or (meaning == "options" and not skip_options(part)):
+        yield RowChange(table, "unknown", NOT_UNDERSTOOD)
+
+
+def _adds_unique(part: SqlReader) -> bool:
+    return any(part.peek(ahead).says("UNIQUE", "PRIMARY") for ahead in (1, 2, 3))
+
+
+def _column_values(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
+    """What the database writes into rows that are there when a column is added or defined anew."""
+    adds = part.sees("ADD")
+    try:
+        found = read_definitions(part)
+    except ConfigError:
+        yield RowChange(alter.table, "unknown", NOT_UNDERSTOOD)
+        return
+    if not adds and alter.ignores:
+        yield RowChange(alter.table, "unknown", _IGNORED_ROWS)
+    for one in found if adds else ():
+        computed = computed_for_rows(one)
+        if computed:
+            yield RowChange(alter.table, "values", _COMPUTED.format(one.column.name, computed))
+
+
+def _characters(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
+    charset = read_converted_characters(part)
+    if charset not in _ALL_CHARACTERS:
+        yield RowChange(alter.table, "values", _CONVERTED.format(charset))
 
 
 class RenamedColumn(NamedTuple):
@@ -303,7 +378,7 @@ def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn
         ConfigError: as ``row_changes``.
     """
     altered = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
-    found = (_renamed(table, part) for table, part in altered)
+    found = (_renamed(alter.table, part) for alter, part in altered)
     return tuple(one for one in found if one is not None and fold_name(one.old) != fold_name(one.new))
 
 

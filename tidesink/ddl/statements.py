@@ -16,15 +16,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import dropwhile
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError, shown
 from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.typemap.mysql_types import (
+    CURRENT_TIME,
     SqlReader,
     Token,
+    as_bytes,
     default_as,
     default_text,
     parse_sql_type,
@@ -46,6 +48,7 @@ class _Options:
     nullable: bool | None = None
     default: list[Token] | None = None
     on_update: bool = False
+    counts: bool = False
     generated: bool = False
     stored: bool = False
     primary: bool = False
@@ -88,6 +91,8 @@ def _with_origin_default(found: ColumnDefinition) -> Column:
     column, options = found
     if column.nullable or options.generated or options.default is not None or column.default is not None:
         return column
+    if options.counts:
+        return column
     return replace(column, origin_default=zero_text(column.type), redefaulted=True)
 
 
@@ -107,7 +112,7 @@ def _read_type(sql: SqlReader, options: _Options) -> tuple[str, list[Token], lis
     word = _type_name(sql)
     if word == "serial":
         # SERIAL is BIGINT UNSIGNED NOT NULL AUTO_INCREMENT UNIQUE.
-        options.nullable, options.unique = False, True
+        options.nullable, options.unique, options.counts = False, True, True
         return "bigint", [], ["unsigned"]
     if sql.skip("<"):  # VECTOR<FLOAT>(n)
         sql.take()
@@ -142,6 +147,8 @@ _PLAIN_OPTIONS: Final[Mapping[tuple[str, ...], tuple[str, object]]] = {
     ("UNIQUE", "KEY"): ("unique", True),
     ("UNIQUE",): ("unique", True),
     ("KEY",): ("primary", True),
+    ("AUTO_INCREMENT",): ("counts", True),
+    ("AUTO_RANDOM",): ("counts", True),
     ("BYTE",): ("charset", "binary"),
     ("FIRST",): ("first", True),
 }
@@ -285,12 +292,52 @@ class TableDefinition:
         raise ConfigError(f"table {self.table} has no column {name!r}")
 
 
-def skip_create_table(sql: SqlReader) -> bool:
-    """Takes CREATE [TEMPORARY] TABLE [IF NOT EXISTS]."""
-    if not (sql.skip("CREATE", "TABLE") or sql.skip("CREATE", "TEMPORARY", "TABLE")):
+def skip_definer(sql: SqlReader) -> bool:
+    """Takes OR REPLACE, and who defines an object, out of CREATE and ALTER; True for OR REPLACE."""
+    if not sql.peek().says("CREATE", "ALTER"):
         return False
-    sql.skip("IF", "NOT", "EXISTS")
-    return True
+    verb, replaces = sql.take(), sql.skip("OR", "REPLACE")
+    while True:
+        if sql.skip("DEFINER"):
+            sql.need("=")
+            sql.take()
+            while sql.peek().text.startswith("@"):
+                if sql.take().text == "@":
+                    sql.take()
+            if sql.sees("("):
+                sql.group()
+        elif sql.skip("SQL", "SECURITY"):
+            sql.take()
+        elif sql.sees("ALGORITHM", "="):
+            sql.skip("ALGORITHM", "=")
+            sql.take()
+        else:
+            sql.put_back(verb)
+            return replaces
+
+
+class TableCreation(NamedTuple):
+    """What stands before the name in CREATE TABLE.
+
+    ``replaces``: a table of the name is dropped first (OR REPLACE, MariaDB). ``if_absent``: the statement
+    does nothing where there is one (IF NOT EXISTS). ``temporary``: the table is seen by its session alone.
+    """
+
+    replaces: bool = False
+    if_absent: bool = False
+    temporary: bool = False
+
+
+def read_creation(sql: SqlReader) -> TableCreation | None:
+    """Takes CREATE [OR REPLACE] [TEMPORARY] TABLE [IF NOT EXISTS]; None, and nothing taken, otherwise."""
+    replaces = sql.sees("CREATE", "OR", "REPLACE")
+    ahead = 3 if replaces else 1
+    temporary = sql.peek(ahead).says("TEMPORARY")
+    if not (sql.sees("CREATE") and sql.peek(ahead + temporary).says("TABLE")):
+        return None
+    while not sql.skip("TABLE"):
+        sql.take()
+    return TableCreation(replaces, sql.skip("IF", "NOT", "EXISTS"), temporary)
 
 
 def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:
@@ -340,13 +387,33 @@ def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
 
 
 def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
-    """A statement with ``TABLE`` behind its verb where MySQL and MariaDB have other words for the same."""
-    verb, *rest = statement
+    """A statement with ``TABLE`` behind its verb where MySQL and MariaDB have other words for the same.
+
+    ``SET STATEMENT … FOR``, by which MariaDB sets variables for one statement, is left out.
+    """
+    verb, *rest = _without_settings(statement)
     if verb.says("ALTER"):
-        rest = [*dropwhile(lambda one: one.says("IGNORE", "ONLINE", "OFFLINE"), rest)]
+        how = [*takewhile(lambda one: one.says("IGNORE", "ONLINE", "OFFLINE"), rest)]
+        rest = rest[len(how) :]
+        if rest and rest[0].says("TABLE") and any(one.says("IGNORE") for one in how):
+            rest = [rest[0], Token("word", _IGNORE), *rest[1:]]
     elif rest and verb.says("DROP", "RENAME") and rest[0].says("TABLES"):
         rest[0] = Token("word", "TABLE")
     return [verb, *rest]
+
+
+# Stands behind ALTER TABLE for ALTER IGNORE TABLE; no name is like this.
+_IGNORE: Final = "IGNORE ROWS"
+
+
+def _without_settings(statement: Sequence[Token]) -> Sequence[Token]:
+    if len(statement) > 1 and statement[0].says("SET") and statement[1].says("STATEMENT"):
+        depth = 0
+        for place, token in enumerate(statement):
+            depth += token.says("(") - token.says(")")
+            if depth == 0 and token.says("FOR") and place + 1 < len(statement):
+                return _without_settings(statement[place + 1 :])
+    return statement
 
 
 def producer_statements(query: str) -> Iterator[SqlReader]:
@@ -363,14 +430,42 @@ def producer_statements(query: str) -> Iterator[SqlReader]:
     return statements(found)
 
 
-def read_alter(sql: SqlReader, default_schema: str) -> tuple[TableId, list[SqlReader]] | None:
-    """The table of an ALTER TABLE and the parts behind it; None for any other statement."""
+class AlterTable(NamedTuple):
+    """An ALTER TABLE: its table and the parts behind it.
+
+    ``session_schema`` is the database of unqualified names in the parts, empty where nothing tells it.
+    ``ignores``: rows that do not fit are changed or removed (ALTER IGNORE TABLE).
+    """
+
+    table: TableId
+    parts: list[SqlReader]
+    session_schema: str
+    ignores: bool = False
+
+
+def read_alter(sql: SqlReader, default_schema: str) -> AlterTable | None:
+    """The table of an ALTER TABLE and the parts behind it; None for any other statement.
+
+    ``default_schema`` is the database of the table if its name is unqualified. Only then is it known to be
+    the session's.
+    """
     if not sql.skip("ALTER", "TABLE"):
         return None
+    ignores = sql.skip(_IGNORE)
     sql.skip("IF", "EXISTS")
+    session_schema = session_schema_of(sql, default_schema)
     table = read_table_name(sql, default_schema)
     _skip_wait(sql)
-    return table, sql.parts()
+    return AlterTable(table, sql.parts(), session_schema, ignores)
+
+
+def session_schema_of(sql: SqlReader, default_schema: str) -> str:
+    """The database of unqualified names behind the table's name that stands next; empty if nothing tells it.
+
+    An event names the database of its table. Where the statement names it, too, the session may have been in
+    another one.
+    """
+    return "" if sql.peek(1).says(".") else default_schema
 
 
 def _skip_wait(sql: SqlReader) -> None:
@@ -379,20 +474,76 @@ def _skip_wait(sql: SqlReader) -> None:
         sql.take()
 
 
+def read_converted_partition(alter: AlterTable, part: SqlReader) -> TableId:
+    """The table that MariaDB makes of a partition: CONVERT PARTITION p TO TABLE."""
+    part.need("CONVERT", "PARTITION")
+    part.name()
+    part.need("TO", "TABLE")
+    return read_table_name(part, alter.session_schema)
+
+
+def read_converted_characters(part: SqlReader) -> str:
+    """The character set of CONVERT TO CHARACTER SET, in lower case; ``default`` is the database's."""
+    part.need("CONVERT", "TO")
+    if not part.skip_any("CHARSET"):
+        part.take()
+        part.need("SET")
+    part.skip("=")
+    return part.take().text.lower()
+
+
+def read_definitions(part: SqlReader) -> list[ColumnDefinition]:
+    """The columns that a part of an ALTER TABLE adds or defines anew.
+
+    Raises:
+        ConfigError: the part cannot be read.
+    """
+    verb = part.take()
+    part.skip("COLUMN")
+    part.skip("IF", "NOT", "EXISTS")
+    part.skip("IF", "EXISTS")
+    if verb.says("CHANGE"):
+        part.name()
+    if not (verb.says("ADD") and part.sees("(")):
+        return [read_column(part)]
+    return [read_column(one) for one in SqlReader(part.group()).parts() if not starts_constraint(one)]
+
+
+def computed_for_rows(found: ColumnDefinition) -> str:
+    """What rows from before have in a column that is added, in words; empty if the definition tells it."""
+    column, options = found
+    if options.generated:
+        return "values that the database computed from each row"
+    if options.counts:
+        return "numbers that the database counted"
+    if options.default is None or _is_null(options.default):
+        return ""
+    text = default_text(options.default, column.type)
+    if text is None:
+        return "values that the database computed for each row"
+    return "the time of the statement" if text == CURRENT_TIME else ""
+
+
+def _is_null(expression: Sequence[Token]) -> bool:
+    return [token.text.upper() for token in expression if not token.says("(", ")")] == ["NULL"]
+
+
 def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
-    """The tables behind DROP TABLE."""
+    """The tables behind DROP TABLE; one without a schema may be in any."""
     sql.skip("IF", "EXISTS")
-    return [read_table_name(part, default_schema) for part in sql.parts()]
+    session_schema = session_schema_of(sql, default_schema)
+    return [read_table_name(part, session_schema) for part in sql.parts()]
 
 
 def read_renamed(sql: SqlReader, default_schema: str) -> Iterator[tuple[TableId, TableId]]:
-    """The old and the new names behind RENAME TABLE."""
+    """The old and the new names behind RENAME TABLE; one without a schema may be in any."""
     sql.skip("IF", "EXISTS")
+    session_schema = session_schema_of(sql, default_schema)
     for pair in sql.parts():
-        old = read_table_name(pair, default_schema)
+        old = read_table_name(pair, session_schema)
         _skip_wait(pair)
         pair.need("TO")
-        yield old, read_table_name(pair, default_schema)
+        yield old, read_table_name(pair, session_schema)
 
 
 def read_table_name(sql: SqlReader, default_schema: str) -> TableId:
@@ -444,13 +595,10 @@ def read_index_columns(inside: list[Token]) -> list[str]:
     return ["" if part[0].says("(") else part[0].text for part in split_by_comma(inside) if part]
 
 
-def append_column(
-    definition: TableDefinition, found: ColumnDefinition, *, at: int | None = None
-) -> TableDefinition:
-    """The definition with a column at a place (default: the end), its own keys included."""
+def append_column(definition: TableDefinition, found: ColumnDefinition) -> TableDefinition:
+    """The definition with a column at the end, its own keys included."""
     column = replace(found.column, column_id=definition.next_column_id)
-    place = len(definition.columns) if at is None else at
-    columns = (*definition.columns[:place], column, *definition.columns[place:])
+    columns = (*definition.columns, column)
     changed = replace(definition, columns=columns, next_column_id=definition.next_column_id + 1)
     return with_own_keys(changed, found)
 
@@ -465,66 +613,288 @@ def with_own_keys(definition: TableDefinition, found: ColumnDefinition) -> Table
     return definition
 
 
-def alter(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    """The table after one part of an ALTER TABLE; parts about neither columns nor keys change nothing.
+class AlteredTable(NamedTuple):
+    """A table after an ALTER TABLE. ``parted``: names, folded, of columns that it dropped or renamed."""
+
+    definition: TableDefinition
+    parted: frozenset[str]
+
+
+@dataclass
+class _Changes:
+    """What the parts of one ALTER TABLE say. They name columns as they were before it.
+
+    ``renamed`` is by RENAME COLUMN, CHANGE and MODIFY: old name, new name, definition, and whether a column
+    may be absent. ``defined`` are the definitions of ADD, CHANGE and MODIFY in the statement's order.
+    """
+
+    dropped: list[str] = field(default_factory=list)
+    renamed: list[tuple[str, str, ColumnDefinition | None, bool]] = field(default_factory=list)
+    defaults: dict[str, list[Token] | None] = field(default_factory=dict)
+    defined: list[ColumnDefinition] = field(default_factory=list)
+    lost_keys: list[str] = field(default_factory=list)
+    index_names: list[tuple[str, str]] = field(default_factory=list)
+    constraints: list[SqlReader] = field(default_factory=list)
+    table: TableId | None = None
+
+
+def alter(definition: TableDefinition, statement: AlterTable) -> AlteredTable:
+    """The table after an ALTER TABLE; parts about neither columns nor keys change nothing.
+
+    All parts refer to the columns as they were before the statement, but for ``AFTER`` and new keys, which
+    name them as they are after it: two columns may swap their names (MySQL 8.4, ALTER TABLE; the server's
+    ``mysql_prepare_alter_table``).
 
     Raises:
         ConfigError: a column that is not there, or a part not to be read.
     """
+    for part in statement.parts:
+        definition = _with_charset(definition, part)
+    changes = _Changes()
+    for part in statement.parts:
+        _read_part(changes, definition, part, statement.session_schema)
+    for name in changes.lost_keys:
+        definition = drop_index(definition, name) if name else replace(definition, primary_key=())
+    for old, new in changes.index_names:
+        definition = _with_index_name(definition, old, new)
+    altered = _with_columns(definition, changes)
+    definition = altered.definition
+    for constraint in changes.constraints:
+        definition = add_constraint(definition, constraint)
+    table = changes.table or definition.table
+    return AlteredTable(replace(definition, table=table), altered.parted)
+
+
+def _read_part(changes: _Changes, definition: TableDefinition, sql: SqlReader, session_schema: str) -> None:
     verb = sql.take()
     if verb.says("RENAME") and not sql.peek().says("COLUMN", "INDEX", "KEY"):
         sql.skip_any("TO", "AS", "=")
-        return replace(definition, table=read_table_name(sql, definition.table.schema))
-    change = _VERBS.get(verb.text.upper())
-    return definition if change is None else change(definition, sql)
+        changes.table = read_table_name(sql, session_schema)
+        return
+    read = _VERBS.get(verb.text.upper()) if verb.kind == "word" else None
+    if read is not None:
+        read(changes, definition, sql)
 
 
-def _add(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    if starts_constraint(sql):
-        return add_constraint(definition, sql)
-    if sql.peek().says("PARTITION"):
+def _with_charset(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+    """The table with the character set of columns that come later, and that its texts are converted to."""
+    converts = sql.sees("CONVERT", "TO")
+    ahead = 2 if converts else int(sql.sees("DEFAULT"))
+    if sql.peek(ahead).says("CHARSET"):
+        ahead += 1
+    elif sql.peek(ahead).says("CHARACTER", "CHAR") and sql.peek(ahead + 1).says("SET"):
+        ahead += 2
+    else:
         return definition
+    charset = sql.peek(ahead + sql.peek(ahead).says("=")).text.lower()
+    if not converts or charset != "binary":
+        return replace(definition, charset=charset)
+    columns = (replace(c, type=as_bytes(c.type)) for c in definition.columns)
+    return replace(definition, charset=charset, columns=tuple(columns))
+
+
+def _read_added(changes: _Changes, definition: TableDefinition, sql: SqlReader) -> None:
+    if starts_constraint(sql):
+        changes.constraints.append(sql)
+        return
+    if sql.peek().says("PARTITION", "PERIOD") or sql.sees("SYSTEM", "VERSIONING"):
+        return
     sql.skip("COLUMN")
     sql.skip("IF", "NOT", "EXISTS")
     if not sql.sees("("):
-        return _add_column(definition, sql)
-    inside = SqlReader(sql.group())
-    while not inside.done:
+        changes.defined.append(read_column(sql, charset=definition.charset))
+        return
+    for inside in SqlReader(sql.group()).parts():
         if starts_constraint(inside):
-            definition = add_constraint(definition, inside)
+            changes.constraints.append(inside)
         else:
-            definition = _add_column(definition, inside)
-        inside.skip(",")
-    return definition
+            changes.defined.append(read_column(inside, charset=definition.charset))
 
 
-def _add_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    found = read_column(sql, charset=definition.charset)
-    if definition.has(found.column.name):
-        return definition
-    found = found._replace(column=_with_origin_default(found))
-    return append_column(definition, found, at=_place(definition, found))
-
-
-def _place(definition: TableDefinition, found: ColumnDefinition) -> int | None:
-    if found.options.first:
-        return 0
-    after = found.options.after
-    return None if after is None else definition.place_of(after) + 1
-
-
-def _drop(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+def _read_dropped(changes: _Changes, definition: TableDefinition, sql: SqlReader) -> None:
     if sql.skip("PRIMARY", "KEY"):
-        return replace(definition, primary_key=())
+        changes.lost_keys.append("")
+        return
     if sql.skip_any("INDEX", "KEY") or sql.skip("CONSTRAINT"):
         sql.skip("IF", "EXISTS")
-        return drop_index(definition, sql.name())
-    if sql.peek().says("FOREIGN", "CHECK", "PARTITION"):
-        return definition
+        changes.lost_keys.append(sql.name())
+        return
+    if sql.peek().says("FOREIGN", "CHECK", "PARTITION", "PERIOD") or sql.sees("SYSTEM", "VERSIONING"):
+        return
     sql.skip("COLUMN")
     sql.skip("IF", "EXISTS")
     name = sql.name()
-    return _without(definition, name) if definition.has(name) else definition
+    if definition.has(name):
+        changes.dropped.append(name)
+
+
+def _read_modified(changes: _Changes, definition: TableDefinition, sql: SqlReader) -> None:
+    sql.skip("COLUMN")
+    lenient = sql.skip("IF", "EXISTS")
+    found = read_column(sql, charset=definition.charset)
+    changes.renamed.append((found.column.name, found.column.name, found, lenient))
+    changes.defined.append(found)
+
+
+def _read_changed(changes: _Changes, definition: TableDefinition, sql: SqlReader) -> None:
+    sql.skip("COLUMN")
+    lenient = sql.skip("IF", "EXISTS")
+    old = sql.name()
+    found = read_column(sql, charset=definition.charset)
+    changes.renamed.append((old, found.column.name, found, lenient))
+    changes.defined.append(found)
+
+
+def _read_renamed(changes: _Changes, _definition: TableDefinition, sql: SqlReader) -> None:
+    kind = sql.take()
+    lenient = sql.skip("IF", "EXISTS")
+    old = sql.name()
+    sql.need("TO")
+    new = sql.name()
+    if kind.says("COLUMN"):
+        changes.renamed.append((old, new, None, lenient))
+    else:
+        changes.index_names.append((old, new))
+
+
+def _read_altered(changes: _Changes, definition: TableDefinition, sql: SqlReader) -> None:
+    if sql.peek().says("INDEX", "KEY", "CHECK", "CONSTRAINT"):
+        return
+    sql.skip("COLUMN")
+    lenient = sql.skip("IF", "EXISTS")
+    name = sql.name()
+    if lenient and not definition.has(name):
+        return
+    old = fold_name(definition.columns[definition.place_of(name)].name)
+    if sql.skip("DROP", "DEFAULT"):
+        changes.defaults[old] = None
+    elif sql.skip("SET", "DEFAULT"):
+        changes.defaults[old] = sql.rest()
+    elif not (sql.sees("SET", "VISIBLE") or sql.sees("SET", "INVISIBLE")):
+        sql.need("SET", "DEFAULT")
+
+
+_VERBS: dict[str, Callable[[_Changes, TableDefinition, SqlReader], None]] = {
+    "ADD": _read_added,
+    "DROP": _read_dropped,
+    "MODIFY": _read_modified,
+    "CHANGE": _read_changed,
+    "RENAME": _read_renamed,
+    "ALTER": _read_altered,
+}
+
+
+def _was_done(definition: TableDefinition, changes: _Changes) -> bool:
+    """Whether the statement was applied before, by its renames.
+
+    An old name is gone and the new one there, or a column that stays has the new name, which the server
+    refuses.
+    """
+    leaving = {fold_name(name) for name in changes.dropped}
+    leaving |= {fold_name(old) for old, _, _, _ in changes.renamed}
+    return any(
+        definition.has(new) and (not definition.has(old) or fold_name(new) not in leaving)
+        for old, new, _, _ in changes.renamed
+        if fold_name(old) != fold_name(new)
+    )
+
+
+def _with_columns(definition: TableDefinition, changes: _Changes) -> AlteredTable:
+    """The table with its columns dropped, renamed, defined anew and added, all at once."""
+    done = _was_done(definition, changes)
+    made = {fold_name(new) for old, new, _, _ in changes.renamed if fold_name(old) != fold_name(new)}
+    dropped = [name for name in changes.dropped if not (done and fold_name(name) in made)]
+    names, redefined = dict[str, str](), dict[str, ColumnDefinition]()
+    for old, new, found, lenient in changes.renamed:
+        is_new = definition.has(new) and (done or not definition.has(old))
+        if lenient and not is_new and not definition.has(old):
+            continue
+        now = definition.columns[definition.place_of(new if is_new else old)]
+        names[fold_name(now.name)] = new
+        if found is not None:
+            redefined[fold_name(now.name)] = found
+    columns, moved = list[Column](), dict[str, Column]()
+    before, gone = definition.columns, {fold_name(name) for name in dropped}
+    for column in before:
+        old = fold_name(column.name)
+        if old in gone:
+            continue
+        altered = _altered_column(column, names.get(old), redefined.get(old), changes.defaults.get(old, ...))
+        options = redefined[old].options if old in redefined else _Options()
+        columns.append(altered)
+        if options.first or options.after is not None:
+            moved[fold_name(altered.name)] = altered
+    for name in dropped:
+        definition = _without(definition, name)
+    definition = _renamed_in_keys(definition, names)
+    anew = [id(found) for _, _, found, _ in changes.renamed]
+    defined = [found for found in changes.defined if id(found) not in anew or found in redefined.values()]
+    definition = _placed(definition, columns, moved, defined, names)
+    parted = gone | {old for old, new in names.items() if old != fold_name(new)}
+    return AlteredTable(definition, frozenset(parted))
+
+
+def _altered_column(column: Column, name: str | None, found: ColumnDefinition | None, default: Any) -> Column:
+    """A column with a new name, definition and default, as far as they are given (``...``: no default)."""
+    if found is not None:
+        new = found.column
+        before = replace(
+            column,
+            default=default_as(column.default, column.type, new.type),
+            origin_default=default_as(column.origin_default, column.type, new.type),
+        )
+        column = before.redefined_by(new)
+    if default is not ...:
+        text = None if default is None else default_text(default, column.type)
+        column = column.redefined_by(replace(column, default=text))
+    return column if name is None else replace(column, name=name)
+
+
+def _placed(
+    definition: TableDefinition,
+    columns: list[Column],
+    moved: Mapping[str, Column],
+    defined: Iterable[ColumnDefinition],
+    names: Mapping[str, str],
+) -> TableDefinition:
+    """The definition with columns that move or are added at their places, in the statement's order."""
+    new_keys = list[ColumnDefinition]()
+    again = {fold_name(new) for new in names.values()}
+    for found in defined:
+        name = fold_name(found.column.name)
+        if name in moved:
+            column = moved[name]
+            columns.remove(column)
+        elif any(fold_name(one.name) == name for one in columns):
+            # One that is defined anew where it is, or was added by the statement before it was sent again.
+            new_keys += [found] if name in again else []
+            continue
+        else:
+            column = replace(_with_origin_default(found), column_id=definition.next_column_id)
+            definition = replace(definition, next_column_id=definition.next_column_id + 1)
+        columns.insert(_place_among(columns, found.options, names, definition), column)
+        new_keys.append(found)
+    taken = Counter(fold_name(column.name) for column in columns)
+    for name, times in taken.items():
+        if times > 1:
+            raise ConfigError(f"table {definition.table} would have two columns {name!r}")
+    definition = replace(definition, columns=tuple(columns))
+    for found in new_keys:
+        definition = with_own_keys(definition, found)
+    return definition
+
+
+def _place_among(
+    columns: Sequence[Column], options: _Options, names: Mapping[str, str], definition: TableDefinition
+) -> int:
+    if options.first or options.after is None:
+        return 0 if options.first else len(columns)
+    # By its name after the statement, or else before it.
+    for after in (options.after, names.get(fold_name(options.after), options.after)):
+        for place, column in enumerate(columns):
+            if fold_name(column.name) == fold_name(after):
+                return place + 1
+    raise ConfigError(f"table {definition.table} has no column {options.after!r}")
 
 
 def drop_index(definition: TableDefinition, name: str) -> TableDefinition:
@@ -544,105 +914,34 @@ def _without(definition: TableDefinition, name: str) -> TableDefinition:
     return replace(definition, columns=columns, uniques=uniques, dropped=dropped, renamed=renamed)
 
 
-def _modify(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    sql.skip("COLUMN")
-    sql.skip("IF", "EXISTS")
-    found = read_column(sql, charset=definition.charset)
-    return _redefine(definition, found.column.name, found)
-
-
-def _change(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    sql.skip("COLUMN")
-    sql.skip("IF", "EXISTS")
-    old = sql.name()
-    found = read_column(sql, charset=definition.charset)
-    return _redefine(definition, old if definition.has(old) else found.column.name, found)
-
-
-def _redefine(definition: TableDefinition, old: str, found: ColumnDefinition) -> TableDefinition:
-    at = definition.place_of(old)
-    before, new = definition.columns[at], found.column
-    with_defaults = replace(
-        before,
-        default=default_as(before.default, before.type, new.type),
-        origin_default=default_as(before.origin_default, before.type, new.type),
-    )
-    rest = replace(definition, columns=definition.columns[:at] + definition.columns[at + 1 :])
-    place = _place(rest, found)
-    columns = list(rest.columns)
-    columns.insert(at if place is None else place, with_defaults.redefined_by(new))
-    changed = replace(definition, columns=tuple(columns))
-    return with_own_keys(_renamed_in_keys(changed, before.name, new.name), found)
-
-
-def _rename(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    if not sql.skip("COLUMN"):
-        return _rename_index(definition, sql)
-    old = sql.name()
-    sql.need("TO")
-    new = sql.name()
-    if definition.has(new) and not definition.has(old):
-        return definition
-    at = definition.place_of(old)
-    column = definition.columns[at]
-    return _renamed_in_keys(_with_column(definition, at, replace(column, name=new)), column.name, new)
-
-
-def _rename_index(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    sql.take()
-    old = sql.name()
-    sql.need("TO")
-    new = sql.name()
+def _with_index_name(definition: TableDefinition, old: str, new: str) -> TableDefinition:
     uniques = tuple(
         replace(u, name=new) if fold_name(u.name) == fold_name(old) else u for u in definition.uniques
     )
     return replace(definition, uniques=uniques)
 
 
-def _with_column(definition: TableDefinition, at: int, column: Column) -> TableDefinition:
-    columns = (*definition.columns[:at], column, *definition.columns[at + 1 :])
-    return replace(definition, columns=columns)
+def _renamed_in_keys(definition: TableDefinition, names: Mapping[str, str]) -> TableDefinition:
+    """The definition, but for its columns, under new names by the old ones, folded; all at once."""
 
+    def renamed(columns: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(fold_name(name), name) for name in columns)
 
-def _renamed_in_keys(definition: TableDefinition, old: str, new: str) -> TableDefinition:
-    def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(new if fold_name(name) == fold_name(old) else name for name in names)
-
+    before = {fold_name(column.name): column.name for column in definition.columns}
+    pairs = [(before.get(old, old), new) for old, new in names.items() if old != fold_name(new)]
     return replace(
         definition,
-        renamed=_renames(definition.renamed, old, new),
+        renamed=_renames(definition.renamed, names, pairs),
         primary_key=renamed(definition.primary_key),
         uniques=tuple(replace(u, columns=renamed(u.columns)) for u in definition.uniques),
     )
 
 
-def _renames(known: tuple[tuple[str, str], ...], old: str, new: str) -> tuple[tuple[str, str], ...]:
+def _renames(
+    known: tuple[tuple[str, str], ...], names: Mapping[str, str], pairs: Sequence[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
     """The names that were, newest first; a column that was renamed twice has had both."""
-    followed = tuple((was, new if fold_name(now) == fold_name(old) else now) for was, now in known)
-    if fold_name(old) == fold_name(new):
-        return followed
+    followed = tuple((was, names.get(fold_name(now), now)) for was, now in known)
     # One that has its old name again never had another. A name that is taken again keeps its pair.
-    return ((old, new), *((was, now) for was, now in followed if fold_name(was) != fold_name(now)))
-
-
-def _alter_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    if sql.peek().says("INDEX", "CHECK", "CONSTRAINT"):
-        return definition
-    sql.skip("COLUMN")
-    at = definition.place_of(sql.name())
-    column = definition.columns[at]
-    if sql.skip("DROP", "DEFAULT"):
-        return _with_column(definition, at, column.redefined_by(replace(column, default=None)))
-    sql.need("SET", "DEFAULT")
-    changed = replace(column, default=default_text(sql.rest(), column.type))
-    return _with_column(definition, at, column.redefined_by(changed))
-
-
-_VERBS: dict[str, Callable[[TableDefinition, SqlReader], TableDefinition]] = {
-    "ADD": _add,
-    "DROP": _drop,
-    "MODIFY": _modify,
-    "CHANGE": _change,
-    "RENAME": _rename,
-    "ALTER": _alter_column,
-}
+    kept = ((was, now) for was, now in followed if fold_name(was) != fold_name(now))
+    return (*reversed(pairs), *kept) if pairs else followed

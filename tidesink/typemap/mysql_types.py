@@ -40,7 +40,10 @@ class Token(NamedTuple):
         return self.kind in ("word", "sign") and self.text.isascii() and self.text.upper() in words
 
 
-_EXECUTABLE = re.compile(r"/\*(?:T!(?:\[[^\]]*\])?|!\d{0,6})(.*?)\*/", re.S)
+# TiDB's, MySQL's with the least version of the server, and MariaDB's.
+_EXECUTABLE = re.compile(r"/\*(?:T!(?:\[[^\]]*\])?|M?!(\d{0,6}))(.*?)\*/", re.S)
+# No server is of this version: what mariadb-dump marks so is executed nowhere.
+_NO_VERSION: Final = 900_000
 _SKIPPED = re.compile(r"\s+|/\*.*?\*/|--(?=\s|$)[^\n]*|#[^\n]*", re.S)
 _TOKEN = re.compile(
     r"""
@@ -85,7 +88,8 @@ def _tokens(sql: str, escapes: bool) -> Iterator[Token]:
             raise ConfigError(f"a comment is never closed in SQL at {sql[at : at + 30]!r}")
         executable = _EXECUTABLE.match(sql, at) if sql.startswith("/*", at) else None
         if executable is not None:
-            yield from _tokens(executable.group(1), escapes)
+            if int(executable.group(1) or 0) < _NO_VERSION:
+                yield from _tokens(executable.group(2), escapes)
             at = executable.end()
             continue
         skipped = _SKIPPED.match(sql, at)
@@ -193,6 +197,10 @@ class SqlReader:
             return False
         self._at += 1
         return True
+
+    def put_back(self, token: Token) -> None:
+        """Has a token stand next, before those that are left."""
+        self._tokens, self._at = [token, *self._tokens[self._at :]], 0
 
     def need(self, *words: str) -> None:
         """Takes these words."""
@@ -340,6 +348,16 @@ _BINARY = {
     "mediumtext": "mediumblob",
     "longtext": "longblob",
 }
+
+
+def as_bytes(column_type: ColumnType) -> ColumnType:
+    """The type that CONVERT TO CHARACTER SET binary makes of a text type; any other is as it was."""
+    name = _BINARY.get(column_type.name)
+    if name is None or column_type.sql is None:
+        return column_type
+    return parse_sql_type(re.sub(r"^\w+", name, column_type.sql))
+
+
 _CHARSET_BYTES = {"latin1": 1, "ascii": 1, "binary": 1, "gbk": 2, "utf8": 3, "utf8mb3": 3}
 # TEXT(n) and BLOB(n) become the smallest kind that holds n characters.
 _SIZED = ((255, "tiny"), (65535, ""), (16777215, "medium"))
@@ -375,6 +393,8 @@ def _shown_arguments(name: str, numbers: list[int], *, unsigned: bool) -> str:
     return f"({width})" if width is not None else ""
 
 
+# The producer's word for every spelling of the current time.
+CURRENT_TIME: Final = "CURRENT_TIMESTAMP"
 _NOW = frozenset({"CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP", "CURRENT_DATE", "CURDATE"})
 _WORDS = {"TRUE": "1", "FALSE": "0", "NULL": None}
 _MAX_SHORT_YEAR = 69
@@ -398,7 +418,7 @@ def default_text(expression: Sequence[Token], column_type: ColumnType) -> str | 
     literal, *rest = tokens
     if literal.kind == "word":
         if literal.text.upper() in _NOW:
-            return "CURRENT_TIMESTAMP"
+            return CURRENT_TIME
         return _WORDS.get(literal.text.upper()) if not rest else None
     if rest:
         return None

@@ -160,13 +160,16 @@ def statements(message: Message, decode: Decode) -> Iterator[SourceStatement]:
 
 
 def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
-    # Of several tables a record names all (``a,b``).
-    about = event.table if event.table.name and "," not in event.table.name else None
+    # Of several tables a record names all (``a,b``); of a database none, and then it may be about each.
+    schema, names = event.table.schema, [name for name in event.table.name.split(",") if name]
+    about = [TableId(schema, name) for name in names] or [TableId(schema, "")]
     try:
-        found = row_changes(event.query, event.table.schema, about=about)
-        return (*found, *_renames(event))
+        found = row_changes(event.query, schema, about=about[0])
+        found = (*found, *_renames(event))
     except ConfigError:
-        return () if about is None else (RowChange(about, "unknown", NOT_UNDERSTOOD),)
+        found = (RowChange(about[0], "unknown", NOT_UNDERSTOOD),)
+    more = (one._replace(table=table) for one in found if one.kind == "unknown" for table in about[1:])
+    return (*found, *more)
 
 
 def _renames(event: DdlEvent) -> Iterator[RowChange]:

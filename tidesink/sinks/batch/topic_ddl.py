@@ -387,7 +387,7 @@ def _row_changes(statement: DdlStatement) -> tuple[RowChange, ...]:
     try:
         return row_changes(statement.sql, statement.database, about=about)
     except ConfigError:
-        return () if about is None else (RowChange(about, "unknown", NOT_UNDERSTOOD),)
+        return (RowChange(about or TableId(statement.database, ""), "unknown", NOT_UNDERSTOOD),)
 
 
 def applied(
@@ -406,8 +406,9 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         for table, old, new in renamed_columns(statement.sql, statement.database):
             yield DdlWarning(_RENAMED.format(old=old, new=new), table)
         for table in moved_tables(statement.sql, statement.database):
-            known = definitions.get(table)
-            if known is None or not known.handle_columns:
+            named = [table] if table.schema else [one for one in definitions if named_by(table, one)]
+            known = [definitions.get(one) for one in named]
+            if not known or not all(one is not None and one.handle_columns for one in known):
                 yield DdlWarning(_REKEYED, table)
         altered = altered_tables(statement.sql, statement.database)
         if statement.odd_time:
