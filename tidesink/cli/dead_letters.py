@@ -178,8 +178,9 @@ def replay(
 ) -> None:
     """Decode a table's dead letters again, by the config and the schemas of today, and apply them.
 
-    If a newer change of the same row was applied, it wins. Letters that were applied or superseded are
-    removed; the others stay, with today's reason. No worker may run. The exit code is 3 if letters stay.
+    If a newer change of the same row was applied, it wins, and so does a resync that read the row later.
+    Letters that were applied, superseded or settled are removed; the others stay, with today's reason. No
+    worker may run. The exit code is 3 if letters stay.
     """
     from tidesink.sinks.worker.replay import replay as replayed
 
@@ -219,8 +220,9 @@ def _replayable_table(config: Config, name: str) -> str:
 def _replay_json(report: ReplayReport) -> dict[str, Any]:
     counts = report.account.as_counters()
     still_bad = counts.pop("dead_lettered")
-    left = {name: getattr(report, name) for name in ("waiting", "expired", "former")}
-    reported = {"still_bad": still_bad, **left, "version": report.version}
+    names = ("settled", "waiting", "expired", "former", "unsure", "later")
+    letters = {name: getattr(report, name) for name in names}
+    reported = {"still_bad": still_bad, **letters, "version": report.version}
     return {"table": report.table._asdict(), **counts, **reported}
 
 
@@ -229,11 +231,14 @@ def _show_replay(report: ReplayReport) -> None:
     names = ("table", "read", "applied", "superseded", "filtered", "still_bad")
     columns = [name.replace("_", " ") for name in names]
     show_table(None, columns, [[str(report.table), *(shown[name] for name in names[1:])]])
+    if report.settled:
+        typer.echo(f"{report.settled} letters are settled: {_SETTLED}")
     for name, meaning in _LEFT:
         if shown[name]:
             typer.echo(f"{shown[name]} letters stay: {meaning}")
 
 
+_SETTLED: Final = "a resync read their rows from the source after their changes, so nothing was applied"
 _LEFT: Final = (
     ("still_bad", "they cannot be decoded today either; tidesink dlq show says why"),
     ("waiting", "they come after what is applied, so the worker will read them by itself"),
@@ -248,6 +253,16 @@ _LEFT: Final = (
         "their topic was deleted and made again under its name, so it is unknown whether a newer change of "
         "their row was applied. Compare the row with the source, and drop the letter "
         "(dlq drop TABLE --topic-id ID)",
+    ),
+    (
+        "unsure",
+        "a snapshot or resync read rows from the source, and it is unknown whether it read theirs before or "
+        "after their changes. Wait until it is done, repair their rows (tidesink resync TABLE, or --key for "
+        "some of them), and run the replay again, which settles them",
+    ),
+    (
+        "later",
+        "their changes are later than the next cut. Let the worker publish it, and run the replay again",
     ),
 )
 

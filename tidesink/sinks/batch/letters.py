@@ -22,8 +22,8 @@ from tidesink.codecs.base import Codec
 from tidesink.errors import DecodeError, SchemaNotFoundError, SourceError
 from tidesink.events import DdlEvent, Message
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.records import BAD, DDL, UNPLANNED, DecodedRecords
-from tidesink.sinks.batch.reduce import Reduction, changes_of_keys, rows_of_keys
+from tidesink.sinks.batch.records import BAD, DDL, UNPLANNED, DecodedRecords, decoded_records
+from tidesink.sinks.batch.reduce import Reduction, changes_of_keys, keys_of_events, rows_of_keys
 from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.dead_letters import (
     LETTER_SCHEMA,
@@ -38,12 +38,16 @@ from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.spark.payloads import ROW_KINDS, task_number
 from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
+from tidesink.sinks.state.source_reads import SourceRead, standing_of
+from tidesink.typemap.target_schema import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from tidesink.codecs.batch import ChangeTable
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Fetch, Work
+    from tidesink.typemap.target_schema import ShapeColumn
 
 Offsets = npt.NDArray[np.int64]
 _PLACE: Final = ("topic", "partition", "offset")
@@ -225,15 +229,18 @@ class Bounds(NamedTuple):
 
 
 class SortedLetters(NamedTuple):
-    """The letters of a topic that can be replayed now, and how many others there are.
+    """The letters of a topic that can be replayed now, and the others.
 
     ``waiting``: behind what is applied, so that the worker reads them by itself. ``expired``: Kafka no
-    longer holds all that follows them.
+    longer holds all that follows them. ``settled``: a resync repaired their rows later. ``unsure``: rows of
+    the source were read, and nothing tells whether theirs were read before or after them.
     """
 
     ready: tuple[Letter, ...]
     waiting: int
     expired: int
+    settled: tuple[Letter, ...] = ()
+    unsure: int = 0
 
     @property
     def first(self) -> dict[int, int]:
@@ -242,18 +249,79 @@ class SortedLetters(NamedTuple):
         return {letter.partition: letter.offset for letter in newest_first}
 
 
-def sorted_letters(letters: Iterable[Letter], bounds: Mapping[int, Bounds]) -> SortedLetters:
-    """Letters of one topic by their bounds; of a partition without any nothing was applied."""
-    ready, waiting, expired = list[Letter](), 0, 0
+def sorted_letters(
+    letters: Iterable[Letter], bounds: Mapping[int, Bounds], reads: Sequence[SourceRead] = ()
+) -> SortedLetters:
+    """Letters of one topic by their bounds; of a partition without any nothing was applied.
+
+    ``reads``: the snapshots and resyncs of the table. Letters whose row a limited one may have read are among
+    those that are ready: their keys tell (``EventKeys``).
+    """
+    ready, settled = list[Letter](), list[Letter]()
+    waiting = expired = unsure = 0
     for letter in letters:
         found = bounds.get(letter.partition)
+        standing = standing_of(reads, letter.topic, letter.partition, letter.offset, lambda _read: None)
         if found is None or letter.offset >= found.below:
             waiting += 1
+        elif standing == "settled":
+            settled.append(letter)
         elif letter.offset < found.since:
             expired += 1
+        elif standing == "unsure" and not limited_reads(letter, reads):
+            unsure += 1
         else:
             ready.append(letter)
-    return SortedLetters(tuple(ready), waiting, expired)
+    return SortedLetters(tuple(ready), waiting, expired, tuple(settled), unsure)
+
+
+def limited_reads(letter: Letter, reads: Iterable[SourceRead]) -> list[SourceRead]:
+    """The reads of some rows alone that may have read a letter's row behind it."""
+    return [
+        one for one in reads if one.limited and letter.offset < one.span(letter.topic, letter.partition).last
+    ]
+
+
+@dataclass(frozen=True)
+class EventKeys:
+    """What a task says of the row events of letters: the key, in the target's columns, and its place.
+
+    An update that changes its key has both keys. ``plan``: of the letters' batch. What cannot be decoded, and
+    what is no row event, is left out.
+    """
+
+    plan: DecodePlan
+
+    @property
+    def columns(self) -> tuple[ShapeColumn, ...]:
+        """The key's columns, which come first."""
+        return self.plan.shape.key_columns
+
+    @property
+    def ddl(self) -> str:
+        """The columns."""
+        keys = (f"{quoted(f'c{at}')} {one.spark}" for at, one in enumerate(self.columns))
+        return ", ".join([*keys, "partition int", "offset bigint", "commit_ts bigint"])
+
+    def __call__(self, _wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """A row for each key of each event."""
+        plan = replace(self.plan, rules=replace(self.plan.rules, bound=None))
+        for batch in records:
+            found = decoded_records(batch, plan.decoder, plan.rows, rules=plan.rules)
+            for one in found.tables:
+                yield from self._of(one)
+
+    def _of(self, changes: ChangeTable) -> Iterator[pa.RecordBatch]:
+        rows, old_keys = self.plan.rows, self.plan.decoder.old_keys
+        at, own = keys_of_events(changes, rows.keys, convert=rows.key_values, old_keys=old_keys)
+        if not len(at):
+            return
+        places = {
+            name: changes.rows[name].combine_chunks().take(pa.array(at))
+            for name in ("partition", "offset", "commit_ts")
+        }
+        keys = {f"c{number}": one for number, one in enumerate(rows.key(own).flatten())}
+        yield pa.record_batch({**keys, **places})
 
 
 @dataclass(frozen=True)
@@ -399,6 +467,14 @@ class LetterReader:
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """As ``KafkaSource.over``, of both."""
         return self.whole.over(session, ranges, work, ddl)
+
+    def of_some(self, topic: LetterTopic, chosen: tuple[Letter, ...]) -> LetterReader:
+        """The same of some of the letters, and of what follows these."""
+        found, letters = self.whole.fetch, LetterFetch.of(topic, chosen)
+        assert isinstance(found, FollowedFetch)  # noqa: S101  (``of`` makes it)
+        following = self.following if chosen else ()
+        whole = replace(found, letters=letters, following={one.partition: one for one in following})
+        return LetterReader(chosen, KafkaSource(letters), KafkaSource(whole), following)
 
     @classmethod
     def of(

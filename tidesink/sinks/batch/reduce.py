@@ -179,6 +179,17 @@ def changes_of_keys(
     return found
 
 
+def keys_of_events(
+    changes: ChangeTable, keys: Sequence[str], *, convert: ConvertKey, old_keys: bool = True
+) -> tuple[Longs, pa.StructArray]:
+    """The keys of row events, and by key the row of its event: an update that changes its key has two.
+
+    ``convert`` and ``old_keys`` as for ``reduce_tables``.
+    """
+    found = _rows_of(changes, keys, convert, old_keys=old_keys)
+    return found.row, found.key
+
+
 def rows_of_keys(reduction: Reduction, hashes: npt.NDArray[np.uint64]) -> Reduction:
     """The rows whose key has one of the hashes, which are those of ``key_hashes``.
 

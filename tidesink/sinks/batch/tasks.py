@@ -191,7 +191,7 @@ class RangeTask:
 
     ``only``: what is kept of the records; None: all. ``most_bytes``: of what is kept of one range, decoded.
     ``sink``: takes the rows to apply, which are then in no payload, and its answer is in the column
-    ``staged``.
+    ``staged``. ``was_read``: the ranges were read under the bound before, so that no watermark ends them.
     """
 
     ranges: tuple[FetchRange, ...]
@@ -199,6 +199,7 @@ class RangeTask:
     most_bytes: int = MOST_BYTES
     only: Restriction | None = None
     sink: RowSink | None = None
+    was_read: bool = False
 
     @classmethod
     def of(
@@ -272,7 +273,7 @@ class RangeTask:
         def decode(batch: pa.RecordBatch) -> DecodedRecords:
             return decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules)
 
-        yield from up_to_bound(records, decode, plan.rules.bound)
+        yield from up_to_bound(records, decode, None if self.was_read else plan.rules.bound)
 
 
 def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray[np.uint64]:

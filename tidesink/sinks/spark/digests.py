@@ -129,14 +129,19 @@ def within(rows: DataFrame, columns: Sequence[ComparedColumn], limits: Sequence[
         return rows
     flags = rows.columns[len(columns) :]
     named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *flags)
-    places = {one.name: at for at, one in enumerate(columns)}
     kept = F.col("bad") if "bad" in flags else F.lit(False)
+    return named.where(kept | _inside(columns, limits)).toDF(*rows.columns)
+
+
+def _inside(columns: Sequence[ComparedColumn], limits: Sequence[Limit]) -> Column:
+    """Whether the columns ``c0``, ``c1``, … are within the limits; NULL where a value is NULL."""
+    places = {one.name: at for at, one in enumerate(columns)}
     inside = F.lit(True)
     for one in limits:
         at = places[one.name]
         value = F.expr(f"try_cast(c{at} AS {columns[at].type})")
         inside &= _is_within(value, columns[at].type, one.bound)
-    return named.where(kept | inside).toDF(*rows.columns)
+    return inside
 
 
 def _is_within(value: Column, kind: str, bound: Bound) -> Column:
@@ -186,6 +191,33 @@ def named_keys(
     texts = [F.col("texts")[at] for at in range(len(columns))]
     values = [F.unhex(one) if c.type == "binary" else one for one, c in zip(texts, columns, strict=True)]
     return keys_of(rows.select(values), columns, part=0, parts=1)
+
+
+def with_matches(
+    rows: DataFrame, columns: Sequence[ComparedColumn], wanted: Sequence[DataFrame | tuple[Limit, ...]]
+) -> DataFrame:
+    """Rows with keys, and of each of ``wanted`` whether it has the key: named keys, or limits.
+
+    The first columns of ``rows`` are ``columns``, the key's alone. In their place come ``matches``, an array
+    of booleans: NULL where nothing tells, as of a key that the target's types do not hold.
+    """
+    others = rows.columns[len(columns) :]
+    named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *others)
+    kinds = [one.dataType.simpleString() for one in rows.schema.fields]
+    values = [_compared(f"c{at}", kinds[at], one) for at, one in enumerate(columns)]
+    known = F.lit(True)
+    for value in values:
+        known &= value.held.isNotNull()
+    limited = {at: one for at, one in enumerate(wanted) if isinstance(one, tuple)}
+    inside = (_inside(columns, one).alias(f"m{at}") for at, one in limited.items())
+    found = named.select(*_hashes(values), *others, known.alias("known"), *inside)
+    for at, one in enumerate(wanted):
+        if not isinstance(one, tuple):
+            keys = one.select(*HASH, F.lit(True).alias(f"m{at}"))
+            found = found.join(keys, [*HASH], "left")
+            found = found.withColumn(f"m{at}", F.coalesce(f"m{at}", F.lit(False)))
+    flags = (F.when(F.col("known"), F.col(f"m{at}")) for at in range(len(wanted)))
+    return found.select(*others, F.array(*flags).cast("array<boolean>").alias("matches"))
 
 
 class _Value(NamedTuple):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Typ
 
 from tidesink.errors import ProgressError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
+from tidesink.sinks.state.source_reads import SourceRead, as_documents, from_documents
 
 if TYPE_CHECKING:
     from tidesink.events import SequenceBy
@@ -347,7 +348,8 @@ class Progress:
     that changes rows of the table and was followed, or passed over; 0 for none, None where none is read.
     ``rewound``: the number of the last rewind, of those that people asked for; 0 for none.
     ``bound``: rows that were committed after it wait (``batch.cuts``); None: none do. ``ddl``: None where
-    nothing of a connector's DDL was decided.
+    nothing of a connector's DDL was decided. ``source_reads``: the snapshots and resyncs that dead letters
+    must not undo; in Kafka's order alone.
     """
 
     table: TableId
@@ -363,6 +365,7 @@ class Progress:
     rewound: int = 0
     bound: int | None = None
     ddl: DdlProgress | None = None
+    source_reads: tuple[SourceRead, ...] = ()
 
     @property
     def txn_version(self) -> int:
@@ -483,6 +486,7 @@ def as_document(progress: Progress) -> dict[str, Any]:
         **({"rewound": progress.rewound} if progress.rewound else {}),
         **({} if progress.bound is None else {"bound": progress.bound}),
         **({} if progress.ddl is None else {"ddl": asdict(progress.ddl)}),
+        **({"source_reads": as_documents(progress.source_reads)} if progress.source_reads else {}),
     }
 
 
@@ -534,6 +538,7 @@ def _read(document: dict[str, Any]) -> Progress:
         rewound=int(document.get("rewound", 0)),
         bound=_read_moment(document.get("bound")),
         ddl=_read_ddl(document.get("ddl")),
+        source_reads=from_documents(document.get("source_reads", ())),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +14,17 @@ from tidesink.config import Config
 from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, SourceError, StaleProgressError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import StopFlag, WorkerContext, signals_kept, stop_on_signals
-from tidesink.sinks.batch.counts import Account, BatchSummary, Truncate, account_of
+from tidesink.sinks.batch.counts import Account, BatchSummary, Truncate, account_of, greatest
 from tidesink.sinks.batch.letters import (
     Bounds,
+    EventKeys,
+    LetterFetch,
     LetterReader,
     LetterRows,
     SortedLetters,
     event_places,
     faults_in,
+    limited_reads,
     offsets_by_partition,
     sorted_letters,
 )
@@ -30,25 +34,41 @@ from tidesink.sinks.batch.run import Batch, BatchPlan, Reduction, released_on_er
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, Pending
 from tidesink.sinks.batch.source import (
     KafkaRead,
+    KafkaSource,
     RangeFrame,
     RecordReader,
     reduced_ranges,
     translated_read_errors,
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
-from tidesink.sinks.kafka.dead_letters import Chosen, DeadLetters, Outcome
+from tidesink.sinks.kafka.dead_letters import Chosen, DeadLetters, Letter, Outcome
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import (
     OffsetRange,
     TopicOffsets,
     topic_progress,
 )
-from tidesink.sinks.state.progress import TopicProgress
+from tidesink.sinks.spark.digests import named_keys, with_matches
+from tidesink.sinks.spark.errors import raised_task_errors
+from tidesink.sinks.state.progress import SnapshotProgress, TopicProgress
+from tidesink.sinks.state.source_reads import SourceRead, Standing, standing_of
 from tidesink.sinks.targets.base import ApplyResult
 from tidesink.sinks.targets.modes import kept_shape
+from tidesink.sinks.worker.asked_keys import load_keys
 from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
 from tidesink.sinks.worker.run import assembled
+from tidesink.sinks.worker.source_keys import (
+    compared_columns,
+    limits_at_target,
+    no_resync,
+    open_target_reader,
+)
 from tidesink.sinks.worker.table_task import TableTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.spark.digests import ComparedColumn, Limit
 
 
 @dataclass(frozen=True)
@@ -58,6 +78,9 @@ class ReplayReport:
     ``dead_lettered`` in the account are those that cannot be decoded today either. ``waiting`` lie behind
     what is applied: the worker reads them by itself. Of ``expired`` Kafka does not hold all that follows.
     ``former`` are of a topic that was made again under its name: what followed them is not known.
+    ``settled``: a resync repaired their rows later, so that nothing was applied. ``unsure``: a snapshot or
+    resync read rows, and nothing tells whether it read theirs before or after them. ``later``: the next cut
+    does not have their changes.
     """
 
     table: TableId
@@ -66,11 +89,15 @@ class ReplayReport:
     expired: int = 0
     former: int = 0
     version: str = ""
+    settled: int = 0
+    unsure: int = 0
+    later: int = 0
 
     @property
     def left(self) -> int:
         """Letters that are still there."""
-        return self.account.dead_lettered + self.waiting + self.expired + self.former
+        stay = self.waiting + self.expired + self.former + self.unsure + self.later
+        return self.account.dead_lettered + stay
 
 
 def replay(config: Config, chosen: Chosen) -> ReplayReport:
@@ -185,12 +212,24 @@ class ReplayTask(TableTask):
                 table=str(self.table),
             )
         self._continuity.check_topic(progress, found)
-        sorted_ = sorted_letters(mine, self._bounds(progress, found))
-        report = replace(report, waiting=sorted_.waiting, expired=sorted_.expired)
-        if not sorted_.ready:
-            return report
-        done = self._replay(letters, sorted_, progress, found=found)
-        return replace(report, account=done.account, version=done.version)
+        # What waits for another bound is read again, and letters with it.
+        self.bound = self._hold.progress.bound
+        sorted_ = sorted_letters(mine, self._bounds(progress, found), self._source_reads)
+        report = replace(report, waiting=sorted_.waiting, expired=sorted_.expired, unsure=sorted_.unsure)
+        if sorted_.ready:
+            done = self._replay(letters, sorted_, progress, found=found)
+            report = replace(report, account=done.account, version=done.version, later=done.later)
+            report = replace(report, settled=done.settled, unsure=report.unsure + done.unsure)
+        outcomes = [*map(_dealt_with, sorted_.settled)]
+        if outcomes:
+            retry.call(lambda: letters.settle(outcomes, table=self.table))
+        return replace(report, settled=report.settled + len(outcomes))
+
+    @property
+    def _source_reads(self) -> tuple[SourceRead, ...]:
+        """The snapshots and resyncs that letters must not undo; in the source's order rows have positions."""
+        assert self._hold is not None  # noqa: S101  (opened before)
+        return self._hold.progress.source_reads if self._settings.sequence_by == "kafka" else ()
 
     def _replay(
         self, letters: DeadLetters, chosen: SortedLetters, progress: TopicProgress, *, found: TopicOffsets
@@ -219,21 +258,27 @@ class ReplayTask(TableTask):
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         context = self._context
         asked = read_controls(context.store, context.config.pipeline).get(self.table, NOTHING_ASKED)
+        self._snapshot.asked = asked.snapshot
+        loads = self._snapshot.is_under_way(self._hold.progress)
         return ReplayBatch(
             self._context,
-            replace(self._hold, accepted=asked.accepted),
+            replace(self._hold, accepted=asked.accepted, loads=loads, bound=self.bound, outside=self.outside),
             self._decoding,
             # What is bad still stays where it is, and keeps nothing else back.
             settings=self._settings.model_copy(update={"bad_record": "dead-letter"}),
             session=self._session,
             plan=plan,
             reader=reader,
+            reads=self._source_reads,
         )
 
     def _bounds(self, progress: TopicProgress, found: TopicOffsets) -> dict[int, Bounds]:
-        """Per partition the letters that can be replayed: Kafka holds all that was applied behind them."""
+        """Per partition the letters that can be replayed: Kafka holds all that was applied behind them.
+
+        Under cuts a partition is read again from the first row that waits.
+        """
         return {
-            number: Bounds(self._since(number, found), at.next_offset)
+            number: Bounds(self._since(number, found), at.low_water_offset)
             for number, at in progress.partitions.items()
         }
 
@@ -284,18 +329,61 @@ _TO_EMPTY: Final = (
 )
 
 
+_NO_MATCHES: Final = "CAST(array() AS ARRAY<BOOLEAN>) AS matches"
+
+
 _TOO_MANY: Final = (
     "the letters of one partition, and what follows of their rows, have more than {} MiB: replay them in "
     "parts (tidesink dlq replay TABLE --below OFFSET)"
 )
 
 
+def _dealt_with(letter: Letter) -> Outcome:
+    return Outcome(letter.topic_id, letter.topic, letter.partition, letter.offset)
+
+
 class Replayed(NamedTuple):
-    """What came of the letters, in events, and the outcome of each as ``DeadLetters.settle`` takes it."""
+    """What came of the letters, in events, and the outcome of each as ``DeadLetters.settle`` takes it.
+
+    ``settled``, ``unsure`` and ``later``: as of ``ReplayReport``, of those that were looked at.
+    """
 
     account: Account
     outcomes: tuple[Outcome, ...]
     version: str
+    settled: int = 0
+    unsure: int = 0
+    later: int = 0
+
+
+class LetterEvent(NamedTuple):
+    """A key of a row event in a letter.
+
+    ``has_read``: by the number of a limited snapshot or resync, whether it is of the key's row; None, or no
+    such number: unknown.
+    """
+
+    commit_ts: int | None
+    has_read: Mapping[int, bool | None]
+
+    def of_row(self, read: SourceRead) -> bool | None:
+        """Whether a limited snapshot or resync is of the key's row; None: unknown."""
+        return self.has_read.get(read.number)
+
+
+def standing_of_letter(
+    letter: Letter, events: Iterable[LetterEvent], reads: Sequence[SourceRead], bound: int | None
+) -> Standing | Literal["later"]:
+    """How a letter stands by all of its events: one with several is applied as a whole, or not at all."""
+    found = set[Standing]()
+    place = letter.topic, letter.partition, letter.offset
+    for event in events:
+        if bound is not None and event.commit_ts is not None and event.commit_ts > bound:
+            return "later"
+        found.add(standing_of(reads, *place, event.of_row))
+    if len(found) > 1:
+        return "unsure"
+    return found.pop() if found else "open"  # what is no row event, or still bad, changes no row
 
 
 class LettersToday(NamedTuple):
@@ -317,10 +405,21 @@ class LettersToday(NamedTuple):
 
 
 class ReplayBatch(Batch):
-    """Runs once; a new object tries again."""
+    """Runs once; a new object tries again.
 
-    _reader: LetterReader
+    ``reads``: the snapshots and resyncs that letters must not undo.
+    """
+
     _letters: LettersToday
+
+    def __init__(
+        self, *parts: Any, reader: LetterReader, reads: Sequence[SourceRead] = (), **named: Any
+    ) -> None:
+        super().__init__(*parts, reader=reader, **named)
+        self._reads = reads
+        self._all = self._chosen = reader
+        # Of the letters that are left out by what their events say.
+        self._left_out: dict[str, list[Letter]] = {}
 
     def replay(self) -> Replayed:
         """Apply what the letters and what follows them say of the letters' keys.
@@ -350,8 +449,9 @@ class ReplayBatch(Batch):
         """
         # What is written is known once both are read.
         self._stages = False
-        reader, task = self._reader, self._range_task(plan)
+        task = self._range_task(plan)
         with self._step("read"):
+            self._chosen = reader = self._examined(task)
             found = self._reduced_by(task, reader.letters)
             with released_on_error(found.release):
                 self._letters = self._today(found)
@@ -363,6 +463,71 @@ class ReplayBatch(Batch):
         # What a replay has read is the letters, which are counted in their topic.
         return Reduction(plan, replace(found, read=KafkaRead(0, 0)))
 
+    def _range_task(self, plan: BatchPlan) -> RangeTask:
+        """All of it was read before: what a watermark ended then came later."""
+        return replace(super()._range_task(plan), was_read=True)
+
+    def _examined(self, task: RangeTask) -> LetterReader:
+        """The letters to apply, by the keys and the times of their events."""
+        bound, letters = self._hold.bound, self._all.chosen
+        asked = [one for one in letters if bound is not None or limited_reads(one, self._reads)]
+        self._left_out = {}
+        if not asked:
+            return self._all
+        events = self._events(task, tuple(asked))
+        for letter in asked:
+            place = letter.partition, letter.offset
+            standing = standing_of_letter(letter, events.get(place, ()), self._reads, bound)
+            if standing != "open":
+                self._left_out.setdefault(standing, []).append(letter)
+        out = {(one.partition, one.offset) for some in self._left_out.values() for one in some}
+        if not out:
+            return self._all
+        chosen = tuple(one for one in letters if (one.partition, one.offset) not in out)
+        return self._all.of_some(self._context.dead_letters().topic, chosen)
+
+    def _events(
+        self, task: RangeTask, letters: tuple[Letter, ...]
+    ) -> Mapping[tuple[int, int], list[LetterEvent]]:
+        """By partition and offset the keys of the letters' row events."""
+        table, keys = str(self._settings.table), EventKeys(task.plan)
+        limited = [one for one in self._reads if one.limited]
+        source = KafkaSource(LetterFetch.of(self._context.dead_letters().topic, letters))
+        with ExitStack() as opened, raised_task_errors(table=table):
+            session = self._session
+            columns: tuple[ComparedColumn, ...] = ()
+            if limited:
+                missing = no_resync(self._settings.table)
+                shape = task.plan.shape
+                reader = opened.enter_context(open_target_reader(self._context, shape, missing=missing))
+                session, columns = reader.session, compared_columns(reader, shape.key_columns)
+            found = source.over(session, task.ranges, keys, keys.ddl)
+            if not limited:
+                found = found.selectExpr("partition", "offset", "commit_ts", _NO_MATCHES)
+            else:
+                wanted = {one.number: self._wanted(task, one, columns, session) for one in limited}
+                known = {number: one for number, one in wanted.items() if one is not None}
+                limited = [one for one in limited if one.number in known]
+                found = with_matches(found, columns, [*known.values()])
+            events = dict[tuple[int, int], list[LetterEvent]]()
+            for row in found.collect():
+                said = zip((one.number for one in limited), row["matches"], strict=True)
+                event = LetterEvent(row["commit_ts"], dict(said))
+                events.setdefault((row["partition"], row["offset"]), []).append(event)
+        return events
+
+    def _wanted(
+        self, task: RangeTask, read: SourceRead, columns: Sequence[ComparedColumn], session: SparkSession
+    ) -> DataFrame | tuple[Limit, ...] | None:
+        """The keys, or the range of the key, that a limited read is of; None: nothing tells any more."""
+        if read.keys is None:
+            return limits_at_target(task.plan, read.where)
+        asked = load_keys(self._context.store, read.keys)
+        names = [one.name for one in columns]
+        if asked is None or {*names} != {*asked.columns}:
+            return None
+        return named_keys(session, [*asked.in_order_of(names)], columns)
+
     def _reduced_by(self, task: RangeTask, reader: RecordReader) -> RangeFrame:
         try:
             return reduced_ranges(self._session, task, reader, checkpoint=self._checkpoints)
@@ -371,9 +536,9 @@ class ReplayBatch(Batch):
             raise ConfigError(_TOO_MANY.format(task.most_bytes >> 20), **exc.context) from exc
 
     def _following(self, task: RangeTask) -> RangeTask:
-        own = offsets_by_partition(self._reader.chosen)
+        own = offsets_by_partition(self._chosen.chosen)
         known = {one.partition for one in task.ranges}
-        added = (one for one in self._reader.following if one.partition not in known)
+        added = (one for one in self._chosen.following if one.partition not in known)
         return replace(
             task, ranges=(*task.ranges, *added), only=LetterRows(np.unique(self._letters.hashes), own)
         )
@@ -401,9 +566,16 @@ class ReplayBatch(Batch):
         bad, topic = self._letters.bad, self._plan.found
         found = tuple(
             Outcome(topic.topic_id, topic.topic, *place, *bad.get(place, (None, None)))
-            for place in ((one.partition, one.offset) for one in self._reader.chosen)
+            for place in ((one.partition, one.offset) for one in self._chosen.chosen)
         )
-        return Replayed(account, found, result.version if result else "")
+        left = self._left_out
+        settled = map(_dealt_with, left.get("settled", ()))
+        return Replayed(
+            account,
+            (*found, *settled),
+            result.version if result else "",
+            *(len(left.get(name, ())) for name in ("settled", "unsure", "later")),
+        )
 
     def _write(self, reduction: Reduction) -> ApplyResult:
         """Apply the rows in a batch of its own, whose progress reads no further."""
@@ -411,7 +583,13 @@ class ReplayBatch(Batch):
         schema_decision = self._schema_decision(self._shape())
         if schema_decision.pending:
             raise self._waits(schema_decision.pending[0])
-        progress = replace(before, epoch=self._hold.epoch, batch=before.batch + 1)
+        progress = replace(
+            before,
+            epoch=self._hold.epoch,
+            batch=before.batch + 1,
+            commit_ts=greatest([before.commit_ts, reduction.summary.max_commit_ts]),
+            snapshot=before.snapshot or (SnapshotProgress(()) if self._hold.loads else None),
+        )
         self._context.stop.check()
         self._context.store.record_progress(progress)
         self._context.choices.keep(self._policies.chosen, progress)
@@ -434,7 +612,7 @@ class ReplayBatch(Batch):
 
     def _account(self, reduction: Reduction, result: ApplyResult | None) -> Account:
         """``read`` comes from the topic of letters, what became of them from the tasks and the target."""
-        letters, count = self._letters, len(self._reader.chosen)
+        letters, count = self._letters, len(self._chosen.chosen)
         today = letters.summary
         foreign = count - letters.read  # they name another table today
         read = count + today.read - today.messages
@@ -455,5 +633,5 @@ class ReplayBatch(Batch):
         """How many of the rows to apply are of the letters' own events: each is one event."""
         if not reduction.summary.rows:
             return 0
-        own = {(letter.partition, letter.offset) for letter in self._reader.chosen}
+        own = {(letter.partition, letter.offset) for letter in self._chosen.chosen}
         return sum(place in own for place in event_places(reduction.frame))

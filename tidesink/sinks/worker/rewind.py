@@ -23,6 +23,7 @@ from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, topic_progress
 from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets
 from tidesink.sinks.state.progress import Progress, TopicProgress
+from tidesink.sinks.state.source_reads import rewound
 from tidesink.sinks.worker.control import RewindControl, change_control
 
 _log = structlog.get_logger("tidesink.worker")
@@ -129,4 +130,7 @@ class RewindBatch(Batch):
         if decision.pending:
             return BatchOutcome(self._hold.progress, pending=decision.pending)
         progress = self._following_progress(self._plan, BatchSummary())
-        return self._without_records(replace(progress, rewound=self._number), decision, truncates=False)
+        offsets = {part.partition: part.start for part in self._plan.ranges}
+        reads = rewound(progress.source_reads, self._plan.found.topic, offsets)
+        progress = replace(progress, rewound=self._number, source_reads=reads)
+        return self._without_records(progress, decision, truncates=False)

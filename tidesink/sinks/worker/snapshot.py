@@ -55,6 +55,7 @@ from tidesink.sinks.batch.source_rows import (
 from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep, TopicProgress
+from tidesink.sinks.state.source_reads import SourceRead, with_part
 from tidesink.sinks.worker.asked_keys import AskedKeys, load_keys
 from tidesink.sinks.worker.control import SnapshotControl, change_control
 from tidesink.sinks.worker.source_keys import (
@@ -696,7 +697,22 @@ class SnapshotBatch(Batch):
     def _next_progress(self, reduction: Reduction) -> Progress:
         progress = super()._next_progress(reduction)
         snapshot = replace(self._part.after(reduction.summary.read), seen=self._seen())
-        return replace(progress, snapshot=snapshot)
+        return replace(progress, snapshot=snapshot, source_reads=self._source_reads(progress, snapshot))
+
+    def _source_reads(self, progress: Progress, snapshot: SnapshotProgress) -> tuple[SourceRead, ...]:
+        """What the part means for dead letters; nothing where they have positions, or take no replay."""
+        if self._settings.mode != "upsert" or self._sequenced:
+            return progress.source_reads
+        part = self._part
+        settles = snapshot.done and snapshot.sweep is not None
+        read = SourceRead(snapshot.number, {}, settles, snapshot.keys, snapshot.where)
+        # What waits for another bound is read again from the first row that waits.
+        offsets = {
+            name: {number: at.low_water_offset for number, at in topic.partitions.items()}
+            for name, topic in progress.topics.items()
+        }
+        begins = part.before.after is None and not part.sweeps
+        return with_part(progress.source_reads, read, offsets, begins=begins)
 
     def _seen(self) -> int | None:
         """With cuts, a commit_ts that no row which was read is later than; asked behind the rows.

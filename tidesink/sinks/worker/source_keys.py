@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from tidesink.config import Config
 from tidesink.errors import ConfigError, ValueOutOfRangeError
-from tidesink.events import ColumnType, TableId
+from tidesink.events import ColumnType, TableId, fold_name
+from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.record_frames import over_ranges
 from tidesink.sinks.batch.source import RecordReader
@@ -29,6 +30,7 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.errors import Reporting, raised_task_errors
 from tidesink.sinks.targets.base import ReadableTarget
+from tidesink.source_database.key_bounds import from_lists
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import wider_ddl
 from tidesink.typemap.values import unchanged
@@ -157,6 +159,26 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
             )
         found.append(Limit(name, bound))
     return tuple(found)
+
+
+def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) -> tuple[Limit, ...] | None:
+    """Bounds of the source's key, which ``limits_of`` let pass before, as those of the target's.
+
+    None where the key has not their columns any more. The source is not asked.
+    """
+    from tidesink.sinks.spark.digests import Limit
+
+    sources = plan.rows.sources or {}
+    names = {_spelt(sources.get(one.name, one.name)): one.name for one in plan.shape.key_columns}
+    bounds = from_lists(where)
+    if any(_spelt(bound.column) not in names for bound in bounds):
+        return None
+    return tuple(Limit(names[_spelt(bound.column)], bound) for bound in bounds)
+
+
+def _spelt(name: str) -> str:
+    """A column's name by which the database's and that of a record are one: Avro has fewer letters."""
+    return fold_name(sanitize_name(name))
 
 
 def is_ranged(source: ColumnType, kind: str, text: str) -> bool:
