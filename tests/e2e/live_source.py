@@ -226,18 +226,31 @@ class LiveTable:
         row["remark"] = row["note"]
         return {column.name: row[column.name] for column in self._columns}
 
-    def _write(self, old: Row | None, new: Row | None) -> None:
+    def write_in(self, connection: sa.Connection, old: Row | None, new: Row | None) -> None:
+        """A change in a transaction of the caller's, sent at once."""
+        self._execute(connection, old, new)
+        self._tell(old, new, self._commit_ts())
+
+    def _execute(self, connection: sa.Connection, old: Row | None, new: Row | None) -> None:
         table, key = self._table, (new or old or {})
         place = sa.and_(table.c.region == key["region"], table.c.id == key["id"])
+        if new is None:
+            connection.execute(table.delete().where(place))
+        elif old is None:
+            connection.execute(table.insert(), [dict(new)])
+        else:
+            connection.execute(table.update().where(place).values(**new))
+
+    def _write(self, old: Row | None, new: Row | None) -> None:
         with committing():
             with self._engine.begin() as connection:
-                if new is None:
-                    connection.execute(table.delete().where(place))
-                elif old is None:
-                    connection.execute(table.insert(), [dict(new)])
-                else:
-                    connection.execute(table.update().where(place).values(**new))
+                self._execute(connection, old, new)
             at = self._commit_ts()
+        self._tell(old, new, at)
+
+    def _tell(self, old: Row | None, new: Row | None, at: int) -> None:
+        """Send a change, and know it."""
+        key = new or old or {}
         named = (str(key["region"]), int(str(key["id"])))
         if new is None:
             del self._rows[named]

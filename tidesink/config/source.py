@@ -464,6 +464,9 @@ class DatabaseSettings(Model):
     """Rows of one range; fewer where `rows-per-second` allows no more in 5 seconds."""
     rows_per_second: Count | None = Field(default=None, ge=1)
     """How many rows of a table are read in a second, at the most; as many as come if not given."""
+    replica: bool = False
+    """Read from a replica. Only right if the connector itself reads this replica: another one may lack
+    changes that were sent to Kafka, and is refused."""
 
     @property
     def range_rows_per_second(self) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -25,7 +27,12 @@ NO_POSITION: Final = (
     "writes the topic, set snapshot: never, or use mode: upsert with sequence_by: kafka and without cuts"
 )
 
-
+REPLICA: Final = (
+    "the database is a replica, which may be behind what was sent to Kafka: a row that is older than a "
+    "change which was applied would stay. Give the address of the server that takes the writes (Postgres: "
+    "several hosts and target_session_attrs=read-write). If the connector itself reads this replica, set "
+    "source.database.replica: true"
+)
 NO_AS_OF: Final = (
     "source.database cannot be read as of a moment that is over, which a comparison at a cut needs: TiDB can "
     "(tidb_snapshot): give the URL of the TiDB cluster whose changefeed writes the topics, or leave --at out"
@@ -39,7 +46,8 @@ class StoredTable(NamedTuple):
     ``rows``, ``bytes``: the database's own estimate. ``virtual``: virtual columns. ``required``: columns that
     are never NULL. ``generated``: columns that logical decoding leaves out, unless a publication has them.
     ``row_key``: columns by which TiDB names the rows of a table without a primary key. ``constants``: those
-    of them that are no column of a query, by their texts: all rows have the same.
+    of them that are no column of a query, by their texts: all rows have the same. ``order``: digest of what
+    decides the order of the key: types, collations and their versions (``order_digest``).
     """
 
     types: dict[str, ColumnType]
@@ -51,6 +59,7 @@ class StoredTable(NamedTuple):
     generated: Mapping[str, ColumnType] = MappingProxyType({})
     row_key: Mapping[str, ColumnType] = MappingProxyType({})
     constants: Mapping[str, str] = MappingProxyType({})
+    order: str = ""
 
     @property
     def key_types(self) -> dict[str, ColumnType]:
@@ -69,6 +78,20 @@ class SourceDialect(Protocol):
     def begin_session(self, connection: Connection) -> None:
         """Make the texts of a session those that the others here read."""
 
+    def check_current(self, connection: Connection) -> None:
+        """Refuse a replica, which may lack changes that were sent to Kafka; the session has begun.
+
+        Raises:
+            ConfigError: the database is a replica.
+        """
+
+    def open_transactions(self, connection: Connection) -> frozenset[str]:
+        """Transactions whose changes may be in Kafka, while no query shows them yet; the session has begun.
+
+        Raises:
+            ConfigError: the user may not see whether there are any.
+        """
+
     def begin_at_position(self, connection: Connection) -> int:
         """Begin a transaction, and give its position, a commit_ts.
 
@@ -76,6 +99,15 @@ class SourceDialect(Protocol):
 
         Raises:
             ConfigError: the database has no positions that compare with a commit_ts.
+        """
+
+    def begin_snapshot(self, connection: Connection) -> None:
+        """Begin a transaction whose statements read one state of the database, unless one has begun."""
+
+    def counted_rows(self, connection: Connection, table: TableId, query: Select[Any]) -> int | None:
+        """How many rows a query finds that is run next, in the same transaction.
+
+        None where the two need not agree, or nothing can leave rows out unnoticed.
         """
 
     def read_as_of(self, connection: Connection, commit_ts: int) -> None:
@@ -125,6 +157,11 @@ class SourceDialect(Protocol):
         self, key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
     ) -> ColumnElement[bool]:
         """Whether a key is above a bound, or not above it, spelt so that an index of the key serves it."""
+
+
+def order_digest(columns: Sequence[Sequence[str]]) -> str:
+    """Digest of what decides the order of a key, by column: equal texts, equal order."""
+    return hashlib.sha256(json.dumps(columns).encode()).hexdigest()[:32]
 
 
 def plain(value: Any) -> str:

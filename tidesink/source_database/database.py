@@ -88,16 +88,18 @@ def dialect_of(connection: Connection) -> SourceDialect:
     return _DIALECTS.get(connection.dialect.name, mysql)
 
 
-def begin_session(connection: Connection, *, as_of: int | None = None) -> None:
+def begin_session(connection: Connection, *, as_of: int | None = None, replica: bool = False) -> None:
     """Make the texts of a session those that the others here read.
 
-    ``as_of``: it reads all as it was at this commit_ts; None: as it is.
+    ``as_of``: it reads all as it was at this commit_ts; None: as it is. ``replica``: a replica may be read.
 
     Raises:
-        ConfigError: the database cannot read as of a moment.
+        ConfigError: the database is a replica, or cannot read as of a moment.
     """
     dialect = dialect_of(connection)
     dialect.begin_session(connection)
+    if not replica:
+        dialect.check_current(connection)
     if as_of is not None:
         dialect.read_as_of(connection, as_of)
 
@@ -116,6 +118,15 @@ def begin_at_position(connection: Connection, *, since: int) -> int:
             "the cluster whose changefeed writes the topic"
         )
     return found
+
+
+def open_transactions(connection: Connection) -> frozenset[str]:
+    """Transactions whose changes may be in Kafka, while no query shows them yet.
+
+    Raises:
+        ConfigError: the user may not see whether there are any.
+    """
+    return dialect_of(connection).open_transactions(connection)
 
 
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:

@@ -2,7 +2,8 @@
 
 What is selected are the texts that canal-json carries of the same values, so that one reader
 (``typemap.arrow.from_text``) serves both. A session's zone is UTC, and its ``sql_mode`` is empty, so that
-zero dates compare and CHAR is not padded. Identifiers are quoted by SQLAlchemy; values are parameters.
+zero dates compare and CHAR is not padded. Every other session variable that can change values, or leave rows
+out, is pinned as well (``_PINS``). Identifiers are quoted by SQLAlchemy; values are parameters.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError
 from tidesink.events import LOGICAL_BITS, Column, ColumnType, TableId, Value
 from tidesink.source_database.base import (
     NO_AS_OF,
     NO_POSITION,
+    REPLICA,
     KeyTexts,
     StoredTable,
     ValueReader,
     code_of,
     column_of,
+    order_digest,
     plain,
     table_of,
 )
@@ -50,10 +53,160 @@ _NUMBERED: Final = ("integer", "unsigned64", "bit", "enum", "set")
 _TYPED: Final[Mapping[str, Callable[[str], Value]]] = {"decimal": Decimal, "float32": float, "float64": float}
 
 
+class _Pin(NamedTuple):
+    """Value that a session variable must have: ``right`` as SHOW VARIABLES has it, ``sql`` to set it."""
+
+    right: tuple[str, ...]
+    sql: str
+
+
+# Session variables that can leave rows out, or read others than the present ones. A server's defaults for new
+# sessions (SET GLOBAL, init_connect) may be any value. Sources: "Server System Variables" of MySQL 8.4 and of
+# MariaDB 11, "System Variables" of TiDB 8.5. A variable that a server does not have is left out, and one that
+# is right already is not set. Not listed, since no statement of this package depends on them: limits whose
+# excess is an error (max_join_size), formats of dates and messages, the optimizer's, and those of writes.
+_PINS: Final[Mapping[str, _Pin]] = {
+    "sql_select_limit": _Pin(("18446744073709551615",), "18446744073709551615"),
+    "sql_big_selects": _Pin(("ON",), "ON"),
+    "sql_auto_is_null": _Pin(("OFF",), "OFF"),
+    "sql_quote_show_create": _Pin(("ON",), "ON"),
+    # MySQL: a limit in milliseconds; the secondary engine of HeatWave; keys that MySQL itself adds to tables.
+    "max_execution_time": _Pin(("0",), "0"),
+    "use_secondary_engine": _Pin(("OFF",), "OFF"),
+    "show_gipk_in_create_table_and_information_schema": _Pin(("ON",), "ON"),
+    "show_old_temporals": _Pin(("OFF",), "OFF"),
+    # MySQL's group replication: wait until what the group has certified is applied here.
+    "group_replication_consistency": _Pin(("BEFORE", "BEFORE_AND_AFTER"), "BEFORE"),
+    # MariaDB: a limit in seconds; rows of system-versioned tables as of now.
+    "max_statement_time": _Pin(("0", "0.000000"), "0"),
+    "system_versioning_asof": _Pin(("DEFAULT",), "DEFAULT"),
+    # TiDB: reads of the past, and reads that pass over locks.
+    "tidb_snapshot": _Pin(("",), "''"),
+    "tidb_read_staleness": _Pin(("", "0"), "0"),
+    "tidb_enable_external_ts_read": _Pin(("OFF", "0"), "OFF"),
+    "tidb_low_resolution_tso": _Pin(("OFF", "0"), "OFF"),
+    "tidb_read_consistency": _Pin(("STRICT",), "'strict'"),
+}
+# Galera, where wsrep_on says so: as group_replication_consistency. Each odd number waits before a SELECT.
+_GALERA: Final[Mapping[str, _Pin]] = {
+    "wsrep_sync_wait": _Pin(tuple(str(odd) for odd in range(1, 16, 2)), "1"),
+    "wsrep_dirty_reads": _Pin(("OFF",), "OFF"),
+}
+_ISOLATION: Final = ("transaction_isolation", "tx_isolation")
+_CHARACTER_SETS: Final = ("character_set_client", "character_set_connection", "character_set_results")
+_READ_ONLY: Final = ("read_only", "super_read_only", "innodb_read_only")
+_SHOWN: Final = (*_PINS, *_GALERA, *_ISOLATION, *_CHARACTER_SETS, *_READ_ONLY, "wsrep_on")
+_VARIABLES: Final = "tidesink.variables"
+_OTHER_CHARACTERS: Final = (
+    "source.database: the session's character set is {}, which loses characters. Add ?charset=utf8mb4 to the "
+    "URL"
+)
+# "You have an error in your SQL syntax", "This version of MySQL doesn't yet support".
+_UNKNOWN_STATEMENT: Final = (1064, 1235)
+# XAER_RMERR: MySQL's answer to XA RECOVER without XA_RECOVER_ADMIN.
+_NOT_ALLOWED: Final = (1142, 1227, 1401)
+_HIDDEN_XA: Final = (
+    "Applications prepare XA transactions at the source, and the user of source.database is not allowed to "
+    "list those that are open (XA RECOVER). Their changes are in Kafka before they can be read, so that a "
+    "row would be lost. Grant the user XA_RECOVER_ADMIN"
+)
+
+
 def begin_session(connection: Connection) -> None:
-    """Make the session's texts those of canal-json."""
-    if connection.dialect.name in ("mysql", "mariadb"):
-        connection.exec_driver_sql("SET time_zone = '+00:00', sql_mode = ''")
+    """Make the session's texts those of canal-json, and let it read all rows as of now.
+
+    Raises:
+        ConfigError: the session's character set is not utf8mb4.
+    """
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        return
+    names = ", ".join(f"'{name}'" for name in _SHOWN)
+    shown = connection.exec_driver_sql(f"SHOW VARIABLES WHERE Variable_name IN ({names})")
+    variables = {plain(name).lower(): plain(value).upper() for name, value in shown}
+    connection.info[_VARIABLES] = variables
+    pins = {**_PINS, **(_GALERA if variables.get("wsrep_on") == "ON" else {})}
+    assigned = ["time_zone = '+00:00'", "sql_mode = ''"]
+    assigned += [
+        f"SESSION {name} = {pin.sql}"
+        for name, pin in pins.items()
+        if name in variables and variables[name] not in pin.right
+    ]
+    connection.exec_driver_sql(f"SET {', '.join(assigned)}")
+    if any(variables.get(name, "REPEATABLE-READ") != "REPEATABLE-READ" for name in _ISOLATION):
+        connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    for name in _CHARACTER_SETS:
+        if variables.get(name, "UTF8MB4") != "UTF8MB4":
+            raise ConfigError(_OTHER_CHARACTERS.format(variables[name].lower()), key="source.database")
+
+
+def check_current(connection: Connection) -> None:
+    """Refuse a replica, which may lack changes that were sent to Kafka.
+
+    A server is taken for one if it is read-only, or if it has a source to replicate from. The latter is
+    known where the user has REPLICATION CLIENT (MariaDB: SLAVE MONITOR), and in MariaDB while the replica
+    runs. Members of a replication group have channels of their own, which do not count. TiDB has no replicas.
+
+    Raises:
+        ConfigError: it is a replica.
+    """
+    variables = connection.info[_VARIABLES]
+    if _is_tidb(connection):
+        return
+    if any(variables.get(name, "OFF") not in ("OFF", "0") for name in _READ_ONLY) or _replicates(connection):
+        raise ConfigError(REPLICA, key="source.database")
+
+
+def _is_tidb(connection: Connection) -> bool:
+    return "tidb_snapshot" in connection.info[_VARIABLES]
+
+
+def _replicates(connection: Connection) -> bool:
+    from sqlalchemy.exc import DBAPIError
+
+    is_mariadb = getattr(connection.dialect, "is_mariadb", False)
+    words = ("SHOW ALL SLAVES STATUS",) if is_mariadb else ("SHOW REPLICA STATUS", "SHOW SLAVE STATUS")
+    for statement in words:
+        try:
+            channels = connection.exec_driver_sql(statement).mappings().all()
+        except DBAPIError as error:
+            if code_of(error) not in (*_UNKNOWN_STATEMENT, *_NOT_ALLOWED):
+                raise
+        else:
+            names = [plain(channel.get("Channel_Name")) for channel in channels]
+            return any(not name.startswith("group_replication_") for name in names)
+    return _counted(connection, "Slaves_running") > 0
+
+
+def _counted(connection: Connection, name: str) -> int:
+    """A counter of the server's; 0 if it has none of this name. It needs no privilege."""
+    found = connection.exec_driver_sql(f"SHOW GLOBAL STATUS LIKE '{name}'").first()
+    return int(plain(found[1])) if found is not None else 0
+
+
+def open_transactions(connection: Connection) -> frozenset[str]:
+    """XA transactions that are prepared, and neither committed nor rolled back.
+
+    Their rows are in the binary log since they were prepared (MySQL 5.7.7, MariaDB 10.5), hence in Kafka, and
+    show in no query before XA COMMIT. TiDB has no XA.
+
+    Raises:
+        ConfigError: the user may not list them, and some were prepared since the server started.
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    if _is_tidb(connection):
+        return frozenset()
+    form = "FORMAT='SQL'" if getattr(connection.dialect, "is_mariadb", False) else "CONVERT XID"
+    try:
+        found = connection.exec_driver_sql(f"XA RECOVER {form}").all()
+    except DBAPIError as error:
+        code = code_of(error)
+        if code not in (*_UNKNOWN_STATEMENT, *_NOT_ALLOWED):
+            raise
+        if code in _NOT_ALLOWED and _counted(connection, "Com_xa_prepare"):
+            raise ConfigError(_HIDDEN_XA, key="source.database") from error
+        return frozenset()
+    return frozenset(" ".join(map(plain, row)) for row in found)
 
 
 def begin_at_position(connection: Connection) -> int:
@@ -67,14 +220,37 @@ def begin_at_position(connection: Connection) -> int:
     """
     from sqlalchemy.exc import DBAPIError
 
-    connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    connection.exec_driver_sql("START TRANSACTION")
+    begin_snapshot(connection)
     try:
         return int(plain(connection.exec_driver_sql("SELECT @@tidb_current_ts").scalar_one()))
     except DBAPIError as error:
         if code_of(error) != NO_VARIABLE:
             raise
         raise ConfigError(NO_POSITION) from error
+
+
+def begin_snapshot(connection: Connection) -> None:
+    """Begin a transaction whose statements read one state of the database."""
+    connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    connection.exec_driver_sql("START TRANSACTION")
+
+
+# Engines in which two statements of a transaction read one state. TiDB's tables have the first one, too.
+_TRANSACTIONAL: Final = ("innodb", "rocksdb")
+
+
+def counted_rows(connection: Connection, table: TableId, query: Select[Any]) -> int | None:
+    """As ``SourceDialect``; None for tables of engines without transactions."""
+    import sqlalchemy as sa
+
+    at = sa.table(
+        "tables", *map(sa.column, ("engine", "table_schema", "table_name")), schema="information_schema"
+    ).c
+    engine = sa.select(at.engine).where(at.table_schema == table.schema).where(at.table_name == table.name)
+    if plain(connection.execute(engine).scalar()).lower() not in _TRANSACTIONAL:
+        return None
+    count = query.with_only_columns(sa.func.count(), maintain_column_froms=True)
+    return int(connection.execute(count).scalar_one())
 
 
 def tidb_as_of(connection: Connection, commit_ts: int) -> None:
@@ -148,7 +324,24 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
         required | row_key.keys(),
         row_key=row_key,
         constants=constants,
+        order=_order(connection, table, key),
     )
+
+
+def _order(connection: Connection, table: TableId, key: Sequence[str]) -> str:
+    """As of ``StoredTable``. The type of an ENUM has its members; a server's collation never changes."""
+    import sqlalchemy as sa
+
+    names = ("column_name", "column_type", "collation_name")
+    at = sa.table(
+        "columns", *map(sa.column, (*names, "table_schema", "table_name")), schema="information_schema"
+    ).c
+    query = sa.select(*(at[name] for name in names))
+    query = query.where(at.table_schema == table.schema).where(at.table_name == table.name)
+    found = {
+        plain(name): (plain(sql), plain(collation)) for name, sql, collation in connection.execute(query)
+    }
+    return order_digest([(name, *found.get(name, ())) for name in key])
 
 
 def create_statement(connection: Connection, table: TableId) -> tuple[str, int] | None:

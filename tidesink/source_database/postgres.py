@@ -17,11 +17,13 @@ from tidesink.events import ColumnType, TableId
 from tidesink.source_database.base import (
     NO_AS_OF,
     NO_POSITION,
+    REPLICA,
     KeyTexts,
     Selected,
     StoredTable,
     ValueReader,
     column_of,
+    order_digest,
     plain,
     table_of,
 )
@@ -54,11 +56,6 @@ _OPERATORS: Final = """coalesce((
     JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod AND m.amname = 'btree'
     JOIN pg_catalog.pg_namespace n ON n.oid = o.opcnamespace
     WHERE o.opcdefault AND n.nspname <> 'pg_catalog'), '')"""
-_STANDBY: Final = (
-    "the database is a standby, which may be behind what was sent to Kafka: a row that is older than a "
-    "change which was applied would stay. Give the primary's address, or several hosts and "
-    "target_session_attrs=read-write"
-)
 _CHILDREN: Final = (
     "other tables inherit from the table, so that its key is not one of all rows: set snapshot: never for "
     "it, and load its rows some other way"
@@ -76,20 +73,32 @@ def read_as_of(connection: Connection, commit_ts: int) -> None:  # noqa: ARG001 
 
 
 def begin_session(connection: Connection) -> None:
-    """Make the session's texts exact.
-
-    Raises:
-        ConfigError: the database is a standby.
-    """
+    """Make the session's texts exact."""
     import sqlalchemy as sa
 
     settings = ", ".join(f"pg_catalog.set_config('{name}', :{name}, false)" for name in _SETTINGS)
-    query = (
-        f"SELECT pg_catalog.pg_is_in_recovery(), {settings}, "
-        f"pg_catalog.set_config('search_path', {_OPERATORS}, false)"
-    )
-    if _is_true(connection.execute(sa.text(query), _SETTINGS).one()[0]):
-        raise ConfigError(_STANDBY, key="source.database")
+    query = f"SELECT {settings}, pg_catalog.set_config('search_path', {_OPERATORS}, false)"
+    connection.execute(sa.text(query), _SETTINGS)
+
+
+def check_current(connection: Connection) -> None:
+    """As ``SourceDialect``: refuse a standby."""
+    if _is_true(connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar_one()):
+        raise ConfigError(REPLICA, key="source.database")
+
+
+def begin_snapshot(connection: Connection) -> None:
+    """The connection of a range is in one transaction (``RANGE_OPTIONS``)."""
+
+
+def counted_rows(connection: Connection, table: TableId, query: Select[Any]) -> int | None:  # noqa: ARG001
+    """None: Postgres has no limit of rows for a session."""
+    return None
+
+
+def open_transactions(connection: Connection) -> frozenset[str]:  # noqa: ARG001  (as SourceDialect has it)
+    """None: a prepared transaction is decoded at COMMIT PREPARED."""
+    return frozenset()
 
 
 class _Column(NamedTuple):
@@ -131,6 +140,20 @@ _TABLE: Final = """
 SELECT c.oid, c.relkind, EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = :schema AND c.relname = :name AND c.relkind IN ('r', 'p')"""
+# A type's number stands for the order of an ENUM's members: they come to a type, and never change places.
+# Number 100 is the database's own collation, which has no version before Postgres 15: the libraries' versions
+# are those of any collation that they give.
+_ORDER: Final = """
+SELECT a.attname, pg_catalog.concat_ws(' ', a.atttypid, a.attcollation,
+    pg_catalog.pg_collation_actual_version(NULLIF(a.attcollation, 100)),
+    CASE WHEN a.attcollation = 100 THEN (
+        SELECT pg_catalog.concat_ws(' ', d.datcollate, d.datctype, v.libraries)
+        FROM pg_catalog.pg_database d,
+            (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.pg_collation_actual_version(o.oid), ' ')
+             AS libraries FROM pg_catalog.pg_collation o
+             WHERE o.collname IN ('en_US.utf8', 'C.utf8', 'und-x-icu')) v
+        WHERE d.datname = pg_catalog.current_database()) END)
+FROM pg_catalog.pg_attribute a WHERE a.attrelid = CAST(:oid AS oid) AND a.attnum > 0"""
 # A partitioned table has no rows of its own.
 _BYTES: Final = """
 SELECT coalesce(sum(pg_catalog.pg_table_size(t.relid)), 0)
@@ -159,13 +182,16 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
         {one.name: one.type for one in columns if one.generated is kind} for kind in (False, True)
     )
     required = frozenset(one.name for one in columns if one.required)
+    key = _key(connection, place)
+    order = {plain(name): plain(text) for name, text in connection.execute(sa.text(_ORDER), place)}
     return StoredTable(
         types,
-        _key(connection, place),
+        key,
         _rows(connection, table),
         int(plain(connection.execute(sa.text(_BYTES), place).scalar_one())),
         required=required,
         generated=generated,
+        order=order_digest([(name, order[name]) for name in key]),
     )
 
 

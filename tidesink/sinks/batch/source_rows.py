@@ -133,8 +133,10 @@ def open_database(url: str) -> Engine:
 
 
 @contextmanager
-def connected(url: str, *, as_of: int | None = None) -> Iterator[Connection]:
+def connected(url: str, *, as_of: int | None = None, replica: bool = False) -> Iterator[Connection]:
     """A session of the source's database, which reads as of a commit_ts, or as of now.
+
+    ``replica``: the database may be a replica.
 
     The errors of what is asked in it are the caller's to translate.
 
@@ -148,7 +150,7 @@ def connected(url: str, *, as_of: int | None = None) -> Iterator[Connection]:
             connection = engine.connect()
         with connection:
             with translated(OPTION):
-                begin_session(connection, as_of=as_of)
+                begin_session(connection, as_of=as_of, replica=replica)
             yield connection
     finally:
         engine.dispose()
@@ -210,7 +212,7 @@ class SourceRows:
     ``since``: rows have as commit_ts the position at which their statement's transaction reads, which is not
     before this one; None: they have none. ``constants``: as of ``StoredTable``; their values are asked again
     for each range. ``as_of``: rows are those of this commit_ts; None: of now. ``rows_per_second``: so many
-    of one range are read, at the most; None: as many as come.
+    of one range are read, at the most; None: as many as come. ``replica``: the database may be a replica.
     """
 
     url: str = field(repr=False)
@@ -223,6 +225,7 @@ class SourceRows:
     constants: Mapping[str, str] = field(default_factory=dict)
     as_of: int | None = None
     rows_per_second: float | None = None
+    replica: bool = False
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """The rows of the range with this number, as records without key and value, and their texts.
@@ -306,7 +309,7 @@ class SourceRows:
             with translated(OPTION), engine.connect() as connection:
                 dialect = dialect_of(connection)
                 connection.execution_options(**dialect.RANGE_OPTIONS)
-                begin_session(connection, as_of=self.as_of)
+                begin_session(connection, as_of=self.as_of, replica=self.replica)
                 now = replace(self, constants=self._constants(connection, dialect))
                 query = now._query(part, dialect)
                 if condition is not None:
@@ -314,12 +317,16 @@ class SourceRows:
                 types = [column.type for column in self.schema.columns]
                 # Before the rows: a change that was committed up to it is one that they show.
                 position = None if self.since is None else begin_at_position(connection, since=self.since)
+                if self.since is None and self.as_of is None:
+                    dialect.begin_snapshot(connection)
+                count = dialect.counted_rows(connection, self.schema.table, query)
                 began = time.monotonic()
                 for columns in dialect.column_batches(connection, query, types, _ROWS_A_PART):
                     rows = self._structs(columns)
                     yield numbered_records(wanted, start, rows, commit_ts=position)
                     start += len(columns[0])
                     self._hold_back(start - wanted.start, began)
+            self._check_count(start - wanted.start, count)
             now._confirm(engine)
         finally:
             engine.dispose()
@@ -328,6 +335,20 @@ class SourceRows:
         """Wait until so many rows of a range may have been read."""
         if self.rows_per_second is not None:
             time.sleep(max(0.0, began + rows / self.rows_per_second - time.monotonic()))
+
+    def _check_count(self, rows: int, count: int | None) -> None:
+        """See that all rows came that the database counted in the same transaction.
+
+        Raises:
+            SourceUnavailableError: some did not.
+        """
+        if count is not None and count != rows:
+            raise SourceUnavailableError(
+                f"{OPTION} gave {rows} rows of a range that has {count}. Something between the worker and "
+                "the database leaves rows out, such as a limit of rows in a proxy. Give the database's own "
+                "address",
+                table=str(self.schema.table),
+            )
 
     def _constants(self, connection: Connection, dialect: SourceDialect) -> Mapping[str, str]:
         """The constants as they are now: a TRUNCATE since the ranges were cut has given the table another id.
@@ -351,7 +372,7 @@ class SourceRows:
         if not any(column.name in self.constants for column in self.schema.columns):
             return
         with translated(OPTION), engine.connect() as connection:
-            begin_session(connection, as_of=self.as_of)
+            begin_session(connection, as_of=self.as_of, replica=self.replica)
             found = self._constants(connection, dialect_of(connection))
         if found != self.constants:
             raise SourceUnavailableError(

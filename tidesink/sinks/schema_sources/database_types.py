@@ -140,7 +140,8 @@ def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, Co
     from tidesink.sinks.batch.source_rows import OPTION, connected
     from tidesink.source_database.database import stored_table, translated
 
-    with connected(settings.url.get_secret_value()) as connection, translated(OPTION):
+    url, replica = settings.url.get_secret_value(), settings.replica
+    with connected(url, replica=replica) as connection, translated(OPTION):
         found = stored_table(connection, table)
     return {fold_name(name): kind for name, kind in found.types.items()} if found else {}
 
@@ -155,7 +156,8 @@ def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | Non
     from tidesink.source_database.database import translated
     from tidesink.source_database.mysql import create_statement
 
-    with connected(settings.url.get_secret_value()) as connection, translated(OPTION):
+    url, replica = settings.url.get_secret_value(), settings.replica
+    with connected(url, replica=replica) as connection, translated(OPTION):
         found = create_statement(connection, table)
     return None if found is None else DdlStatement(table.schema, found[0], found[1], table=table.name)
 

@@ -305,7 +305,8 @@ class SnapshotProgress:
     far rows that the target alone has are deleted, behind all rows; None: they stay. ``keys``: under which
     name the state store has the keys that it is of; None: of all. Then ``after`` is one of those. ``where``:
     within which bounds its rows are. ``seen``: under cuts, a commit_ts of the source that no row which was
-    applied is later than.
+    applied is later than. ``order``: digest of the key's order, as of ``StoredTable``; None in a progress of
+    an earlier version.
     """
 
     key: tuple[str, ...]
@@ -317,6 +318,7 @@ class SnapshotProgress:
     keys: str | None = None
     where: Where = ()
     seen: int | None = None
+    order: str | None = None
 
     @property
     def limited(self) -> bool:
@@ -560,6 +562,7 @@ def _snapshot_document(snapshot: SnapshotProgress) -> dict[str, Any]:
         **({} if snapshot.keys is None else {"keys": snapshot.keys}),
         **({"where": [[*bound] for bound in snapshot.where]} if snapshot.where else {}),
         **({} if snapshot.seen is None else {"seen": snapshot.seen}),
+        **({} if snapshot.order is None else {"order": snapshot.order}),
     }
 
 
@@ -577,6 +580,7 @@ def _read_snapshot(document: dict[str, Any] | None) -> SnapshotProgress | None:
         document.get("keys"),
         tuple((column, kind, text) for column, kind, text in document.get("where", ())),
         _read_moment(document.get("seen")),
+        document.get("order"),
     )
 
 

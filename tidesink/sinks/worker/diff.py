@@ -59,6 +59,10 @@ if TYPE_CHECKING:
 # So many keys are asked for one by one, or up to one of so many rows; to read all rows takes less for more.
 _FEW: Final = 10_000
 _FEW_OF: Final = 20
+_OPEN: Final = (
+    "{} prepared XA transactions are open at the source (XA RECOVER). Their changes are in Kafka, and no "
+    "query shows them yet. Commit them or roll them back, and compare again"
+)
 
 
 def diff(
@@ -181,6 +185,7 @@ class SourceComparison(TableComparison):
     def _first(self, sides: ComparedSides) -> tuple[DataFrame, bool]:
         self.tell(f"{self.own.table}: reading the source, about {self.stored.rows:,} rows")
         source = self.own.stored(lambda: self._source(sides))
+        self._confirm_order()
         return source, self.own.await_applied(self.own.ends())
 
     def _source(self, sides: ComparedSides, wanted: DataFrame | None = None, count: int = 0) -> DataFrame:
@@ -210,11 +215,30 @@ class SourceComparison(TableComparison):
         return source_task(config, plan, stored, topic, wanted=keys, ranges=ranges, as_of=self.as_of)
 
     def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:
+        self._await_visible()
         found = self._source_again(sides, candidates, count)
+        self._confirm_order()
         if found.isEmpty():
             return found, True
         time.sleep(self.options.lag)
         return found, self.own.await_applied(self.own.ends())
+
+    def _await_visible(self) -> None:
+        """Wait until what is in Kafka by now shows at the source.
+
+        Raises:
+            ConfigError: transactions stay open whose changes do not.
+        """
+        if self.as_of is not None:
+            return
+        with open_source_database(self.own.context.config) as database:
+            if left := database.unresolved():
+                raise self.own.refused(_OPEN.format(len(left)))
+
+    def _confirm_order(self) -> None:
+        """See that the source was read in one order of its key. Raises: as ``confirm_order``."""
+        with open_source_database(self.own.context.config, as_of=self.as_of) as database:
+            database.confirm_order(self.own.table, self.stored)
 
     def _source_again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> DataFrame:
         """The candidates after a newer look at the source: by key, or at all rows."""

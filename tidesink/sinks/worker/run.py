@@ -254,7 +254,7 @@ class Worker:
         return (
             known is not None
             and table_task.state == "IDLE"
-            and not (table_task.owes_commit or table_task.has_ddl)
+            and not (table_task.owes_commit or table_task.has_ddl or table_task.looks_again)
             and known[0] is seen.found.get(table_task.topic)
             and known[1] == self._requests.of(table_task.table)
             and known[2:] == (table_task.bound, table_task.ends)

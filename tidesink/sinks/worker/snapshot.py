@@ -14,6 +14,7 @@ history it is a version from that position on, as of which it was read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -66,7 +67,12 @@ from tidesink.sinks.worker.source_keys import (
     parts_of,
 )
 from tidesink.source_database.base import KeyTexts, StoredTable
-from tidesink.source_database.database import begin_at_position, stored_table, translated
+from tidesink.source_database.database import (
+    begin_at_position,
+    open_transactions,
+    stored_table,
+    translated,
+)
 from tidesink.source_database.key_bounds import Bound, checked_bounds, from_lists
 
 if TYPE_CHECKING:
@@ -97,6 +103,8 @@ _RENAMED: Final = (
 _NEW: Final = "the database has a column {} that the changes have not yet: those that wait go first"
 # A part is to take about so long: the changes of its table wait for it, and it ends with a commit.
 _SECONDS: Final = 5.0
+# Between two looks at transactions that are open.
+_PAUSE: Final = 0.1
 _TOO_LARGE: Final = (
     f"a range of the snapshot has more than {MOST_BYTES >> 20} MiB, which a task does not hold at once: "
     "lower source.database.chunk-rows"
@@ -105,6 +113,11 @@ _UNFINISHED: Final = (
     "its snapshot is not over, which would not go on then: wait until it is, or cancel it (tidesink snapshot "
     "cancel)"
 )
+_OPEN: Final = (
+    "{} prepared XA transactions are open at the source (XA RECOVER). Their changes are in Kafka, and no "
+    "query shows them yet. Rows are read once they are committed or rolled back"
+)
+_REORDERED: Final = "the order of the key changed in the database while rows were read by it"
 _KEYS_GONE: Final = "the state store has not the keys that it is of: ask again"
 _OTHER_KEY: Final = (
     "the keys that were asked for are of ({}), and the table's key at the target is ({}): ask again, with a "
@@ -119,6 +132,10 @@ _NO_WAY_BACK: Final = (
 
 class SnapshotRefusedError(ConfigError):
     """A snapshot that was asked for is none that the table can have; what was under way goes on."""
+
+
+class KeyOrderError(SourceError):
+    """The order of the key changed while rows were read by it: some may have been passed over."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +202,35 @@ class SourceDatabase:
         if not found.key:
             raise ConfigError(_KEYLESS, table=str(table))
         return found
+
+    def confirm_order(self, table: TableId, stored: StoredTable) -> None:
+        """See that rows were read in the order in which their ranges were cut.
+
+        Raises: as ``table``, and:
+            KeyOrderError: the key has another order by now.
+        """
+        found = self.table(table)
+        if (found.key, found.order) != (stored.key, stored.order):
+            raise KeyOrderError(_REORDERED, table=str(table))
+
+    def unresolved(self, *, known: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Of the transactions whose changes no query shows yet, those that stay so for some seconds.
+
+        A change that was in Kafka before the call is visible afterwards where there are none. Transactions
+        that begin meanwhile do not count: their changes come to Kafka later. ``known``: these did not end
+        before, and are not waited for again.
+
+        Raises:
+            ConfigError: the user may not see whether there are any.
+            SourceUnavailableError: the database does not answer.
+        """
+        ends = time.monotonic() + _SECONDS
+        with translated(OPTION):
+            left = open_transactions(self.connection)
+            while left and not left & known and time.monotonic() < ends:
+                time.sleep(_PAUSE)
+                left &= open_transactions(self.connection)
+        return left
 
     def position(self, *, since: int) -> int:
         """A commit_ts up to which all that is read later shows every change; ``since`` or later.
@@ -260,7 +306,8 @@ def open_source_database(config: Config, *, as_of: int | None = None) -> Iterato
     size, rows = batch.max_bytes // at_once, settings.chunk_rows
     if settings.range_rows_per_second is not None:
         rows = min(rows, max(1, int(settings.range_rows_per_second * _SECONDS)))
-    with connected(settings.url.get_secret_value(), as_of=as_of) as connection:
+    url = settings.url.get_secret_value()
+    with connected(url, as_of=as_of, replica=settings.replica) as connection:
         yield SourceDatabase(connection, rows, size, at_once, batch.max_records)
 
 
@@ -304,6 +351,9 @@ class Snapshot:
         self._outside = False
         # Columns that the database alone has, though all changes of the time when it was found are applied.
         self._settled = ColumnGap()
+        # Prepared transactions that are waited for, and until when nobody looks whether they ended.
+        self._open = frozenset[str]()
+        self._looks_at = 0.0
         # What is asked of it.
         self.asked = SnapshotControl()
 
@@ -361,7 +411,9 @@ class Snapshot:
             shown["where"] = " and ".join(str(Bound._make(one)) for one in where)
         if found.sweep is not None:
             shown["deletes"] = asdict(found.sweep)
-        if state == "running" and self._ahead is not None:
+        if state == "running" and self._open:
+            shown |= {"state": "waiting", "reason": _OPEN.format(len(self._open))}
+        elif state == "running" and self._ahead is not None:
             shown |= {"state": "waiting", "reason": self._ahead.reason}
         return {"snapshot": shown}
 
@@ -370,7 +422,10 @@ class Snapshot:
 
         Until the topic has been read as far as it went when the columns were seen; then the database is
         asked again. Where it lacks columns still, their DDL is not in the topic yet: what comes goes first.
+        While transactions are open they go first, too, for some seconds.
         """
+        if self._open and time.monotonic() < self._looks_at:
+            return True
         ahead = self._ahead
         if ahead is None:
             return False
@@ -380,6 +435,21 @@ class Snapshot:
         if any(applied.get(number, 0) < end for number, end in (ahead.goal or {}).items()):
             return True
         return ahead.again and ahead.since == applied
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether it is time to see whether open transactions have ended."""
+        return bool(self._open) and time.monotonic() >= self._looks_at
+
+    def _waits_for_open(self, database: SourceDatabase) -> bool:
+        """Whether changes that are applied may be invisible in the database; it is asked again later."""
+        known, self._open = self._open, database.unresolved(known=self._open)
+        self._looks_at = time.monotonic() + _SECONDS
+        if self._open and not known:
+            _log.warning(
+                "snapshot waits", table=str(self._settings.table), reason=_OPEN.format(len(self._open))
+            )
+        return bool(self._open)
 
     def row_does_not_fit(self, part: SnapshotPart, applied: Mapping[int, int]) -> None:
         """A row of a part may be of columns that the changes have not yet: they go first."""
@@ -417,6 +487,9 @@ class Snapshot:
             self._estimate = stored.rows
             source, gap = source_plan(plan, stored)
             if self._is_ahead(gap, plan.decoder, applied):
+                return None
+            # Asked behind the offsets at which the table's changes go on, and before its rows.
+            if self._waits_for_open(database):
                 return None
             self._check_replaced(progress)
             self._check_positions(database, progress)
@@ -567,12 +640,22 @@ class Snapshot:
         if found is None or found.number < number:
             sweep = Sweep() if self.asked.deletes else None
             return SnapshotProgress(
-                stored.key, number=number, sweep=sweep, keys=self.asked.keys, where=self.asked.where
+                stored.key,
+                number=number,
+                sweep=sweep,
+                keys=self.asked.keys,
+                where=self.asked.where,
+                order=stored.order,
             )
-        # Another key orders the rows differently: they are read again, and written again.
+        # Another key, or order of it, orders the rows differently: they are read and written again. Keys that
+        # were asked for are in an order of their own, and a sweep goes by hashes.
+        by_order = found.keys is None and not (found.sweep is not None and found.sweep.begun)
+        same_order = found.order in (None, stored.order) or not by_order
+        found, before = replace(found, order=stored.order), found.key
+        if before == stored.key and same_order:
+            return found
         sweep = None if found.sweep is None else Sweep()
-        again = replace(found, key=stored.key, after=None, rows=0, done=False, number=number, sweep=sweep)
-        return found if found.key == stored.key else again
+        return replace(found, key=stored.key, after=None, rows=0, done=False, number=number, sweep=sweep)
 
 
 class SnapshotBatch(Batch):
@@ -591,6 +674,8 @@ class SnapshotBatch(Batch):
         self._decoding.catch_up(None, self._plan.found)
         try:
             reduction = self._reduced(self._plan)
+            with released_on_error(reduction.release), open_source_database(self._context.config) as database:
+                database.confirm_order(self._settings.table, self._part.stored)
         except ChangesWaitError as exc:
             return BatchOutcome(self._hold.progress, pending=exc.pending)
         except TableEmptiesError as exc:
@@ -643,6 +728,7 @@ class SnapshotBatch(Batch):
             since=self._since(),
             constants=stored.constants,
             rows_per_second=database.range_rows_per_second,
+            replica=database.replica,
         )
         first = log_offset(self._hold.progress.batch + 1) if decode_plan.logs else 0
         ranges = [

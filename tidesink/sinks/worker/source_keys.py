@@ -384,6 +384,7 @@ def source_task(  # noqa: PLR0913  (what a task is of, and as of when)
         constants=stored.constants,
         as_of=as_of,
         rows_per_second=settings.range_rows_per_second,
+        replica=settings.replica,
     )
     reader: RecordReader = PatientRows(rows, settings.connections, seconds)
     if wanted is not None:

@@ -56,7 +56,7 @@ from tidesink.sinks.worker.continuity import Continuity, late_start, opened
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl
 from tidesink.sinks.worker.preflight import shown_goal
 from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
-from tidesink.sinks.worker.snapshot import Snapshot, SnapshotBatch, SnapshotRefusedError
+from tidesink.sinks.worker.snapshot import KeyOrderError, Snapshot, SnapshotBatch, SnapshotRefusedError
 from tidesink.sinks.worker.source_ddl import SourceDdl
 from tidesink.sinks.worker.sweep import SweepBatch
 from tidesink.sinks.worker.tally import Tally, Tombstones
@@ -195,6 +195,11 @@ class TableTask:
     def applied(self) -> int:
         """How many row events were applied, by whichever worker."""
         return self._tally.total.applied
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether a snapshot that waits for transactions of its source is to look at them again."""
+        return self._snapshot.looks_again
 
     @property
     def obstacle(self) -> str:
@@ -481,6 +486,10 @@ class TableTask:
         make, ranges = partial(kind, part=part), BatchPlan(tuple(starts), found)
         try:
             outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
+        except KeyOrderError:
+            # The next part begins where the new order says.
+            self._change("RUNNING", None)
+            return
         except ValueOutOfRangeError as exc:
             # The DDL that makes room for the row may be late: it is looked at again after a while.
             self._fail(exc, passes=True)
