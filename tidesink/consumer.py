@@ -109,6 +109,8 @@ class ConsumerGroup:
         self._topics: tuple[str, ...] = ()
         self._looked = self._answered = 0.0
         self._unread: list[TopicPartition] | None = None  # assigned to us, and not read yet
+        # By partition, from which offset on the records that were read have which leader epoch.
+        self._epochs: dict[Place, list[tuple[int, int]]] = {}
         self._joined: float | None = None  # when the group last assigned partitions to us
 
     @property
@@ -157,11 +159,30 @@ class ConsumerGroup:
         error = record.error()
         if error is None:
             self._answered = time.monotonic()
+            self._note_epoch(record)
             return True
         if error.code() in _TEMPORARY or (error.retriable() and not error.fatal()):
             self._looked = 0.0
             return False
         raise self._failure(error, topic=record.topic(), partition=record.partition())
+
+    def _note_epoch(self, record: Any) -> None:
+        epochs = self._epochs.setdefault((record.topic(), record.partition()), [])
+        epoch = record.leader_epoch()
+        if epoch is not None and (not epochs or epochs[-1][1] != epoch):
+            epochs.append((record.offset(), epoch))
+
+    def _committed(self, place: Place, offset: int) -> TopicPartition:
+        """An offset with the leader epoch of the record before it, by which a cut log is noticed.
+
+        A consumer that begins there has the leader confirm it (KIP-320).
+        """
+        epochs = self._epochs.get(place, [])
+        while len(epochs) > 1 and epochs[1][0] < offset:
+            del epochs[0]
+        if epochs and epochs[0][0] < offset:
+            return TopicPartition(*place, offset, leader_epoch=epochs[0][1])
+        return TopicPartition(*place, offset)
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Commit that everything before these offsets is done.
@@ -171,7 +192,7 @@ class ConsumerGroup:
         Raises:
             SourceUnavailableError: the brokers do not answer.
         """
-        places = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
+        places = [self._committed(place, offset) for place, offset in offsets.items()]
         if not places:
             return
         failed: list[KafkaException] = []
@@ -230,6 +251,7 @@ class ConsumerGroup:
             place.offset = self._beginning(place)
         self._consumer.assign(begins)
         self._unread, self._joined = None, time.monotonic()
+        self._epochs = {}
         ends = [place for place in new if place.offset >= 0]
         if ends:
             # Otherwise the next owner would skip the records that arrive before the first commit.
@@ -247,10 +269,11 @@ class ConsumerGroup:
         return int(end)
 
     def _failure(self, error: KafkaError, **where: Any) -> SourceError:
-        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
             return SourceError(
-                "Kafka no longer holds the records that come next, so some were not read: reset the group's "
-                "offsets (kafka-consumer-groups --reset-offsets), or use a new group",
+                "Kafka no longer holds the records that come next, or it lost some that were read (unclean "
+                f"leader election): {error.str()}. Some records were not read. Reset the group's offsets "
+                "(kafka-consumer-groups --reset-offsets), or use a new group",
                 **where,
             )
         if error.retriable() or error.code() in _SILENT:

@@ -24,10 +24,11 @@ from tidesink.ddl.history import ddl_moment
 from tidesink.events import LOGICAL_BITS
 from tidesink.sinks.batch.counts import PlaceSummary, greatest, least
 from tidesink.sinks.batch.records import DDL, WATERMARK, DecodedRecords
-from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.state.progress import LastRecord, PartitionProgress, Progress, TopicProgress
 
 Marks = Mapping[int, int]
 NO_MARKS: Final[Marks] = {}
+NO_RECORDS: Final[Mapping[int, LastRecord]] = {}
 
 
 def up_to_bound(
@@ -98,15 +99,24 @@ def topic_after(
     topic_id: str,
     read: Mapping[int, tuple[int, PlaceSummary | None]],
     bound: int | None,
+    last: Mapping[int, LastRecord] = NO_RECORDS,
 ) -> TopicProgress:
-    """A topic's progress once ranges of it are applied, by their ends and what they held."""
+    """A topic's progress once ranges of it are applied, by their ends and what they held.
+
+    ``last``: a record at the end of each range, where one is known.
+    """
     old = before.topics[topic].partitions if topic in before.topics else {}
     stands = {number: _under(at, before.bound, bound) for number, at in old.items()}
-    new = {number: _after(stands.get(number), end, found) for number, (end, found) in read.items()}
+    new = {
+        number: _after(stands.get(number), end, found, last.get(number))
+        for number, (end, found) in read.items()
+    }
     return TopicProgress(topic, topic_id, {**stands, **new})
 
 
-def _after(at: PartitionProgress | None, end: int, found: PlaceSummary | None) -> PartitionProgress:
+def _after(
+    at: PartitionProgress | None, end: int, found: PlaceSummary | None, last: LastRecord | None
+) -> PartitionProgress:
     passed = found.passed if found else None
     following = end if passed is None else passed + 1
     waited = at.low_water_offset if at is not None and at.low_water_offset < at.next_offset else None
@@ -120,7 +130,15 @@ def _after(at: PartitionProgress | None, end: int, found: PlaceSummary | None) -
         ),
         watermark=greatest([at.watermark if at else None, found.watermark if found else None]),
         again_to=applied if following < applied else None,
+        last=last or _still(at, following),
     )
+
+
+def _still(at: PartitionProgress | None, following: int) -> LastRecord | None:
+    """The record that was known before, unless the partition is rewound to before it."""
+    if at is None or at.last is None or (following < at.next_offset and following <= at.last.offset):
+        return None
+    return at.last
 
 
 def _under(at: PartitionProgress, former: int | None, bound: int | None) -> PartitionProgress:

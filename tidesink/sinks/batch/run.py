@@ -71,7 +71,7 @@ from tidesink.sinks.batch.source import (
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
-from tidesink.sinks.state.progress import Progress, SnapshotProgress, TopicProgress
+from tidesink.sinks.state.progress import LastRecord, Progress, SnapshotProgress, TopicProgress
 from tidesink.sinks.targets.base import (
     ApplyResult,
     EvolveResult,
@@ -122,10 +122,14 @@ class Hold:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The offsets of one batch. ``found``: the topic as it stood when they were chosen."""
+    """The offsets of one batch. ``found``: the topic as it stood when they were chosen.
+
+    ``last``: a record at the end of each range (``kafka.leader_epochs``).
+    """
 
     ranges: tuple[OffsetRange, ...]
     found: TopicOffsets
+    last: Mapping[int, LastRecord] = field(default_factory=dict)
 
     @property
     def records(self) -> int:
@@ -571,7 +575,8 @@ class Batch:
             for part in plan.ranges
         }
         found = plan.found
-        return topic_after(self._hold.progress, found.topic, found.topic_id, read, self._hold.bound)
+        before, bound = self._hold.progress, self._hold.bound
+        return topic_after(before, found.topic, found.topic_id, read, bound, plan.last)
 
     def _checked_account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
         """The batch's account, which holds."""

@@ -23,9 +23,10 @@ from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import DdlEvent, Event, Message, TableId
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.topic_ddl import newest_row_ddl, row_ddl_of
+from tidesink.sinks.kafka.leader_epochs import LeaderEpochs
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, is_other_topic
 from tidesink.sinks.spark.errors import fault_of
-from tidesink.sinks.state.progress import StateStore
+from tidesink.sinks.state.progress import LastRecord, StateStore
 
 PARTITION: Final = 0
 _KIND: Final = "schema-changes"
@@ -38,8 +39,9 @@ _ABSENT: Final = (
 )
 _UNREAD: Final = "the source's DDL in topic {} is not known by now: {}"
 _EXPIRED: Final = (
-    "records of topic {} expired before they were read, and the source's DDL in them is not known: compare "
-    "the tables with their source (tidesink diff), and have Kafka keep all of that topic (retention.ms=-1)"
+    "records of topic {} expired before they were read, or Kafka lost them (unclean leader election). The "
+    "source's DDL in them is not known: compare the tables with their source (tidesink diff), and have Kafka "
+    "keep all of that topic (retention.ms=-1)"
 )
 
 _RENAMED: Final = "values of before stay under the old name, and are NULL under the new one ({})"
@@ -58,8 +60,17 @@ class SourceStatement(NamedTuple):
 class SchemaChangeTopic:
     """What is read of the topic so far. One thread reads, any may ask."""
 
-    def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
+    def __init__(
+        self,
+        topic: str,
+        *,
+        pipeline: str,
+        source: KafkaSource,
+        store: StateStore,
+        log: LeaderEpochs | None = None,
+    ) -> None:
         self.topic = topic
+        self._log, self._last = log, dict[int, LastRecord]()
         self.topic_id = ""
         self.problem = ""
         self._name = f"{pipeline}/{topic}"
@@ -105,6 +116,8 @@ class SchemaChangeTopic:
         at = found.partitions[PARTITION]
         if not self.topic_id or is_other_topic(self.topic_id, found.topic_id):
             self._restore(found.topic_id)
+        if self._next < at.latest and self._log is not None:
+            self._follow_cut(self._log, found)
         while self._next < at.latest:
             start = max(self._next, at.earliest)
             self._lacks |= start > self._next > 0
@@ -115,15 +128,25 @@ class SchemaChangeTopic:
             ]
             self._keep([*self._known, *read], end)
 
+    def _follow_cut(self, log: LeaderEpochs, found: TopicOffsets) -> None:
+        """Read on from where the topic's log was cut, if it was: what Kafka lost there nobody knows."""
+        last = log.last(self.topic, {PARTITION: found.partitions[PARTITION].latest}, found.partitions)
+        cut = log.cuts(self.topic, self._last, found.partitions).get(PARTITION)
+        if cut is not None:
+            self._lacks, self._next = True, min(self._next, cut)
+        self._last = {**self._last, **last}
+
     def _restore(self, topic_id: str) -> None:
         kept: Any = self._store.load_document(_KIND, self._name)
         known, next_offset = tuple[SourceStatement, ...](), 0
+        last = dict[int, LastRecord]()
         if kept is not None and not is_other_topic(kept["topic_id"], topic_id):
             known = tuple(SourceStatement(row_ddl_of(*one), sent) for one, sent in kept["statements"])
             next_offset = int(kept["next_offset"])
+            last = {PARTITION: LastRecord(*kept["last"])} if kept.get("last") else {}
         self._lacks = bool(kept is not None and kept.get("lacks") and next_offset)
         with self._lock:
-            self.topic_id, self._known, self._next = topic_id, known, next_offset
+            self.topic_id, self._known, self._next, self._last = topic_id, known, next_offset, last
 
     def _keep(self, found: Iterable[SourceStatement], end: int) -> None:
         """Know the newest; of a statement that was sent again the later record, behind rows sent again."""
@@ -138,6 +161,7 @@ class SchemaChangeTopic:
             "topic_id": self.topic_id,
             "next_offset": end,
             "lacks": self._lacks,
+            "last": self._last.get(PARTITION),
             "statements": [[list(one.ddl), one.sent] for one in known],
         }
         self._store.save_document(_KIND, self._name, document)

@@ -38,6 +38,7 @@ from tidesink.sinks.batch.source import KafkaSource, raise_first, translated_rea
 from tidesink.sinks.batch.tasks import MOST_BYTES, Fetch, Work
 from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT, TopicDdl, TopicTables
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.leader_epochs import LeaderEpochs
 from tidesink.sinks.kafka.offsets import (
     Ends,
     KafkaOffsets,
@@ -76,12 +77,15 @@ class Topics:
         ask: Callable[[], KafkaOffsets],
         interval: float = 0.0,
         schema_changes: str | None = None,
+        log: LeaderEpochs | None = None,
     ) -> None:
+        # What notices that a partition's log was cut; None: nothing does.
+        self.log = log
         # The topic of a connector's DDL; None where the config names none.
         self.schema_changes = (
             None
             if schema_changes is None
-            else SchemaChangeTopic(schema_changes, pipeline=pipeline, source=source, store=store)
+            else SchemaChangeTopic(schema_changes, pipeline=pipeline, source=source, store=store, log=log)
         )
         self._pipeline, self._source, self._store = pipeline, source, store
         self._interval, self._ask = interval, ask
@@ -106,6 +110,7 @@ class Topics:
             ask=ask,
             interval=config.batch.watermark_interval,
             schema_changes=config.source.debezium.schema_change_topic,
+            log=LeaderEpochs(config.source.confluent_properties()),
         )
 
     @property

@@ -483,8 +483,8 @@ class _RangeReader:
                 f"Kafka knows no such partition ({error.name()}): the topic was deleted, or its brokers are "
                 "starting; look at the topic again",
             )
-        if code in _REFUSED:
-            raise self._failure(SourceError, f"Kafka refuses ({error.name()}): {_REFUSED[code]}")
+        if code in REFUSED:
+            raise self._failure(SourceError, f"Kafka refuses ({error.name()}): {REFUSED[code]}")
         if error.fatal() or not (error.retriable() or code in _PASSING):
             raise self._failure(
                 SourceError, f"Kafka cannot give the records ({error.name()}): see the broker's log"
@@ -502,9 +502,9 @@ class _RangeReader:
         if waited > self._limits.refusal:
             if self._short_end is not None:
                 raise self._ends_early(self._short_end)
-            if refused is not None and refused.code() in _REFUSED:
+            if refused is not None and refused.code() in REFUSED:
                 raise self._failure(
-                    SourceError, f"Kafka refuses ({refused.name()}): {_REFUSED[refused.code()]}"
+                    SourceError, f"Kafka refuses ({refused.name()}): {REFUSED[refused.code()]}"
                 )
         if waited > self._limits.silence:
             raise self._unavailable(self._error or refused)
@@ -573,7 +573,8 @@ _ABSENT: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 )
 _LOGIN: Final = "check security.protocol, sasl.mechanism, and the user's name and password or token"
-_REFUSED: Final[Mapping[int, str]] = {
+# What this user, or these bytes, are refused for: no later try mends it.
+REFUSED: Final[Mapping[int, str]] = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user needs the right to read and describe the topic",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user needs rights on the cluster",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "this user needs rights on the cluster",

@@ -366,7 +366,7 @@ def _numbers(topic: str, listed: Any, unanswered: dict[str, SourceError]) -> fro
 def _note(unanswered: dict[str, SourceError], topic: str, error: KafkaError) -> None:
     # Gone between two questions: whoever reads the topic learns it by its absence.
     if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-        unanswered[topic] = _translated(error, topic)
+        unanswered[topic] = translated_error(error, topic)
 
 
 def _is_same(known: TopicOffsets, numbers: frozenset[int], ends: _Offsets) -> bool:
@@ -387,10 +387,11 @@ def translated_kafka_errors() -> Iterator[None]:
     try:
         yield
     except KafkaException as exc:
-        raise _translated(exc.args[0]) from exc
+        raise translated_error(exc.args[0]) from exc
 
 
-def _translated(error: KafkaError, topic: str | None = None) -> SourceError:
+def translated_error(error: KafkaError, topic: str | None = None) -> SourceError:
+    """An error of librdkafka as ours, by its code."""
     if error.retriable() or error.code() in _UNAVAILABLE:
         return BrokerUnavailableError(
             f"Kafka does not answer ({error.name()}): are source.brokers right, and do they run?", topic=topic

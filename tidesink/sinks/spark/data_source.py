@@ -14,6 +14,7 @@ mean.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -41,7 +42,9 @@ from tidesink.kafka_client import client_settings, librdkafka_settings
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import subject
 from tidesink.sinks.kafka.fetch import FetchRange, fetch
-from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.kafka.leader_epochs import LeaderEpochs
+from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, is_other_topic
+from tidesink.sinks.state.progress import LastRecord
 from tidesink.typemap.table import TimePolicies
 
 if TYPE_CHECKING:
@@ -601,14 +604,19 @@ class TidesinkDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Reads on from offset to offset."""
         options = ReadOptions.of(self.options, streaming=True)
-        return ChangeStreamReader(_Task(options, schema, options.table))
+        log = LeaderEpochs(options.kafka)
+        return ChangeStreamReader(_Task(options, schema, options.table), log=log)
 
 
 class ChangeBatchReader(DataSourceReader):
     """One task a topic-partition."""
 
-    def __init__(self, task: _Task) -> None:
+    def __init__(self, task: _Task, asked: KafkaOffsets | None = None) -> None:
         self._task = task
+        self._asked = asked
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_task": self._task, "_asked": None}
 
     def partitions(self) -> list[InputPartition]:
         """The ranges from startingOffsets to endingOffsets.
@@ -618,9 +626,16 @@ class ChangeBatchReader(DataSourceReader):
             SourceError: Kafka has no such topic, or refuses.
         """
         options = self._task.options
-        found = topic_offsets(options)
+        found = topic_offsets(options, self._asked)
         start = parse_offsets(options.start, found, option="startingOffsets")
         end = parse_offsets(options.end, found, option="endingOffsets")
+        for number in sorted(start):
+            if end[number] < start[number]:
+                raise ConfigError(
+                    f"Partition {number} would be read from {start[number]} to {end[number]}, and ends at "
+                    f"{found.partitions[number].latest}: set a startingOffsets that is not behind the end",
+                    key="startingOffsets",
+                )
         return _partitions(found.topic, found.topic_id, start, end)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -630,41 +645,104 @@ class ChangeBatchReader(DataSourceReader):
 
 
 class ChangeStreamReader(DataSourceStreamReader):
-    """Offsets are ``{"topic": …, "topic_id": …, "partitions": {"0": next offset}}``."""
+    """Offsets are ``{"topic": …, "topic_id": …, "partitions": {"0": next offset}, "last": {"0": record}}``.
 
-    def __init__(self, task: _Task) -> None:
+    ``last`` has the offset and the leader epoch of a record at the end of each partition, by which a log that
+    was cut is noticed (``kafka.leader_epochs``); checkpoints of earlier versions lack it.
+
+    Spark stores the offsets of ``latestOffset`` in the checkpoint before it asks for their ranges, and begins
+    the next batch there, also if they are lower than before. So an end below what was read is never given to
+    Spark. After a restart the reader learns what was read only when Spark asks for the next ranges.
+
+    ``asked`` answers for the brokers. ``log`` says which records they have; None: nothing is asked.
+    ``pause``: seconds before a partition that seems to end too early is looked at again.
+    """
+
+    def __init__(
+        self,
+        task: _Task,
+        asked: KafkaOffsets | None = None,
+        *,
+        log: LeaderEpochs | None = None,
+        pause: float = 0.5,
+    ) -> None:
         self._task = task
-        self._asked: KafkaOffsets | None = None
+        self._asked, self._log = asked, log
+        self._pause = pause
+        self._read: dict[str, Any] | None = None
+        self._checked = set[tuple[int, LastRecord]]()
+        self._seen: TopicOffsets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_task": self._task, "_asked": None}
+        state = {"_asked": None, "_log": None, "_read": None, "_checked": set(), "_seen": None}
+        return {"_task": self._task, "_pause": self._pause, **state}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """By startingOffsets; asked when a stream starts without a checkpoint."""
         found = self._found()
         start = parse_offsets(self._task.options.start, found, option="startingOffsets")
-        return _stream_offset(found, start)
+        self._read = _stream_offset(found, start)
+        return self._read
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where the partitions end now."""
-        found = self._found()
-        return _stream_offset(found, {number: ends.latest for number, ends in found.partitions.items()})
+        """Where the partitions end now.
+
+        Raises:
+            SourceError: a partition ends before what was read of it, or is gone, or the topic was deleted and
+                created again.
+        """
+        for _ in range(_LOOKS - 1):
+            latest = self._ends()
+            if self._read is None or not _lost(self._read, latest):
+                break
+            # A broker that has just become the leader may answer with an earlier end.
+            time.sleep(self._pause)
+        else:
+            latest = self._ends()
+        if self._read is not None:
+            _check_follows(self._read, latest, _NOT_STORED)
+            if _numbers(latest) == _numbers(self._read):
+                return self._read  # nothing came
+        self._read = self._with_last(latest)
+        return self._read
+
+    def _with_last(self, latest: dict[str, Any]) -> dict[str, Any]:
+        """An end with the last records before it, once the log has those that were seen before."""
+        if self._log is None:
+            return latest
+        known = _last_records(self._read)
+        # They are looked at first: whatever is cut off after that shows in them the next time.
+        last = self._log.last(latest["topic"], _numbers(latest), self._newest().partitions)
+        self._check_log(latest["topic"], known, _NOT_STORED)
+        self._checked = {*known.items(), *last.items()}
+        records = {str(number): [*record] for number, record in sorted({**known, **last}.items())}
+        return {**latest, "last": records}
+
+    def _check_log(self, topic: str, known: Mapping[int, LastRecord], way_out: str) -> None:
+        if self._log is None or not known:
+            return
+        for number, offset in sorted(self._log.cuts(topic, known, self._newest().partitions).items()):
+            raise SourceError(
+                f"The partition's log was cut at offset {offset} and has grown again (an unclean leader "
+                f"election, a lost disk): from there on it has other records than the stream read. {way_out}",
+                topic=topic,
+                partition=number,
+                offset=known[number].offset,
+            )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges of one batch; a partition that was added is read from its first record.
 
         Raises:
-            SourceError: the topic was deleted and created again since the checkpoint.
+            SourceError: as ``latestOffset``, since the checkpoint.
         """
-        if start["topic_id"] != end["topic_id"]:
-            raise SourceError(
-                "the topic was deleted and created again since the checkpoint: its offsets mean other "
-                "records now. Start the stream with a new checkpoint",
-                topic=end["topic"],
-            )
-        begins, ends = (
-            {int(number): int(offset) for number, offset in one["partitions"].items()} for one in (start, end)
-        )
+        _check_follows(start, end, _STORED)
+        if {*_last_records(start).items()} - self._checked:
+            # Of a checkpoint that another process wrote.
+            self._check_log(end["topic"], _last_records(start), _STORED)
+        if self._read is None or not _lost(self._read, end):
+            self._read = end
+        begins, ends = _numbers(start), _numbers(end)
         begins = {number: begins.get(number, 0) for number in ends}
         return _partitions(end["topic"], end["topic_id"], begins, ends)
 
@@ -679,10 +757,71 @@ class ChangeStreamReader(DataSourceStreamReader):
     def stop(self) -> None:
         """Nothing to do: no consumer group is joined."""
 
+    def _ends(self) -> dict[str, Any]:
+        found = self._found()
+        return _stream_offset(found, {number: ends.latest for number, ends in found.partitions.items()})
+
     def _found(self) -> TopicOffsets:
         if self._asked is None:
             self._asked = KafkaOffsets(client_settings(self._task.options.kafka))
-        return topic_offsets(self._task.options, self._asked)
+        self._seen = topic_offsets(self._task.options, self._asked)
+        return self._seen
+
+    def _newest(self) -> TopicOffsets:
+        """The topic as it was looked at last."""
+        return self._seen or self._found()
+
+
+# So often the brokers are asked for ends that are not below what was read.
+_LOOKS: Final = 6
+_NEW_CHECKPOINT: Final = (
+    "start the stream with a new checkpoint, and repair the rows that the lost records had changed"
+)
+_NOT_STORED: Final = (
+    "The checkpoint was not changed. If a broker was restarted just now, start the stream again. Otherwise "
+    f"{_NEW_CHECKPOINT}"
+)
+_STORED: Final = (
+    "No record was read, but the checkpoint has this batch. If Kafka still has the records, delete the "
+    "newest file in the folder `offsets` of the checkpoint, and start the stream again. Otherwise "
+    f"{_NEW_CHECKPOINT}"
+)
+
+
+def _numbers(offset: Mapping[str, Any]) -> dict[int, int]:
+    return {int(number): int(at) for number, at in offset["partitions"].items()}
+
+
+def _last_records(offset: Mapping[str, Any] | None) -> dict[int, LastRecord]:
+    found = offset.get("last", {}) if offset is not None else {}
+    return {int(number): LastRecord(*record) for number, record in found.items()}
+
+
+def _lost(read: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int | None]:
+    """The partitions that end before what was read of them, with their ends; None: it is gone."""
+    ends = _numbers(end)
+    return {number: ends.get(number) for number, at in _numbers(read).items() if ends.get(number, -1) < at}
+
+
+def _check_follows(read: Mapping[str, Any], end: Mapping[str, Any], way_out: str) -> None:
+    """Refuse an end that is not at or behind what was read, partition by partition."""
+    topic = end["topic"]
+    if is_other_topic(read["topic_id"], end["topic_id"]):
+        raise SourceError(
+            "the topic was deleted and created again since the checkpoint: its offsets mean other "
+            "records now. Start the stream with a new checkpoint",
+            topic=topic,
+        )
+    for number, at in sorted(_lost(read, end).items()):
+        before = _numbers(read)[number]
+        what = "The partition is gone" if at is None else f"The partition ends at {at}"
+        raise SourceError(
+            f"{what}, and the stream stands at {before}: Kafka lost records (an unclean leader election, a "
+            f"lost disk), or this is another cluster. {way_out}",
+            topic=topic,
+            partition=number,
+            offset=before,
+        )
 
 
 def _stream_offset(found: TopicOffsets, offsets: Mapping[int, int]) -> dict[str, Any]:

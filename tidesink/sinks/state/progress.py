@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
@@ -217,6 +217,13 @@ def split_txn_version(version: int) -> tuple[int, int]:
     return divmod(version, BATCHES_PER_EPOCH)
 
 
+class LastRecord(NamedTuple):
+    """A record that was seen in a partition's log, and the epoch of the leader that wrote it."""
+
+    offset: int
+    epoch: int
+
+
 @dataclass(frozen=True)
 class PartitionProgress:
     """One topic-partition.
@@ -227,6 +234,8 @@ class PartitionProgress:
     (both TiDB TSO; None where the topic carries none).
     ``again_to``: the offset up to which the partition was applied before it was rewound, until it is applied
     up to there again; None else.
+    ``last``: a record at the end of what was read, which shows whether the log was cut since
+    (``kafka.leader_epochs``); None where records have no leader epoch, and in what earlier versions stored.
     """
 
     next_offset: int
@@ -234,6 +243,7 @@ class PartitionProgress:
     applied_commit_ts: int | None = None
     watermark: int | None = None
     again_to: int | None = None
+    last: LastRecord | None = None
 
     @property
     def applied_to(self) -> int:
@@ -519,8 +529,9 @@ def _topic_document(topic: TopicProgress) -> dict[str, Any]:
     }
 
 
-def _partition_document(at: PartitionProgress) -> list[int | None]:
-    again = [] if at.again_to is None else [at.again_to]
+def _partition_document(at: PartitionProgress) -> list[Any]:
+    more = [at.again_to, *([] if at.last is None else [[*at.last]])]
+    again = more if any(one is not None for one in more) else []
     return [at.next_offset, at.low_water_offset, at.applied_commit_ts, at.watermark, *again]
 
 
@@ -589,8 +600,13 @@ def _read_moment(found: Any) -> int | None:
 
 
 def _read_topic(name: str, document: dict[str, Any]) -> TopicProgress:
-    partitions = {int(number): PartitionProgress(*at) for number, at in document["partitions"].items()}
+    partitions = {int(number): _read_partition(*at) for number, at in document["partitions"].items()}
     return TopicProgress(name, document["topic_id"], partitions)
+
+
+def _read_partition(*stored: Any) -> PartitionProgress:
+    at = PartitionProgress(*stored)
+    return at if at.last is None else replace(at, last=LastRecord(*map(int, at.last)))
 
 
 def _read_sequence(word: object) -> SequenceBy:

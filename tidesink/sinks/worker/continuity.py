@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
@@ -19,11 +19,12 @@ from tidesink.sinks.kafka.offsets import (
     NO_ID,
     FirstRecord,
     KafkaOffsets,
+    OffsetRange,
     TopicOffsets,
     check_continuity,
     made_again,
 )
-from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
+from tidesink.sinks.state.progress import LastRecord, Progress, StateStore, TopicProgress
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.control import Pauses, Unaccepted, check_not_restored
@@ -102,6 +103,23 @@ class Continuity:
                 self._accept_missed(progress, found.compaction, pauses)
                 caught_up.begin(now, batch)
         pauses.missed = None
+
+    def last_records(
+        self, progress: TopicProgress | None, ranges: Sequence[OffsetRange], found: TopicOffsets
+    ) -> Mapping[int, LastRecord]:
+        """A record at the end of each range of the next batch, once the log has what was read of it.
+
+        Raises:
+            SourceError: a partition's log was cut since, and has grown again.
+            SourceUnavailableError: no broker answers.
+        """
+        log = self._context.topics.log
+        if log is None:
+            return {}
+        parts = progress.partitions if progress is not None else {}
+        known = {n: at.last for n, at in parts.items() if at.last is not None}
+        ends = {part.partition: part.end for part in ranges if part.records}
+        return log.checked(found.topic, found.topic_id, known, ends, found.partitions)
 
     def _accept_missed(self, progress: TopicProgress, compaction: Compaction, pauses: Pauses) -> None:
         """Raise SourceError unless a person accepted that deletes may be missing."""

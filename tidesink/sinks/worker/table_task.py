@@ -398,6 +398,8 @@ class TableTask:
         if passes and progress is not None and self._is_for_others(reader):
             self._passed.add(plan.ranges)
             return
+        last = retry.call(lambda: self._continuity.last_records(progress, plan.ranges, plan.found))
+        plan = replace(plan, last=last)
         if self._begins(plan.records, left=max(0, self._unapplied(plan.found) - plan.records)):
             self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
