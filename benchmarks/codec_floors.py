@@ -17,7 +17,7 @@ import fastavro
 import orjson
 
 from benchmarks.turns import Turn
-from tidesink.codecs.base import HEADER_SIZE
+from tidesink.codecs.framing import HEADER_SIZE
 from tidesink.events import ChangeEvent, Message
 
 _EPOCH: Final = datetime(1970, 1, 1)

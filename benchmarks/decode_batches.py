@@ -18,8 +18,9 @@ import pyarrow as pa
 from benchmarks.events import OPTIONS, SCHEMA, events
 from benchmarks.turns import Turn, rates, ratio, take_turns
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import HEADER_SIZE, Codec, EncodedRecord, schema_id_of
+from tidesink.codecs.base import Codec, EncodedRecord, schema_id_of
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.framing import HEADER_SIZE
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.schema_registry.client import MemorySchemaRegistry
 

@@ -18,9 +18,10 @@ from tests.fuzz.inputs import packed, unpacked
 from tests.fuzz.rules import decoded, refuses, require
 from tests.fuzz.targets_codecs import message
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import HEADER_SIZE, Codec, CodecOptions, schema_id_of
+from tidesink.codecs.base import Codec, CodecOptions, schema_id_of
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import compressed, decompressed
+from tidesink.codecs.framing import HEADER_SIZE
 from tidesink.codecs.large_messages import ClaimCheck, LargeMessages, LocalStorage
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.errors import FramingError

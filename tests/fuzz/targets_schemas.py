@@ -13,8 +13,9 @@ from tests.fuzz.inputs import packed, unpacked
 from tests.fuzz.rules import decoded, refuses
 from tests.fuzz.targets_codecs import debezium_json_seeds, message
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import HEADER_SIZE, header
+from tidesink.codecs.base import header
 from tidesink.codecs.debezium.connect_schema import connect_schema_of_avro, connect_schema_of_json
+from tidesink.codecs.framing import HEADER_SIZE
 from tidesink.errors import DecodeError
 from tidesink.schema_registry import MemorySchemaRegistry
 

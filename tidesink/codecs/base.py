@@ -26,6 +26,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from tidesink.codecs.compression import LARGEST, Compression
+from tidesink.codecs.framing import HEADER_SIZE, MAGIC, not_confluent
 from tidesink.errors import FramingError, SchemaMismatchError
 from tidesink.events import Event, Message, TableId
 from tidesink.typemap.table import AmbiguousTime, DecimalMode, UnsignedMode, ZeroDate
@@ -244,13 +245,7 @@ class Codec(ABC):
 # are bytes, whatever length these announce. It must leave every decoder, so that the task is tried again
 # (``sinks.spark.errors.passing_failure``): none catches ``Exception`` or ``pa.ArrowException``.
 DAMAGED: Final = (EOFError, LookupError, ValueError, OverflowError, TypeError, RecursionError)
-MAGIC: Final = 0
-HEADER_SIZE: Final = 5
 _HEADER: Final = struct.Struct(">BI")
-# AWS Glue: version byte 03, a compression byte (00 none, 05 zlib), then a schema version UUID.
-GLUE_SIZE: Final = 18
-_GLUE_COMPRESSION: Final = (0, 5)
-_SHOWN_BYTES: Final = 8
 
 
 def header(schema_id: int) -> bytes:
@@ -266,29 +261,9 @@ def schema_id_of(data: bytes, part: str) -> int:
     """
     if len(data) >= HEADER_SIZE and data[0] == MAGIC:
         schema_id: int = _HEADER.unpack_from(data)[1]
-        return schema_id
-    raise FramingError(f"the {part} {what_else(data)}")
-
-
-def is_glue(data: bytes) -> bool:
-    """Whether the bytes start with an AWS Glue header."""
-    return len(data) >= GLUE_SIZE and data[0] == 3 and data[1] in _GLUE_COMPRESSION
-
-
-def what_else(data: bytes) -> str:
-    """What bytes look like that are not under a Confluent header."""
-    if not data:
-        return "is empty: a Confluent header of 5 bytes was expected"
-    if is_glue(data):
-        return (
-            "has an AWS Glue schema registry header, which is not read here: set schema-registry at the "
-            "changefeed, or read the topic with tidesink decode and its Glue schemas"
-        )
-    if data[0] == MAGIC:
-        return f"has {len(data)} bytes: the Confluent header alone has 5"
-    shown = data[:_SHOWN_BYTES].hex(" ")
-    hint = ", which looks like JSON: is the protocol canal-json?" if data[:1] in (b"{", b"[") else ""
-    return f"starts with {shown}, not with the magic byte 00 of a Confluent header{hint}"
+        if schema_id:
+            return schema_id
+    raise FramingError(f"the {part} {not_confluent(data)}")
 
 
 class ByIdentity(Generic[T]):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from tidesink.codecs.base import CodecOptions, kept
+from tidesink.codecs.framing import not_json
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, shown
 from tidesink.events import DdlEvent, Event, Message, Op, Position, TableId, WatermarkEvent
@@ -56,7 +57,11 @@ def _each_line(value: bytes) -> list[Parsed]:
                 return [_object(orjson.loads(line)) for line in lines]
         except orjson.JSONDecodeError:
             pass
-        raise FramingError(f"the value is no JSON: {error}; is the topic's protocol canal-json?") from None
+        what = not_json(value)
+        named = "" if what is None else f"; it {what}"
+        raise FramingError(
+            f"the value is no JSON: {error}{named}; is the topic's protocol canal-json?"
+        ) from None
 
 
 def _object(parsed: object) -> Parsed:

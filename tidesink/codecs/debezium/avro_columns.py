@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.avro_columns import CHUNK_RECORDS, AvroDecoder, RecordBytes
-from tidesink.codecs.base import HEADER_SIZE
 from tidesink.codecs.batch import ColumnarResult, Indices, Records, ValueOptions
 from tidesink.codecs.debezium.columns import Changes, Envelopes, EnvelopeTables, Image, IsFlattened
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.formats import AvroParser
+from tidesink.codecs.framing import HEADER_SIZE
 from tidesink.errors import DecodeError, RegistryError
 from tidesink.events import SchemaIds
 

@@ -47,12 +47,15 @@ from tidesink.codecs.debezium.unwrapped import (
     marked_delete,
     source_of_headers,
 )
+from tidesink.codecs.framing import ids_in_headers
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import (
     ConfigError,
     DecodeError,
     EncodeError,
+    FramingError,
     RegistryError,
+    RegistryUnavailableError,
     SchemaMismatchError,
     TidesinkError,
     shown,
@@ -304,6 +307,15 @@ class DebeziumAvroCodec(DebeziumCodec):
         self._avro = AvroParser(registry)
         super().__init__(self._avro, options=options, definitions=definitions)
         self._writer = AvroWriter(registry, self._options, clock)
+
+    def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
+        try:
+            return super()._decoded(message, keys)
+        except (DecodeError, RegistryError) as error:
+            elsewhere = ids_in_headers(message.headers)
+            if elsewhere is None or isinstance(error, RegistryUnavailableError):
+                raise
+            raise _placed(FramingError(elsewhere), message) from error
 
     @cached_property
     def _columns(self) -> Columns:

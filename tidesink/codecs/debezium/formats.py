@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 import fastavro
 from fastavro.schema import SchemaParseException
 
-from tidesink.codecs.base import DAMAGED, HEADER_SIZE, schema_id_of
+from tidesink.codecs.base import DAMAGED, schema_id_of
 from tidesink.codecs.compression import LARGEST, decompressed
 from tidesink.codecs.debezium.connect_schema import (
     MOST_LEVELS,
@@ -31,6 +31,7 @@ from tidesink.codecs.debezium.connect_schema import (
     connect_schema_of_avro,
     connect_schema_of_json,
 )
+from tidesink.codecs.framing import HEADER_SIZE, not_json
 from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.events import Message
 from tidesink.schema_registry.base import SchemaRegistry
@@ -104,9 +105,8 @@ class JsonParser:
         except RecursionError as error:
             raise SchemaMismatchError(f"the {part} is nested too deep to be a row's") from error
         except ValueError as error:  # JSONDecodeError, and integers of thousands of digits
-            raise FramingError(
-                f"the {part} is no JSON: {error!s:.120}; is the topic's protocol debezium-json?"
-            ) from error
+            what = not_json(data)
+            raise FramingError(f"the {part} is no JSON: {error!s:.120}; {what or _ASKED}") from error
 
     def _parsed(self, text: str, place: tuple[str, str]) -> Parsed:
         return self._usual(text, place) or _unwrapped(_DECODER.decode(text))
@@ -202,11 +202,13 @@ def _unwrapped(found: Any) -> Parsed:
     return Parsed(payload, None if schema is None else connect_schema_of_json(schema))
 
 
+_ASKED: Final = "is the topic's protocol debezium-json?"
+
+
 def _no_text(data: bytes) -> str:
     what = f"starts with {data[:8].hex(' ')} and is no UTF-8 text"
-    if data[:1] == b"\0":
-        return what + ", but looks like a Confluent header: is the protocol debezium-avro?"
-    return what + ": is the topic's protocol debezium-json?"
+    known = not_json(data)
+    return f"{what}: {_ASKED}" if known is None else f"{what}. It {known}"
 
 
 _SCHEMA_ERRORS: Final = (SchemaParseException, ValueError, TypeError, KeyError, RecursionError)

@@ -26,17 +26,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from uuid import UUID
 
 from tidesink.codecs.base import (
-    GLUE_SIZE,
-    HEADER_SIZE,
     ByIdentity,
     Codec,
     CodecOptions,
     EncodedRecord,
     TableOfTopic,
     header,
-    is_glue,
     schema_id_of,
-    what_else,
 )
 from tidesink.codecs.flat_avro.payloads import (
     BIT_WIDTH,
@@ -54,6 +50,7 @@ from tidesink.codecs.flat_avro.schema import (
     schema_text,
     value_record,
 )
+from tidesink.codecs.framing import GLUE_SIZE, HEADER_SIZE, ids_in_headers, is_glue, not_confluent
 from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.errors import (
     ChecksumError,
@@ -61,6 +58,7 @@ from tidesink.errors import (
     EncodeError,
     FramingError,
     RegistryError,
+    RegistryUnavailableError,
     SchemaMismatchError,
     TidesinkError,
     UnnamedRowError,
@@ -144,7 +142,12 @@ class FlatAvroCodec(Codec):
             return (plan.read(message) if plan.sums is None else self._summed(message, plan.sums, plan),)
         except (DecodeError, RegistryError) as error:
             error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
-            raise
+            elsewhere = ids_in_headers(message.headers)
+            if elsewhere is None or isinstance(error, RegistryUnavailableError):
+                raise
+            raise FramingError(
+                elsewhere, topic=message.topic, partition=message.partition, offset=message.offset
+            ) from error
 
     def columnar(self, options: ValueOptions) -> Columnar:
         """The columnar step, for ``codecs.batch.decode_in_columns``."""
@@ -525,7 +528,7 @@ class GlueFrames:
         if data is None:
             return None
         if not is_glue(data):
-            raise FramingError(f"one part has an AWS Glue header, and the {part} {what_else(data)}")
+            raise FramingError(f"one part has an AWS Glue header, and the {part} {not_confluent(data)}")
         payload = data[GLUE_SIZE:]
         plain = _inflated(payload, part) if data[1] == _ZLIB else payload
         return header(self._id(UUID(bytes=data[2:GLUE_SIZE]))) + plain

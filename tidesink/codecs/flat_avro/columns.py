@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.avro_columns import CHUNK_RECORDS, AvroDecoder, Mask, RecordBytes
-from tidesink.codecs.base import HEADER_SIZE
 from tidesink.codecs.batch import (
     MARKS,
     NAMES_TYPE,
@@ -37,6 +36,7 @@ from tidesink.codecs.batch import (
 )
 from tidesink.codecs.flat_avro.payloads import OPS, DecodePlan
 from tidesink.codecs.flat_avro.schema import BEFORE, COMMIT_TS, EXTENSION, OP, AvroColumn, WriterRecord
+from tidesink.codecs.framing import HEADER_SIZE
 from tidesink.errors import DecodeError, RegistryError
 from tidesink.events import ColumnType, Message, Op, Position, WatermarkEvent
 from tidesink.typemap.arrow import ColumnResult, from_text, from_value

@@ -17,7 +17,7 @@ from typing import Any, Final
 import fastavro
 from fastavro import schemaless_reader, schemaless_writer
 
-from tidesink.codecs.base import DAMAGED, HEADER_SIZE, header
+from tidesink.codecs.base import DAMAGED, header
 from tidesink.codecs.flat_avro.schema import (
     BEFORE,
     COMMIT_TS,
@@ -27,6 +27,7 @@ from tidesink.codecs.flat_avro.schema import (
     AvroColumn,
     WriterRecord,
 )
+from tidesink.codecs.framing import HEADER_SIZE
 from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, CURRENT_VERSION, VERSION, RowSums
 from tidesink.errors import DecodeError, EncodeError, SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.events import (

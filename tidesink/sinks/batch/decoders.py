@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.base import HEADER_SIZE
-from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError
+from tidesink.codecs.batch import Fault
+from tidesink.codecs.framing import HEADER_SIZE, ids_in_headers, is_glue
+from tidesink.errors import FramingError, SchemaMismatchError, SchemaNotFoundError, TidesinkError
 from tidesink.events import fold_name
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.filtering import RowFilterRule
@@ -152,6 +153,35 @@ class KnownSchemas(MemorySchemaRegistry):
         return super().schema_by_id(schema_id) if known is None else known
 
 
+def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str) -> Iterator[Fault]:
+    """Faults in words for a worker, which reads no other framing than Confluent's."""
+    for fault in faults:
+        elsewhere = record_ids_in_headers(records, fault.record)
+        glue = (
+            part for part in ("value", "key") if is_glue(records.column(part)[fault.record].as_py() or b"")
+        )
+        part = next(glue, None)
+        if elsewhere is not None:
+            yield fault._replace(error=FramingError(elsewhere))
+        elif part is not None:
+            yield fault._replace(error=FramingError(under_glue(part, protocol)))
+        else:
+            yield fault
+
+
+def named_unplanned(records: pa.RecordBatch, found: Iterable[Unplanned]) -> Iterator[Unplanned]:
+    """The records with an id that is new or unusable, of which some have their id in a header in truth."""
+    for one in found:
+        elsewhere = record_ids_in_headers(records, one.record)
+        yield one if elsewhere is None else replace(one, fault=FramingError(elsewhere))
+
+
+def record_ids_in_headers(records: pa.RecordBatch, record: int) -> str | None:
+    """Why the ids in a record's headers are not read; None where it has none, or no headers were fetched."""
+    headers = records.column("headers")[record].as_py() if "headers" in records.schema.names else None
+    return None if not headers else ids_in_headers((one["key"], one["value"]) for one in headers)
+
+
 def under_glue(part: str, protocol: str) -> str:
     """Why a worker does not read a key or a value under AWS Glue's header, and what to do."""
     return (
@@ -166,10 +196,10 @@ def folded_keys(shape: TableShape) -> frozenset[str] | None:
 
 
 def schema_id_of(part: bytes | None) -> int | None:
-    """The schema id in a Confluent header; None where there is no such header."""
+    """The schema id in a Confluent header; None where there is no such header. Ids begin at 1."""
     if part is None or len(part) < HEADER_SIZE or part[0] != 0:
         return None
-    return int.from_bytes(part[1:HEADER_SIZE], "big")
+    return int.from_bytes(part[1:HEADER_SIZE], "big") or None
 
 
 def schema_ids(column: pa.Array) -> npt.NDArray[np.int64]:
@@ -183,5 +213,5 @@ def schema_ids(column: pa.Array) -> npt.NDArray[np.int64]:
     data = np.frombuffer(heads.cast(pa.binary(HEADER_SIZE)).buffers()[1], np.uint8)
     rows = data[heads.offset * HEADER_SIZE :][: len(framed) * HEADER_SIZE].reshape(-1, HEADER_SIZE)
     ids = rows[:, 1:].astype(np.int64) @ np.array([1 << 24, 1 << 16, 1 << 8, 1], np.int64)
-    found[framed] = np.where(rows[:, 0] == 0, ids, _NO_ID)
+    found[framed] = np.where((rows[:, 0] == 0) & (ids > 0), ids, _NO_ID)
     return found

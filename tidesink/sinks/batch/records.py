@@ -254,7 +254,12 @@ class TableDecoder(ABC):
 
     @property
     def uses_timestamps(self) -> bool:
-        """Whether records come with Kafka's timestamps, which take a tenth of a fetch. None have headers."""
+        """Whether records come with Kafka's timestamps, which take a tenth of a fetch."""
+        return False
+
+    @property
+    def uses_headers(self) -> bool:
+        """Whether records come with their headers."""
         return False
 
     def usable(self, _records: pa.RecordBatch) -> Flags | None:

@@ -209,8 +209,8 @@ class RangeTask:
 
         ``topic_id``: Kafka must still say it after a read.
         """
-        timestamps = plan.decoder.uses_timestamps
-        wanted = (FetchRange(*one, topic_id, timestamps, headers=False) for one in ranges if one.records)
+        used = plan.decoder.uses_timestamps, plan.decoder.uses_headers
+        wanted = (FetchRange(*one, topic_id, *used) for one in ranges if one.records)
         return cls(tuple(wanted), plan, sink=sink)
 
     @property

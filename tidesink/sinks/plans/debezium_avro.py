@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.base import CodecOptions, DebeziumModes, is_glue
-from tidesink.codecs.batch import DecodedBatch, Fault
+from tidesink.codecs.base import CodecOptions, DebeziumModes
+from tidesink.codecs.batch import DecodedBatch
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.errors import ConfigError, DecodeError, FramingError, SchemaMismatchError
+from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.decoders import (
     DecodePlan,
@@ -32,9 +32,10 @@ from tidesink.sinks.batch.decoders import (
     SideSchemas,
     folded_keys,
     in_order,
+    named_faults,
+    named_unplanned,
     schema_id_of,
     schema_ids,
-    under_glue,
 )
 from tidesink.sinks.batch.records import Flags, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
@@ -58,11 +59,13 @@ _DOCUMENTS: Final = "its records are MongoDB's documents, which a worker does no
 class DebeziumAvroDecoder(DebeziumDecoder):
     """Decodes the debezium-avro records of one table.
 
+    ``uses_headers``: some records have their schema ids in headers, which only a header shows.
     ``control`` are the ids of value schemas whose records change no row: their keys are not looked at.
     """
 
     schemas: RegisteredSchemas = field(kw_only=True)
     control: frozenset[int] = frozenset()
+    uses_headers: bool = False
 
     @property
     def rows_tell_dropped(self) -> bool:
@@ -73,7 +76,7 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         """Records with an id that is new or unusable; null values, and control records' keys, say nothing."""
         asked = (schema_ids(records.column("value")) >= 0) & ~self._is_control(records)
         found = self.schemas.unplanned(records, first="value")
-        return tuple(one for one in found if asked[one.record])
+        return tuple(named_unplanned(records, (one for one in found if asked[one.record])))
 
     def schema_id(self, part: bytes | None) -> int | None:
         """The id in the Confluent header."""
@@ -82,7 +85,7 @@ class DebeziumAvroDecoder(DebeziumDecoder):
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events."""
         found = super().decode_batch(self._usable(records))
-        return replace(found, faults=tuple(_for_workers(one, records) for one in found.faults))
+        return replace(found, faults=tuple(named_faults(records, found.faults, self._codec.name)))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """As ``TableDecoder``."""
@@ -105,14 +108,6 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         definitions = TableDefinitions([self.definition] if self.definition else [])
         registry = KnownSchemas(self.schemas.texts)
         return DebeziumAvroCodec(registry=registry, options=self.options, definitions=definitions)
-
-
-def _for_workers(fault: Fault, records: pa.RecordBatch) -> Fault:
-    """A fault in words for a worker, which has no other registry than Confluent's."""
-    for part in ("value", "key"):
-        if is_glue(records.column(part)[fault.record].as_py() or b""):
-            return fault._replace(error=FramingError(under_glue(part, "debezium-avro")))
-    return fault
 
 
 # What schemas say

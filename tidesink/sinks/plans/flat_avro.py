@@ -13,12 +13,12 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from tidesink.codecs.base import ChecksumMode, CodecOptions, is_glue
-from tidesink.codecs.batch import ChangeTable, DecodedBatch, Fault, ValueOptions, rows_from_events
+from tidesink.codecs.base import ChecksumMode, CodecOptions
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM, checksum_fault
-from tidesink.errors import ChecksumError, ConfigError, FramingError, SchemaMismatchError
+from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Event, Message, TableId, WatermarkEvent, fold_name
 from tidesink.sinks.batch.decoders import (
     DecodePlan,
@@ -27,8 +27,9 @@ from tidesink.sinks.batch.decoders import (
     SideSchemas,
     folded_keys,
     in_order,
+    named_faults,
+    named_unplanned,
     schema_id_of,
-    under_glue,
 )
 from tidesink.sinks.batch.records import TableDecoder, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
@@ -40,8 +41,9 @@ from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_ord
 class FlatAvroDecoder(TableDecoder):
     """Decodes the flat-avro records of one table.
 
-    ``checksum``: what is done about a row that is not what its checksum says. ``keys`` and
-    ``ambiguous_time``: as ``ValueOptions``.
+    ``uses_headers``: some records have their schema ids in headers, which only a header shows. ``checksum``:
+    what is done about a row that is not what its checksum says. ``keys`` and ``ambiguous_time``: as
+    ``ValueOptions``.
     """
 
     table: TableId
@@ -51,10 +53,11 @@ class FlatAvroDecoder(TableDecoder):
     checksum: ChecksumMode = "off"
     keys: frozenset[str] | None = None
     ambiguous_time: AmbiguousTime = "first"
+    uses_headers: bool = False
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
         """Records with an id that is new or unusable."""
-        return tuple(self.schemas.unplanned(records))
+        return tuple(named_unplanned(records, self.schemas.unplanned(records)))
 
     def schema_id(self, part: bytes | None) -> int | None:
         """The id in the Confluent header."""
@@ -66,7 +69,7 @@ class FlatAvroDecoder(TableDecoder):
             found = rows_from_events(records, self.decode, self.values)
         else:
             found = super().decode_batch(records)
-        return replace(found, faults=tuple(_for_workers(one, records) for one in found.faults))
+        return replace(found, faults=tuple(named_faults(records, found.faults, "flat-avro")))
 
     def warnings(self, changes: ChangeTable) -> pa.Array | None:
         """Why rows are not what their checksums say, where they are applied all the same."""
@@ -124,14 +127,6 @@ class FlatAvroDecoder(TableDecoder):
             if fault:
                 self._doubts[message.topic, message.partition, message.offset] = fault
         return events
-
-
-def _for_workers(fault: Fault, records: pa.RecordBatch) -> Fault:
-    """A fault in words for a worker, which has no other registry than Confluent's."""
-    for part in ("key", "value"):
-        if is_glue(records.column(part)[fault.record].as_py() or b""):
-            return fault._replace(error=FramingError(under_glue(part, "flat-avro")))
-    return fault
 
 
 def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)

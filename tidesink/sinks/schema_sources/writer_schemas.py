@@ -14,18 +14,20 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.base import HEADER_SIZE
 from tidesink.codecs.debezium.inference import UNTYPED, first_row
+from tidesink.codecs.framing import HEADER_SIZE
 from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.counts import BatchSummary, LastRow
-from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, schema_id_of
+from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, record_ids_in_headers, schema_id_of
 from tidesink.sinks.batch.schema_source import Missed, declared_table
 from tidesink.sinks.batch.target_rows import DroppedById
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
@@ -69,6 +71,8 @@ class RegisteredDecoding(LoneDecoding):
         super().__init__(context, topic, table, session=session)
         self._schemas = schemas
         self._use = SchemaUse()
+        # Whether some records have their schema ids in headers.
+        self._uses_headers = False
         # Up to where the topic's ends were looked at for the schema in use.
         self._looked_to: Mapping[int, int] = {}
 
@@ -85,11 +89,11 @@ class RegisteredDecoding(LoneDecoding):
         self._schemas.read_subjects()
         if not self._found_subjects():
             self._schemas.look_up(self._peeked_ids(found))
-        self._plan = self._planned()
+        self._make()
         if self._can_return:
             self._use = self._stored_use(found)
             self._look_at_ends(found)
-            self._plan = self._planned()
+            self._make()
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """Know which schema is in use, where rows are behind all that was sent."""
@@ -132,8 +136,14 @@ class RegisteredDecoding(LoneDecoding):
                 self._use.saw(schema_id, place.partition, row)
         return self._history != before
 
+    def _make(self) -> None:
+        plan = self._planned()
+        if self._uses_headers:
+            plan = replace(plan, decoder=replace(plan.decoder, uses_headers=True))  # type: ignore[call-arg]
+        self._plan = plan
+
     def _use_changed(self, found: TopicOffsets) -> None:
-        self._plan = self._planned()
+        self._make()
         document = {"topic-id": found.topic_id, "rows": self._use.document}
         store, name = self._context.store, self._use_name
         self._context.noted(
@@ -160,7 +170,7 @@ class RegisteredDecoding(LoneDecoding):
 
     def _peeked_ids(self, found: TopicOffsets) -> Ids:
         """The schema ids in the topic's first records; a topic under Glue's headers has none to plan with."""
-        heads = peeked_heads(self._context, found)
+        heads, elsewhere = peeked_heads(self._context, found)
         ids: Ids = {part: _ids(heads[part]) for part in PARTS}
         under_glue = any(head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
         if under_glue and not any(ids.values()):
@@ -169,21 +179,39 @@ class RegisteredDecoding(LoneDecoding):
                 f"read Confluent's alone: {UNDER_CONFLUENT[self._context.config.source.protocol]}",
                 table=str(self._table),
             )
+        if elsewhere is not None and not any(ids.values()):
+            raise ConfigError(
+                f"The records of {found.topic} cannot be read: {elsewhere}.", table=str(self._table)
+            )
         return ids
 
     def learn(self, missed: Missed) -> bool:
         """Look up the ids that the batch's plan did not know, or ask again for those called bad."""
         summary = missed.summary
         ids: Ids = {"key": summary.unplanned_key_ids, "value": summary.unplanned_value_ids}
-        again = self._met_rows(summary)
-        if self._schemas.lacks(ids):
+        again, lacks = self._met_rows(summary), self._schemas.lacks(ids)
+        if not self._uses_headers and (lacks or summary.bad) and self._has_ids_in_headers(missed):
+            # The bytes where an id is looked for are others: what they say is not asked for.
+            self._uses_headers = True
+        elif lacks:
             self._schemas.look_up(ids)
         elif not (again or (summary.bad and self._schemas.look_again())):
             return False
         if again:
             self._use_changed(missed.found)
-        self._plan = self._planned()
+        self._make()
         return True
+
+    def _has_ids_in_headers(self, missed: Missed) -> bool:
+        """Whether records of a batch have their schema ids in headers, which are not fetched otherwise."""
+        first = [one._replace(end=min(one.end, one.start + _LAST_RECORDS)) for one in missed.ranges]
+        bad = [OffsetRange(*one.place, one.offset, one.offset + 1) for one in missed.summary.bad_records]
+        return any(
+            record_ids_in_headers(batch, record) is not None
+            for part in (*first, *bad)
+            for batch in self._context.source.read_here([part])
+            for record in range(batch.num_rows)
+        )
 
 
 def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
@@ -195,16 +223,25 @@ def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
     return next((one.position.source for one in events if isinstance(one, ChangeEvent)), None)
 
 
-def peeked_heads(context: WorkerContext, found: TopicOffsets) -> dict[SubjectPart, frozenset[bytes]]:
-    """How a topic's first records begin, keys and values: the five bytes of Confluent's header each."""
+def peeked_heads(
+    context: WorkerContext, found: TopicOffsets
+) -> tuple[dict[SubjectPart, frozenset[bytes]], str | None]:
+    """How a topic's first records begin, keys and values: the five bytes of Confluent's header each.
+
+    Records with their schema ids in headers are left out; the second of the two says why they are not read.
+    """
     everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]
     heads: dict[SubjectPart, set[bytes]] = {part: set() for part in PARTS}
+    elsewhere = None
     for batch in context.source.read_here(plan_ranges(everything, max_records=_PEEKED_RECORDS)):
+        reasons = [record_ids_in_headers(batch, at) for at in range(batch.num_rows)]
+        elsewhere = next((one for one in reasons if one is not None), elsewhere)
+        framed = batch.filter(pa.array([one is None for one in reasons], pa.bool_()))
         for part, known in heads.items():
             known.update(
-                pc.unique(pc.binary_slice(batch.column(part), 0, HEADER_SIZE).drop_null()).to_pylist()
+                pc.unique(pc.binary_slice(framed.column(part), 0, HEADER_SIZE).drop_null()).to_pylist()
             )
-    return {part: frozenset(known) for part, known in heads.items()}
+    return {part: frozenset(known) for part, known in heads.items()}, elsewhere
 
 
 def _ids(heads: Iterable[bytes]) -> tuple[int, ...]:

@@ -1,0 +1,153 @@
+"""What bytes are under that a decoder does not read: other converters' framings, by their bytes and headers.
+
+Every framing is named with the converter's setting that changes it. Sources:
+
+- Confluent: byte 00, then the schema's id as int32 (the wire format's documentation). With
+  ``HeaderSchemaIdSerializer`` the headers ``__key_schema_id`` and ``__value_schema_id`` have byte 01 and a
+  GUID, and the payload is bare (kafka-avro-serializer 8.0, ``io.confluent.kafka.serializers.schema.id``).
+- Apicurio: byte 00, then the id as int64 (``DefaultIdHandler`` of 2.x, ``OptimisticFallbackIdHandler`` and
+  ``Default8ByteIdHandler`` after it), or as int32 (``Legacy4ByteIdHandler``, the default of 3.x). With
+  ``apicurio.registry.headers.enabled``, the default of 2.x, ids are in headers (``SerdeHeaders``) and the
+  payload is bare.
+- AWS Glue: byte 03, a compression byte (00 none, 05 zlib), then the UUID of the schema's version.
+- Avro: a single object begins with C3 01, a container file with ``Obj`` and byte 01 (specification 1.12).
+- Smile begins with 3A 29 0A, self-described CBOR with D9 D9 F7 (RFC 8949, 3.4.6), gzip with 1F 8B, a zstd
+  frame with 28 B5 2F FD, an lz4 frame with 04 22 4D 18.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+Headers = Iterable[tuple[str, bytes | None]]
+
+MAGIC: Final = 0
+HEADER_SIZE: Final = 5
+GLUE_SIZE: Final = 18
+_GLUE_COMPRESSION: Final = (0, 5)
+_SHOWN_BYTES: Final = 8
+_LONG_ID: Final = struct.Struct(">BQ")
+_JSON_STARTS: Final = (b"{", b"[", b'"')
+_IN_HEADERS: Final = {
+    "__{part}_schema_id": (
+        "Confluent's HeaderSchemaIdSerializer",
+        "Set {part}.converter.{part}.schema.id.serializer to "
+        "io.confluent.kafka.serializers.schema.id.PrefixSchemaIdSerializer",
+    ),
+    **dict.fromkeys(
+        (
+            "apicurio.{part}.globalId",
+            "apicurio.{part}.contentId",
+            "apicurio.{part}.contentHash",
+            "apicurio.{part}.artifactId",
+        ),
+        (
+            "Apicurio's converter",
+            "Set {part}.converter.apicurio.registry.headers.enabled to false, "
+            "{part}.converter.apicurio.registry.as-confluent to true and "
+            "{part}.converter.apicurio.registry.use-id to contentId",
+        ),
+    ),
+}
+_AFTER_RESTART: Final = (
+    "at the connector, and have it write the table again or read the topic from the first record after that"
+)
+_EIGHT_BYTES: Final = (
+    "has a schema id of eight bytes ({}), as Apicurio's converter writes it by default before version 3; "
+    "Confluent's form has four. Set key.converter.apicurio.registry.as-confluent and "
+    "value.converter.apicurio.registry.as-confluent to true (or ….apicurio.registry.id-handler to "
+    "io.apicurio.registry.serde.Legacy4ByteIdHandler) {}"
+)
+# Starts, and what they are the start of.
+_STARTS: Final = (
+    (b"Obj\x01", "an Avro container file, which is no Kafka record of a converter's"),
+    (b"\xc3\x01", "Avro's single-object encoding, which has no registry id: use a converter of the registry"),
+    (b":)\n", "Smile (binary JSON)"),
+    (b"\xd9\xd9\xf7", "CBOR"),
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "a zstd frame"),
+    (b"\x04\x22\x4d\x18", "an lz4 frame"),
+    (b"<", "XML"),
+)
+
+
+def is_glue(data: bytes) -> bool:
+    """Whether the bytes start with an AWS Glue header."""
+    return len(data) >= GLUE_SIZE and data[0] == 3 and data[1] in _GLUE_COMPRESSION
+
+
+def in_headers(headers: Headers, part: str) -> str | None:
+    """Why the schema id of a record's ``key`` or ``value`` is not read; None if no header has one."""
+    names = {name for name, value in headers if value is not None}
+    for pattern, (writer, remedy) in _IN_HEADERS.items():
+        name = pattern.format(part=part)
+        if name in names:
+            return (
+                f"the {part} has its schema id in the record's header {name}, as {writer} writes it, and not "
+                f"in the bytes before its Avro. {remedy.format(part=part)} {_AFTER_RESTART}"
+            )
+    return None
+
+
+def ids_in_headers(headers: Headers) -> str | None:
+    """The same of the value, or else of the key."""
+    known = [*headers]
+    return in_headers(known, "value") or in_headers(known, "key")
+
+
+def eight_byte_id(data: bytes) -> int | None:
+    """The id of eight bytes that bytes start with; None if they do not.
+
+    Confluent's ids of four bytes begin at 1, so that four zeros are the first half of a longer one.
+    """
+    if len(data) < _LONG_ID.size or data[0] != MAGIC or any(data[1:HEADER_SIZE]):
+        return None
+    found: int = _LONG_ID.unpack_from(data)[1]
+    return found
+
+
+def not_confluent(data: bytes) -> str:
+    """What bytes look like that are not under a Confluent header: the rest of a sentence about them."""
+    if not data:
+        return "is empty: a Confluent header of 5 bytes was expected"
+    if is_glue(data):
+        return (
+            "has an AWS Glue schema registry header, which is not read here: set schema-registry at the "
+            "changefeed, or read the topic with tidesink decode and its Glue schemas"
+        )
+    long_id = eight_byte_id(data)
+    if long_id is not None:
+        return _EIGHT_BYTES.format(long_id, _AFTER_RESTART)
+    if data[0] == MAGIC:
+        return f"has {len(data)} bytes: the Confluent header alone has 5, with an id from 1 on"
+    shown = data[:_SHOWN_BYTES].hex(" ")
+    if data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in _JSON_STARTS:
+        hint = (
+            ", which looks like JSON: is the protocol canal-json or debezium-json? For Avro set the "
+            "connector's converter to an AvroConverter"
+        )
+    else:
+        what = _start(data)
+        hint = f", which looks like {what}" if what else ": it may be Avro without a header before it"
+    return f"starts with {shown}, not with the magic byte 00 of a Confluent header{hint}"
+
+
+def not_json(data: bytes) -> str | None:
+    """What bytes look like that are no JSON: the rest of a sentence; None if like nothing known."""
+    if is_glue(data):
+        return "has an AWS Glue schema registry header: set the connector's converter to JsonConverter"
+    if data[:1] == bytes([MAGIC]):
+        if data[HEADER_SIZE : HEADER_SIZE + 1] in _JSON_STARTS:
+            return (
+                "has a Confluent header before JSON, as JsonSchemaConverter writes it: set the connector's "
+                "converter to org.apache.kafka.connect.json.JsonConverter"
+            )
+        return "looks like a Confluent header: is the protocol debezium-avro or flat-avro?"
+    what = _start(data)
+    return f"looks like {what}" if what else None
+
+
+def _start(data: bytes) -> str | None:
+    return next((what for start, what in _STARTS if data.startswith(start)), None)
