@@ -14,7 +14,9 @@ from zoneinfo import ZoneInfo
 from tidesink.cli.sources import Start, read_topic, topic_names
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.debezium.envelope import connector_of
 from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec
+from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
@@ -426,6 +428,7 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
     )
     found: ChangeEvent | None = None
     reported: tuple[InferredColumn, ...] = ()
+    seen: dict[str, str] = {}
     for message in read_topic(
         config.source.confluent_properties(), topic, start=Start("earliest"), limit=sample
     ):
@@ -437,6 +440,7 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                 # The newest says most: a column that was added is in it.
                 found, reported = event, alone.reported(event.schema) if alone else ()
+                seen |= {fold_name(one.name): one.name for one in event.schema.columns}
     if found is None or found.schema is None:
         return TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
     defined, settings = stated.get(found.table), config.table_config(found.table)
@@ -453,7 +457,20 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
     types_from: TypesFrom = "definition" if defined else "avro" if registry else "records"
     planned = plan_of(config, topic, shape, types_from=types_from)
     warnings = tuple(f"column {name}: {UNTYPED}" for name in untyped)
-    return dataclasses.replace(planned, warnings=(*warnings, *planned.warnings))
+    bare = alone is not None and alone.bare
+    there = {fold_name(one.name) for one in columns}
+    remarks = column_remarks(
+        columns,
+        connector=_connector_of(found),
+        keys=shape.keys,
+        gone=() if bare else [name for folded, name in seen.items() if folded not in there],
+    )
+    return dataclasses.replace(planned, warnings=(*warnings, *planned.warnings, *remarks))
+
+
+def _connector_of(event: ChangeEvent) -> str:
+    source = (event.extension or {}).get("source")
+    return connector_of(source) if isinstance(source, Mapping) else ""
 
 
 def _canal_table(config: Config, table: TableId, found: _Seen, definitions: TableDefinitions) -> TablePlan:

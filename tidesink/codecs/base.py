@@ -213,6 +213,10 @@ class Codec(ABC):
         """The columnar step, for ``codecs.batch.decode_in_columns``; None where the codec has none."""
         return None
 
+    def table_of(self, _message: Message) -> TableId | None:
+        """The table that a record names, also where its row cannot be decoded; None if it names none."""
+        return None
+
     def decode_batch(
         self,
         records: pa.RecordBatch | pa.Table,

@@ -25,6 +25,7 @@ from tidesink.codecs.base import BinaryHandling, Codec, CodecOptions, EncodedRec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.encode import AvroWriter, JsonWriter, TicdcWriter
 from tidesink.codecs.debezium.envelope import (
+    OPS,
     TICDC,
     Change,
     RowRead,
@@ -125,6 +126,18 @@ class DebeziumCodec(Codec):
         Raises: as ``decode``.
         """
         return self._decoded(message, keys)
+
+    def table_of(self, message: Message) -> TableId | None:
+        """The table in the source block of an envelope; None for any other record."""
+        try:
+            value = self._parser.read(message, "value")
+        except (DecodeError, RegistryError):
+            return None
+        payload = None if value is None else value.payload
+        if not isinstance(payload, dict) or payload.get("op") not in OPS or not is_envelope(payload):
+            return None
+        table = table_of_source(payload["source"])
+        return table if table.name else None
 
     def columns_of(
         self, schema: ConnectSchema, table: TableId, *, is_ticdc: bool = False

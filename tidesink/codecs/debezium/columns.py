@@ -36,6 +36,7 @@ from tidesink.codecs.batch import (
 from tidesink.codecs.debezium.commit_positions import commit_positions
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.envelope import (
+    EMPTY_SHAPE,
     MONGODB,
     OPS,
     POSTGRES,
@@ -48,6 +49,7 @@ from tidesink.codecs.debezium.envelope import (
     is_blank,
     position_members,
     position_of_source,
+    required_shapes,
     table_members,
     table_of_source,
 )
@@ -202,6 +204,8 @@ class _Plan(NamedTuple):
     key: tuple[_Field, ...]
     # Of each column outside of the key its name on the wire and its default there.
     others: tuple[tuple[str, object], ...]
+    # Columns in which an update may have the stand-in for a geometry that was not sent.
+    shapes: tuple[str, ...]
     # The schemas, so that their ids stay their own.
     held: tuple[object, ...]
 
@@ -268,6 +272,7 @@ class EnvelopeTables:
             after=fields.of(new),
             key=fields.of(key) if key is not None else (),
             others=tuple((wire, default) for wire, default in defaults.items() if wire not in wires),
+            shapes=required_shapes(after) if some.connector == POSTGRES else (),
             held=(some.schema, some.key_schema),
         )
 
@@ -329,6 +334,9 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
     left = (codes == _LEFT) | (deleted == some.after.present) | (deleted & ~some.before.present)
     after = _read_image(plan.after, some.after, left)
     before = _read_image(plan.before, some.before, left)
+    for name in plan.shapes if after else ():
+        empty = pc.fill_null(pc.equal(after[name].values, pa.scalar(EMPTY_SHAPE)), False)
+        left |= some.after.spread(empty.to_numpy(zero_copy_only=False)) & ~some.before.present
     key = _read_key(plan, some, left)
     cut = _key_alone(plan, some, left)
     source, commit_ts = _positions(plan.connector, some, left)

@@ -350,9 +350,9 @@ class Rows:
                 unavailable.append(name)
             else:
                 values[name] = value
-        return RowRead(values, self._same(columns), tuple(unavailable))
+        return RowRead(values, self.same(columns), tuple(unavailable))
 
-    def _same(self, columns: list[Column]) -> tuple[Column, ...]:
+    def same(self, columns: list[Column]) -> tuple[Column, ...]:
         """The columns as the one tuple that stands for them, so that their table's schema is made once."""
         place = tuple(map(id, columns))
         known = self._tuples.get(place)
@@ -513,6 +513,7 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
     before, after = (_image(value, part, keyed, table, rows) for part in ("before", "after"))
     if op not in (Op.TRUNCATE, Op.DELETE) and after is None:
         raise SchemaMismatchError(f"an event with op {payload['op']} has no after")
+    _check_shapes(value, op, before, after)
     change = Change(
         op=op,
         table=table,
@@ -528,8 +529,60 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
     return change_event(message, change, rows)
 
 
+# What Debezium's connector for Postgres writes into a NOT NULL column of PostGIS for an unchanged value that
+# is stored out of line: GEOMETRYCOLLECTION EMPTY, little-endian, without an SRID (3.5 and its main branch,
+# ``PostgisGeometry.createEmpty``).
+EMPTY_SHAPE: Final = bytes.fromhex("010700000000000000")
+_UNSENT_SHAPE: Final = (
+    "Column {!r} is NOT NULL, and the update has an empty geometry without SRID in it: the connector writes "
+    "that for an unchanged geometry that is stored out of line (TOAST). Set REPLICA IDENTITY FULL on the "
+    "table, and take a snapshot of the row"
+)
+
+
+def required_shapes(row: ConnectSchema) -> tuple[str, ...]:
+    """The names of a row's columns of PostGIS that are NOT NULL."""
+    return tuple(one.name for one in row.fields if (one.schema.name in _POSTGIS and not one.schema.optional))
+
+
+_POSTGIS: Final = ("io.debezium.data.geometry.Geometry", "io.debezium.data.geometry.Geography")
+
+
+def _check_shapes(value: Parsed, op: Op, before: RowRead | None, after: RowRead | None) -> None:
+    """Refuses an update that has the connector's stand-in for a geometry that was not sent."""
+    if op is not Op.UPDATE or before is not None or after is None or value.schema is None:
+        return
+    if connector_of(value.payload["source"]) != POSTGRES:
+        return
+    row = _image_schema(value.schema, "after")
+    for name in required_shapes(row) if row is not None else ():
+        if after.values.get(name) == EMPTY_SHAPE:
+            raise SchemaMismatchError(_UNSENT_SHAPE.format(name)).with_context(column=name)
+
+
+def _with_key_columns(change: Change, rows: Rows) -> Change:
+    """The change, whose images have the columns that only its key has.
+
+    ``ByLogicalTableRouter`` writes rows of several tables into one topic and adds a field to their keys,
+    which keeps apart the rows of different tables.
+    """
+    row, images = change.keyed.row, (change.before, change.after)
+    shown = change.after or change.before
+    if not row or shown is None or row.keys() <= {column.name for column in shown.columns}:
+        return change
+    there = {column.name for column in shown.columns}
+    more = {column.name: column for column in change.keyed.read.columns if column.name not in there}
+    values = {name: row[name] for name in more if name in row}
+    before, after = (
+        one and RowRead({**one.values, **values}, rows.same([*one.columns, *more.values()]), one.unavailable)
+        for one in images
+    )
+    return change._replace(before=before, after=after)
+
+
 def change_event(message: Message, change: Change, rows: Rows) -> ChangeEvent:
     """An event out of what was read: names of what the source did not send go to the extension."""
+    change = _with_key_columns(change, rows)
     keyed, after = change.keyed, change.after
     columns = (after or change.before or keyed.read).columns
     old = _old_row(change)

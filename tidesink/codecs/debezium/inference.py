@@ -47,6 +47,7 @@ class InferredColumn(NamedTuple):
             "name": self.column.name,
             "type": asdict(self.column.type),
             "default": self.column.default,
+            "nullable": self.column.nullable,
         }
         return json.dumps({**reported, "guessed": self.guessed})
 
@@ -58,7 +59,7 @@ def inferred_column(text: str) -> InferredColumn:
         name: tuple(one) if isinstance(one, list) else one for name, one in found["type"].items()
     }
     return InferredColumn(
-        Column(found["name"], ColumnType(**kind), default=found["default"]), bool(found["guessed"])
+        Column(found["name"], ColumnType(**kind), found["nullable"], found["default"]), bool(found["guessed"])
     )
 
 
@@ -165,15 +166,19 @@ class LoneCodec(DebeziumJsonCodec):
 
 
 def first_row(
-    messages: Iterable[Message], options: CodecOptions, definition: TableSchema | None = None
+    messages: Iterable[Message],
+    options: CodecOptions,
+    definition: TableSchema | None = None,
+    *,
+    faults: list[DecodeError] | None = None,
 ) -> FirstRow | None:
     """What the first record that holds a whole row tells; None where none does.
 
-    Records that cannot be decoded are passed over.
+    Records that cannot be decoded are passed over; ``faults`` gets their errors.
     """
     codec = LoneCodec(options, definition)
     for message in messages:
-        event = _row_of(codec, message)
+        event = _row_of(codec, message, faults)
         if event is not None and event.schema is not None:
             return FirstRow(
                 event.table,
@@ -193,10 +198,12 @@ def _is_ticdc(event: ChangeEvent) -> bool:
     return isinstance(source, dict) and connector_of(source) == TICDC
 
 
-def _row_of(codec: LoneCodec, message: Message) -> ChangeEvent | None:
+def _row_of(codec: LoneCodec, message: Message, faults: list[DecodeError] | None) -> ChangeEvent | None:
     try:
         events = codec.decode(message)
-    except DecodeError:
+    except DecodeError as error:
+        if faults is not None:
+            faults.append(error)
         return None
     return next((one for one in events if isinstance(one, ChangeEvent) and _is_whole(one)), None)
 

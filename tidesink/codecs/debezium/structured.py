@@ -39,7 +39,7 @@ _INT64: Final = 1 << 63
 
 
 def fine_digits(schema: ConnectSchema) -> int | None:
-    """The digits of a second that a column's struct holds (12) where the column has more than six; else None."""
+    """The digits of a second that the struct holds (12) where its column has more than six; else None."""
     digits = whole_parameter(schema, PRECISION)
     return _PICOSECOND_DIGITS if digits is not None and digits > _MICROSECOND_DIGITS else None
 

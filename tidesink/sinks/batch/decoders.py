@@ -49,7 +49,8 @@ class DecodePlan:
     topic's records: a config that asks for what this forbids is refused at once. ``gone``: columns of
     ``shape``, in lower case, that the source is known not to have any more. ``logs``: every change is a row
     of a log. ``rules``: what a batch asks of its events besides. ``row_filter``: rows that do not satisfy it
-    are deletes. ``ignores_nulls``: a null leaves the stored value, as one that was not sent.
+    are deletes. ``ignores_nulls``: a null leaves the stored value, as one that was not sent. ``warnings``:
+    what the topic cannot say of the table's columns.
     """
 
     rows: TargetRows
@@ -60,6 +61,7 @@ class DecodePlan:
     rules: EventRules = NO_RULES
     row_filter: RowFilterRule | None = None
     ignores_nulls: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def shape(self) -> TableShape:

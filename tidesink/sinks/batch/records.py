@@ -285,6 +285,14 @@ class TableDecoder(ABC):
         """What the plan has to learn before rows of this writer's schema fit its shape; empty: nothing."""
         return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
 
+    def holds(self, changes: ChangeTable) -> bool:
+        """Whether the changes are of this decoder's table."""
+        return changes.table == self.table
+
+    def wrong(self, _changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
+        """By row, why the decoder's protocol cannot mean what it says."""
+        return iter(())
+
     def other_table(self, table: TableId) -> TidesinkError:
         """Why a change of another table is a bad record."""
         return SchemaMismatchError(f"the change is of {table}, and this topic is read as {self.table}")
@@ -587,7 +595,7 @@ class _Validation:
     def void_and_waiting(self, changes: ChangeTable, records: pa.RecordBatch) -> tuple[Flags, Flags]:
         """Which changes came before the table was emptied, and which are above the bound."""
         void = waits = np.zeros(changes.rows.num_rows, np.bool_)
-        if changes.table != self._decoder.table:
+        if not self._decoder.holds(changes):
             return void, waits
         if self.rules.emptied is not None:
             before = pc.less_equal(self._decoder.moments(changes, records), self.rules.emptied)
@@ -624,13 +632,14 @@ class _Validation:
         return replace(changes, rows=changes.rows.append_column(WARNING, column))
 
     def _refusal(self, changes: ChangeTable) -> TidesinkError | None:
-        if changes.table == self._decoder.table:
+        if self._decoder.holds(changes):
             return self._decoder.refusal(changes, self.rows)
         return self._decoder.other_table(changes.table)
 
     def _wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
         """By row, the last word on what is wrong with it."""
         yield from self.rules.wrong(changes)
+        yield from self._decoder.wrong(changes)
         if self.rows.keys:
             unnamed = self._decoder.unnamed(self.rows.keys)
             for at in np.flatnonzero(~named_rows(changes, self.rows.keys)).tolist():

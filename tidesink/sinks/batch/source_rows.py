@@ -666,7 +666,13 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     if is_row_keyed(shape) and not row_key:
         raise ConfigError(_NO_ROW_KEY, table=str(shape.source))
     types = {**row_key, **stored.types, **virtual, **generated}
-    called = _called(plan, types)
+    # A generated column that the newest records lack is one that changes do not bring: NULL, as theirs.
+    unsent = _gone(plan)
+    called = {
+        name: own
+        for name, own in _called(plan, types).items()
+        if name not in generated or fold_name(own) not in unsent
+    }
     columns = tuple(
         ReadColumn(
             Column(name, types[name], nullable=name not in stored.required),

@@ -8,6 +8,7 @@ MongoDB's documents are bad records here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,8 @@ from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.batch import DecodedBatch
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
+from tidesink.codecs.debezium.envelope import TICDC
+from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import Column, TableId, TableSchema, fold_name
@@ -39,7 +42,7 @@ from tidesink.sinks.batch.decoders import (
 )
 from tidesink.sinks.batch.records import Flags, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
-from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
+from tidesink.sinks.plans.debezium_changes import ROUTED, DebeziumDecoder, without_headers
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
 
@@ -48,6 +51,7 @@ Kind = Literal["envelope", "watermark", "message", "ddl"]
 _DEFAULT_MODES: Final = DebeziumModes()
 _SOURCE: Final = "source"
 _COMMIT_TS: Final = "commit_ts"
+_SOURCE_NAME: Final = re.compile(r"io\.debezium\.connector\.([a-z0-9]+)\.Source", re.ASCII)
 _FLATTENED: Final = (
     "its records are rows flattened by ExtractNewRecordState, which a worker does not read: take the "
     "transform out of the connector, or decode the topic with the Python codec"
@@ -114,11 +118,15 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
 
 class ValueSchema(NamedTuple):
-    """What a value's schema is of; ``row`` are the columns of an envelope's images."""
+    """What a value's schema is of; ``row`` are the columns of an envelope's images.
+
+    ``connector`` is the one that the source block's name says (``io.debezium.connector.postgresql.Source``).
+    """
 
     kind: Kind
     row: ConnectSchema | None = None
     is_ticdc: bool = False
+    connector: str = ""
 
 
 def read_value_schema(text: str) -> ValueSchema:
@@ -144,7 +152,8 @@ def read_value_schema(text: str) -> ValueSchema:
         raise SchemaMismatchError("the envelope's schema has no after, or no source")
     if after.type != "struct":
         raise SchemaMismatchError(_DOCUMENTS)
-    return ValueSchema("envelope", after, is_ticdc)
+    named = _SOURCE_NAME.fullmatch(source.name or "")
+    return ValueSchema("envelope", after, is_ticdc, TICDC if is_ticdc else named[1] if named else "")
 
 
 def names_no_row(text: str) -> bool:
@@ -225,15 +234,24 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         control=read.control,
         row_keys=folded_keys(shape),
         is_ticdc=read.is_ticdc,
+        keys_stated=keys is not None,
     )
     names = {number: [column.name for column in columns] for number, columns in read.rows.items()}
     newest = names[used[-1]] if used else shape.by_name
+    gone = frozenset(shape.by_name) - {fold_name(name) for name in newest}
+    remarks = column_remarks(
+        read.rows[used[-1]] if used else (),
+        connector=read.connector,
+        keys=shape.keys,
+        gone=[one.name for one in shape.columns if fold_name(one.name) in gone],
+    )
     return DecodePlan(
         TargetRows(shape, DroppedById.of(names, used)),
         decoder,
         keeps_values=True,
-        gone=frozenset(shape.by_name) - {fold_name(name) for name in newest},
+        gone=gone,
         logs=logs,
+        warnings=tuple(remarks),
     )
 
 
@@ -247,6 +265,7 @@ class _Schemas:
     value_refused: dict[int, str]
     control: frozenset[int]
     is_ticdc: bool
+    connector: str
 
     @classmethod
     def of(
@@ -277,8 +296,14 @@ class _Schemas:
                 keys[schema_id] = codec.columns_of(_parsed(text), table, is_ticdc=is_ticdc)
             except DecodeError as error:
                 key_refused[schema_id] = error.message
+        # A field that only keys have names the table of a row in a topic of several (ByLogicalTableRouter).
+        for schema_id, columns in rows.items():
+            there = {column.name for column in columns}
+            routed = {one.name: one for key in keys.values() for one in key if one.name == ROUTED}
+            rows[schema_id] = (*columns, *(one for name, one in routed.items() if name not in there))
         control = frozenset(schema_id for schema_id, one in values.items() if one.row is None)
-        return cls(keys, rows, key_refused, value_refused, control, is_ticdc)
+        connector = values[max(rows)].connector if rows else ""
+        return cls(keys, rows, key_refused, value_refused, control, is_ticdc, connector)
 
 
 def _usable(texts: Mapping[int, str], refused: Mapping[int, str], unknown: Mapping[int, str]) -> SideSchemas:

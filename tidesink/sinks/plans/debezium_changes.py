@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,7 +17,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.debezium.stored import recorded_value
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
-from tidesink.events import ChangeEvent, Column, ColumnType, Event, Message, TableId, TableSchema, fold_name
+from tidesink.events import Column, ColumnType, Event, Message, Op, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.records import TableDecoder
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.values import Convert
@@ -23,13 +26,43 @@ if TYPE_CHECKING:
     from tidesink.codecs.debezium.codec import DebeziumCodec
 
 
+# The field that ByLogicalTableRouter adds to the keys of the tables that it routes into one topic.
+ROUTED: Final = "__dbz__physicalTableIdentifier"
+_EPOCH: Final = datetime(1970, 1, 1)
+# By Arrow type what Debezium writes for a NOT NULL value that was not sent.
+_ZEROS: Final[dict[int, Any]] = {
+    **{kind.id: 0 for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())},
+    **{kind.id: 0.0 for kind in (pa.float32(), pa.float64())},
+    pa.decimal128(1).id: Decimal(0),
+    pa.bool_().id: False,
+    pa.string().id: "",
+    pa.binary().id: b"",
+    pa.date32().id: _EPOCH.date(),
+    pa.timestamp("us").id: _EPOCH,
+}
+_OTHER_TABLE: Final = (
+    "The change is of {}, and this topic is read as {}: a debezium topic must hold one table; name it under "
+    "tables. If a transform routes several tables into the topic (ByLogicalTableRouter), let its keys have "
+    "{} (key.enforce.uniqueness=true) and leave that column among the table's keys, or give each table a "
+    "topic and bring them together with route and shard-column. Two tables whose names are the same in Kafka "
+    "need topic names of their own"
+)
+_UNSURE_KEY: Final = (
+    "The delete has only its key ({}), and a column of it has the value that Debezium writes for one that "
+    "Postgres did not send. So the key may name another row than the deleted one: that is so where "
+    "message.key.columns names columns outside of the replica identity. Set REPLICA IDENTITY FULL on the "
+    "table. If these columns are the table's primary key or its replica identity, say so under tables: keys: "
+    "[{}]"
+)
+
+
 @dataclass(frozen=True)
 class DebeziumDecoder(TableDecoder):
     """Decodes one table's records.
 
     ``definition`` gives types where the config has them. ``tells_old_keys``: an update may come with another
     key in the row before it. Debezium sends a changed key as a delete and an insert. ``row_keys``: as
-    ``ValueOptions.keys``. ``is_ticdc``: TiCDC wrote some of them.
+    ``ValueOptions.keys``. ``is_ticdc``: TiCDC wrote some of them. ``keys_stated``: the config says the key.
     """
 
     table: TableId
@@ -39,6 +72,7 @@ class DebeziumDecoder(TableDecoder):
     tells_old_keys: bool = True
     row_keys: frozenset[str] | None = None
     is_ticdc: bool = False
+    keys_stated: bool = False
 
     @property
     @abstractmethod
@@ -47,14 +81,14 @@ class DebeziumDecoder(TableDecoder):
 
     def decode(self, message: Message) -> tuple[Event, ...]:
         """One record's event."""
-        return tuple(_with_own_key(event) for event in self._codec.decode(message))
+        return self._codec.decode(message)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """As ``TableDecoder``."""
         named = frozenset(fold_name(name) for name in keys)
 
         def decode(message: Message) -> tuple[Event, ...]:
-            return tuple(_with_own_key(one) for one in self._codec.decode_new_row(message, named))
+            return self._codec.decode_new_row(message, named)
 
         return rows_from_events(records, decode, self.values)
 
@@ -93,12 +127,36 @@ class DebeziumDecoder(TableDecoder):
         """As ``TableDecoder``: TiCDC lists them and leaves them out."""
         return not self.is_ticdc
 
+    def holds(self, changes: ChangeTable) -> bool:
+        """As ``TableDecoder``; the rows of a routed topic are kept apart by a field of their key."""
+        key = changes.rows.schema.field("key").type
+        is_routed = key.get_field_index(ROUTED) >= 0 and fold_name(ROUTED) in (self.row_keys or ())
+        return is_routed or super().holds(changes)
+
+    def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
+        """Deletes whose key may have a stand-in for a value that the source did not send."""
+        if self.keys_stated or changes.rows.schema.field("key").type.num_fields < 2:
+            return
+        key = changes.rows["key"].combine_chunks()
+        blank = np.zeros(len(key), np.bool_)
+        for member in key.type:
+            values = pc.struct_field(key, member.name)
+            if (zero := _ZEROS.get(member.type.id)) is not None:
+                zeros = pc.fill_null(pc.equal(values, pa.scalar(zero).cast(member.type)), False)
+                blank |= zeros.to_numpy(zero_copy_only=False)
+        if not blank.any():
+            return
+        deleted = pc.equal(changes.rows["op"].combine_chunks().dictionary_decode(), Op.DELETE.value)
+        blank &= deleted.to_numpy(zero_copy_only=False) & self._key_alone(changes).to_numpy(
+            zero_copy_only=False
+        )
+        names = ", ".join(member.name for member in key.type)
+        for at in np.flatnonzero(blank).tolist():
+            yield at, UnnamedRowError(_UNSURE_KEY.format(names, names))
+
     def other_table(self, table: TableId) -> TidesinkError:
         """A bad record, with what to do."""
-        return SchemaMismatchError(
-            f"the change is of {table}, and this topic is read as {self.table}: a debezium topic must hold "
-            "one table; name it under tables"
-        )
+        return SchemaMismatchError(_OTHER_TABLE.format(table, self.table, ROUTED))
 
     def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
         """A bad record, with what to do at the connector."""
@@ -114,24 +172,16 @@ class DebeziumDecoder(TableDecoder):
         unsent = changes.rows["unavailable_before"].combine_chunks()
         if unsent.null_count == len(unsent):
             return before, None
-        keys = {member.name for member in changes.rows.schema.field("key").type}
-        others = [c.name for c in changes.schema.columns if not c.virtual and c.name not in keys]
-        alone = pc.fill_null(pc.greater_equal(pc.list_value_length(unsent), len(others)), False)
+        alone = self._key_alone(changes)
         rows = pc.if_else(alone, pa.scalar(None, before.type), before)
         return rows, pc.if_else(alone, pa.scalar(None, unsent.type), unsent)
 
-
-def _with_own_key(event: Event) -> Event:
-    """The event; of its record's key nothing but columns of the row.
-
-    ``ByLogicalTableRouter`` adds a field to keys that no row has.
-    """
-    if not isinstance(event, ChangeEvent) or event.schema is None or not event.key:
-        return event
-    own = event.schema.by_name
-    if all(name in own for name in event.key):
-        return event
-    return event._replace(key={name: one for name, one in event.key.items() if name in own} or None)
+    def _key_alone(self, changes: ChangeTable) -> pa.Array:
+        """Which old rows have nothing but their key."""
+        unsent = changes.rows["unavailable_before"].combine_chunks()
+        keys = {member.name for member in changes.rows.schema.field("key").type}
+        others = [c.name for c in changes.schema.columns if not c.virtual and c.name not in keys]
+        return pc.fill_null(pc.greater_equal(pc.list_value_length(unsent), len(others)), False)
 
 
 def without_headers(records: pa.RecordBatch) -> pa.RecordBatch:

@@ -19,7 +19,9 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
+from tidesink.codecs.debezium.envelope import TICDC
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
+from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
@@ -350,6 +352,13 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         for columns in found
     ]
     shape = _doubted(merged_in_order(shapes, base), writers.reported_later)
+    gone = _gone(shape, writers, definition)
+    remarks = column_remarks(
+        found[-1],
+        connector=TICDC if _is_ticdc(writers) else "",
+        keys=shape.keys,
+        gone=[one.name for one in shape.columns if fold_name(one.name) in gone],
+    )
     keyed = any(one.keys for one in writers.with_schema)
     is_ticdc = any(one.is_ticdc for one in writers.with_schema)
     decoder = DebeziumJsonDecoder(
@@ -366,6 +375,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         known=frozenset(one.identity for one in writers.with_schema),
         keyed=keyed,
         is_ticdc=is_ticdc or writers.reported_ticdc,
+        keys_stated=keys is not None,
         row_keys=folded_keys(shape),
         knows_newest=_knows_newest(writers, definition),
     )
@@ -373,8 +383,9 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         TargetRows(shape, DroppedByColumns(_dropped(writers.with_schema))),
         decoder,
         keeps_values=True,
-        gone=_gone(shape, writers, definition),
+        gone=gone,
         logs=logs,
+        warnings=tuple(remarks),
     )
 
 
@@ -423,6 +434,10 @@ def _dropped(writers: Sequence[JsonWriter]) -> dict[frozenset[str], frozenset[st
         found.setdefault(there, had - there)
         had |= there
     return found
+
+
+def _is_ticdc(writers: Writers) -> bool:
+    return writers.reported_ticdc or any(one.is_ticdc for one in writers.with_schema)
 
 
 def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:

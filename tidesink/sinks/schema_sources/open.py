@@ -58,9 +58,11 @@ class PlannedDecoding:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type at the target is not the nearest one, with the reason."""
-        columns = self._plan.shape.columns if self._plan else ()
-        return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
+        """Columns whose type at the target is not the nearest one, and what the topic cannot say of them."""
+        if self._plan is None:
+            return ()
+        reasons = (f"column {c.name}: {c.reason}" for c in self._plan.shape.columns if c.reason)
+        return (*reasons, *self._plan.warnings)
 
     def columns(self) -> DecodePlan:
         """The plan over all that is known.

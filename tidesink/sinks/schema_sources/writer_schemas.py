@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.debezium.inference import UNTYPED, first_row
 from tidesink.codecs.framing import HEADER_SIZE
-from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
+from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
@@ -528,6 +528,12 @@ _PEEKED_JSON_RECORDS: Final = 1_000
 _LAST_JSON_RECORDS: Final = 100
 
 
+_NO_ROW: Final = (
+    "No record of {} that was looked at could be decoded, so nothing tells the table's columns. "
+    "The first error: {}"
+)
+
+
 class DebeziumJsonDecoding(LoneDecoding):
     """One table's writers, and the plan they make."""
 
@@ -536,6 +542,8 @@ class DebeziumJsonDecoding(LoneDecoding):
         self._declared = declared_table(self._settings.definition, table)
         self._options = context.config.source.codec_options()
         self._writers = Writers()
+        # The first record that could not be decoded, of those read for the table's columns.
+        self._fault: DecodeError | None = None
         # Up to where the topic's ends were looked at for newer columns.
         self._looked_to: Mapping[int, int] = {}
 
@@ -584,13 +592,18 @@ class DebeziumJsonDecoding(LoneDecoding):
 
     def _found_writer(self, ranges: Sequence[OffsetRange]) -> bool:
         """Read some records; whether one of them gave the table's columns."""
-        found = first_row(self._context.source.messages_here(ranges), self._options, self._declared)
+        faults: list[DecodeError] = []
+        messages = self._context.source.messages_here(ranges)
+        found = first_row(messages, self._options, self._declared, faults=faults)
+        self._fault = self._fault or next(iter(faults), None)
         if found is not None:
             self._writers = self._writers.with_new([first_writer(found)])
         return found is not None
 
     def _make(self) -> None:
         settings = self._settings
+        if self._fault is not None and self._writers == Writers() and self._declared is None:
+            raise ConfigError(_NO_ROW.format(settings.table, self._fault), table=str(settings.table))
         self._plan = debezium_json_plan(
             settings.table,
             writers=self._writers,

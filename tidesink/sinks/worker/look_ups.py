@@ -172,7 +172,7 @@ def _table_of(codec: Codec, message: Message) -> TableId | None:
     try:
         events = codec.decode(message)
     except (DecodeError, SchemaNotFoundError):
-        return None  # a bad record is shown by its table's task, once there is one
+        return codec.table_of(message)  # its table's task shows the bad record
     return next((event.table for event in events if isinstance(event, ChangeEvent)), None)
 
 

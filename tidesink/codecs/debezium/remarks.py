@@ -1,0 +1,75 @@
+"""What a connector's topic cannot say of a table's columns, as warnings of ``tidesink plan`` and ``status``.
+
+Each warning names its columns, and the setting at the connector or the source that mends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from tidesink.codecs.debezium.envelope import POSTGRES, TICDC
+from tidesink.events import Column
+from tidesink.typemap.table import type_words
+
+_FOREIGN: Final = (
+    "column {}: its schema is named {}, which tidesink does not know. Its values are read as {}, by their "
+    "Kafka Connect type alone. Give a definition of the table if they mean something else"
+)
+# The digits that only NanoTimestamp's form has.
+_NANO_DIGITS: Final = 9
+_NANO: Final = (
+    "columns {}: NanoTimestamp counts nanoseconds in 64 bits, so a date before 1677-09-21 or after "
+    "2262-04-11 overflows at the connector and arrives as another date. If the table has such dates "
+    "(9999-12-31), set time.precision.mode to microseconds or isostring, or declare fewer digits at the "
+    "source"
+)
+_DEFAULTS: Final = (
+    "columns {}: NULL is possible and there is a default. With the converter's default settings a NULL "
+    "arrives as the default, and no record shows it. Set replace.null.with.default=false (JsonConverter) or "
+    "ignore.default.for.nullables=true (AvroConverter) for the key and the value converter. Rows that "
+    "tidesink reads from the database have NULL, so diff finds the difference"
+)
+_SHAPES: Final = (
+    "columns {}: the connector has no placeholder for an unchanged geometry that is stored out of line "
+    "(TOAST). It arrives as NULL, or as an empty geometry in a column that is NOT NULL, and no record shows "
+    "it. Set REPLICA IDENTITY FULL on the table"
+)
+_SHAPE_TYPES: Final = ("geometry", "geography")
+_GONE: Final = (
+    "columns {}: earlier records have them, and the newest do not, so rows that are written now have NULL "
+    "there. They were dropped at the source, or they are generated columns, which PostgreSQL's connector "
+    "sends in its snapshot and not in its stream. Leave them out (except_column_list, or column.exclude.list "
+    "at the connector)"
+)
+
+
+def column_remarks(
+    columns: Iterable[Column], *, connector: str = "", keys: Iterable[str] = (), gone: Iterable[str] = ()
+) -> Iterator[str]:
+    """The warnings of a table whose newest records have these columns.
+
+    ``connector`` is the name in the source block where it is known. ``gone``: columns that only earlier
+    records have.
+    """
+    listed, in_key = tuple(columns), set(keys)
+    for column in listed:
+        if column.type.named is not None:
+            yield _FOREIGN.format(column.name, column.type.named, type_words(column.type))
+    yield from _named(_NANO, (c.name for c in listed if _is_nano(c)))
+    if connector != TICDC:
+        defaulted = (c for c in listed if c.nullable and c.default is not None and c.name not in in_key)
+        yield from _named(_DEFAULTS, (c.name for c in defaulted))
+    if connector == POSTGRES:
+        yield from _named(_SHAPES, (c.name for c in listed if c.type.name in _SHAPE_TYPES))
+    yield from _named(_GONE, gone)
+
+
+def _is_nano(column: Column) -> bool:
+    return column.type.name == "local datetime" and column.type.fsp == _NANO_DIGITS
+
+
+def _named(text: str, names: Iterable[str]) -> Iterator[str]:
+    found = ", ".join(names)
+    if found:
+        yield text.format(found)
