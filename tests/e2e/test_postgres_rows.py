@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from tests.full import each
 from tests.postgres import standby_server
 from tests.postgres_database import database_url, own_postgres, run_scripts, source_connection
+from tidesink.cli.table_plans import identity_problem
 from tidesink.errors import ConfigError, SourceUnavailableError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges
@@ -183,6 +184,23 @@ def test_generated_and_dropped_columns(database: Database) -> None:
     assert [*stored.types] == ["id", "own", "d"]
     assert [*stored.generated] == ["twice"]
     assert stored.required == {"id", "own", "d"}
+
+
+def test_the_columns_that_postgres_sends_of_a_deleted_row(database: Database) -> None:
+    database.run("""CREATE TABLE d (id int, tenant int NOT NULL, PRIMARY KEY (id));
+        CREATE TABLE i (id int PRIMARY KEY, tenant int NOT NULL, no int NOT NULL, UNIQUE (no, tenant));
+        ALTER TABLE i REPLICA IDENTITY USING INDEX i_no_tenant_key;
+        CREATE TABLE f (id int PRIMARY KEY); ALTER TABLE f REPLICA IDENTITY FULL;
+        CREATE TABLE n (id int PRIMARY KEY); ALTER TABLE n REPLICA IDENTITY NOTHING""")  # fmt: skip
+    found = {name: database.stored(name).identity for name in "difn"}
+    assert found == {"d": {"id"}, "i": {"no", "tenant"}, "f": None, "n": frozenset()}
+    assert identity_problem(("ID",), database.stored("d")) is None
+    problem = identity_problem(("tenant", "id"), database.stored("d"))
+    assert problem is not None
+    assert "does not send tenant" in problem
+    assert "REPLICA IDENTITY FULL" in problem
+    assert identity_problem(("id",), database.stored("f")) is None
+    assert identity_problem(("renamed",), database.stored("d")) is None
 
 
 def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(

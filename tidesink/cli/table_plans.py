@@ -67,6 +67,7 @@ from tidesink.typemap.target_schema import (
 
 if TYPE_CHECKING:
     from tidesink.sinks.worker.snapshot import SourceDatabase
+    from tidesink.source_database.base import StoredTable
 
 _TEXTS: Final = frozenset({"string", "text", "longtext"})
 
@@ -338,9 +339,28 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
             except (ConfigError, SourceError) as error:
                 yield dataclasses.replace(plan, problem=plan.problem or error.message)
                 continue
+            plan = dataclasses.replace(plan, problem=plan.problem or identity_problem(plan.keys, stored))  # noqa: PLW2901
             ranges = max(1, -(-stored.rows // database.rows_of(stored)))
             estimate = SnapshotEstimate(stored.rows, stored.bytes, ranges, stored.key)
             yield dataclasses.replace(plan, snapshot=estimate)
+
+
+_NOT_SENT: Final = (
+    "The table's key is ({}), and Postgres does not send {} of a deleted row: the replica identity is ({}). "
+    "A delete would name another row, or none. Set REPLICA IDENTITY FULL on the table, or let "
+    "message.key.columns name columns of the replica identity only"
+)
+
+
+def identity_problem(keys: Collection[str], stored: StoredTable) -> str | None:
+    """Why deletes of a Postgres table do not name their rows; None where they do, or nothing says it."""
+    there = {fold_name(name): name for name in stored.types}
+    if stored.identity is None or not {fold_name(key) for key in keys} <= there.keys():
+        return None
+    lost = [key for key in keys if there[fold_name(key)] not in stored.identity]
+    if not lost:
+        return None
+    return _NOT_SENT.format(", ".join(keys), ", ".join(lost), ", ".join(sorted(stored.identity)))
 
 
 def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]:

@@ -47,7 +47,9 @@ class StoredTable(NamedTuple):
     are never NULL. ``generated``: columns that logical decoding leaves out, unless a publication has them.
     ``row_key``: columns by which TiDB names the rows of a table without a primary key. ``constants``: those
     of them that are no column of a query, by their texts: all rows have the same. ``order``: digest of what
-    decides the order of the key: types, collations and their versions (``order_digest``).
+    decides the order of the key: types, collations and their versions (``order_digest``). ``identity``: the
+    columns that Postgres sends of a deleted row (its replica identity); None where it sends all, or for
+    another database.
     """
 
     types: dict[str, ColumnType]
@@ -60,6 +62,7 @@ class StoredTable(NamedTuple):
     row_key: Mapping[str, ColumnType] = MappingProxyType({})
     constants: Mapping[str, str] = MappingProxyType({})
     order: str = ""
+    identity: frozenset[str] | None = None
 
     @property
     def key_types(self) -> dict[str, ColumnType]:

@@ -136,6 +136,16 @@ CROSS JOIN LATERAL (
 WHERE i.indrelid = CAST(:oid AS oid) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
     AND i.indexprs IS NULL AND k.usable
 ORDER BY i.indisprimary DESC, i.indisreplident DESC, c.relname LIMIT 1"""
+# The columns of the index that is the replica identity; without one no old row is sent at all.
+_IDENTITY: Final = """
+SELECT pg_catalog.array_to_json(coalesce((
+    SELECT pg_catalog.array_agg(a.attname)
+    FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a
+        ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+    WHERE i.indrelid = c.oid
+        AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
+), CAST(ARRAY[] AS pg_catalog.name[])))
+FROM pg_catalog.pg_class c WHERE c.oid = CAST(:oid AS oid) AND c.relkind = 'r' AND c.relreplident <> 'f'"""
 _TABLE: Final = """
 SELECT c.oid, c.relkind, EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -192,6 +202,7 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
         required=required,
         generated=generated,
         order=order_digest([(name, order[name]) for name in key]),
+        identity=_identity(connection, place),
     )
 
 
@@ -214,6 +225,16 @@ def _key(connection: Connection, place: Mapping[str, str]) -> tuple[str, ...]:
 
     found = connection.execute(sa.text(_KEYS), place).scalar()
     return tuple(json.loads(plain(found))) if found is not None else ()
+
+
+def _identity(connection: Connection, place: Mapping[str, str]) -> frozenset[str] | None:
+    """The replica identity's columns; None where whole rows are sent, or each partition has its own."""
+    import json
+
+    import sqlalchemy as sa
+
+    found = connection.execute(sa.text(_IDENTITY), place).scalar()
+    return frozenset(json.loads(plain(found))) if found is not None else None
 
 
 def _rows(connection: Connection, table: TableId) -> int:

@@ -334,8 +334,10 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
     left = (codes == _LEFT) | (deleted == some.after.present) | (deleted & ~some.before.present)
     after = _read_image(plan.after, some.after, left)
     before = _read_image(plan.before, some.before, left)
-    for name in plan.shapes if after else ():
-        empty = pc.fill_null(pc.equal(after[name].values, pa.scalar(EMPTY_SHAPE)), False)
+    for name, read in (after or {}).items():
+        if name not in plan.shapes:
+            continue
+        empty = pc.fill_null(pc.equal(read.values, pa.scalar(EMPTY_SHAPE)), False)
         left |= some.after.spread(empty.to_numpy(zero_copy_only=False)) & ~some.before.present
     key = _read_key(plan, some, left)
     cut = _key_alone(plan, some, left)
