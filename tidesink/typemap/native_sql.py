@@ -26,6 +26,7 @@ from tidesink.typemap.render_sql import (
     OF_SPARK,
     Database,
     FoundType,
+    KeyLengthUnknownError,
     Spelling,
     plain_type,
     spark_of,
@@ -63,11 +64,13 @@ Kind = Literal[
 class Native:
     """How a column of a native type takes the values of a source's column.
 
+    ``wanted`` is the type of tidesink's own that holds every value, ``staged`` that of the staged values.
     ``kept`` is the type of the staging table's column that is filled by ``cast``; None where the staged
     column is of the native type itself, which holds every value of the source's type.
     """
 
     found: str
+    wanted: str
     staged: str
     kept: str | None = None
     cast: str = "{s}"
@@ -283,7 +286,7 @@ def kind_of(column: ShapeColumn) -> Kind:
 
 def native_of(column: ShapeColumn, found: str, database: Database) -> Native | Wider | Refused | None:
     """What a column of a native type does with a source's values; None for a type of tidesink's own."""
-    wanted = sql_type(column, database, KEY_LENGTH)
+    wanted = _wanted(column, found, database)
     kind = kind_of(column)
     if _is_own(column, found, kind, wanted, database):
         return None
@@ -301,14 +304,14 @@ def native_of(column: ShapeColumn, found: str, database: Database) -> Native | W
     if word == "numeric" and kind == "decimal" and base == found:
         return Wider(word)  # of any number of digits: fewer after the point would be rounded off
     if base == found and _holds_all(column, word, found, kind):
-        return Native(found, found)
+        return Native(found, wanted, found)
     same = rule.same.replace("{n}", arguments[0] if arguments else "1")
     if base != found:  # a domain may refuse NULL, and what its CHECK says
         same += " AND (({t})::{found}) IS NOT NULL"
     staged = rule.staged or _staged(column, kind, database)
     if database == "postgres":
-        return Native(found, staged, base, rule.cast, same)
-    return Native(found, staged, _with_charset(found), _ASSIGNED, same)
+        return Native(found, wanted, staged, base, rule.cast, same)
+    return Native(found, wanted, staged, _with_charset(found), _ASSIGNED, same)
 
 
 def reading_type(column: ShapeColumn | None, found: str, database: Database) -> str:
@@ -335,9 +338,11 @@ def native_text(column: str, found: str, database: Database) -> str | None:
     return _WRITTEN.format(t=column) if word in written else None
 
 
-def native_spelling(found: str, database: Database) -> Spelling | None:
-    """How a database respells texts that it keeps in a type; None: it keeps them as they are."""
+def native_spelling(column: ShapeColumn, found: str, database: Database) -> Spelling | None:
+    """How a native type respells a column's texts; None: it keeps them as they are."""
     word, _ = _parts(found)
+    if kind_of(column) == "decimal" and column.spark == "string":
+        return "digits"
     if database == "postgres" and word in ("jsonb", "hstore", "array", "vector"):
         return "json"
     if database == "postgres" and word == "time without time zone":
@@ -355,6 +360,14 @@ def refused_natives(
         fit = None if column is None else native_of(column, found, database)
         if column is not None and isinstance(fit, Refused):
             yield name, column, fit
+
+
+def _wanted(column: ShapeColumn, found: str, database: Database) -> str:
+    """The type that tidesink gives such a column; a key whose length nothing tells stays as it is."""
+    try:
+        return sql_type(column, database, KEY_LENGTH)
+    except KeyLengthUnknownError:
+        return found
 
 
 def _parts(found: str) -> tuple[str, tuple[str, ...]]:

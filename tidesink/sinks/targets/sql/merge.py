@@ -48,7 +48,7 @@ from tidesink.sinks.targets.sql.load import (
 )
 from tidesink.sinks.targets.sql.location import SEQUENCE_TYPES, Place
 from tidesink.typemap.native_sql import Native
-from tidesink.typemap.render_sql import KEY_LENGTH, OF_SPARK, Database, sql_type
+from tidesink.typemap.render_sql import OF_SPARK, Database
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def cast_staged(
         ]
     for at in changed:
         column, fit = shape.columns[at], casts[at]
-        way = "; ".join(mend(column.name, sql_type(column, dialect.database, KEY_LENGTH)))
+        way = "; ".join(mend(column.name, fit.wanted))
         raise TargetError(
             f"A value of the column {column.name} does not fit {merge.place.shown}, where the column is "
             f"{fit.found}: it is not a value of that type, or would be changed by it. Nothing was written. "

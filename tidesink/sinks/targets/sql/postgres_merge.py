@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from tidesink.errors import (
+    AccountingError,
     CommitUnknownError,
     SchemaRefusedError,
     TargetError,
@@ -35,6 +36,12 @@ def merged(cursor: Any, merge: Merge) -> Counts:
         return check_left_alone(merge, Counts(inserted, updated, stale=stale))
     deleted = _deleted(cursor, merge) if merge.deletes else 0
     inserted, updated = _upserted(cursor, merge) if merge.upserts else (0, 0)
+    if inserted + updated != merge.upserts:
+        raise AccountingError(
+            f"{inserted + updated} rows were written of {merge.upserts}: a trigger of {merge.place.shown} "
+            "leaves rows out. Drop it at the target.",
+            table=str(merge.place.source),
+        )
     return Counts(inserted, updated, deleted)
 
 

@@ -29,8 +29,8 @@ from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.ledger import SqlLedger
 from tidesink.sinks.targets.sql.load import Read
 from tidesink.sinks.targets.sql.location import LEDGER, SHARDS, Endpoint, Place
-from tidesink.typemap.native_sql import native_spelling, reading_type
-from tidesink.typemap.render_sql import Spelling
+from tidesink.typemap.native_sql import Native, native_of, native_spelling, reading_type
+from tidesink.typemap.render_sql import Spelling, spelling_of
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, quoted, wider_ddl
 
 if TYPE_CHECKING:
@@ -153,7 +153,10 @@ class SqlReader(TableReader):
     def spelling(self, name: str) -> Spelling | None:
         """MySQL's JSON is not the text that was written, and its times and decimals have all their digits."""
         found = next((kind for one, kind in self._present.items() if fold_name(one) == fold_name(name)), "")
-        return native_spelling(found, self._dialect.database)
+        column = self._shape.by_name.get(fold_name(name))
+        if column is not None and isinstance(native_of(column, found, self._dialect.database), Native):
+            return native_spelling(column, found, self._dialect.database)
+        return spelling_of(found, self._dialect.database)
 
     def close(self) -> None:
         """Close the connections that nobody uses."""
