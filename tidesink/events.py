@@ -17,7 +17,7 @@ binary                                 ``bytes``
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -276,3 +276,34 @@ def fold_name(name: str) -> str:
     if name.isascii():
         return name.lower()
     return "".join(character.lower()[0] for character in name)
+
+
+NameFold = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class _FoldApart:
+    """Folds names, except those in ``apart`` (folded), which are compared as they are spelled."""
+
+    apart: frozenset[str]
+
+    def __call__(self, name: str) -> str:
+        folded = fold_name(name)
+        return name if folded in self.apart else folded
+
+
+def folding(*lists: Iterable[str]) -> NameFold:
+    """Returns the function under which the column names of these lists are compared.
+
+    It is ``fold_name``, unless one list has two names that differ only in case, as Postgres and Oracle allow:
+    such names are compared exactly in all the lists. So a column that one side spells otherwise is found
+    wherever only one column can be meant.
+    """
+    apart = set[str]()
+    for names in lists:
+        spelled: dict[str, str] = {}
+        for name in names:
+            folded = fold_name(name)
+            if spelled.setdefault(folded, name) != name:
+                apart.add(folded)
+    return _FoldApart(frozenset(apart)) if apart else fold_name

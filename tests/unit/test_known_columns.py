@@ -31,7 +31,7 @@ def shape(layout: Layout, *columns: Column) -> TableShape:
 def decoding(found: TableShape, *former: Column) -> Decoding:
     """All that is asked of one here."""
     reported = SourceColumns(TableSchema(TABLE, ()), former)
-    columns = SimpleNamespace(shape=found)
+    columns = SimpleNamespace(shape=found, rows=SimpleNamespace(shape=found))
     return cast("Decoding", SimpleNamespace(columns=lambda: columns, reported=lambda: reported))
 
 

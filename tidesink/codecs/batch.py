@@ -37,7 +37,7 @@ from tidesink.events import (
     TableId,
     TableSchema,
     WatermarkEvent,
-    fold_name,
+    folding,
 )
 from tidesink.typemap.arrow import PythonResult, arrow_type, from_python
 from tidesink.typemap.table import KEY_POLICIES, AmbiguousTime, TimePolicies, ZeroDate
@@ -489,7 +489,8 @@ class RowTypes:
 
     def __init__(self, schema: TableSchema, keys: tuple[str, ...] | None, options: ValueOptions) -> None:
         named = options.keys
-        self._keys = frozenset(fold_name(name) for name in keys or ()) if named is None else named
+        self._fold = folding(column.name for column in schema.columns)
+        self._keys = frozenset(map(self._fold, keys or ())) if named is None else named
         self._options = options
         types = {column.name: self._type(column) for column in schema.columns}
         self.row = pa.struct(list(types.items()))
@@ -498,7 +499,7 @@ class RowTypes:
 
     def policies_of(self, column: Column) -> TimePolicies:
         """The policies for a column."""
-        if fold_name(column.name) in self._keys:
+        if self._fold(column.name) in self._keys:
             return KEY_POLICIES
         return TimePolicies(zero_date=self._options.zero_date, ambiguous_time=self._options.ambiguous_time)
 

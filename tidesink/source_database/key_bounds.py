@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from tidesink.errors import ConfigError, DecodeError
-from tidesink.events import ColumnType, fold_name
+from tidesink.events import ColumnType, folding
 from tidesink.typemap.table import row_of
 from tidesink.typemap.values import text_reader
 
@@ -143,10 +143,11 @@ def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound,
         ConfigError: a column is none of the key, or of a type whose order is not the same everywhere; a
             literal is none of its type.
     """
-    names, types = {fold_name(name): name for name in stored.key}, stored.key_types
+    fold = folding(stored.key)
+    names, types = {fold(name): name for name in stored.key}, stored.key_types
     found = []
     for bound in bounds:
-        name = names.get(fold_name(bound.column))
+        name = names.get(fold(bound.column))
         if name is None:
             raise ConfigError(
                 f"{bound.column} is no column of the key ({', '.join(stored.key)}): {_FORM}", key=OPTION

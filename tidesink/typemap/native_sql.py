@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
-from tidesink.events import fold_name
+from tidesink.events import folding
 from tidesink.typemap.render_sql import (
     KEY_LENGTH,
     OF_SPARK,
@@ -354,9 +354,11 @@ def refused_natives(
     present: Mapping[str, str], columns: Iterable[ShapeColumn], database: Database
 ) -> Iterator[tuple[str, ShapeColumn, Refused]]:
     """The columns of a table, by its own names, whose native types do not hold a source's values."""
-    by_name = {fold_name(column.name): column for column in columns}
+    known = tuple(columns)
+    fold = folding(present, (column.name for column in known))
+    by_name = {fold(column.name): column for column in known}
     for name, found in present.items():
-        column = by_name.get(fold_name(name))
+        column = by_name.get(fold(name))
         fit = None if column is None else native_of(column, found, database)
         if column is not None and isinstance(fit, Refused):
             yield name, column, fit

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.events import fold_name
+from tidesink.events import NameFold, fold_name
 from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, metadata_columns, quoted
 
 if TYPE_CHECKING:
@@ -92,12 +92,12 @@ class RowFilter:
             found.setdefault(fold_name(mention.name), mention.name)
         return tuple(found.values())
 
-    def bound(self, row: str, columns: Mapping[str, str]) -> str:
-        """The text with each column read from the struct ``row``; ``columns``: names by lower-case name."""
+    def bound(self, row: str, columns: Mapping[str, str], fold: NameFold = fold_name) -> str:
+        """The text with each column read from the struct ``row``; ``columns``: names by folded name."""
         parts, done = [], 0
         for mention in self.mentions:
             parts.append(self.text[done : mention.start])
-            parts.append(f"{quoted(row)}.{quoted(columns[fold_name(mention.name)])}")
+            parts.append(f"{quoted(row)}.{quoted(columns[fold(mention.name)])}")
             done = mention.end
         return "".join([*parts, self.text[done:]])
 
@@ -130,7 +130,7 @@ def check_types(row_filter: RowFilter, shape: TableShape) -> None:
     Raises:
         ConfigError: it, or a part of it, is a value and no condition.
     """
-    known = {fold_name(name): shape.by_name[fold_name(name)].spark for name in row_filter.columns}
+    known = {fold_name(name): shape.by_name[shape.fold(name)].spark for name in row_filter.columns}
     try:
         refuse_types(row_filter.text, _parsed(row_filter.text), known)
     except ConfigError as error:
@@ -459,7 +459,8 @@ def _class_end(pattern: str, at: int) -> int:
 class Layout:
     """``columns``: these alone; ``except_columns``: all but these; ``rename``: the target's name by the
     source's; ``row_filter``: the rows, by the source's columns; ``metadata``: names of columns that say where
-    a row's last change came from, by their kind; ``ignore_nulls``: a null leaves the stored value."""
+    a row's last change came from, by their kind; ``ignore_nulls``: a null leaves the stored value; ``fold``:
+    how names are compared (see ``within``)."""
 
     columns: tuple[str, ...] | None = None
     except_columns: tuple[str, ...] = ()
@@ -467,18 +468,23 @@ class Layout:
     row_filter: RowFilter | None = None
     metadata: Mapping[MetadataKind, str] = field(default_factory=dict)
     ignore_nulls: bool = False
+    fold: NameFold = field(default=fold_name, compare=False)
+
+    def within(self, source: TableShape) -> Layout:
+        """The layout of a table whose columns are those of ``source``: an exact name counts first."""
+        return self if source.fold is fold_name else replace(self, fold=source.fold)
 
     def chooses(self, name: str) -> bool:
         """Whether the target holds a column of the source's."""
-        name = fold_name(name)
-        if name in {fold_name(omitted) for omitted in self.except_columns}:
+        name = self.fold(name)
+        if name in {self.fold(omitted) for omitted in self.except_columns}:
             return False
-        return self.columns is None or name in {fold_name(wanted) for wanted in self.columns}
+        return self.columns is None or name in {self.fold(wanted) for wanted in self.columns}
 
     def target_name(self, name: str) -> str:
         """The target's name of a column of the source's."""
-        names = {fold_name(old): new for old, new in self.rename.items()}
-        return names.get(fold_name(name), name)
+        names = {self.fold(old): new for old, new in self.rename.items()}
+        return names.get(self.fold(name), name)
 
     @property
     def asked(self) -> frozenset[str]:
@@ -494,7 +500,7 @@ class Layout:
 
     def doubted(self, names: frozenset[str]) -> tuple[str, ...]:
         """Which of some names, in lower case, are of columns that are left out; as the config has them."""
-        excluded = {fold_name(name): name for name in self.except_columns}
+        excluded = {self.fold(name): name for name in self.except_columns}
         return tuple(excluded[name] for name in sorted(names & excluded.keys()))
 
     @property
@@ -531,16 +537,17 @@ def laid_out(
             or its filter is a value and no condition.
         SchemaRefusedError: the layout names a column that is gone: rows from now on have no value for it.
     """
+    layout = layout.within(source)
     _check_named(layout, source, frozenset(gone), frozenset(past))
     if layout.row_filter is not None:
+        _check_spark_names(layout.row_filter, source)
         check_types(layout.row_filter, source)
     chosen = tuple(_chosen(layout, source))
     _check_keys(chosen, source)
-    names = {fold_name(old): new for old, new in layout.rename.items()}
-    named = tuple(replace(column, name=names.get(fold_name(column.name), column.name)) for column in chosen)
+    named = tuple(replace(column, name=layout.target_name(column.name)) for column in chosen)
     columns = (*named, *metadata_columns(layout.metadata))
     _check_apart(columns, source, own)
-    omitted = source.by_name.keys() - {fold_name(column.name) for column in chosen}
+    omitted = source.by_name.keys() - {source.fold(column.name) for column in chosen}
     keys = tuple(column.name for column in columns if column.key)
     shape = replace(source, columns=columns, keys=keys, omitted=frozenset(omitted))
     return LaidOut(shape, {new.name: old.name for new, old in zip(named, chosen, strict=True)})
@@ -563,12 +570,13 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
     Raises:
         SchemaRefusedError: a rename from or to a name that is left out, which the table waits with.
     """
-    excluded = {fold_name(name) for name in layout.except_columns}
-    keys = {fold_name(name) for name in source.keys}
+    fold = source.fold
+    excluded = {fold(name) for name in layout.except_columns}
+    keys = {fold(name) for name in source.keys}
     for old, new in renames:
-        names = {fold_name(old), fold_name(new)}
+        names = {fold(old), fold(new)}
         if len(names & excluded) == 1 and len(names) == 2 and not names & keys:
-            lacking = old if fold_name(new) in excluded else new
+            lacking = old if fold(new) in excluded else new
             raise SchemaRefusedError(
                 f"column {old} was renamed to {new}, and except_column_list names one of the two: add "
                 f"{lacking} to it, so that rows under either name come without the column, or name in "
@@ -590,8 +598,10 @@ def _check_named(
     layout: Layout, source: TableShape, gone: frozenset[str], past: frozenset[str] = frozenset()
 ) -> None:
     for setting, name in named_columns(layout):
-        if fold_name(name) not in source.by_name:
-            if setting == "except_column_list" and fold_name(name) in past:
+        found = source.find(name)
+        if found is None:
+            _check_ambiguous(setting, name, source)
+            if setting == "except_column_list" and source.fold(name) in past:
                 continue  # it is left out should a row from before bring it
             known = ", ".join(column.name for column in source.columns)
             raise ConfigError(
@@ -599,7 +609,7 @@ def _check_named(
                 table=str(source.table),
                 column=name,
             )
-        if source.by_name[fold_name(name)].hidden and setting != "filter":
+        if found.hidden and setting != "filter":
             raise ConfigError(
                 f"{setting}: {name} is no column of {source.table}'s but the row key by which its rows are "
                 "identified, always there under this name: take it out, or name columns that tell the rows "
@@ -607,11 +617,37 @@ def _check_named(
                 table=str(source.table),
                 column=name,
             )
-        if fold_name(name) in gone and setting != "except_column_list":
+        if source.fold(name) in gone and setting != "except_column_list":
             raise SchemaRefusedError(
                 f"{setting} names {name}, a column that the source has dropped or renamed: rows from then on "
                 f"have no value for it. Take it out of {setting}, or name the column that took its place, "
                 "and load the table again where the rows already there are not what you want",
+                table=str(source.table),
+                column=name,
+            )
+
+
+def _check_ambiguous(setting: str, name: str, source: TableShape) -> None:
+    fitting = [column.name for column in source.columns if fold_name(column.name) == fold_name(name)]
+    if fitting:
+        raise ConfigError(
+            f"{setting}: {name} can be {' or '.join(fitting)}, which are different columns of "
+            f"{source.table}. Spell the name as the source does",
+            table=str(source.table),
+            column=name,
+        )
+
+
+def _check_spark_names(row_filter: RowFilter, source: TableShape) -> None:
+    """Refuse a filter on two columns that Spark cannot tell apart."""
+    found: dict[str, str] = {}
+    for mention in row_filter.mentions:
+        name = source.by_name[source.fold(mention.name)].name if source.find(mention.name) else mention.name
+        other = found.setdefault(fold_name(name), name)
+        if other != name:
+            raise ConfigError(
+                f"filter: it names the columns {other} and {name}, and Spark, which evaluates it, does not "
+                "tell the two apart. Use only one of them in the filter",
                 table=str(source.table),
                 column=name,
             )
@@ -629,8 +665,17 @@ def _check_keys(chosen: Iterable[ShapeColumn], source: TableShape) -> None:
 
 
 def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterable[str]) -> None:
+    # Names that only the source's case tells apart are the target's to take or to refuse.
+    own_pairs = {column.name for column in source.columns if source.fold(column.name) == column.name}
     names = Counter(fold_name(column.name) for column in columns)
-    twice = [name for name, times in names.items() if times > 1]
+    exact = Counter(column.name for column in columns)
+    apart = {
+        name
+        for name in names
+        if all(column.name in own_pairs for column in columns if fold_name(column.name) == name)
+    }
+    twice = [name for name, times in names.items() if times > 1 and name not in apart]
+    twice += [name for name, times in exact.items() if times > 1 and fold_name(name) in apart]
     if twice:
         raise ConfigError(
             f"rename, metadata: two columns of {source.table} would be called {', '.join(twice)}: give one "

@@ -2,7 +2,8 @@
 
 A schema grows only in ways that lose nothing: columns are added, integers and decimals become wider. Any
 other difference between two writers of one table is a conflict, refused by name. Column names are compared
-as MySQL compares them, without regard to case.
+as MySQL compares them, without regard to case, unless
+a table has two names that differ only in case (see ``events.folding``).
 
 TiDB's row key can be the key of a table that has none. TiDB stores a table without a primary key, or a
 unique key of NOT NULL columns, under a number of its own, ``_tidb_rowid``. New TiCDC (ticdc b813e76) writes
@@ -28,7 +29,17 @@ from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, ValueOutOfRangeError
-from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value, fold_name
+from tidesink.events import (
+    Column,
+    ColumnType,
+    EarlierType,
+    NameFold,
+    TableId,
+    TableSchema,
+    Value,
+    fold_name,
+    folding,
+)
 from tidesink.typemap.mysql_types import default_as
 from tidesink.typemap.table import (
     KEY_POLICIES,
@@ -121,9 +132,18 @@ class TableShape:
         return self.origin or self.table
 
     @cached_property
+    def fold(self) -> NameFold:
+        """Folds a column's name for a comparison with the names of this shape."""
+        return folding(column.name for column in self.columns)
+
+    @cached_property
     def by_name(self) -> Mapping[str, ShapeColumn]:
-        """Columns by lower-case name."""
-        return {fold_name(column.name): column for column in self.columns}
+        """Columns by folded name (see ``fold``)."""
+        return {self.fold(column.name): column for column in self.columns}
+
+    def find(self, name: str) -> ShapeColumn | None:
+        """The column of a name; None if there is none."""
+        return self.by_name.get(self.fold(name))
 
     @cached_property
     def key_columns(self) -> tuple[ShapeColumn, ...]:
@@ -168,13 +188,14 @@ def shape_of(
         ConfigError: ``keys`` names a column the table does not have.
     """
     wanted = keys if keys is not None else tuple(column.name for column in schema.handle_columns)
-    folded = {fold_name(name) for name in wanted}
+    fold = folding(column.name for column in schema.columns)
+    folded = {fold(name) for name in wanted}
     columns = tuple(
-        _shape_column(column, key=fold_name(column.name) in folded, zero_date=zero_date)
+        _shape_column(column, key=fold(column.name) in folded, zero_date=zero_date)
         for column in schema.columns
         if not column.virtual
     )
-    missing = folded - {fold_name(column.name) for column in columns}
+    missing = folded - {fold(column.name) for column in columns}
     if missing:
         raise ConfigError(
             f"keys: {schema.table} has no column {', '.join(sorted(missing))}; "
@@ -225,15 +246,15 @@ def merged_in_order(shapes: Sequence[TableShape], base: TableShape | None = None
 
 def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) -> TableShape:
     """``after``, whose new columns know which of ``before`` went, and what those had come instead of."""
-    went = set(before.by_name) - set(after.by_name)
-    for name in tuple(went):
-        went |= whole.by_name[name].instead_of
+    fold = _fold_of(after, before, whole)
+    had = {fold(column.name) for column in before.columns}
+    went = had - {fold(column.name) for column in after.columns}
+    for column in whole.columns:
+        if fold(column.name) in went:
+            went = went | column.instead_of
     if not went:
         return after
-    columns = (
-        c if fold_name(c.name) in before.by_name else replace(c, instead_of=frozenset(went))
-        for c in after.columns
-    )
+    columns = (c if fold(c.name) in had else replace(c, instead_of=frozenset(went)) for c in after.columns)
     return replace(after, columns=tuple(columns))
 
 
@@ -245,14 +266,19 @@ def merge_shape(old: TableShape, new: TableShape) -> TableShape:
     Raises:
         SchemaRefusedError: a column's types cannot be one, or the keys differ; the message says which.
     """
-    _check_keys(old, new)
-    kept = tuple(_joined(old, column, new.by_name.get(fold_name(column.name))) for column in old.columns)
-    added = tuple(column for column in new.columns if fold_name(column.name) not in old.by_name)
-    return replace(old, columns=kept + added)
+    fold = _fold_of(old, new)
+    _check_keys(old, new, fold)
+    newer = {fold(column.name): column for column in new.columns}
+    kept = tuple(_joined(old, column, newer.pop(fold(column.name), None)) for column in old.columns)
+    return replace(old, columns=(*kept, *newer.values()))
 
 
-def _check_keys(old: TableShape, new: TableShape) -> None:
-    if {fold_name(key) for key in old.keys} != {fold_name(key) for key in new.keys}:
+def _fold_of(*shapes: TableShape) -> NameFold:
+    return folding(*((column.name for column in shape.columns) for shape in shapes))
+
+
+def _check_keys(old: TableShape, new: TableShape, fold: NameFold) -> None:
+    if {fold(key) for key in old.keys} != {fold(key) for key in new.keys}:
         raise SchemaRefusedError(
             f"the key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}): rows already "
             "written cannot be found under the new key. Make the table again under another name, or "
@@ -269,10 +295,10 @@ def key_change(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
 
 def without(shape: TableShape, names: Iterable[str]) -> TableShape:
     """A shape that lacks some columns."""
-    gone = {fold_name(name) for name in names}
+    gone = {shape.fold(name) for name in names}
     if not gone:
         return shape
-    return replace(shape, columns=tuple(c for c in shape.columns if fold_name(c.name) not in gone))
+    return replace(shape, columns=tuple(c for c in shape.columns if shape.fold(c.name) not in gone))
 
 
 def with_gone(shape: TableShape, columns: Iterable[Column]) -> TableShape:
@@ -283,9 +309,11 @@ def with_gone(shape: TableShape, columns: Iterable[Column]) -> TableShape:
 
 def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
     """The shape with the defaults that ``reported`` has for its columns, which knows more of their past."""
+    fold = _fold_of(shape, reported)
+    by_name = {fold(column.name): column for column in reported.columns}
     columns = []
     for column in shape.columns:
-        found = reported.by_name.get(fold_name(column.name))
+        found = by_name.get(fold(column.name))
         if found is not None:
             column = replace(column, default=default_as(found.default, found.type, column.type))  # noqa: PLW2901
         columns.append(column)
@@ -297,9 +325,9 @@ def with_former(shape: TableShape, former: Iterable[Column]) -> TableShape:
 
     One that came to have a type beside the target's stays as it is: its rows are refused by name.
     """
-    types = {fold_name(column.name): column for column in former}
+    types = {shape.fold(column.name): column for column in former}
     return replace(
-        shape, columns=tuple(_as_it_was(shape, c, types.get(fold_name(c.name))) for c in shape.columns)
+        shape, columns=tuple(_as_it_was(shape, c, types.get(shape.fold(c.name))) for c in shape.columns)
     )
 
 

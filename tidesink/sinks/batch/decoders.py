@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import Fault
 from tidesink.codecs.framing import HEADER_SIZE, ids_in_headers, is_glue
 from tidesink.errors import FramingError, SchemaMismatchError, SchemaNotFoundError, TidesinkError
-from tidesink.events import fold_name
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.filtering import RowFilterRule
 from tidesink.sinks.batch.records import NO_RULES, EventRules, TableDecoder, Unplanned
@@ -194,7 +193,7 @@ def under_glue(part: str, protocol: str) -> str:
 
 def folded_keys(shape: TableShape) -> frozenset[str] | None:
     """The table's key columns, for ``ValueOptions``; None where it has none."""
-    return frozenset(fold_name(name) for name in shape.keys) or None
+    return frozenset(shape.fold(name) for name in shape.keys) or None
 
 
 def schema_id_of(part: bytes | None) -> int | None:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import ConfigError, FilterError, TidesinkError
-from tidesink.events import Op, fold_name
+from tidesink.events import Op
 from tidesink.sinks.batch.records import BAD, DecodedRecords, OtherRecord
 from tidesink.sinks.batch.reduce import UNMATCHED
 from tidesink.sinks.batch.target_rows import TargetRows, row_type
@@ -119,7 +119,7 @@ class RowFilterRule:
 def condition(row_filter: RowFilter, shape: TableShape) -> str:
     """The filter's text over a struct ``_row`` of a shape's columns. Its end may be a comment."""
     names = {name: column.name for name, column in shape.by_name.items()}
-    return f"(\n{row_filter.bound(_ROW, names)}\n)"
+    return f"(\n{row_filter.bound(_ROW, names, shape.fold)}\n)"
 
 
 def filter_rule(row_filter: RowFilter, shape: TableShape, session: SparkSession) -> RowFilterRule:
@@ -128,7 +128,7 @@ def filter_rule(row_filter: RowFilter, shape: TableShape, session: SparkSession)
     Raises: as ``check_condition``.
     """
     check_condition(row_filter, shape, session)
-    named = {shape.by_name[fold_name(name)].name for name in row_filter.columns}
+    named = {shape.by_name[shape.fold(name)].name for name in row_filter.columns}
     columns = tuple(column for column in shape.columns if column.name in named)
     return RowFilterRule(
         row_filter.text,

@@ -27,7 +27,7 @@ from tidesink.errors import (
     SchemaRefusedError,
     TransientTargetError,
 )
-from tidesink.events import TableId, fold_name
+from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.counts import (
     Account,
@@ -597,7 +597,10 @@ class Batch:
         reported = source_columns_of(self._decoding, self._policies)
         gap = self._hold.table.gap(kept_shape(shape, self._settings))
         schema_decision, known = decide_changes(gap, shape, self._policies, reported), self._hold.known
-        return schema_decision if known is None else known.schema_decision(schema_decision, gap.added)
+        if known is None:
+            return schema_decision
+        fold = self._decoding.columns().rows.shape.fold
+        return known.schema_decision(schema_decision, gap.added, fold)
 
     def _evolved(self, schema_decision: SchemaDecision) -> EvolveResult:
         if schema_decision.drops:
@@ -634,7 +637,7 @@ class Batch:
 
     def _on_delete(self, shape: TableShape) -> tuple[str, ...]:
         names = self._settings.metadata_columns.values() if self._settings.deletes == "soft" else ()
-        return tuple(name for name in names if fold_name(name) in shape.by_name)
+        return tuple(name for name in names if shape.find(name) is not None)
 
     def _frame(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame:
         """The rows as the target gets them."""

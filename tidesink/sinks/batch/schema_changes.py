@@ -13,7 +13,7 @@ from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allo
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.ddl.row_changes import RowChangeKind, shown_time
 from tidesink.errors import SchemaRefusedError, StateStoreError
-from tidesink.events import TableId, fold_name, physical_ms
+from tidesink.events import NameFold, TableId, fold_name, folding, physical_ms
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress, StateStore, change_document
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
@@ -210,15 +210,16 @@ def decide_changes(
 ) -> SchemaDecision:
     """What becomes of the changes between a target's columns, a shape, and what DDL says of the table."""
     dropped = list(_dropped(gap, shape, policies, reported)) if reported else []
+    fold = folding(gap.columns, (column.name for column in shape.columns))
     gone = {
-        fold_name(schema_decision.change.column)
+        fold(schema_decision.change.column)
         for schema_decision in dropped
         if schema_decision.policy == "apply"
     }
     grown = [
         _decided_growth(change, gap, shape, policies)
         for change in _grown(gap, shape, policies.layout)
-        if not (change.kind == "add" and fold_name(change.column) in gone)
+        if not (change.kind == "add" and fold(change.column) in gone)
     ]
     narrowed = (
         [DecidedChange(change, policies.decide(change)) for change in _narrowed(gap, shape, reported)]
@@ -226,12 +227,12 @@ def decide_changes(
         else []
     )
     ignored = tuple(one.change.column for one in grown if (one.change.kind, one.policy) == ("add", "ignore"))
-    omitted = (*ignored, *(c.name for c in shape.columns if fold_name(c.name) in gone))
+    omitted = (*ignored, *(c.name for c in shape.columns if fold(c.name) in gone))
     return SchemaDecision(
         without(shape, omitted),
         omitted,
         tuple(_waiting(one, policies) for one in (*dropped, *grown, *narrowed) if one.policy == "pause"),
-        tuple(name for name in gap.columns if fold_name(name) in gone),
+        tuple(name for name in gap.columns if fold(name) in gone),
         tuple(_OMITTED.format(name) for name in ignored),
     )
 
@@ -263,7 +264,7 @@ def _decided_growth(
     policy = policies.decide(change)
     if change.kind != "add" or not change.before or policies.accepted_as(change):
         return DecidedChange(change, policy)
-    column = shape.by_name[fold_name(change.column)]
+    column = shape.by_name[shape.fold(change.column)]
     waits = policy == "apply" or change.column not in gap.added
     return DecidedChange(change, "pause" if waits else policy, doubt=doubt_of(column, policies.layout))
 
@@ -275,11 +276,13 @@ def doubt_of(column: ShapeColumn, layout: Layout) -> str:
 
 def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[SchemaChange]:
     for name in gap.added:
-        if fold_name(name) in shape.by_name:  # a mode's own columns are nobody's choice
-            yield _added(shape.by_name[fold_name(name)], layout)
-    there = {fold_name(name) for name in gap.columns}
+        column = shape.find(name)
+        if column is not None:  # a mode's own columns are nobody's choice
+            yield _added(column, layout)
+    fold = folding(gap.columns, (column.name for column in shape.columns))
+    there = {fold(name) for name in gap.columns}
     for column in shape.columns:
-        if fold_name(column.name) in there and layout.doubts(column):
+        if fold(column.name) in there and layout.doubts(column):
             yield _added(column, layout)
     for name, types in gap.widened.items():
         yield SchemaChange("widen", name, *types)
@@ -443,16 +446,23 @@ class KnownColumns:
     def __init__(self, store: StateStore, progress: Progress, layout: Layout) -> None:
         self._store = store
         self._name = _name(progress.pipeline, progress.table)
-        self._source_names = {fold_name(new): fold_name(old) for old, new in layout.rename.items()}
+        self._rename = {new: old for old, new in layout.rename.items()}
         self._kept = store.load_document(_KIND, self._name)
         self._known = _columns_of(self._kept, progress)
         self._unkept: Mapping[str, Any] | None = None
 
-    def schema_decision(self, decision: SchemaDecision, added: Collection[str]) -> SchemaDecision:
-        """The decision, by which columns that are not new bring no default; ``added``: those that come."""
+    def schema_decision(
+        self, decision: SchemaDecision, added: Collection[str], fold: NameFold = fold_name
+    ) -> SchemaDecision:
+        """The decision, by which columns that are not new bring no default.
+
+        ``added``: the columns that come. ``fold``: how the source's names are compared.
+        """
         given = decision.given
         known = {
-            c.name for c in given.columns if c.default is not None and self._source(c.name) in self._known
+            c.name
+            for c in given.columns
+            if c.default is not None and self._source(c.name, fold) in self._known
         }
         columns = tuple(replace(c, default=None) if c.name in known else c for c in given.columns)
         warnings = tuple(_NOT_NEW.format(name) for name in added if name in known)
@@ -464,10 +474,12 @@ class KnownColumns:
 
     def applied(self, decoding: Decoding, progress: Progress) -> None:
         """Take note of a batch's columns, once it is applied; ``keep`` writes them down."""
-        shape, reported = decoding.columns().shape, decoding.reported()
+        plan, reported = decoding.columns(), decoding.reported()
+        shape, fold = plan.shape, plan.rows.shape.fold
         # One that was dropped is new when it is added again.
-        dropped = {self._source(column.name) for column in reported.former} if reported else set()
-        now = frozenset({*map(self._source, shape.by_name), *shape.omitted} - dropped)
+        dropped = {self._source(column.name, fold) for column in reported.former} if reported else set()
+        there = {self._source(column.name, fold) for column in shape.columns}
+        now = frozenset({*there, *shape.omitted} - dropped)
         if now != self._known:
             self._unkept = {"batch": progress.batch, "columns": sorted(now)}
             self._known = now
@@ -481,8 +493,13 @@ class KnownColumns:
             self._store.swap_document(_KIND, self._name, old=self._kept, new=self._unkept)
             self._kept, self._unkept = self._unkept, None
 
-    def _source(self, name: str) -> str:
-        return self._source_names.get(fold_name(name), fold_name(name))
+    def _source(self, name: str, fold: NameFold) -> str:
+        """The source's name, folded, of a column of the target."""
+        if name in self._rename:
+            return fold(self._rename[name])
+        folded = {fold_name(new): old for new, old in self._rename.items()}
+        own = folded.get(fold_name(name)) if fold is fold_name else None
+        return fold(name if own is None else own)
 
 
 def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:

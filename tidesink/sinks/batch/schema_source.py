@@ -219,8 +219,9 @@ class ProjectedDecoding:
         if reported is not None:
             check_renames(layout, inner.shape, reported.renames)
             # Another task may have read DDL that this plan does not know of.
-            past += (fold_name(column.name) for column in reported.former)
-            past += (fold_name(name) for pair in reported.renames for name in pair)
+            fold = inner.shape.fold
+            past += (fold(column.name) for column in reported.former)
+            past += (fold(name) for pair in reported.renames for name in pair)
         laid = laid_out(layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
         if layout.ignore_nulls and inner.keeps_values:
             raise ConfigError(_TWO_MEANINGS, table=str(inner.shape.table))
@@ -231,7 +232,9 @@ class ProjectedDecoding:
             rows=replace(inner.rows, target=laid.shape, sources=laid.sources, metadata=metadata),
             keeps_values=inner.keeps_values or layout.ignore_nulls,
             gone=frozenset(
-                fold_name(new) for new, old in laid.sources.items() if fold_name(old) in inner.gone
+                laid.shape.fold(new)
+                for new, old in laid.sources.items()
+                if inner.shape.fold(old) in inner.gone
             ),
             row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._session),
             ignores_nulls=layout.ignore_nulls,

@@ -39,7 +39,7 @@ from tidesink.codecs.batch import (
     op_code,
 )
 from tidesink.errors import ConfigError, DecodeError, SourceUnavailableError, ValueOutOfRangeError
-from tidesink.events import Column, Op, TableId, TableSchema, Value, fold_name
+from tidesink.events import Column, Op, TableId, TableSchema, Value
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.record_frames import over_ranges
@@ -659,7 +659,7 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
         ConfigError: nothing tells how the records spell a column's values, or rows go by row keys that the
             database does not have.
     """
-    decoder, shape, handle = plan.decoder, plan.rows.shape, {fold_name(name) for name in plan.rows.keys}
+    decoder, shape, handle = plan.decoder, plan.rows.shape, {*map(plan.rows.shape.fold, plan.rows.keys)}
     virtual = stored.virtual if decoder.has_virtual_columns else {}
     generated = stored.generated if decoder.has_generated_columns else {}
     row_key = stored.row_key if is_row_keyed(shape) else {}
@@ -671,12 +671,12 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     called = {
         name: own
         for name, own in _called(plan, types).items()
-        if name not in generated or fold_name(own) not in unsent
+        if name not in generated or shape.fold(own) not in unsent
     }
     columns = tuple(
         ReadColumn(
             Column(name, types[name], nullable=name not in stored.required),
-            Column(own, shape.by_name[fold_name(own)].type, handle=fold_name(own) in handle),
+            Column(own, shape.by_name[shape.fold(own)].type, handle=shape.fold(own) in handle),
         )
         for name, own in called.items()
     )
@@ -687,10 +687,10 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
         _gone(plan),
     )
     held = {*plan.rows.keys, *plan.rows.value_sources.values()} - known
-    lost = (c.name for c in shape.columns if c.name in held and fold_name(c.name) not in gone)
+    lost = (c.name for c in shape.columns if c.name in held and shape.fold(c.name) not in gone)
     gap = ColumnGap(tuple(lost), tuple(name for name in stored.types if name not in called))
     # As rows that were written after a column was dropped: NULL, and not its default.
-    rows = replace(plan.rows, dropped=DroppedNow(gone | {fold_name(name) for name in gap.lost}))
+    rows = replace(plan.rows, dropped=DroppedNow(gone | {shape.fold(name) for name in gap.lost}))
     return replace(plan, rows=rows, decoder=SourceDecoder(decoder, columns, plan.rows.keys)), gap
 
 
@@ -698,9 +698,10 @@ def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
     """By the database's names of columns those of the table's records, which in Avro may be others."""
     there = [*names]
     found = {name: own for own, name in plan.rows.written(there).items()}
-    open_names = {fold_name(c.name): c.name for c in plan.rows.shape.columns if c.name not in found.values()}
+    fold = plan.rows.shape.fold
+    open_names = {fold(c.name): c.name for c in plan.rows.shape.columns if c.name not in found.values()}
     for name in there:
-        own = open_names.pop(fold_name(sanitize_name(name)), None) if name not in found else None
+        own = open_names.pop(fold(sanitize_name(name)), None) if name not in found else None
         if own is not None:
             found[name] = own
     return {name: found[name] for name in there if name in found}
@@ -711,4 +712,5 @@ def _gone(plan: DecodePlan) -> frozenset[str]:
     sources = plan.rows.sources
     if sources is None:
         return plan.gone
-    return frozenset(fold_name(own) for name, own in sources.items() if fold_name(name) in plan.gone)
+    here, there = plan.rows.shape.fold, plan.shape.fold
+    return frozenset(here(own) for name, own in sources.items() if there(name) in plan.gone)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
-from tidesink.events import SOURCE_SEPARATOR, Op, TableId, fold_name
+from tidesink.events import SOURCE_SEPARATOR, NameFold, Op, TableId, fold_name, folding
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, default_value
 from tidesink.typemap.values import TargetValue
@@ -60,12 +60,14 @@ class DroppedByWriter(ABC, Generic[W]):
         can_return: Whether some schema but the newest lacks a column that later ones have, so that rows of it
             may be from before the ADD or from after a DROP.
         ends: By column, the offset of the range's last row that has it.
+        fold: The function under which the shape's column names are compared.
     """
 
     columns: Mapping[W, frozenset[str]]
     again: Mapping[W, frozenset[str]] = field(default_factory=dict)
     can_return: bool = False
     ends: Mapping[str, int] = field(default_factory=dict)
+    fold: NameFold = fold_name
 
     @abstractmethod
     def _writer(self, changes: ChangeTable) -> W | None:
@@ -83,7 +85,7 @@ class DroppedByWriter(ABC, Generic[W]):
         ends: dict[str, int] = {}
         for one in tables if names else ():
             last = pc.max(one.rows["offset"]).as_py()
-            for name in names & {fold_name(column.name) for column in one.schema.columns}:
+            for name in names & {self.fold(column.name) for column in one.schema.columns}:
                 ends[name] = max(last, ends.get(name, BEFORE_ALL))
         return replace(self, ends=ends)
 
@@ -93,22 +95,25 @@ class DroppedById(DroppedByWriter[int]):
     """By the registry id of a writer's value schema."""
 
     @classmethod
-    def of(cls, columns: Mapping[int, Iterable[str]], history: Sequence[int]) -> DroppedById:
+    def of(
+        cls, columns: Mapping[int, Iterable[str]], history: Sequence[int], fold: NameFold = fold_name
+    ) -> DroppedById:
         """Make it of each schema's own columns. ``history``: the ids in their order, with repetitions."""
-        return cls(*dropped_in_order(columns, history))
+        return cls(*dropped_in_order(columns, history, fold), fold=fold)
 
     def _writer(self, changes: ChangeTable) -> int | None:
         return changes.schema_id.value if changes.schema_id is not None else None
 
 
 def dropped_in_order(
-    columns: Mapping[W, Iterable[str]], history: Sequence[W]
+    columns: Mapping[W, Iterable[str]], history: Sequence[W], fold: NameFold = fold_name
 ) -> tuple[dict[W, frozenset[str]], dict[W, frozenset[str]], bool]:
-    """Which columns of other schemas each schema lacks because they were dropped, in lower case.
+    """Which columns of other schemas each schema lacks because they were dropped, folded.
 
     Args:
         columns: By schema, its columns.
         history: The schemas in the order in which they were in use; one that came back is there again.
+        fold: The function under which column names are compared.
 
     Returns:
         The columns dropped before the schema was first in use, those dropped before it came back, and whether
@@ -118,15 +123,13 @@ def dropped_in_order(
     again: dict[W, frozenset[str]] = {}
     had = frozenset[str]()
     for one in history:
-        there = frozenset(fold_name(name) for name in columns[one])
+        there = frozenset(fold(name) for name in columns[one])
         if one in first:
             again[one] = had - there - first[one]
         else:
             first[one] = had - there
         had |= there
-    can_return = any(
-        had - {fold_name(name) for name in columns[one]} - dropped for one, dropped in first.items()
-    )
+    can_return = any(had - {fold(name) for name in columns[one]} - dropped for one, dropped in first.items())
     return first, {one: names for one, names in again.items() if names}, can_return
 
 
@@ -219,7 +222,7 @@ class TargetRows:
         Raises:
             SchemaMismatchError: they do not fit.
         """
-        return _as_type(values, self.shape.by_name[fold_name(name)])
+        return _as_type(values, self.shape.by_name[self.shape.fold(name)])
 
     def unfit(self, changes: ChangeTable, *, before: bool = False) -> dict[int, SchemaMismatchError]:
         """By row, why a value does not fit into the shape; empty where all do.
@@ -311,7 +314,7 @@ class TargetRows:
         """The table's own name of a column of the target's; None for a column that the table has not."""
         if self.sources is not None:
             return self.sources.get(name)
-        return name if fold_name(name) in self.shape.by_name else None
+        return name if self.shape.find(name) is not None else None
 
     def _target_values(
         self,
@@ -323,7 +326,7 @@ class TargetRows:
         """A column of the target's; ``read`` gives one of the table's own."""
         own, shard = self._own_name(column.name), self.target_shape.shard
         if own is not None:
-            return read(self.shape.by_name[fold_name(own)])
+            return read(self.shape.by_name[self.shape.fold(own)])
         if shard is not None and column.name == shard.column:
             return pa.repeat(pa.scalar(shard.value), count)
         found = metadata.get(column.name)
@@ -339,7 +342,7 @@ class TargetRows:
         def values(column: ShapeColumn) -> pa.Array:
             if column.name in written:
                 return _as_type(pc.struct_field(rows, [written[column.name]]), column)
-            kind, behind = arrow_of_spark(column.spark), dropped.get(fold_name(column.name))
+            kind, behind = arrow_of_spark(column.spark), dropped.get(self.shape.fold(column.name))
             value = None if behind == BEFORE_ALL else self._defaults[column.name]
             if value is None:
                 return pa.nulls(len(rows), kind)
@@ -359,12 +362,14 @@ class TargetRows:
         return pa.array(found, lists.type)
 
     def written(self, names: Iterable[str]) -> dict[str, str]:
-        """By the shape's names, in its order, the names of a row's columns. MySQL tells no case apart."""
-        there = {fold_name(name): name for name in names}
+        """By the shape's names, in its order, the names of a row's columns (see ``events.folding``)."""
+        listed = tuple(names)
+        fold = folding(listed, (column.name for column in self.shape.columns))
+        there = {fold(name): name for name in listed}
         found = {}
         for column in self.shape.columns:
             called = [column.name, *(old for old, new in self.renamed.items() if new == column.name)]
-            name = next((there[fold_name(one)] for one in called if fold_name(one) in there), None)
+            name = next((there[fold(one)] for one in called if fold(one) in there), None)
             if name is not None:
                 found[column.name] = name
         return found

@@ -27,7 +27,7 @@ from tidesink.codecs.debezium.envelope import TICDC
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
-from tidesink.events import Column, TableId, TableSchema, fold_name
+from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoders import (
     DecodePlan,
     KnownSchemas,
@@ -238,15 +238,15 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     )
     names = {number: [column.name for column in columns] for number, columns in read.rows.items()}
     newest = names[used[-1]] if used else shape.by_name
-    gone = frozenset(shape.by_name) - {fold_name(name) for name in newest}
+    gone = frozenset(shape.by_name) - {shape.fold(name) for name in newest}
     remarks = column_remarks(
         read.rows[used[-1]] if used else (),
         connector=read.connector,
         keys=shape.keys,
-        gone=[one.name for one in shape.columns if fold_name(one.name) in gone],
+        gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
     )
     return DecodePlan(
-        TargetRows(shape, DroppedById.of(names, used)),
+        TargetRows(shape, DroppedById.of(names, used, shape.fold)),
         decoder,
         keeps_values=True,
         gone=gone,

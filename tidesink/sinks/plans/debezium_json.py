@@ -23,7 +23,7 @@ from tidesink.codecs.debezium.envelope import TICDC
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
-from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
+from tidesink.events import Column, ColumnType, NameFold, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
 from tidesink.sinks.batch.target_rows import DroppedByWriter, TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
@@ -108,7 +108,7 @@ class Writers:
 
     ``with_schema`` are in the order in which they were met; ``reported`` are the columns of all rows
     without a schema by name, ``reported_keys`` those of their keys. ``reported_later``: names of such
-    columns, in lower case, that came after the first plan was made. ``reported_ticdc``: TiCDC wrote some of
+    columns that came after the first plan was made. ``reported_ticdc``: TiCDC wrote some of
     them.
     """
 
@@ -132,7 +132,7 @@ class Writers:
 
     def _with_bare(self, one: JsonWriter, *, later: bool) -> Writers:
         reported = {column.column.name: column for column in one.columns}
-        new = {fold_name(name) for name in reported.keys() - self.reported.keys()} if later else set()
+        new = reported.keys() - self.reported.keys() if later else set[str]()
         return replace(
             self,
             reported={**self.reported, **reported},
@@ -165,11 +165,11 @@ class DroppedByColumns(DroppedByWriter[frozenset[str]]):
     """By the columns that a writer has."""
 
     def _writer(self, changes: ChangeTable) -> frozenset[str]:
-        return _names(changes.schema.columns)
+        return _names(changes.schema.columns, self.fold)
 
 
-def _names(columns: Iterable[Column]) -> frozenset[str]:
-    return frozenset(fold_name(column.name) for column in columns)
+def _names(columns: Iterable[Column], fold: NameFold) -> frozenset[str]:
+    return frozenset(fold(column.name) for column in columns)
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         """A column that nothing types in these records, and that is not text at the target."""
         facts = self._codec.facts_of(changes.schema)
         for name in sorted(facts.guessed):
-            column = self.shape.by_name.get(fold_name(name))
+            column = self.shape.find(name)
             if column is not None and column.spark != "string":
                 return SchemaMismatchError(
                     f"column {name!r} is {column.spark}, and a record without a schema holds another "
@@ -270,8 +270,8 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     def _holds(self, schema: TableSchema) -> bool:
         """Whether the plan's shape holds all columns as they are."""
-        shape, names = self.shape, _names(schema.columns)
-        keys = tuple(name for name in shape.keys if fold_name(name) in names)
+        shape, names = self.shape, _names(schema.columns, self.shape.fold)
+        keys = tuple(name for name in shape.keys if shape.fold(name) in names)
         new = shape_of(schema, keys=keys, zero_date=shape.zero_date, time_zone=shape.time_zone)
         try:
             merged = merge_shape(shape, replace(new, keys=shape.keys))
@@ -357,7 +357,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         found[-1],
         connector=TICDC if _is_ticdc(writers) else "",
         keys=shape.keys,
-        gone=[one.name for one in shape.columns if fold_name(one.name) in gone],
+        gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
     )
     keyed = any(one.keys for one in writers.with_schema)
     is_ticdc = any(one.is_ticdc for one in writers.with_schema)
@@ -380,7 +380,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         knows_newest=_knows_newest(writers, definition),
     )
     return DecodePlan(
-        TargetRows(shape, DroppedByColumns(_dropped(writers.with_schema))),
+        TargetRows(shape, DroppedByColumns(_dropped(writers.with_schema, shape.fold), fold=shape.fold)),
         decoder,
         keeps_values=True,
         gone=gone,
@@ -417,20 +417,18 @@ def _column_lists(
 def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
     """The shape; a column that came later, in a row without a schema, may have come instead of any other."""
     columns = (
-        replace(c, instead_of=frozenset(shape.by_name) - {fold_name(c.name)})
-        if fold_name(c.name) in later
-        else c
+        replace(c, instead_of=frozenset(shape.by_name) - {shape.fold(c.name)}) if c.name in later else c
         for c in shape.columns
     )
     return replace(shape, columns=tuple(columns))
 
 
-def _dropped(writers: Sequence[JsonWriter]) -> dict[frozenset[str], frozenset[str]]:
+def _dropped(writers: Sequence[JsonWriter], fold: NameFold) -> dict[frozenset[str], frozenset[str]]:
     """By a writer's columns those that an earlier one had."""
     found: dict[frozenset[str], frozenset[str]] = {}
     had: frozenset[str] = frozenset()
     for one in writers:
-        there = _names(reported.column for reported in one.columns)
+        there = _names((reported.column for reported in one.columns), fold)
         found.setdefault(there, had - there)
         had |= there
     return found
@@ -451,4 +449,5 @@ def _gone(shape: TableShape, writers: Writers, definition: TableSchema | None) -
     """
     if not _knows_newest(writers, definition):
         return frozenset()
-    return frozenset(shape.by_name) - _names(reported.column for reported in writers.with_schema[-1].columns)
+    newest = (reported.column for reported in writers.with_schema[-1].columns)
+    return frozenset(shape.by_name) - _names(newest, shape.fold)

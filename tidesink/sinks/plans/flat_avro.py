@@ -181,8 +181,10 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         SideSchemas({number: key_schemas[number] for number in key_read}, key_refused, unknown_ids),
         SideSchemas({number: value_schemas[number] for number in value_read}, value_refused, unknown_ids),
     )
-    dropped = DroppedById.of({number: one.column_names for number, one in value_read.items()}, used)
-    there = {fold_name(name) for name in value_read[used[-1]].column_names} if used else None
+    dropped = DroppedById.of(
+        {number: one.column_names for number, one in value_read.items()}, used, shape.fold
+    )
+    there = {shape.fold(name) for name in value_read[used[-1]].column_names} if used else None
     return DecodePlan(
         TargetRows(shape, dropped),
         FlatAvroDecoder(

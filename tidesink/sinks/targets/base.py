@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from tidesink.errors import SchemaRefusedError, TargetError
-from tidesink.events import TableId, fold_name
+from tidesink.events import TableId, fold_name, folding
 from tidesink.sinks.state.progress import Progress
 from tidesink.typemap.render_sql import Spelling
 from tidesink.typemap.target_schema import TableShape
@@ -224,8 +224,10 @@ class ReducedBatch:
         """
         if not (self.sequenced and self.deletes and self.delete_mode == "hard"):
             return ()
-        kept = {*self.shape.by_name, SOFT_DELETE_COLUMN, SEQUENCE_COLUMN}
-        return tuple(name for name in nullable() if fold_name(name) not in kept)
+        names = tuple(nullable())
+        fold = folding(names, (column.name for column in self.shape.columns))
+        kept = {fold(column.name) for column in self.shape.columns} | {SOFT_DELETE_COLUMN, SEQUENCE_COLUMN}
+        return tuple(name for name in names if fold(name) not in kept)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from datetime import date, datetime
 from decimal import Decimal
 
 from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
-from tidesink.events import TableId, fold_name
+from tidesink.events import TableId, folding
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, default_value, key_change, wider_ddl
@@ -41,13 +41,14 @@ def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
     Raises:
         SchemaRefusedError: a column's present type cannot hold the shape's values.
     """
-    known = {fold_name(name): (name, ddl) for name, ddl in present.items()}
-    added = tuple(column for column in shape.columns if fold_name(column.name) not in known)
+    fold = folding(present, (column.name for column in shape.columns))
+    known = {fold(name): (name, ddl) for name, ddl in present.items()}
+    added = tuple(column for column in shape.columns if fold(column.name) not in known)
     _refuse_new_keys(added, shape.source)
     widened = {}
     for column in shape.columns:
-        if fold_name(column.name) in known:
-            name, ddl = known[fold_name(column.name)]
+        if fold(column.name) in known:
+            name, ddl = known[fold(column.name)]
             wider = _wider(ddl, column, shape.source)
             if wider != ddl:
                 widened[name] = wider

@@ -72,7 +72,7 @@ def new_columns(shape: TableShape, known: Collection[str] | None) -> tuple[Shape
     """The columns that a shard's rows from before have no value for; ``known`` None: it has no rows yet."""
     if known is None:
         return ()
-    return tuple(column for column in shape.columns if fold_name(column.name) not in known)
+    return tuple(column for column in shape.columns if shape.fold(column.name) not in known)
 
 
 def known_after(known: Collection[str] | None, shape: TableShape) -> tuple[str, ...] | None:

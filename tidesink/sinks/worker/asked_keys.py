@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError
-from tidesink.events import TableId, fold_name
+from tidesink.events import TableId, folding
 from tidesink.source_database.base import KeyTexts, StoredTable
 from tidesink.typemap.table import row_of
 
@@ -164,12 +164,13 @@ def given_keys(config: Config, table: TableId, stored: StoredTable, texts: Seque
     """
     settings, shard = config.table_config(table), config.destination(table).shard
     names = tuple(settings.keys or stored.key)
-    renamed = {fold_name(old): new for old, new in (settings.rename or {}).items()}
+    fold = folding((*stored.types, *names))
+    renamed = {fold(old): new for old, new in (settings.rename or {}).items()}
     # What is the same in all rows is not asked of a person.
     fixed = {shard.column: shard.value} if shard is not None else {}
     if not stored.row_key.keys().isdisjoint(names):
         fixed = {**stored.constants, **fixed}
-    columns = tuple(renamed.get(fold_name(name), name) for name in names)
+    columns = tuple(renamed.get(fold(name), name) for name in names)
     more = {name: text for name, text in fixed.items() if name not in columns}
     keys = {(*_given(text, table, names, stored), *more.values()) for text in texts}
     return AskedKeys((*columns, *more), tuple(sorted(keys)))
@@ -177,12 +178,13 @@ def given_keys(config: Config, table: TableId, stored: StoredTable, texts: Seque
 
 def _given(text: str, table: TableId, names: Sequence[str], stored: StoredTable) -> Iterator[str]:
     """The values of one key in the order of its columns; a comma parts two where a name follows it."""
-    known = {fold_name(name): name for name in names}
+    fold = folding(names)
+    known = {fold(name): name for name in names}
     named = "|".join(map(re.escape, names))
     values = dict[str, str]()
     for part in re.split(rf",\s*(?=(?:{named})\s*=)", text, flags=re.IGNORECASE):
         name, equals, value = part.partition("=")
-        own = known.get(fold_name(name.strip()))
+        own = known.get(fold(name.strip()))
         if own is None or not equals or own in values:
             raise _no_key(table, names, f"{part!r} is no column of the key with a value")
         values[own] = value

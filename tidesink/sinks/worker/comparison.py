@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 from tidesink.config.table_checks import OWN_PREFIX
-from tidesink.events import TableId, fold_name
+from tidesink.events import TableId, fold_name, folding
 from tidesink.sinks.targets.base import TableReader
 from tidesink.sinks.worker.table_copy import TableCopy
 from tidesink.source_database.key_bounds import Bound
@@ -249,9 +249,11 @@ class TableComparison(ABC):
 
 def at_target_alone(reader: TableReader, plan: DecodePlan, named: Iterable[str]) -> Iterator[str]:
     """Columns that somebody gave the target: neither the source's, nor metadata, nor tidesink's own."""
-    known = {fold_name(column.name) for column in plan.shape.columns} | {*map(fold_name, named)}
-    for name in reader.columns():
-        if fold_name(name) not in known and not fold_name(name).startswith(OWN_PREFIX):
+    names, columns = tuple(reader.columns()), [column.name for column in plan.shape.columns]
+    fold = folding(names, columns)
+    known = {*map(fold, (*columns, *named))}
+    for name in names:
+        if fold(name) not in known and not fold_name(name).startswith(OWN_PREFIX):
             yield name
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidesink.errors import ConfigError
-from tidesink.events import fold_name
+from tidesink.events import folding
 from tidesink.sinks.batch.source import fit_shuffle
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.sharing import quote_text
@@ -110,7 +110,7 @@ class CopyComparison(TableComparison):
         shape, types = plan.rows.shape, {one.name: one.type for one in columns}
         keys = {shape.by_name[name].name: shape.by_name[name].type for name, one in mine.items() if one.key}
         for bound in checked_bounds(self.options.where, StoredTable(keys, tuple(keys), 0, 0)):
-            name = mine[fold_name(bound.column)].name
+            name = mine[shape.fold(bound.column)].name
             if not is_ranged(keys[bound.column], types[name], bound.text):
                 raise ConfigError(
                     f"the target has {bound.column} as {types[name]}, which may compare otherwise than the "
@@ -175,16 +175,18 @@ class CopyComparison(TableComparison):
 
 def _held(copy: TableCopy, plan: DecodePlan) -> dict[str, ShapeColumn]:
     """The columns that a copy has of the source's, by the source's names in lower case."""
-    present = {fold_name(name) for name in copy.reader.columns()}
+    names = tuple(copy.reader.columns())
+    fold, at_source = folding(names, (column.name for column in plan.shape.columns)), plan.rows.shape.fold
+    present = {*map(fold, names)}
     shard, sources = plan.shape.shard, plan.rows.sources or {}
     own = {
         **{column.name: sources.get(column.name, column.name) for column in plan.shape.key_columns},
         **plan.rows.value_sources,
     }
     return {
-        fold_name(own[column.name]): column
+        at_source(own[column.name]): column
         for column in plan.shape.columns
         if column.name in own
-        and fold_name(column.name) in present
+        and fold(column.name) in present
         and not (shard is not None and column.name == shard.column)
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from tidesink.config import Config
 from tidesink.errors import TidesinkError, ValueOutOfRangeError
-from tidesink.events import TableId, fold_name
+from tidesink.events import TableId, folding
 from tidesink.sinks.batch.context import StopFlag, WorkerContext, raise_on_interrupt, signals_kept
 from tidesink.sinks.batch.observers import Listeners
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle, unpacked_ranges
@@ -166,12 +166,14 @@ class SourceComparison(TableComparison):
         fit_shuffle(self.own.reader.session, self.stored.rows)
         assert isinstance(self.plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
         read = {one.recorded.name for one in self.plan.decoder.columns}
-        present = {fold_name(name) for name in self.own.reader.columns()}
+        names = tuple(self.own.reader.columns())
+        fold = folding(names, (column.name for column in self.plan.shape.columns))
+        present = {*map(fold, names)}
         sources, not_compared = self.plan.rows.value_sources, [*gap.new]
         chosen = []
         for column in self.plan.shape.columns:
             own = sources.get(column.name)
-            if column.key or (own in read and fold_name(column.name) in present):
+            if column.key or (own in read and fold(column.name) in present):
                 chosen.append(column)
             elif own is not None:
                 not_compared.append(column.name)

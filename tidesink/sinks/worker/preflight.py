@@ -79,7 +79,9 @@ def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> Pr
     except SchemaRefusedError as refused:
         if add == "apply":
             raise
-        new = {fold_name(c.name) for c in shape.columns if c.name in theirs and not c.key} - asked
+        new = {
+            c.name for c in shape.columns if c.name in theirs and not c.key and fold_name(c.name) not in asked
+        }
         found = foresee(config, without(shape, new))
         return found._replace(warnings=(*found.warnings, _NOT_MADE.format(add, refused.message)))
 

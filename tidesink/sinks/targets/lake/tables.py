@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from tidesink.config.targets import scheme_of
 from tidesink.errors import ConfigError, SchemaRefusedError, TargetError
-from tidesink.events import TableId, fold_name
+from tidesink.events import TableId, fold_name, folding
 from tidesink.sinks.spark.errors import said
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.sharing import path_segment, quote_identifier, quote_text
@@ -134,9 +134,11 @@ def check_names(shape: TableShape, present: Iterable[str] = ()) -> None:
     Raises:
         SchemaRefusedError: Spark would read one of them for the other, or for neither.
     """
-    names = {fold_name(name): name for name in present}
-    for column in shape.columns:
-        names.setdefault(fold_name(column.name), column.name)
+    there, columns = tuple(present), tuple(column.name for column in shape.columns)
+    fold = folding(there, columns)
+    names = {fold(name): name for name in there}
+    for name in columns:
+        names.setdefault(fold(name), name)
     found: dict[str, str] = {}
     for name in names.values():
         other = found.setdefault(_spark_name(name), name)

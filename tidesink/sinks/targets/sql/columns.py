@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tidesink.errors import SchemaRefusedError
-from tidesink.events import fold_name
+from tidesink.events import fold_name, folding
 from tidesink.sinks.targets.base import Limit, check_shape
 from tidesink.sinks.targets.column_changes import default_texts, literal_text, plan_evolution
 from tidesink.sinks.targets.sql.load import STAGED_BESIDES
@@ -127,10 +127,12 @@ def plan_columns(
         SchemaRefusedError: a column's present type cannot hold the shape's values.
     """
     check_natives(present, shape, database, mend)
+    fold = folding(present, (column.name for column in shape.columns))
+    columns = {fold(column.name): column for column in shape.columns}
     fits = {
-        name: native_of(shape.by_name[fold_name(name)], found, database)
+        name: native_of(columns[fold(name)], found, database)
         for name, found in present.items()
-        if fold_name(name) in shape.by_name
+        if fold(name) in columns
     }
     own = {name: found for name, found in present.items() if fits.get(name) is None}
     plan = _plan_own(own, without(shape, present.keys() - own.keys()), database)
@@ -140,27 +142,24 @@ def plan_columns(
 
 def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
     """The plan of the columns that have types of tidesink's own."""
-    there = {fold_name(name): found for name, found in present.items()}
-    wanted = {
-        fold_name(c.name): wanted_type(c, shape, database, there.get(fold_name(c.name)))
-        for c in shape.columns
-    }
+    fold = folding(present, (column.name for column in shape.columns))
+    there = {fold(name): found for name, found in present.items()}
+    columns = {fold(column.name): column for column in shape.columns}
+    wanted = {name: wanted_type(c, shape, database, there.get(name)) for name, c in columns.items()}
     as_spark = {
-        name: shape.by_name[fold_name(name)].spark
-        if wanted.get(fold_name(name)) == found
-        else spark_of(found, database)
+        name: columns[fold(name)].spark if wanted.get(fold(name)) == found else spark_of(found, database)
         for name, found in present.items()
     }
     plan = plan_evolution(as_spark, shape)
     widened = {name: of_spark(ddl, database) for name, ddl in plan.widened.items()}
     for name, found in present.items():
-        column = shape.by_name.get(fold_name(name))
-        if column is None or name in widened or wanted[fold_name(name)] == found:
+        column = columns.get(fold(name))
+        if column is None or name in widened or wanted[fold(name)] == found:
             continue
-        wider = _wider(found, wanted[fold_name(name)], column, database)
+        wider = _wider(found, wanted[fold(name)], column, database)
         if wider != found:
             widened[name] = wider
-    added = tuple((column, wanted[fold_name(column.name)]) for column in plan.added)
+    added = tuple((column, wanted[fold(column.name)]) for column in plan.added)
     return SqlEvolution(added, widened)
 
 
@@ -209,6 +208,7 @@ class SqlLimits(NamedTuple):
 
     ``columns``: of one table. ``staged``: those of ours in a staging table, at the most. ``long_values``:
     texts and bytes that a row has room for, however long they are. ``key_bytes``: of the values of one key.
+    ``folds``: the database takes names that differ only in case for one.
     ``too_long`` and ``too_long_key``: what becomes of more.
     """
 
@@ -219,6 +219,7 @@ class SqlLimits(NamedTuple):
     key_bytes: int
     too_long: str
     too_long_key: str
+    folds: bool
 
     @property
     def room(self) -> int:
@@ -234,6 +235,7 @@ POSTGRES_LIMITS: Final = SqlLimits(
     key_bytes=2704,
     too_long="a row of more long ones stops its table",
     too_long_key="a row with a longer one stops its table",
+    folds=False,
 )
 MYSQL_LIMITS: Final = SqlLimits(
     "MySQL",
@@ -243,6 +245,7 @@ MYSQL_LIMITS: Final = SqlLimits(
     key_bytes=3072,
     too_long="MySQL makes no table of more (error 1118), and MariaDB none of more than some 360",
     too_long_key="a table whose keys may be longer is refused when it is made (error 1071)",
+    folds=True,
 )
 
 
@@ -250,7 +253,8 @@ def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str],
     """Refuse a shape of which a database can make no table.
 
     Raises:
-        SchemaRefusedError: it has no key, too many columns, or one with a name that is not to be had.
+        SchemaRefusedError: it has no key, too many columns, one with a name that is not to be had, or two
+            whose names are one to the database.
     """
     check_shape(shape)
     if len(shape.columns) > limits.room:
@@ -260,6 +264,17 @@ def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str],
             f"need {limits.staged}): leave some out, by except_column_list or columns in the config",
             table=str(shape.source),
         )
+    spelled: dict[str, str] = {}
+    for column in shape.columns if limits.folds else ():
+        other = spelled.setdefault(fold_name(column.name), column.name)
+        if other != column.name:
+            raise SchemaRefusedError(
+                f"{limits.keeper} takes the columns {other} and {column.name} for one, since their names "
+                "differ only in case: leave one out (except_column_list), or give it another name at the "
+                "target (rename)",
+                table=str(shape.source),
+                column=column.name,
+            )
     for column in shape.columns:
         try:
             quote(column.name)

@@ -23,7 +23,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from tidesink.errors import TargetError
-from tidesink.events import LOGICAL_BITS, TableId, fold_name
+from tidesink.events import LOGICAL_BITS, TableId, fold_name, folding
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, TargetTable
 from tidesink.sinks.targets.cuts import NAME, CutTable
 from tidesink.sinks.targets.sql.columns import default_literals, plan_columns
@@ -73,11 +73,12 @@ class Gathered:
         if empty:
             cursor.execute(f"DROP TABLE IF EXISTS {self.place.location}")
         if not self.look(cursor):
-            keys = {fold_name(column.name): column.key for column in shape.columns}
+            fold = folding(present, (column.name for column in shape.columns))
+            keys = {fold(column.name): column.key for column in shape.columns}
             columns = [
-                (name, plain_type(found), keys[fold_name(name)], "")
+                (name, plain_type(found), keys[fold(name)], "")
                 for name, found in present.items()
-                if fold_name(name) in keys
+                if fold(name) in keys
             ]
             mark = OF_SPARK[self._dialect.database]["boolean"]
             self._dialect.create(
@@ -166,15 +167,18 @@ class Gathered:
 
         NULL of a column that it has not: nothing was gathered since there is one.
         """
-        own = {fold_name(name): (self._dialect.quote(name), kind) for name, kind in self._present.items()}
-        found = (own.get(fold_name(name)) for name in columns)
+        asked = tuple(columns)
+        fold = folding(self._present, asked)
+        own = {fold(name): (self._dialect.quote(name), kind) for name, kind in self._present.items()}
+        found = (own.get(fold(name)) for name in asked)
         texts = ", ".join("NULL" if one is None else self._dialect.text_of(*one) for one in found)
         return f"SELECT {texts} FROM {self.place.location} WHERE {self._mark} IS NOT TRUE"
 
     def _spelt(self, names: Iterable[str]) -> list[str]:
         """Columns as this table and the target spell them, quoted."""
-        own = {fold_name(name): name for name in self._present}
-        return [self._dialect.quote(own.get(fold_name(name), name)) for name in names]
+        fold = folding(self._present)
+        own = {fold(name): name for name in self._present}
+        return [self._dialect.quote(own.get(fold(name), name)) for name in names]
 
     def merge(self, cursor: Any, shape: TableShape, present: Mapping[str, str]) -> None:
         """Merge what was gathered into the target, whose columns are ``present``, and take it away.
@@ -190,13 +194,14 @@ class Gathered:
 
     def _merge(self, shape: TableShape, present: Mapping[str, str], counts: Mapping[bool, int]) -> Merge:
         quote = self._dialect.quote
-        stored = {fold_name(name): quote(name) for name in present}
-        own = {fold_name(name): quote(name) for name in self._present}
-        found = [one for one in shape.columns if fold_name(one.name) in stored.keys() & own.keys()]
+        fold = folding(present, self._present, (column.name for column in shape.columns))
+        stored = {fold(name): quote(name) for name in present}
+        own = {fold(name): quote(name) for name in self._present}
+        found = [one for one in shape.columns if fold(one.name) in stored.keys() & own.keys()]
         columns = tuple(
-            MergeColumn(stored[fold_name(one.name)], f"c{at}", one.key) for at, one in enumerate(found)
+            MergeColumn(stored[fold(one.name)], f"c{at}", one.key) for at, one in enumerate(found)
         )
-        values = {f"c{at}": own[fold_name(one.name)] for at, one in enumerate(found)}
+        values = {f"c{at}": own[fold(one.name)] for at, one in enumerate(found)}
         values |= {ATTEMPT: "0", IS_DELETE: f"CASE WHEN {self._mark} THEN 1 ELSE 0 END"}
         named = ", ".join(f"{value} AS {name}" for name, value in values.items())
         return Merge(

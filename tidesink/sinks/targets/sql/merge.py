@@ -23,7 +23,7 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
-from tidesink.events import LOGICAL_BITS, fold_name
+from tidesink.events import LOGICAL_BITS, folding
 from tidesink.sinks.spark.errors import NOT_STORED
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, RowFormat
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
@@ -69,12 +69,11 @@ def merge_of(
 
     ``natives``: the columns, by their position in the shape, whose values are cast (``cast_staged``).
     """
-    spelt = {fold_name(name): place.quote(name) for name in present}
+    fold = folding(present, (column.name for column in batch.shape.columns))
+    spelt = {fold(name): place.quote(name) for name in present}
     cast = {at for at, fit in natives.items() if fit.kept is not None}
     columns = tuple(
-        MergeColumn(
-            spelt[fold_name(column.name)], native_name(at) if at in cast else staged_name(at), column.key
-        )
+        MergeColumn(spelt[fold(column.name)], native_name(at) if at in cast else staged_name(at), column.key)
         for at, column in enumerate(batch.shape.columns)
     )
     kept = tuple((at, column) for at, column in enumerate(columns) if not column.key)
@@ -261,10 +260,10 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
     Raises:
         SchemaRefusedError: a column takes no NULL; says how to change it.
     """
-    values = {fold_name(column.name) for column in shape.columns if not column.key}
-    named = {
-        name: found for name, found in dialect.required(cursor, place).items() if fold_name(name) in values
-    }
+    required = dialect.required(cursor, place)
+    fold = folding(required, (column.name for column in shape.columns))
+    values = {fold(column.name) for column in shape.columns if not column.key}
+    named = {name: found for name, found in required.items() if fold(name) in values}
     if named:
         raise SchemaRefusedError(
             f"the columns {', '.join(named)} of {place.shown} take no NULL, and under sequence_by: source a "

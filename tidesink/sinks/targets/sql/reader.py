@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidesink.errors import TidesinkError
-from tidesink.events import fold_name
+from tidesink.events import fold_name, folding
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, TableReader
@@ -104,7 +104,7 @@ class SqlReader(TableReader):
         with self._connections.transaction(self._table, writes=False) as cursor:
             self._present = self._dialect.present(cursor, self._place)
         return {
-            name: reading_type(self._shape.by_name.get(fold_name(name)), found, self._dialect.database)
+            name: reading_type(self._shape.find(name), found, self._dialect.database)
             for name, found in self._present.items()
         }
 
@@ -125,8 +125,9 @@ class SqlReader(TableReader):
         from tidesink.sinks.spark.digests import ODD
 
         database = self._dialect.database
-        found = {fold_name(name): (self._place.quote(name), kind) for name, kind in self._present.items()}
-        asked = [found[fold_name(column.name)] for column in columns]
+        fold = folding(self._present, (column.name for column in columns))
+        found = {fold(name): (self._place.quote(name), kind) for name, kind in self._present.items()}
+        asked = [found[fold(column.name)] for column in columns]
         types = [
             _held(one.spark, reading_type(one, kind, database))
             for one, (_, kind) in zip(columns, asked, strict=True)
@@ -152,8 +153,9 @@ class SqlReader(TableReader):
 
     def spelling(self, name: str) -> Spelling | None:
         """MySQL's JSON is not the text that was written, and its times and decimals have all their digits."""
-        found = next((kind for one, kind in self._present.items() if fold_name(one) == fold_name(name)), "")
-        column = self._shape.by_name.get(fold_name(name))
+        fold = folding(self._present, (column.name for column in self._shape.columns))
+        found = next((kind for one, kind in self._present.items() if fold(one) == fold(name)), "")
+        column = self._shape.find(name)
         if column is not None and isinstance(native_of(column, found, self._dialect.database), Native):
             return native_spelling(column, found, self._dialect.database)
         return spelling_of(found, self._dialect.database)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TransientTargetError, ValueNotStoredError
-from tidesink.events import fold_name
+from tidesink.events import fold_name, folding
 from tidesink.sinks.state.progress import Progress, check_held, done_before
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
@@ -229,7 +229,7 @@ class SqlTable:
         plan = self._planned(shape)
         widened = {name: (self._present[name], found) for name, found in plan.widened.items()}
         held = {
-            name: reading_type(shape.by_name.get(fold_name(name)), found, self._dialect.database)
+            name: reading_type(shape.find(name), found, self._dialect.database)
             for name, found in self._present.items()
         }
         return SchemaGap(tuple(self._present), tuple(c.name for c, _ in plan.added), widened, held)
@@ -270,8 +270,9 @@ class SqlTable:
             transaction=self._transaction,
             held=lambda cursor: self._held(cursor, epoch),
         )
-        there = {fold_name(name): name for name in self._present}
-        return tombstones.collect(horizon, [there.get(fold_name(key), key) for key in self._ledger.keys])
+        fold = folding(self._present)
+        there = {fold(name): name for name in self._present}
+        return tombstones.collect(horizon, [there.get(fold(key), key) for key in self._ledger.keys])
 
     def close(self) -> None:
         """Close the target's connections that nobody uses; another table opens what it needs."""
@@ -465,8 +466,9 @@ class SqlTable:
         Raises:
             SchemaRefusedError: the target lacks one.
         """
-        known = {fold_name(name): found for name, found in self._present.items()}
-        missing = [column.name for column in shape.columns if fold_name(column.name) not in known]
+        fold = folding(self._present, (column.name for column in shape.columns))
+        known = {fold(name): found for name, found in self._present.items()}
+        missing = [column.name for column in shape.columns if fold(column.name) not in known]
         if missing:
             raise SchemaRefusedError(
                 f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
@@ -474,7 +476,7 @@ class SqlTable:
             )
         natives = self._natives(shape)
         return [
-            natives[at].staged if at in natives else known[fold_name(column.name)]
+            natives[at].staged if at in natives else known[fold(column.name)]
             for at, column in enumerate(shape.columns)
         ]
 
@@ -699,11 +701,12 @@ class SqlShard:
         present: Mapping[str, str],
     ) -> None:
         """Give the shard's rows the literal texts ``defaults``, and write down that they have the columns."""
-        given = {fold_name(name): text for name, text in defaults.items()}
+        fold = folding(present, (column.name for column in shape.columns))
+        given = {fold(name): text for name, text in defaults.items()}
         sets = [
-            f"{self._dialect.quote(name)} = {self._dialect.literal(given[fold_name(name)], found)}"
+            f"{self._dialect.quote(name)} = {self._dialect.literal(given[fold(name)], found)}"
             for name, found in present.items()
-            if fold_name(name) in given
+            if fold(name) in given
         ]
         if sets:
             cursor.execute(f"UPDATE {self._place.location} SET {', '.join(sets)} WHERE {self.rows(present)}")
