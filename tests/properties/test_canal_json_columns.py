@@ -126,11 +126,32 @@ def _harmed(message: Json, random: Random) -> Json:
     return message
 
 
+def _spaced(value: bytes, random: Random) -> bytes:
+    """A JSON text with white space anywhere between its tokens."""
+    found, inside, escaped = bytearray(), False, False
+    for one in value:
+        structural = not inside and one in b'{}[]:,"'
+        if structural:
+            found += bytes(random.choices(b" \t\n\r", k=random.choice((0, 0, 1, 3))))
+        found.append(one)
+        inside, escaped = (inside != (one == ord('"') and not escaped)), inside and one == 92 and not escaped
+        if not inside and one in b'{}[]:,"':
+            found += bytes(random.choices(b" \t\n\r", k=random.choice((0, 0, 1, 3))))
+    return bytes(found)
+
+
 def _bytes(message: Json, random: Random) -> bytes:
     ascii_only = random.random() < 0.3
-    spaced = random.random() < 0.05
-    separators = (", ", ": ") if spaced else (",", ":")
-    return json.dumps(message, ensure_ascii=ascii_only, separators=separators).encode()
+    compact = json.dumps(message, ensure_ascii=ascii_only, separators=(",", ":")).encode()
+    match random.randrange(12):
+        case 0:
+            return json.dumps(message, ensure_ascii=ascii_only).encode()
+        case 1:
+            return json.dumps(message, ensure_ascii=ascii_only, indent=random.choice((1, "\t"))).encode()
+        case 2:
+            return _spaced(compact, random)
+        case _:
+            return compact
 
 
 _PIECES: Final = (
@@ -236,9 +257,12 @@ _DAMAGES: Final[tuple[Callable[[bytes, int], bytes], ...]] = (
 )
 
 
-@pytest.mark.parametrize("kind", ["INSERT", "UPDATE"])
+@pytest.mark.parametrize("kind", ["INSERT", "UPDATE", "spaced UPDATE"])
 def test_damage_at_every_place_of_a_record(kind: str) -> None:
-    good, random = _sample(kind), Random(3)
+    random = Random(3)
+    good = _sample(kind.removeprefix("spaced "))
+    if kind.startswith("spaced"):
+        good = json.dumps(json.loads(good), ensure_ascii=False).encode()
     values: list[bytes | None] = []
     for at in range(len(good)):
         values += [damage(good, at) for damage in _DAMAGES if random.random() < 0.3]
@@ -261,6 +285,49 @@ def test_two_records_that_share_a_damage() -> None:
 def test_usual_records_are_all_proven() -> None:
     values = [_sample(kind) for kind in ("INSERT", "UPDATE", "DELETE") for _ in range(4)]
     assert _both([*values], *_codecs()).row_codec_records == 0
+
+
+@pytest.mark.parametrize("style", ["spaces", "indented", "anywhere", "in some"])
+def test_records_with_white_space_are_all_proven(style: str) -> None:
+    random, values = Random(4), list[bytes]()
+    for number in range(60):
+        good = _sample(random.choice(("INSERT", "UPDATE", "DELETE")))
+        parsed = json.loads(good)
+        match style:
+            case "spaces":
+                values.append(json.dumps(parsed, ensure_ascii=False).encode())
+            case "indented":
+                values.append(json.dumps(parsed, ensure_ascii=False, indent=2).encode() + b"\r\n")
+            case _:
+                some = style == "in some" and number % 7
+                values.append(good if some else _spaced(good, random))
+    assert _both([*values], *_codecs()).row_codec_records == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"commitTs":4711', b'"commitTs":47 11'),
+        (b'"commitTs":4711', b'"commitTs": 4711 '),
+        (b'"n":null', b'"n":nu ll'),
+        (b'"es":17', b'"es":1 7'),
+        (b'"isDdl":false', b'"isDdl":fal\nse'),
+        (b'"t":"', b'"t":"a" "'),
+        (b'"t":"', b'"t" "u":"'),
+        (b'"t":"', b'"t": "  '),
+        (b'"type":"INSERT"', b'"type":"INS ERT"'),
+        (b',"data"', b' "data"'),
+        (b"}", b"} {"),
+        (b'"id":0', b'"id":\x0c0'),
+        (b'"id":0', b'"id":\xc2\xa00'),
+    ],
+)
+def test_white_space_in_the_wrong_place_is_no_other_value(before: bytes, after: bytes) -> None:
+    good = _sample("INSERT")
+    odd = good.replace(before, after, 1)
+    assert odd != good
+    spaced = json.dumps(json.loads(good), ensure_ascii=False).encode()
+    _both([odd, good, spaced, odd + b" ", b" " + odd, spaced], *_codecs())
 
 
 def test_texts_with_escapes_and_beyond_the_first_plane_are_proven() -> None:

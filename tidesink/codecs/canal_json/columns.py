@@ -34,7 +34,17 @@ from tidesink.codecs.batch import (
     source_lists,
 )
 from tidesink.codecs.canal_json.envelope import OPS
-from tidesink.codecs.canal_json.scan import Indices, Mask, Scan, Tokens, ends, odd_starts, scan
+from tidesink.codecs.canal_json.scan import (
+    Indices,
+    Mask,
+    Scan,
+    Tokens,
+    compacted,
+    ends,
+    is_spaced,
+    odd_starts,
+    scan,
+)
 from tidesink.codecs.canal_json.schema import RowShape, RowShapes
 from tidesink.codecs.compression import compression_of
 from tidesink.codecs.large_messages import LargeMessages
@@ -222,11 +232,22 @@ class CanalJsonColumns:
         values = records.value.slice(0, _CHUNK_RECORDS)
         size = max(1, int(np.searchsorted(ends(values), _CHUNK_BYTES, "right")))
         values = self._plain(values.slice(0, size))
-        rows = self._rows(scan(values))
-        rest = np.setdiff1d(np.arange(len(values)), rows.where, assume_unique=True)
+        if is_spaced(values[0].as_py() or b""):
+            # A producer that writes white space into one message writes it into all.
+            values = _or_compacted(values)
+        rows, rest = self._scanned(values)
+        # In compact messages this is looked for in the few that the scan leaves.
+        if compacted(values.take(pa.array(rest))) is not None:
+            values = _or_compacted(values)
+            rows, rest = self._scanned(values)
         texts = values.take(pa.array(rest)).to_pylist()
         stops = rest[np.fromiter(map(may_be_ddl, texts), np.bool_, len(rest))]
         return _Chunk(records.start, len(values), rows, stops)
+
+    def _scanned(self, values: pa.Array) -> tuple[_Rows, Indices]:
+        """The rows that are proven, and the other records."""
+        rows = self._rows(scan(values))
+        return rows, np.setdiff1d(np.arange(len(values)), rows.where, assume_unique=True)
 
     def _plain(self, values: pa.Array) -> pa.Array:
         """The values with the compressed ones decompressed; the row codec says what is wrong with others."""
@@ -329,6 +350,11 @@ class CanalJsonColumns:
             return None
         updates = head.op == _UPDATE
         return shape if not updates or (body.old is not None and known.issuperset(body.old)) else None
+
+
+def _or_compacted(values: pa.Array) -> pa.Array:
+    found = compacted(values)
+    return values if found is None else found
 
 
 class _Remembered(Generic[T]):

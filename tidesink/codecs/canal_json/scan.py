@@ -5,6 +5,9 @@ TiCDC (tiflow c7b2588, ticdc b813e76) writes a row change as compact JSON with i
     {"id":0,"database":"shop",…,"isDdl":false,"type":"INSERT","es":1,"ts":2,…,"mysqlType":{…},
      "old":null,"data":[{"id":"1","note":null}],"_tidb":{"commitTs":3}}
 
+JSON allows white space between tokens, which other producers and tools that copy topics write: ``compacted``
+takes it out before the scan.
+
 A record is cut at ``,"old":`` into a head and a body. The head without the digits of ``es`` and ``ts``, and
 the body without its values (*tokens*: text, null, or digits behind a key) repeat from record to record, so
 each distinct one is parsed once, and equal bytes are equal JSON. ``Scan`` says why that proves a record;
@@ -42,6 +45,12 @@ Cut = tuple[int, ...]
 
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _END, _NULL = b'"\\:,}n'
 _ZERO, _NINE, _LIST, _OBJECT = b"09[{"
+# RFC 8259: what may stand between tokens, and the tokens that need nothing between them and their neighbors.
+_IS_SPACE: Final = np.zeros(256, np.bool_)
+_IS_SPACE[list(b" \t\n\r")] = True
+_IS_BOUNDED: Final = np.zeros(256, np.bool_)
+_IS_BOUNDED[list(b'{}[]:,"')] = True
+_BEGINS_SPACED: Final = re.compile(rb'[ \t\n\r]|\{[ \t\n\r]|\{"id"(?:[ \t\n\r]|:[ \t\n\r]|:0,?[ \t\n\r])')
 # Of what begins a value behind a key in a body: a token's, an object's or a list's.
 _TEXT_KIND, _NULL_KIND, _NUMBER_KIND, _NESTED_KIND, _NO_KIND = range(5)
 _KINDS: Final = np.full(256, _NO_KIND, np.uint8)
@@ -116,6 +125,50 @@ def stamped_es(values: pa.Array) -> pa.Int64Array:
     """The member ``es`` of records as TiCDC writes them; null for others."""
     found = pc.extract_regex(values, _ES_OF)
     return pc.struct_field(found, ["es"]).cast(pa.string()).cast(pa.int64())
+
+
+def compacted(values: pa.Array) -> pa.Array | None:
+    """The values without the white space between their JSON tokens; None if no value has any.
+
+    A value stays as it is if taking the white space out could change what it means: where it separates two
+    numbers or words, and in a value whose quotes do not come in pairs.
+    """
+    data, offsets = _bytes_of(values)
+    spaces = np.flatnonzero(_IS_SPACE[data])
+    if not len(spaces):
+        return None
+    quotes, starts = _unescaped_quotes(data, np.flatnonzero(data == _BACKSLASH)), offsets[:-1]
+    before = np.searchsorted(quotes, offsets)
+    odd = np.diff(before) % 2 == 1
+    record = np.searchsorted(starts, spaces, "right") - 1
+    # Between tokens an even number of the record's quotes stands before the white space.
+    between = (np.searchsorted(quotes, spaces) - before[record]) % 2 == 0
+    spaces, record = spaces[between & ~odd[record]], record[between & ~odd[record]]
+    if not len(spaces):
+        return None
+    is_first = np.append(True, np.diff(spaces) != 1)
+    first, last = spaces[is_first], spaces[np.append(is_first[1:], True)]
+    joins = ~_IS_BOUNDED[data[np.maximum(first - 1, 0)]]
+    joins &= ~_IS_BOUNDED[data[np.minimum(last + 1, len(data) - 1)]]
+    joins &= (first > offsets[record[is_first]]) & (last + 1 < offsets[record[is_first] + 1])
+    if joins.any():
+        kept = np.zeros(len(values), np.bool_)
+        kept[record[is_first][joins]] = True
+        spaces = spaces[~kept[record]]
+    stays = np.ones(len(data), np.bool_)
+    stays[spaces] = False
+    bounds = offsets - np.searchsorted(spaces, offsets)
+    valid = None if not values.null_count else pc.is_valid(values)
+    return pa.Array.from_buffers(
+        pa.large_binary(),
+        len(values),
+        [None if valid is None else valid.buffers()[1], pa.py_buffer(bounds), pa.py_buffer(data[stays])],
+    )
+
+
+def is_spaced(value: bytes) -> bool:
+    """Whether a value begins as JSON with white space between its tokens does."""
+    return _BEGINS_SPACED.match(value) is not None
 
 
 def scan(values: pa.Array) -> Scan:
@@ -273,6 +326,19 @@ def _like(windows: Bytes, pattern: bytes) -> Mask:
 # The tokens of bodies
 
 
+def _unescaped_quotes(data: Bytes, slashes: Indices) -> Indices:
+    """The quotes that begin or end a text; ``slashes``: the places of the backslashes."""
+    is_quote = data == _QUOTE
+    if len(slashes):
+        # In a run of backslashes every second one is escaped by the one before it.
+        begins = np.append(True, np.diff(slashes) != 1)
+        numbers = np.arange(len(slashes))
+        run = np.maximum.accumulate(np.where(begins, numbers, 0))
+        escaped = slashes[(numbers - run) % 2 == 0] + 1
+        is_quote[escaped[escaped < len(is_quote)]] = False
+    return np.flatnonzero(is_quote)
+
+
 class _Places(NamedTuple):
     """Where tokens lie: a text with its quotes, a null, or the digits of a number."""
 
@@ -327,14 +393,7 @@ class _Bodies:
 
     def _quotes(self) -> Indices:
         """The quotes that begin and end texts, in pairs: those of records with an odd number are left out."""
-        is_quote, slashes = self.data == _QUOTE, self._slashes
-        if len(slashes):
-            # In a run of backslashes every second one is escaped by the one before it.
-            begins = np.append(True, np.diff(slashes) != 1)
-            numbers = np.arange(len(slashes))
-            run = np.maximum.accumulate(np.where(begins, numbers, 0))
-            is_quote[slashes[(numbers - run) % 2 == 0] + 1] = False
-        quotes = np.flatnonzero(is_quote)
+        quotes = _unescaped_quotes(self.data, self._slashes)
         counts = np.diff(np.searchsorted(quotes, self.starts))
         odd = counts % 2 == 1
         if not odd.any():
@@ -442,7 +501,12 @@ def odd_starts(values: pa.Array) -> Indices:
 # The tables that records name
 
 _TEXT: Final = rb'"((?:[^"\\]|\\.)*)"'
-_HEAD: Final = re.compile(rb'\{"id":0,"database":' + _TEXT + rb',"table":' + _TEXT + rb",", re.DOTALL)
+_S: Final = rb"[ \t\n\r]*"
+_HEAD: Final = re.compile(
+    _S.join([rb"", rb"\{", rb'"id"', rb":", rb"0", rb",", rb'"database"', rb":", _TEXT, rb",", rb'"table"'])
+    + _S.join([rb"", rb":", _TEXT, rb",", rb""]),
+    re.DOTALL,
+)
 # What is looked at of each record: names of usual length end before it, and what changes begins behind.
 _HEAD_BYTES: Final = 72
 _MOST_HEADS: Final = 10_000
@@ -453,9 +517,11 @@ _WATERMARK_FORM: Final = re.compile(
     rb'"ts":\d+,"sql":"","sqlType":null,"mysqlType":null,"data":null,"old":null,'
     rb'"_tidb":\{"watermarkTs":\d{1,18}\}\}'
 )
-_DDL_MARK: Final = '"isDdl":true'
+_DDL_MARK: Final = r'"isDdl"[ \t\n\r]*:[ \t\n\r]*true'
 # Behind the names: of a row, whatever its key; a DDL event has no key, and is marked.
-_ROW_HEADS: Final = (b'"pkNames":[', b'"pkNames":null,"isDdl":false')
+_ROW_HEADS: Final = re.compile(
+    _S.join([rb'"pkNames"', rb":", rb"(?:\[|null", rb",", rb'"isDdl"', rb":", rb"false)"]),
+)
 # Indices of records by their first bytes.
 _NO_TABLE: Final = -1
 _TO_PARSE: Final = -2
@@ -663,12 +729,13 @@ def _head_of(head: bytes) -> _Head:
         schema, name = (json.loads(b'"' + part + b'"') for part in found.groups())
     except ValueError:
         return _Head()
-    return _Head(TableId(schema, name), not head.startswith(_ROW_HEADS, found.end())) if name else _Head()
+    return _Head(TableId(schema, name), _ROW_HEADS.match(head, found.end()) is None) if name else _Head()
 
 
 def _marked(values: pa.Array) -> Mask:
     """Which values may be DDL events: text in a row has no such bytes, since its quotes are escaped."""
-    found: Mask = pc.match_substring(values, _DDL_MARK).fill_null(False).to_numpy(zero_copy_only=False)
+    marked = pc.match_substring_regex(values, _DDL_MARK).fill_null(False)
+    found: Mask = marked.to_numpy(zero_copy_only=False)
     return found
 
 
