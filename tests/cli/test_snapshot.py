@@ -89,6 +89,19 @@ def test_a_snapshot_is_asked_for_rests_goes_on_and_ends(tmp_path: Path, store: S
     assert _asked(store).started > first
 
 
+def test_what_the_target_has_counts_where_the_store_was_lost_and_the_clock_is_behind(
+    tmp_path: Path, store: SqlStateStore
+) -> None:
+    path, ahead = _config(tmp_path), 9_000_000_000
+    shown = {"state": "done", "number": ahead, "rows": 5, "estimate": 20}
+    store.save_status(TableStatus("shop", ORDERS, "RUNNING", batch=1, details={"snapshot": shown}))
+    for command in (("snapshot", "start"), ("resync",), ("resync",)):
+        assert _run(path, *command, "shop.orders")[0] == 0
+    assert _asked(store) == SnapshotControl(ahead + 3, deletes=True)
+    assert _run(path, "snapshot", "cancel", "shop.orders")[0] == 0
+    assert _asked(store).cancelled == ahead + 3
+
+
 def test_a_resync_is_a_snapshot_that_deletes(tmp_path: Path, store: SqlStateStore) -> None:
     path = _config(tmp_path)
     code, output = _run(path, "resync", "SHOP.orders")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tests.unit.config_samples import FLAT_AVRO, changed
+from tests.unit.worker_bed import surroundings
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.source_rows import KeyRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
-from tidesink.sinks.worker.control import SnapshotControl
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.control import SnapshotControl, change_control
 from tidesink.sinks.worker.snapshot import (
     Snapshot,
     SnapshotPart,
@@ -88,6 +92,52 @@ def test_one_that_is_refused_on_its_way_is_over() -> None:
     assert SnapshotControl(8).refused(7, 0, begun=True) == SnapshotControl(8)
 
 
+def test_one_whose_number_is_behind_that_of_the_last_is_told_and_can_be_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    """The state store was lost, and the clock of the machine that asked is behind."""
+    config = Config.model_validate(changed(FLAT_AVRO))
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    progress = _progress(3, replace(DONE, number=1_700_000_000))
+
+    def ask(change: Callable[[SnapshotControl], SnapshotControl]) -> Snapshot:
+        found = Snapshot(surroundings(config, store=store), config.table_config(ORDERS))
+        asks = lambda asked: replace(asked, snapshot=change(asked.snapshot))  # noqa: E731
+        found.asked = change_control(store, "shop", ORDERS, asks).snapshot
+        return found
+
+    found = ask(lambda asked: asked.start(1_600_000_000, deletes=True))
+    assert found.is_outrun(progress)
+    assert not found.is_due(progress)
+    text = found.tell_outrun(progress)
+    assert "did not begin. Its number (1600000000) is not above that of the last one (1700000000)" in text
+    assert "Run the command again" in text
+    assert not found.is_outrun(progress)
+    assert not found.is_due(progress)
+    # The clock is still behind.
+    again = ask(lambda asked: asked.start(1_600_000_001, deletes=True))
+    assert again.is_due(progress)
+    assert again.repairs(progress)
+    assert not again.is_outrun(progress)
+    # What was cancelled, or never asked for, is not told of.
+    assert not _snapshot("never", SnapshotControl(5, cancelled=5)).is_outrun(progress)
+    assert not _snapshot("never").is_outrun(progress)
+    assert not _snapshot("never", SnapshotControl(5)).is_outrun(_progress(3))
+
+
+def test_the_number_that_the_status_shows_is_passed() -> None:
+    """A worker has seen the target since the store was lost."""
+    found = _snapshot("never").details(_progress(3, replace(HALF, number=900)))["snapshot"]["number"]
+    running = _progress(3, replace(HALF, number=900))
+    asked = SnapshotControl().start(5, last=found)
+    assert _snapshot("never", asked).is_due(running)
+    assert asked.started == 901
+    asked = SnapshotControl().cancel(last=found)
+    assert not _snapshot("never", asked).is_under_way(running)
+    # Nor is one that was cancelled so in the way of the next.
+    assert asked.start(5).started == 901
+
+
 def test_parts_and_changes_take_turns_while_both_wait() -> None:
     found = _snapshot("initial")
     turns = [found.comes_next(_progress(3, HALF), waiting=True) for _ in range(4)]
@@ -152,7 +202,7 @@ def test_changes_go_first_where_a_row_does_not_fit() -> None:
 )
 def test_shown(asked: SnapshotControl, snapshot: SnapshotProgress, state: str) -> None:
     shown = _snapshot("initial", asked).details(_progress(3, snapshot))
-    assert shown == {"snapshot": {"state": state, "rows": snapshot.rows, "estimate": None}}
+    assert shown == {"snapshot": {"state": state, "number": 0, "rows": snapshot.rows, "estimate": None}}
     deletes = {"parts": 2, "done": 1, "deletes": 4}
     swept = _snapshot("never").details(_progress(3, replace(snapshot, sweep=Sweep(**deletes))))
     assert swept["snapshot"]["deletes"] == deletes

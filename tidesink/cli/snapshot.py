@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Read tables from the source's database while they change.")
 
 
+# Makes of what is asked of a table's snapshots, and the number of the last that its status shows, what is
+# asked from now on.
+Change = Callable[["SnapshotControl", int], "SnapshotControl"]
 Where = Annotated[
     str | None,
     typer.Option(
@@ -73,7 +76,7 @@ def start(
     if where is not None:
         _start_within(settings, tables, where, _Start(now, deletes=False), output, word)
         return
-    _ask(settings, tables, lambda asked: asked.start(now), output, word, _refuse)
+    _ask(settings, tables, lambda asked, last: asked.start(now, last=last), output, word, _refuse)
 
 
 def resync(
@@ -111,7 +114,8 @@ def resync(
     elif where is not None:
         _start_within(settings, tables, where, _Start(now, deletes=True), output, word)
     else:
-        _ask(settings, tables, lambda asked: asked.start(now, deletes=True), output, word, _refuse_resync)
+        start = _Start(now, deletes=True)
+        _ask(settings, tables, start.of, output, word, _refuse_resync)
 
 
 def _startable(config_option: Path | None) -> Config:
@@ -130,9 +134,9 @@ class _Start(NamedTuple):
     keys: str | None = None
     where: tuple[Bound, ...] = ()
 
-    def of(self, asked: SnapshotControl) -> SnapshotControl:
+    def of(self, asked: SnapshotControl, last: int) -> SnapshotControl:
         """What is asked once it is."""
-        return asked.start(self.now, deletes=self.deletes, keys=self.keys, where=self.where)
+        return asked.start(self.now, last=last, deletes=self.deletes, keys=self.keys, where=self.where)
 
     def refuse(self, config: Config, store: StateStore, status: TableStatus | None, table: TableId) -> None:
         """Refuse a table that cannot have it."""
@@ -211,8 +215,18 @@ def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, 
 
     name = store_keys(store, config.pipeline, table, asked)
     before = _change(store, config, table, start._replace(keys=name).of)
-    if before.keys is not None and before.keys != name:
-        forget_keys(store, before.keys)
+    if before.keys not in (None, name) and not _is_begun(store, config, table, before):
+        forget_keys(store, before.keys or "")
+
+
+def _is_begun(store: StateStore, config: Config, table: TableId, asked: SnapshotControl) -> bool:
+    """Whether a worker may have begun what was asked for: a replay of dead letters asks for its keys."""
+    status = store.status_of(config.pipeline, table)
+    batch = status.batch if status is not None else 0
+    progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
+    if progress is None:
+        return batch > 0
+    return progress.snapshot is not None and progress.snapshot.number >= asked.started
 
 
 def _refuse_unfinished(status: TableStatus) -> None:
@@ -248,19 +262,19 @@ def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableI
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
     """Pause snapshots after their current batch. Changes of the tables are still applied."""
     settings = chosen_config(None, config_option)
-    _ask(settings, tables, lambda asked: replace(asked, rests=True), output, "snapshot rests")
+    _ask(settings, tables, lambda asked, _: replace(asked, rests=True), output, "snapshot rests")
 
 
 def resume(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
     """Go on with snapshots that were paused, behind the last row that was applied."""
     settings = chosen_config(None, config_option)
-    _ask(settings, tables, lambda asked: replace(asked, rests=False), output, "snapshot goes on")
+    _ask(settings, tables, lambda asked, _: replace(asked, rests=False), output, "snapshot goes on")
 
 
 def cancel(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
     """End snapshots where they are. The rows that were applied stay."""
     settings = chosen_config(None, config_option)
-    _ask(settings, tables, lambda asked: asked.cancel(), output, "snapshot cancelled")
+    _ask(settings, tables, lambda asked, last: asked.cancel(last=last), output, "snapshot cancelled")
 
 
 def status(
@@ -299,7 +313,7 @@ def _row(table: TableId, shown: Mapping[str, Any]) -> tuple[Any, ...]:
 def _ask(
     config: Config,
     names: list[str],
-    change: Callable[[SnapshotControl], SnapshotControl],
+    change: Change,
     output: OutputFormat,
     word: str,
     refuse: Callable[[Config, TableId], None] | None = None,
@@ -348,18 +362,18 @@ def _quiet_table(name: str, config: Config) -> TableId | None:
     return table if table is not None and topic_without_records(config, table) is not None else None
 
 
-def _change(
-    store: StateStore, config: Config, table: TableId, change: Callable[[SnapshotControl], SnapshotControl]
-) -> SnapshotControl:
+def _change(store: StateStore, config: Config, table: TableId, change: Change) -> SnapshotControl:
     """Ask something else of a table's snapshots; what was asked before."""
     from tidesink.sinks.worker.control import SnapshotControl, TableControl, change_control
 
     before = SnapshotControl()
+    status = store.status_of(config.pipeline, table)
+    last = status.details.get("snapshot", {}).get("number", 0) if status is not None else 0
 
     def changed(asked: TableControl) -> TableControl:
         nonlocal before
         before = asked.snapshot
-        return replace(asked, snapshot=change(before))
+        return replace(asked, snapshot=change(before, last))
 
     change_control(store, config.pipeline, table, changed)
     return before

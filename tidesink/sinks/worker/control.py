@@ -56,15 +56,22 @@ class SnapshotControl:
         return self.started > max(0, self.cancelled)
 
     def start(
-        self, now: float, *, deletes: bool = False, keys: str | None = None, where: Where = ()
+        self, now: float, *, last: int = 0, deletes: bool = False, keys: str | None = None, where: Where = ()
     ) -> SnapshotControl:
-        """Asked for another one; ``now``, seconds since 1970, is a number that no lost store had."""
-        number = max(self.started + 1, int(now))
+        """Asked for another one; ``now``, seconds since 1970, is a number that no lost store had.
+
+        ``last``: the number of the one that the table's status shows, in case a clock is behind.
+        """
+        number = max(self.started + 1, self.cancelled + 1, last + 1, int(now))
         return SnapshotControl(number, self.cancelled, deletes=deletes, keys=keys, where=where)
 
-    def cancel(self) -> SnapshotControl:
-        """Asked to go on with none of those so far."""
-        return SnapshotControl(self.started, self.started)
+    def cancel(self, *, last: int = 0) -> SnapshotControl:
+        """Asked to go on with none of those so far; ``last`` as for ``start``."""
+        return SnapshotControl(self.started, max(self.started, self.cancelled, last))
+
+    def outrun(self, started: int, number: int) -> SnapshotControl:
+        """Asked for nothing more than that of ``number``, which the target has, in place of ``started``."""
+        return SnapshotControl(number, self.cancelled, self.rests) if self.started == started else self
 
     def refused(self, started: int, before: int, *, begun: bool) -> SnapshotControl:
         """Asked for the one before again, where that of the number ``started`` cannot be, or go on."""

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -57,7 +58,7 @@ from tidesink.sinks.batch.tasks import MOST_BYTES, RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep, TopicProgress
 from tidesink.sinks.state.source_reads import SourceRead, with_part
-from tidesink.sinks.worker.asked_keys import AskedKeys, load_keys
+from tidesink.sinks.worker.asked_keys import AskedKeys, forget_keys, load_keys
 from tidesink.sinks.worker.control import SnapshotControl, change_control
 from tidesink.sinks.worker.source_keys import (
     KEYS_A_QUERY,
@@ -118,6 +119,11 @@ _OPEN: Final = (
     "query shows them yet. Rows are read once they are committed or rolled back"
 )
 _REORDERED: Final = "the order of the key changed in the database while rows were read by it"
+_OUTRUN: Final = (
+    "The snapshot or resync that was asked for did not begin. Its number ({}) is not above that of the last "
+    "one ({}): the state store was lost or brought back from a backup, and the clock of the machine that "
+    "asked may be behind. Run the command again"
+)
 _KEYS_GONE: Final = "the state store has not the keys that it is of: ask again"
 _OTHER_KEY: Final = (
     "the keys that were asked for are of ({}), and the table's key at the target is ({}): ask again, with a "
@@ -378,6 +384,34 @@ class Snapshot:
         asked = self.asked
         return asked.deletes and not asked.limited and asked.started > max(begun, asked.cancelled)
 
+    def is_outrun(self, progress: Progress) -> bool:
+        """Whether what was asked for has a number below that of the last one: it would never begin."""
+        found, asked = progress.snapshot, self.asked
+        return found is not None and asked.is_asked and asked.started < found.number
+
+    def tell_outrun(self, progress: Progress) -> str:
+        """What was asked for is asked for no more; what the table's status says of it.
+
+        Asked for again it has a number that is above that of the last one.
+        """
+        assert progress.snapshot is not None  # noqa: S101  (``is_outrun`` looked)
+        started, number = self.asked.started, progress.snapshot.number
+        context, table = self._context, self._settings.table
+
+        def change() -> None:
+            change_control(
+                context.store,
+                context.config.pipeline,
+                table,
+                lambda asked: replace(asked, snapshot=asked.snapshot.outrun(started, number)),
+            )
+
+        context.noted(table, change, unless="that a snapshot did not begin not noted")
+        self.asked = self.asked.outrun(started, number)
+        text = _OUTRUN.format(started, number)
+        _log.warning("snapshot not begun", table=str(table), reason=text)
+        return text
+
     def is_outside(self, progress: Progress | None, bound: int | None) -> bool:
         """Whether a cut at a bound leaves the table out; without progress, what was known of it before."""
         if progress is not None:
@@ -405,7 +439,7 @@ class Snapshot:
             state = "running"
         elif not found.done:
             state = "paused" if self.asked.rests else "cancelled"
-        shown = {"state": state, "rows": found.rows, "estimate": self._estimate}
+        shown = {"state": state, "number": found.number, "rows": found.rows, "estimate": self._estimate}
         where = found.where if found.number >= self.asked.started else self.asked.where
         if where:
             shown["where"] = " and ".join(str(Bound._make(one)) for one in where)
@@ -460,6 +494,14 @@ class Snapshot:
         settings = self._context.config.source.database
         if settings is not None and part.ranges:
             self._rounds = next_rounds(len(part.ranges), at_once=settings.connections, seconds=seconds)
+
+    def forget_keys(self, before: Progress, after: Progress) -> None:
+        """Remove the keys of resyncs that say nothing of dead letters any more, once a part is applied."""
+        left = {self.asked.keys, *(one.keys for one in after.source_reads)}
+        for name in {one.keys for one in before.source_reads} - left:
+            if name is not None:
+                forget = partial(forget_keys, self._context.store, name)
+                self._context.noted(self._settings.table, forget, unless="keys of a resync not removed")
 
     def comes_next(self, progress: Progress, *, waiting: bool) -> bool:
         """Whether the next batch is a part: every second one while changes wait."""

@@ -148,6 +148,8 @@ class TableTask:
             return True
         if self._rewinds.is_due(applied) or self.is_short(found) or self._reads_part(applied, found):
             return True
+        if self._snapshot.is_outrun(applied):
+            return True
         if self._context.config.cuts is None:
             return self.has_ddl or self.lag > 0
         return self._may_read and (self.has_ddl or self.unread(found) > 0)
@@ -376,6 +378,10 @@ class TableTask:
             # It may lead past what expired while the table was read again.
             self._rewind(found)
             return
+        if self._snapshot.is_outrun(self._hold.progress):
+            self._tally.warnings += (self._snapshot.tell_outrun(self._hold.progress),)
+            self._change("RUNNING", None)
+            return
         self._continuity.check(
             progress,
             found,
@@ -498,6 +504,7 @@ class TableTask:
             return
         if outcome.account is not None:
             self._snapshot.took(part, sum(outcome.seconds.values()))
+            self._snapshot.forget_keys(progress, outcome.progress)
         elif not outcome.pending:
             self._snapshot.row_does_not_fit(part, applied)
         self._take(outcome)
