@@ -27,7 +27,11 @@ CASES: Final[tuple[tuple[dict[str, Any], int | None], ...]] = (
     ({**_MARIADB, "file": "binlog"}, None),
     ({**_MARIADB, "file": None}, None),
     ({**_MARIADB, "file": "binlog.1073741824"}, None),
-    ({**_MARIADB, "pos": 1 << 32}, None),
+    # The last transaction of a file may be of any size, and the next file begins behind it.
+    ({**_MARIADB, "pos": (1 << 32) - 1}, 13 << 32),
+    ({**_MARIADB, "pos": 1 << 32}, 13 << 32),
+    ({**_MARIADB, "pos": 9 << 32, "snapshot": "false"}, 13 << 32),
+    ({**_MARIADB, "pos": (1 << 63) - 1}, None),
     ({**_MARIADB, "pos": None}, None),
     ({**_MARIADB, "pos": -1}, None),
     ({**_POSTGRES, "snapshot": "false"}, 28120129),
@@ -71,6 +75,19 @@ def test_a_rotation_of_the_log_raises_the_position() -> None:
     assert last is not None
     assert first is not None
     assert last < first
+
+
+def test_rows_behind_four_gib_are_in_a_cut_with_their_transaction() -> None:
+    """Not before it ends, and at the checkpoint behind it, wherever in its file it ends."""
+    begins, ends = 1 << 30, 5 << 32
+    rows = [commit_position({**_MARIADB, "pos": pos}) for pos in (begins, (1 << 32) - 1, 1 << 32, ends - 9)]
+    file = str(_MARIADB["file"])
+    before = binlog_position(file, begins)
+    after = [binlog_position(file, ends), binlog_position("maria-bin.000013", 4)]
+    assert before is not None
+    for row in rows:
+        assert row is not None
+        assert all(row > before and checkpoint is not None and row <= checkpoint for checkpoint in after)
 
 
 @pytest.mark.parametrize(

@@ -188,3 +188,22 @@ def test_a_table_that_is_left_out_is_said_to_have_nothing() -> None:
         "next cut: position 10",
         "next cut leaves out s.a: its topic has nothing yet",
     ]
+
+
+def test_a_database_that_uses_xa_refuses_cuts() -> None:
+    """It is asked at each new checkpoint, and not at each turn of the worker."""
+    now, broker, answers = [100.0], _Broker(), ["it uses XA", "", ""]
+    bounds = ConnectorBounds(
+        cast("ConnectorCheckpoints", broker), 60.0, clock=lambda: now[0], refusal=lambda: answers.pop(0)
+    )
+    broker.newest, broker.reason = Checkpoint(10, 7.0), ""
+    for _ in range(3):
+        bounds.look((), Look({}, {}))
+        assert (bounds.next(above=None, least=None), bounds.reason) == (None, "it uses XA")
+    assert len(answers) == 2
+    now[0] += 60
+    bounds.look((), Look({}, {}))
+    assert (bounds.next(above=None, least=None), bounds.reason) == (10, "")
+    now[0] += 60
+    assert bounds.next(above=10, least=10) is None
+    assert len(answers) == 1

@@ -38,6 +38,8 @@ snapshots = st.builds(
     st.none() | st.builds(Sweep, *[st.integers(0, 2**63 - 1)] * 3),
     st.none() | st.text(),
     st.lists(st.tuples(st.text(), st.sampled_from([">=", "<"]), st.text()), max_size=2).map(tuple),
+    st.none() | st.integers(0, 2**63 - 1),
+    st.none() | st.text(),
 )
 topics = st.lists(st.builds(TopicProgress, st.text(), st.text(), partitions), max_size=3)
 

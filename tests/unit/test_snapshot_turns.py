@@ -261,3 +261,23 @@ def test_one_that_is_asked_for_is_refused_where_the_database_has_no_positions(
     with pytest.raises(SnapshotRefusedError, match="no timestamp"):
         found._check_positions(database, _progress(3, DONE))
     found._check_positions(database, _progress(4, replace(HALF, number=7)))
+
+
+@pytest.mark.parametrize(
+    ("progress", "order", "again"),
+    [
+        (replace(HALF, order="a"), "a", False),
+        (replace(HALF, order="a"), "b", True),
+        # Of an earlier version nothing is known.
+        (HALF, "b", False),
+        # Keys that were asked for have an order of their own, and keys of the target come by their hashes.
+        (replace(HALF, order="a", keys="k"), "b", False),
+        (replace(HALF, order="a", sweep=Sweep(4, 1)), "b", False),
+        (replace(HALF, order="a", sweep=Sweep()), "b", True),
+        (replace(HALF, order="a", key=("other",)), "a", True),
+    ],
+)
+def test_rows_are_read_again_in_another_order(progress: SnapshotProgress, order: str, again: bool) -> None:
+    found = _snapshot("never")._before(progress, StoredTable({}, ("id",), 0, 0, order=order))
+    assert (found.key, found.order) == (("id",), order)
+    assert (found.after, found.rows) == ((None, 0) if again else (("5",), 5))

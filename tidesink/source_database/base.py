@@ -95,6 +95,9 @@ class SourceDialect(Protocol):
             ConfigError: the user may not see whether there are any.
         """
 
+    def uses_xa(self, connection: Connection) -> bool:
+        """Whether transactions whose changes are sent before their commit were prepared since the start."""
+
     def begin_at_position(self, connection: Connection) -> int:
         """Begin a transaction, and give its position, a commit_ts.
 

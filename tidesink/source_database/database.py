@@ -129,6 +129,11 @@ def open_transactions(connection: Connection) -> frozenset[str]:
     return dialect_of(connection).open_transactions(connection)
 
 
+def uses_xa(connection: Connection) -> bool:
+    """As ``SourceDialect.uses_xa``."""
+    return dialect_of(connection).uses_xa(connection)
+
+
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     """A table as the database has it; None where it has none of this name."""
     return dialect_of(connection).stored_table(connection, table)

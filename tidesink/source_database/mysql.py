@@ -328,6 +328,13 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     )
 
 
+def uses_xa(connection: Connection) -> bool:
+    """As ``SourceDialect``, by the server's counter, which any user sees."""
+    return not _is_tidb(connection) and bool(
+        _counted(connection, "Com_xa_prepare") or open_transactions(connection)
+    )
+
+
 def _order(connection: Connection, table: TableId, key: Sequence[str]) -> str:
     """As of ``StoredTable``. The type of an ENUM has its members; a server's collation never changes."""
     import sqlalchemy as sa

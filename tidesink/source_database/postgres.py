@@ -87,6 +87,11 @@ def check_current(connection: Connection) -> None:
         raise ConfigError(REPLICA, key="source.database")
 
 
+def uses_xa(connection: Connection) -> bool:  # noqa: ARG001  (as SourceDialect has it)
+    """No change is sent before its commit."""
+    return False
+
+
 def begin_snapshot(connection: Connection) -> None:
     """The connection of a range is in one transaction (``RANGE_OPTIONS``)."""
 

@@ -7,7 +7,9 @@ are of transactions that were committed before.
 - MySQL and MariaDB: file number and position in the binary log, ``file << 32 | pos``. A transaction's events
   stand together, so that a row's own position is behind all transactions before and before all that follow.
   A checkpoint is the position at which the connector would go on: where the transaction begins of which it
-  has sent a part, or where the next one does.
+  has sent a part, or where the next one does. Positions at and behind 4 GiB count as the beginning of the
+  next file: they are of the file's last transaction, for the server goes to the next file behind the
+  transaction that made one larger than ``max_binlog_size`` (1 GiB at the most).
 - Postgres: a transaction's rows were written to the log before its commit, among those of others, and are
   sent when it commits. ``source.sequence`` has where the commit before it ended, and the row's own LSN. A
   checkpoint is where the last commit ended whose rows were all sent.
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,11 +43,18 @@ _MEMBERS: Final = ("snapshot", "file", "pos", "sequence", "lsn")
 
 def binlog_position(file: object, pos: object) -> int | None:
     """A place in the binary log as one number; None where it is none."""
+    return _binlog_position(file, pos, 0)
+
+
+def _binlog_position(file: object, pos: object, behind: int) -> int | None:
+    """So much behind a place, but in no case behind the beginning of the next file."""
     found = _FILE.search(file) if isinstance(file, str) else None
-    if found is None or not _is_count(pos, _MOST_BYTES):
+    if found is None or not _is_count(pos, _MOST):
         return None
     number = int(found[1])
-    return None if number >= _MOST_FILES else number << 32 | int(pos)  # type: ignore[call-overload]
+    if number >= _MOST_FILES:
+        return None
+    return (number << 32) + min(cast("int", pos) + behind, _MOST_BYTES)
 
 
 def log_position(lsn: object) -> int | None:
@@ -61,12 +70,11 @@ def commit_position(source: Mapping[str, Any]) -> int | None:
     """The commit position of a row by its source block; None where nothing tells it."""
     connector, snapshot = source.get("connector"), source.get("snapshot") not in _STREAMED
     if connector in _BINLOG:
-        at = binlog_position(source.get("file"), source.get("pos"))
-    elif connector == _POSTGRES:
+        return _binlog_position(source.get("file"), source.get("pos"), not snapshot)
+    if connector == _POSTGRES:
         at = log_position(source.get("lsn")) if snapshot else _commit_before(source)
-    else:
-        return None
-    return None if at is None else at + (not snapshot)
+        return None if at is None else at + (not snapshot)
+    return None
 
 
 def _commit_before(source: Mapping[str, Any]) -> int | None:
@@ -102,8 +110,9 @@ def _binlog_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
         return None
     coded = file.dictionary_encode()
     bases = pa.array([binlog_position(one, 0) for one in coded.dictionary.to_pylist()], pa.int64())
-    pos = _counts(pos, _MOST_BYTES)
-    return pc.add(pc.add(bases.take(coded.indices), pos), _is_streamed(columns, len(file)).cast(pa.int64()))
+    behind = pc.add(_counts(pos, _MOST), _is_streamed(columns, len(file)).cast(pa.int64()))
+    most = pa.scalar(_MOST_BYTES, pa.int64())
+    return pc.add(bases.take(coded.indices), pc.min_element_wise(behind, most, skip_nulls=False))
 
 
 def _lsn_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:

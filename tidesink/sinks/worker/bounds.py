@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
@@ -26,11 +27,19 @@ from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.worker.watermarks import MOST_WAITING
+from tidesink.source_database.database import translated, uses_xa
 
 if TYPE_CHECKING:
+    from tidesink.config.source import DatabaseSettings
     from tidesink.sinks.worker.table_task import TableTask
 
 _log = structlog.get_logger("tidesink.worker")
+# So many seconds lie between two questions to the source's database.
+_ASKED_EVERY: Final = 10.0
+_XA: Final = (
+    "the source has prepared XA transactions (SHOW GLOBAL STATUS LIKE 'Com_xa_prepare'). The connector sends "
+    "their rows before they are committed, and a cut could have a part of one. Remove cuts from the config"
+)
 # So many records from the end of a partition are looked through for a watermark.
 _TAIL: Final = 2000
 
@@ -147,7 +156,8 @@ def _watermarks(task: TableTask) -> Iterator[int]:
 class ConnectorBounds:
     """Checkpoints of a connector, ``every`` seconds apart.
 
-    ``reason``: why there is no other bound. ``clock`` gives seconds and never runs backwards.
+    ``reason``: why there is no other bound. ``clock`` gives seconds and never runs backwards. ``refusal``
+    asks the source's database why it allows no cuts, and gives an empty text if it does; None: there is none.
     """
 
     def __init__(
@@ -156,8 +166,12 @@ class ConnectorBounds:
         every: float,
         *,
         clock: Callable[[], float] = time.monotonic,
+        refusal: Callable[[], str] | None = None,
     ) -> None:
         self.reason = ""
+        self._refusal = refusal
+        # When the database refused last, and why.
+        self._refused_at, self._refused = 0.0, ""
         self._checkpoints = checkpoints
         self._every = every
         self._clock = clock
@@ -203,10 +217,23 @@ class ConnectorBounds:
                 "another pipeline's name"
             )
             return None
-        if newest.position == above:
+        if newest.position == above or self._is_refused():
             return None
         self._chosen, self._chosen_at, self._ends = newest, self._clock(), {}
         return newest.position
+
+    def _is_refused(self) -> bool:
+        """Whether the source's database allows no cut at a checkpoint that was read; the reason says why."""
+        if self._refusal is None:
+            return False
+        if not self._refused or self._clock() - self._refused_at >= _ASKED_EVERY:
+            try:
+                self._refused = self._refusal()
+            except TidesinkError as exc:
+                self._refused = exc.message
+            self._refused_at = self._clock()
+        self.reason = self._refused or self.reason
+        return bool(self._refused)
 
     def after(self, bound: int) -> int:
         """The bound behind one that is done with, once its time has come; until then the same."""
@@ -266,4 +293,15 @@ def open_bounds(
     if debezium.offsets_topic is None or debezium.connector_name is None:
         return WatermarkBounds(context.source, cuts.every, watermark_of)
     found = ConnectorCheckpoints(source.confluent_properties, debezium.offsets_topic, debezium.connector_name)
-    return ConnectorBounds(found, cuts.every)
+    refusal = None if source.database is None else partial(_refusal, source.database)
+    return ConnectorBounds(found, cuts.every, refusal=refusal)
+
+
+def _refusal(settings: DatabaseSettings) -> str:
+    """Why the source's database allows no cuts; raises ConfigError or SourceUnavailableError."""
+    # Here, since it takes what Spark's tasks do.
+    from tidesink.sinks.batch.source_rows import OPTION, connected
+
+    url, replica = settings.url.get_secret_value(), settings.replica
+    with connected(url, replica=replica) as connection, translated(OPTION):
+        return _XA if uses_xa(connection) else ""
