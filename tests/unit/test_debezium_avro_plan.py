@@ -15,6 +15,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import Message
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
+from tidesink.sinks.plans.debezium_changes import ROUTED
 
 Json = dict[str, Any]
 _TEXT: Final = ["null", "string"]
@@ -123,3 +124,30 @@ def test_a_table_without_a_key_is_refused_but_for_its_log(topic: Versions) -> No
     assert _plan(topic, key_schemas={}, logs=True).shape.keys == ()
     with pytest.raises(ConfigError, match="no schema of a row yet"):
         _plan(topic, key_schemas={}, value_schemas={}, keys=("id",))
+
+
+def test_rows_of_routed_tables_are_kept_apart_by_the_field_of_their_key() -> None:
+    topic = Versions(Version({"a": _TEXT}))
+    topic.send(100, {"a": "x"})
+    (row,) = topic.messages
+    fields = [{"name": "id", "type": "long"}, {"name": ROUTED, "type": "string"}]
+    key = {"type": "record", "name": "Key", "fields": fields}
+    keyed = [
+        replace(row, offset=at, key=framed(7, key, {"id": 0, ROUTED: name}))
+        for at, name in enumerate(("app.t_1", "app.t_2"))
+    ]
+    plan = debezium_avro_plan(TABLE, key_schemas={7: json.dumps(key)}, value_schemas=topic.texts)
+    assert set(plan.rows.keys) == {"id", ROUTED}
+    found = _rows(plan, *keyed)
+    assert [one["after"] for one in found] == [
+        {"id": 0, "a": "x", ROUTED: name} for name in ("app.t_1", "app.t_2")
+    ]
+
+
+def test_a_schema_with_a_name_that_is_not_known_is_refused_with_its_column() -> None:
+    topic = Versions(Version({"a": ["null", {"type": "long", "connect.name": "io.debezium.time.Future"}]}))
+    topic.send(100, {"a": 1})
+    (found,) = _rows(_plan(topic), *topic.messages)
+    assert found["_kind"] == "bad"
+    assert "'a'" in found["_reason"]
+    assert "io.debezium.time.Future" in found["_reason"]

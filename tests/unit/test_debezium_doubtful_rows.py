@@ -19,8 +19,10 @@ from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import DecodeError
 from tidesink.events import Column, ColumnType, Message, TableId
 from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, source_plan
 from tidesink.sinks.plans.debezium_changes import ROUTED
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.source_database.base import StoredTable
 
 Json = dict[str, Any]
 _TABLE: Final = TableId("public", "t")
@@ -242,6 +244,18 @@ def test_a_plan_warns_of_defaults_and_of_columns_that_are_no_longer_sent() -> No
     plan = _plan(read, replace(update, offset=1))
     assert plan.gone == {"up"}
     assert [text.split(":")[0] for text in plan.warnings] == ["columns name", "columns up"]
+
+
+def test_a_generated_column_that_changes_lack_is_not_read_from_the_database() -> None:
+    read = _message({"id": _INT, "up": _TEXT}, key={"id": 1}, op="r", after={"id": 1, "up": "ANN"})
+    update = replace(_message({"id": _INT}, key={"id": 1}, op="u", after={"id": 1}), offset=1)
+    generated = {"up": ColumnType("text")}
+    stored = StoredTable({"id": ColumnType("int")}, ("id",), 0, 0, generated=generated)
+    for plan, names in ((_plan(read), ["id", "up"]), (_plan(read, update), ["id"])):
+        source, gap = source_plan(plan, stored)
+        assert isinstance(source.decoder, SourceDecoder)
+        assert [one.recorded.name for one in source.decoder.columns] == names
+        assert gap == ColumnGap()
 
 
 # What cannot be decoded is shown

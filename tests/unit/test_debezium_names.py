@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.unit.debezium_samples import CONNECT, DATA, TIME, own_column, read, schema, value_of_definition
+from tests.unit.debezium_samples import (
+    CONNECT,
+    DATA,
+    TIME,
+    own_column,
+    read,
+    read_as,
+    schema,
+    value_of_definition,
+)
 from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.debezium.codec import DebeziumJsonCodec
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema, connect_schema_of_avro
@@ -149,6 +158,13 @@ def test_names_of_debezium_that_are_not_known_are_refused(kind: str, name: str) 
             own_column(one)
         assert "definition" in str(found.value)
         assert found.value.context["column"] == "c"
+
+
+def test_a_definition_types_a_column_whose_name_is_not_known() -> None:
+    one = schema("int64", TIME + "FutureTimestamp")
+    assert read_as(ColumnType("bigint"), one, 5) == 5
+    with pytest.raises(SchemaMismatchError):
+        read_as(ColumnType("datetime"), one, 5)
 
 
 def test_names_of_others_are_read_by_type_and_kept() -> None:

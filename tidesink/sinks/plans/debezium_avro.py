@@ -42,7 +42,7 @@ from tidesink.sinks.batch.decoders import (
 )
 from tidesink.sinks.batch.records import Flags, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
-from tidesink.sinks.plans.debezium_changes import ROUTED, DebeziumDecoder, without_headers
+from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
 
@@ -296,14 +296,19 @@ class _Schemas:
                 keys[schema_id] = codec.columns_of(_parsed(text), table, is_ticdc=is_ticdc)
             except DecodeError as error:
                 key_refused[schema_id] = error.message
-        # A field that only keys have names the table of a row in a topic of several (ByLogicalTableRouter).
-        for schema_id, columns in rows.items():
-            there = {column.name for column in columns}
-            routed = {one.name: one for key in keys.values() for one in key if one.name == ROUTED}
-            rows[schema_id] = (*columns, *(one for name, one in routed.items() if name not in there))
+        rows = {schema_id: (*columns, *_key_only(keys, rows)) for schema_id, columns in rows.items()}
         control = frozenset(schema_id for schema_id, one in values.items() if one.row is None)
         connector = values[max(rows)].connector if rows else ""
         return cls(keys, rows, key_refused, value_refused, control, is_ticdc, connector)
+
+
+def _key_only(
+    keys: Mapping[int, Sequence[Column]], rows: Mapping[int, Sequence[Column]]
+) -> tuple[Column, ...]:
+    """The columns that keys have and no row: the codec adds them to rows (``ByLogicalTableRouter``)."""
+    there = {column.name for columns in rows.values() for column in columns}
+    found = {one.name: one for _, key in sorted(keys.items()) for one in key if one.name not in there}
+    return tuple(found.values())
 
 
 def _usable(texts: Mapping[int, str], refused: Mapping[int, str], unknown: Mapping[int, str]) -> SideSchemas:
