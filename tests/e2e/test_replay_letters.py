@@ -126,6 +126,48 @@ def test_a_newer_change_wins_over_a_replayed_one(
     assert counted(shop.replay(code=3)) == (1, 0, 0, 0, 1, 0, 0)
 
 
+def test_a_replay_applies_nothing_that_is_later_than_the_next_cut(
+    servers: Servers, spark: SparkSession, tmp_path: Path
+) -> None:
+    shop = Shop(
+        servers,
+        tmp_path,
+        "cut",
+        source={"protocol": "canal-json", "enable-tidb-extension": True},
+        cuts={"every": "1m", "keep": "1d"},
+        tables=[
+            {
+                "name": "shop.cut",
+                "definition": "CREATE TABLE cut (id bigint primary key, name varchar(40), day date)",
+            }
+        ],
+    )
+
+    def moment(seconds: int) -> int:
+        return (1_767_225_600 + seconds) * 1000 << 18
+
+    shop.put(2, "two", ts=moment(-9))
+    shop.put(1, "letter", NEVER, ts=moment(-8))  # 1
+    shop.put(3, "later letter", NEVER, ts=moment(2))  # 2
+    shop.put(1, "later", ts=moment(3))  # 3: waits for the next cut
+    shop.put(4, "read again", NEVER, ts=moment(-7))  # 4
+    shop.writer.watermark(moment(5))
+    shop.drain()
+    assert (shop.names(), shop.letters()) == ({2: "two"}, [1, 2, 4])
+    shop.with_zero_date("null")
+    report = shop.replay(code=3)
+    assert (*counted(report), report["later"]) == (1, 1, 0, 0, 0, 1, 0, 1)
+    assert (shop.names(), shop.letters()) == ({1: "letter", 2: "two"}, [2, 4])
+    shop.writer.watermark(moment(65))
+    shop.drain()
+    assert shop.names() == {1: "later", 2: "two", 4: "read again"}
+    assert shop.replay()["applied"] == 2
+    assert (shop.names(), shop.letters()) == (
+        {1: "later", 2: "two", 3: "later letter", 4: "read again"},
+        [],
+    )
+
+
 @FULL
 def test_letters_of_a_topic_that_was_made_again_stay(
     servers: Servers, spark: SparkSession, tmp_path: Path

@@ -13,24 +13,29 @@ import pytest
 from tests.decoded_batches import as_records
 from tests.properties.test_reduce_columns import tables_of
 from tests.unit.test_range_tasks import NEW, OLD, TABLE, WANTED, Given, Topic, run, shape, summary
-from tidesink.events import ChangeEvent, Message, Op, Position
+from tidesink.events import ChangeEvent, Message, Op, Position, WatermarkEvent
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.letters import (
     Bounds,
+    EventKeys,
     FollowedFetch,
     LetterFetch,
     LetterRows,
     LetterTask,
     faults_by_place,
+    limited_reads,
     offsets_by_partition,
     sorted_letters,
     with_time,
 )
+from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.dead_letters import LETTER_SCHEMA, Letter, LetterStamp, LetterTopic
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.state.source_reads import SourceRead, Span
+from tidesink.sinks.worker.replay import LetterEvent, standing_of_letter
 
 LETTERS = LetterTopic("letters", {})
 STAMP = LetterStamp("p", "shop.orders", "topic id", 1, 2, "tidesink.codecs.flat_avro")
@@ -49,6 +54,45 @@ def test_letters_are_sorted_by_what_was_applied_and_what_kafka_holds() -> None:
     assert (found.waiting, found.expired, found.first) == (2, 1, {0: 5, 1: 2})
     places = {partition: offsets.tolist() for partition, offsets in offsets_by_partition(found.ready).items()}
     assert places == {0: [5, 8], 1: [2]}
+
+
+def test_letters_that_a_resync_repaired_are_none_to_apply() -> None:
+    whole = SourceRead(1, {"t": {0: Span(4, 6)}}, settles=True)
+    keys = SourceRead(2, {"t": {0: Span(8, 8)}}, settles=True, keys="some")
+    bounds = {0: Bounds(3, 20)}
+    found = sorted_letters([letter(0, n) for n in (1, 3, 4, 5, 6, 8, 20)], bounds, (whole,))
+    assert [one.offset for one in found.ready] == [6, 8]
+    # One that expired, or cannot be decoded, is settled all the same.
+    assert [one.offset for one in found.settled] == [1, 3]
+    assert (found.unsure, found.waiting, found.expired) == (2, 1, 0)
+    # Their keys may tell that the resync of some keys settled them.
+    found = sorted_letters([letter(0, n) for n in (3, 4, 5, 6, 8)], bounds, (whole, keys))
+    assert [one.offset for one in found.ready] == [4, 5, 6, 8]
+    assert [[one.number for one in limited_reads(letter(0, n), (whole, keys))] for n in (7, 8)] == [[2], []]
+
+
+def test_a_letter_stands_by_all_of_its_events() -> None:
+    reads = (
+        SourceRead(1, {"t": {0: Span(8, 9)}}, settles=True, keys="some"),
+        SourceRead(2, {"t": {0: Span(5, 5)}}, settles=False, where=(("id", ">=", "5"),)),
+    )
+
+    def standing(offset: int, *has_read: bool | None, commit_ts: int = 5, bound: int | None = None) -> str:
+        events = [LetterEvent(commit_ts, {1: one, 2: False}) for one in has_read]
+        return standing_of_letter(letter(0, offset), events, reads, bound)
+
+    assert [standing(7, one) for one in (True, False, None)] == ["settled", "open", "unsure"]
+    assert [standing(8, one) for one in (True, False, None)] == ["unsure", "open", "unsure"]
+    assert standing(9, True) == "open"
+    # A key change: the resync read one of the rows, or both.
+    assert (standing(7, True, False), standing(7, True, True)) == ("unsure", "settled")
+    # What is still bad, or no row event.
+    assert standing(7) == "open"
+    assert standing(7, True, commit_ts=5, bound=5) == "settled"
+    assert standing(7, True, commit_ts=6, bound=5) == "later"
+    # Nothing tells of the range any more.
+    events = [LetterEvent(5, {1: False})]
+    assert [standing_of_letter(letter(0, n), events, reads, None) for n in (4, 5)] == ["unsure", "open"]
 
 
 def test_a_letter_is_the_record_as_kafka_has_it_and_one_of_its_faults() -> None:
@@ -146,6 +190,48 @@ def test_a_letter_that_is_bad_today_stays_among_what_is_kept() -> None:
     rows, payloads = run(_task(topic, 1), topic.batches(100))
     assert [(row["_op"], row["_offset"]) for row in rows] == [("bad", 1)]
     assert (summary(payloads).bad, summary(payloads).rows) == (1, 0)
+
+
+def test_of_a_letter_each_key_is_told_with_its_place() -> None:
+    """As a resync of some keys compares them: in the target's columns, of a key change both."""
+
+    def event(op: Op, at: int, old: int | None, new: int) -> ChangeEvent:
+        images = (None if old is None else {"id": old, "name": "b"}, {"id": new, "name": "a"})
+        if op is Op.DELETE:
+            images = ({"id": new, "name": "a"}, None)
+        return ChangeEvent(op, TABLE, {"id": new}, *images, 100 + at, Position("t", 0, at), OLD)
+
+    changes = [event(Op.INSERT, 3, None, 1), event(Op.UPDATE, 5, 2, 3), event(Op.DELETE, 6, None, 4)]
+    records = as_records(Message("t", 0, at, b"k", b"v") for at in (3, 5, 6))
+    rows = TargetRows(shape(OLD))
+    plan = DecodePlan(rows, Given(tables_of(changes)), rules=EventRules(bound=1))
+    keys: EventKeys = pickle.loads(pickle.dumps(EventKeys(plan)))  # noqa: S301
+    assert keys.ddl == "`c0` bigint, partition int, offset bigint, commit_ts bigint"
+    found = [row for batch in keys(WANTED, [records]) for row in batch.to_pylist()]
+    assert sorted((row["offset"], row["c0"], row["commit_ts"]) for row in found) == [
+        (3, 1, 103),
+        (5, 2, 105),
+        (5, 3, 105),
+        (6, 4, 106),
+    ]
+
+
+def test_what_was_read_under_a_bound_is_read_whole_again() -> None:
+    """A watermark among the letters ends nothing: what follows in Kafka came before the bound was passed."""
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": "a"})
+    watermark = topic.codec.encode(WatermarkEvent(9, Position("t", 0, 1)), topic="t")
+    assert watermark is not None
+    topic.send(watermark.key, watermark.value)
+    for name in ("b", "c"):
+        topic.write(OLD, {"id": 1, "name": name})  # at 2 and 3, which is above the bound
+    task = topic.task(TargetRows(shape(OLD)))
+    task = replace(task, plan=replace(task.plan, rules=EventRules(bound=2)))
+    names = [
+        [row["after"]["name"] for row in run(one, topic.batches(1))[0]]
+        for one in (task, replace(task, was_read=True))
+    ]
+    assert names == [["a"], ["b"]]
 
 
 def test_what_follows_comes_behind_the_letters_and_without_any_letter() -> None:
