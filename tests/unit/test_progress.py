@@ -22,6 +22,7 @@ from tidesink.sinks.state.progress import (
     to_json,
     txn_version,
 )
+from tidesink.sinks.state.source_reads import SourceRead, Span
 
 offsets = st.integers(0, 2**63 - 1)
 times = st.none() | st.integers(0, 2**63 - 1)
@@ -41,6 +42,15 @@ snapshots = st.builds(
     st.none() | st.integers(0, 2**63 - 1),
     st.none() | st.text(),
 )
+spans = st.dictionaries(st.integers(0, 99), st.tuples(offsets, offsets).map(lambda one: Span(*sorted(one))))
+reads = st.builds(
+    SourceRead,
+    offsets,
+    st.dictionaries(st.text(), spans, max_size=2),
+    st.booleans(),
+    st.none() | st.text(),
+    st.lists(st.tuples(st.text(), st.sampled_from([">=", "<"]), st.text()), max_size=2).map(tuple),
+)
 topics = st.lists(st.builds(TopicProgress, st.text(), st.text(), partitions), max_size=3)
 
 
@@ -57,6 +67,7 @@ def progresses(draw: st.DrawFn) -> Progress:
         draw(st.none() | snapshots),
         rewound=draw(offsets),
         ddl=draw(st.none() | st.builds(DdlProgress, st.text(), offsets, offsets)),
+        source_reads=draw(st.lists(reads, max_size=2).map(tuple)),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +12,7 @@ import pytest
 from tests.columns import ID
 from tests.memory_target import CAPABILITIES, MemoryTarget
 from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.worker_bed import surroundings
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.errors import SchemaRefusedError, SourceError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
@@ -17,8 +20,10 @@ from tidesink.sinks.batch.context import StopFlag
 from tidesink.sinks.batch.run import BatchPlan, Hold
 from tidesink.sinks.batch.schema_source import Renamed, SourceColumns
 from tidesink.sinks.kafka.offsets import TopicOffsets
-from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.worker.replay import ReplayBatch
+from tidesink.sinks.state.progress import Progress, SnapshotProgress
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.control import SnapshotControl, change_control
+from tidesink.sinks.worker.replay import ReplayBatch, ReplayTask
 from tidesink.typemap.target_schema import shape_of
 
 TABLE = TableId("shop", "orders")
@@ -68,6 +73,34 @@ def _replay(decoding: _Renamed, **policies: str) -> None:
         reader=cast("Any", None),
     )
     batch.replay()
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "asked", "lenient"),
+    [
+        (None, SnapshotControl(), False),
+        (SnapshotProgress(("id",)), SnapshotControl(), True),
+        (SnapshotProgress(("id",)), SnapshotControl(rests=True), True),
+        (SnapshotProgress(("id",)), SnapshotControl(cancelled=0), False),
+        (SnapshotProgress(("id",), done=True), SnapshotControl(), False),
+        (SnapshotProgress(("id",), done=True), SnapshotControl(5), True),
+    ],
+)
+def test_a_replay_is_as_lenient_as_the_worker_while_a_snapshot_is_under_way(
+    tmp_path: Path, snapshot: SnapshotProgress | None, asked: SnapshotControl, lenient: bool
+) -> None:
+    """A letter may leave out values of a row that no part has brought yet. So is the bound the worker's."""
+    config, store = right(CANAL_JSON), SqlStateStore(str(tmp_path / "state.db"))
+    change_control(store, config.pipeline, TABLE, lambda control: replace(control, snapshot=asked))
+    target = MemoryTarget()
+    table = target.open_table(SHAPE, pipeline=config.pipeline)
+    task = ReplayTask(replace(surroundings(config, store=store), target=target), "app", TABLE)
+    task.bound = 7
+    task._hold = Hold(table, 1, Progress(TABLE, config.pipeline, 1, 3, snapshot=snapshot, bound=7))
+    task._decoding = cast("Any", _Renamed())
+    found: Any = TopicOffsets("app", "id", {})
+    batch = task._replay_batch(BatchPlan((), found), cast("Any", None))
+    assert (batch._hold.loads, batch._hold.bound) == (lenient, 7)
 
 
 @pytest.mark.parametrize(("decoding", "kind"), [(_Renamed(), "rename"), (_Truncated(), "truncate")])
