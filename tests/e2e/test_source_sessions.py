@@ -16,7 +16,7 @@ from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, connected
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.source_database.base import StoredTable
-from tidesink.source_database.database import open_transactions, stored_table
+from tidesink.source_database.database import begin_session, open_transactions, stored_table
 
 pytestmark = pytest.mark.servers
 
@@ -113,11 +113,16 @@ def test_a_range_is_whole_whatever_new_sessions_inherit(server: sa.engine.URL) -
 
 
 def test_characters_are_kept_or_refused(server: sa.engine.URL) -> None:
-    """PyMySQL asks for its character set; of another driver's session nothing is known before."""
+    """PyMySQL is asked for utf8mb4; another driver takes its character set from the URL."""
     with _globals(server, character_set_server="latin1"):
         assert len(_rows(_reader(server))) == 20
-    with pytest.raises(ConfigError, match=r"character set is latin1.*charset=utf8mb4"):
-        _rows(f"{_reader(server)}?init_command=SET NAMES latin1")
+    engine = sa.create_engine(f"{_reader(server)}?charset=latin1")
+    with (
+        pytest.raises(ConfigError, match=r"character set is latin1.*charset=utf8mb4"),
+        engine.connect() as connection,
+    ):
+        begin_session(connection)
+    engine.dispose()
 
 
 def test_a_read_only_server_is_refused_as_a_replica(server: sa.engine.URL) -> None:

@@ -125,7 +125,9 @@ def begin_session(connection: Connection) -> None:
     variables = {plain(name).lower(): plain(value).upper() for name, value in shown}
     connection.info[_VARIABLES] = variables
     pins = {**_PINS, **(_GALERA if variables.get("wsrep_on") == "ON" else {})}
-    assigned = ["time_zone = '+00:00'", "sql_mode = ''"]
+    # SQLAlchemy quotes names as the server's sql_mode asks for, which it reads when it connects first.
+    quotes = "ANSI_QUOTES" if connection.dialect.identifier_preparer.initial_quote == '"' else ""
+    assigned = ["time_zone = '+00:00'", f"sql_mode = '{quotes}'"]
     assigned += [
         f"SESSION {name} = {pin.sql}"
         for name, pin in pins.items()
