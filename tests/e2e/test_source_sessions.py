@@ -105,7 +105,7 @@ def test_a_range_is_whole_whatever_new_sessions_inherit(server: sa.engine.URL) -
         with _globals(server, **GLOBALS):
             found = _rows(_reader(server))
             with connected(_reader(server)) as connection:
-                shown = dict(connection.exec_driver_sql("SHOW VARIABLES").tuples().all())
+                shown = {row[0]: row[1] for row in connection.exec_driver_sql("SHOW VARIABLES")}
         writer.exec_driver_sql("ROLLBACK")
     assert [int(str(row["id"])) for row in found] == [*range(1, 21)]
     assert found == plain

@@ -66,7 +66,6 @@ class _Pin(NamedTuple):
 # is right already is not set. Not listed, since no statement of this package depends on them: limits whose
 # excess is an error (max_join_size), formats of dates and messages, the optimizer's, and those of writes.
 _PINS: Final[Mapping[str, _Pin]] = {
-    "sql_select_limit": _Pin(("18446744073709551615",), "18446744073709551615"),
     "sql_big_selects": _Pin(("ON",), "ON"),
     "sql_auto_is_null": _Pin(("OFF",), "OFF"),
     "sql_quote_show_create": _Pin(("ON",), "ON"),
@@ -120,20 +119,24 @@ def begin_session(connection: Connection) -> None:
     """
     if connection.dialect.name not in ("mysql", "mariadb"):
         return
+    # SQLAlchemy quotes names as the server's sql_mode asks for, which it reads when it connects first.
+    quotes = "ANSI_QUOTES" if connection.dialect.identifier_preparer.initial_quote == '"' else ""
+    # Before any question: the limit of rows is one for what SHOW gives, too.
+    connection.exec_driver_sql(
+        f"SET time_zone = '+00:00', sql_mode = '{quotes}', sql_select_limit = 18446744073709551615"
+    )
     names = ", ".join(f"'{name}'" for name in _SHOWN)
     shown = connection.exec_driver_sql(f"SHOW VARIABLES WHERE Variable_name IN ({names})")
     variables = {plain(name).lower(): plain(value).upper() for name, value in shown}
     connection.info[_VARIABLES] = variables
     pins = {**_PINS, **(_GALERA if variables.get("wsrep_on") == "ON" else {})}
-    # SQLAlchemy quotes names as the server's sql_mode asks for, which it reads when it connects first.
-    quotes = "ANSI_QUOTES" if connection.dialect.identifier_preparer.initial_quote == '"' else ""
-    assigned = ["time_zone = '+00:00'", f"sql_mode = '{quotes}'"]
-    assigned += [
+    assigned = [
         f"SESSION {name} = {pin.sql}"
         for name, pin in pins.items()
         if name in variables and variables[name] not in pin.right
     ]
-    connection.exec_driver_sql(f"SET {', '.join(assigned)}")
+    if assigned:
+        connection.exec_driver_sql(f"SET {', '.join(assigned)}")
     if any(variables.get(name, "REPEATABLE-READ") != "REPEATABLE-READ" for name in _ISOLATION):
         connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     for name in _CHARACTER_SETS:
