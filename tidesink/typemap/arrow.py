@@ -103,6 +103,19 @@ class _Plan(NamedTuple):
     is_ambiguous: Callable[[Any], bool] | None
 
 
+def canonical_floats(values: Any) -> Any:
+    """Floating-point numbers with one bit pattern for equal ones: ``0.0`` for ``-0.0``, one NaN for all.
+
+    Arrow compares by bits where it encodes or looks up values; Postgres, MySQL and Spark take ``0.0`` and
+    ``-0.0`` for one value, and Postgres and Spark every NaN, as keys too. An array or a chunked array; of
+    another type it stays as it is.
+    """
+    if not pa.types.is_floating(values.type):
+        return values
+    added = pc.add(values, pa.scalar(0, values.type))  # -0.0 + 0.0 is 0.0
+    return pc.if_else(pc.is_nan(added), pa.scalar(float("nan"), values.type), added)
+
+
 @lru_cache(maxsize=4096)
 def _plan(
     column_type: ColumnType, zero_date: ZeroDate, time_zone: tzinfo, ambiguous_time: AmbiguousTime

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import MARKS, NAMES_TYPE, OPS, SOURCE_TYPE, ChangeTable
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import Op, fold_name
+from tidesink.typemap.arrow import canonical_floats
 
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -282,11 +283,12 @@ def row_keys(
     """
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     deleted = _op_codes(changes) == _DELETE
-    new = [convert(name, _new_key(images, name, deleted, convert)) for name in keys]
+    new = [canonical_floats(convert(name, _new_key(images, name, deleted, convert))) for name in keys]
     if not old_keys:
         return new, new, np.zeros(len(deleted), np.bool_)
     # A partial old row holds what changed: a key column that it lacks kept its value.
-    old = [convert(name, _first_value(images, name, ("before", "after"), convert)) for name in keys]
+    before = (_first_value(images, name, ("before", "after"), convert) for name in keys)
+    old = [canonical_floats(convert(name, one)) for name, one in zip(keys, before, strict=True)]
     return new, old, ~deleted & _there(images["before"]) & _differ(old, new)
 
 
@@ -372,7 +374,12 @@ def _none_null(columns: Sequence[pa.Array], count: int) -> Flags:
 def _differ(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> Flags:
     found = np.zeros(len(new[0]) if new else 0, np.bool_)
     for one, other in zip(old, new, strict=True):
-        found |= pc.fill_null(pc.not_equal(one, other), False).to_numpy(zero_copy_only=False)
+        differs = pc.fill_null(pc.not_equal(one, other), False)
+        if pa.types.is_floating(one.type) and pa.types.is_floating(other.type):
+            # Arrow takes no NaN for another's equal.
+            both = pc.fill_null(pc.and_(pc.is_nan(one), pc.is_nan(other)), False)
+            differs = pc.and_not(differs, both)
+        found |= differs.to_numpy(zero_copy_only=False)
     return found
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import SOURCE_SEPARATOR, NameFold, Op, TableId, fold_name, folding
-from tidesink.typemap.arrow import arrow_of_spark
+from tidesink.typemap.arrow import arrow_of_spark, canonical_floats
 from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, default_value
 from tidesink.typemap.values import TargetValue
 
@@ -413,6 +413,11 @@ def _fields(columns: tuple[ShapeColumn, ...]) -> list[pa.Field]:
 
 
 def _as_type(values: pa.Array, column: ShapeColumn) -> pa.Array:
+    found = _cast_to(values, column)
+    return canonical_floats(found) if column.key else found
+
+
+def _cast_to(values: pa.Array, column: ShapeColumn) -> pa.Array:
     kind = arrow_of_spark(column.spark)
     if values.type == kind:
         return values

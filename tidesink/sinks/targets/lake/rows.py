@@ -32,6 +32,7 @@ from tidesink.sinks.targets.base import (
     ReducedBatch,
 )
 from tidesink.sinks.targets.lake.tables import LONGEST_FOLDER
+from tidesink.typemap.arrow import canonical_floats
 
 # In the metadata of an Arrow field: its number in a Parquet file.
 FIELD_ID: Final = b"PARQUET:field_id"
@@ -338,8 +339,10 @@ def matched(rows: pa.Table, keys: pa.Table) -> Places:
     at, of = np.zeros(rows.num_rows, np.int64), np.zeros(keys.num_rows, np.int64)
     known = of[:1]
     for name in keys.column_names:
-        values = pc.unique(keys[name])
-        theirs, own = codes(rows[name], values), codes(keys[name], values)
+        # Files of earlier versions may have a -0.0, or another NaN.
+        stored, wanted = canonical_floats(rows[name]), canonical_floats(keys[name])
+        values = pc.unique(wanted)
+        theirs, own = codes(stored, values), codes(wanted, values)
         if keys.num_columns == 1 and len(values) == keys.num_rows:
             return theirs
         known, of = np.unique(of * len(values) + own, return_inverse=True)

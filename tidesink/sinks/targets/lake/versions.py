@@ -33,6 +33,7 @@ from tidesink.sinks.targets.lake.rows import (
     numbered,
 )
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames
+from tidesink.typemap.arrow import canonical_floats
 
 COMMIT_TS: Final = "_commit_ts"
 # In a table of events or reads: what each is. Of several at one commit_ts the greatest counts.
@@ -236,7 +237,7 @@ class Events:
     """A batch's events or reads, to be asked about stored versions one by one; ``keys`` has each key once."""
 
     def __init__(self, events: pa.Table, names: Sequence[str]) -> None:
-        number = numbered([events[name] for name in names], events.num_rows)
+        number = numbered([canonical_floats(events[name]) for name in names], events.num_rows)
         firsts = np.unique(number, return_index=True)[1]
         self.keys = events.select(names).take(pa.array(firsts))
         at, kinds = events[COMMIT_TS].to_numpy(), events[_KIND].to_numpy()
@@ -311,7 +312,8 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
     empty = spans_of(events.select(names).slice(0, 0), Spans(none, none, none > 0), none, none > 0)
     stored = pa.concat_tables([empty, *parts], promote_options="default")
     count, rows = events.num_rows, stored.num_rows
-    keys = (pa.chunked_array([*events[name].chunks, *stored[name].chunks]) for name in names)
+    joined = (pa.chunked_array([*events[name].chunks, *stored[name].chunks]) for name in names)
+    keys = map(canonical_floats, joined)
     key = numbered(keys, count + rows)
     spans, by = Spans.of(stored, FROM_COLUMN, TO_COLUMN, _BEGAN_READ), numbers_of(stored[CHANGED_BY])
     begin, end, mark = spans.begin, spans.end, spans.mark
