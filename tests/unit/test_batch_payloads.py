@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -138,3 +139,46 @@ def test_rows_staged_before_the_columns_changed_are_not_applied() -> None:
     found = SimpleNamespace(staged=(StagedPart(1, 1),), summary=BatchSummary(upserts=1))
     with pytest.raises(TransientTargetError, match="columns changed"):
         batch._applied(Reduction(plan, cast("Any", found)))
+
+
+class _ForgettingTable(_StagingTable):
+    """A table that keeps what it is told to forget."""
+
+    def __init__(self) -> None:
+        self.asked, self.forgotten = [], list[StagedPart]()
+
+    def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
+        self.forgotten += parts
+
+
+class _FailingBatch(Batch):
+    """A batch whose rows are staged, and which fails before or in its commit."""
+
+    commits = False
+
+    def _outcome(self) -> BatchOutcome:
+        self._staged = (StagedPart(attempt=1, rows=1),)
+        if self.commits:
+            self._commit_begins()
+        raise TransientTargetError("cut off")
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_staged_rows_of_a_batch_that_fails_are_removed_unless_its_commit_was_begun(commits: bool) -> None:
+    table = _ForgettingTable()
+    batch = _FailingBatch(
+        cast(
+            "Any",
+            SimpleNamespace(target=SimpleNamespace(capabilities=CAPABILITIES), failpoints=Failpoints(None)),
+        ),
+        Hold(cast("Any", table), 1, Progress(T, "p", 1, 0)),
+        cast("Any", None),
+        settings=right(FLAT_AVRO).table_config(T),
+        session=cast("Any", None),
+        plan=BatchPlan((), TopicOffsets("t", "id", {})),
+        reader=cast("Any", None),
+    )
+    batch.commits = commits
+    with pytest.raises(TransientTargetError, match="cut off"):
+        batch.run()
+    assert table.forgotten == ([] if commits else [StagedPart(attempt=1, rows=1)])

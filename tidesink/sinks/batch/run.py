@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
 from tidesink.errors import (
     AccountingError,
     CommitUnknownError,
@@ -118,6 +120,9 @@ class Hold:
     loads: bool = False
     bound: int | None = None
     outside: bool = False
+
+
+_log = structlog.get_logger("tidesink.worker")
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,8 @@ class Batch:
         self._stages = True
         self._staged_shape: TableShape | None = None
         self._staged: tuple[StagedPart, ...] = ()
+        # Whether a commit may have been sent, so that staged rows may be the table's.
+        self._committing = False
         self._history = names_of(settings)
         self._sequenced = settings.sequence_by == "source" and self._history is None
         self._policies = Policies.of(settings, hold.accepted, context.target.capabilities)
@@ -242,9 +249,25 @@ class Batch:
                 # The target takes them another way, from tasks that are given all of them.
                 self._stages, self._staged = False, ()
                 outcome = self._outcome()
+            except Exception:
+                self._forget_unless_committing()
+                raise
         if outcome.account is None:
             self._forget_staged()
         return outcome
+
+    def _forget_unless_committing(self) -> None:
+        """Have no staged rows left of a batch that failed, unless its commit was begun and may have them."""
+        if self._committing or not self._staged:
+            return
+        try:
+            self._forget_staged()
+        except Exception as exc:  # noqa: BLE001  (the batch's own error is the one to report)
+            _log.warning("staged rows not removed", table=str(self._settings.table), error=type(exc).__name__)
+
+    def _commit_begins(self) -> None:
+        self._committing = True
+        self._context.failpoints.reach("staged")
 
     def _forget_staged(self) -> None:
         table, staged, self._staged = self._hold.table, self._staged, ()
@@ -487,7 +510,7 @@ class Batch:
             mode=settings.mode,
             history=self._history,
             outside=self._hold.outside,
-            on_staged=lambda: context.failpoints.reach("staged"),
+            on_staged=self._commit_begins,
         )
         with self._step("committed"):
             result = self._commit(batch, progress)
@@ -630,7 +653,7 @@ class Batch:
             staged=found.staged,
             checkpointed=self._checkpoints,
             outside=self._hold.outside,
-            on_staged=lambda: self._context.failpoints.reach("staged"),
+            on_staged=self._commit_begins,
             on_written=self._context.failpoints.if_armed("written"),
             on_located=lambda: self._context.failpoints.reach("located"),
         )

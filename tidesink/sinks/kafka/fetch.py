@@ -68,11 +68,16 @@ _GROUP: Final = "tidesink-fetch"
 
 
 class OpenConsumer:
-    """A consumer and the last error of its client as a whole (no broker, no login)."""
+    """A consumer and the last error of its client as a whole (no broker, no login).
+
+    ``answer_refused``: librdkafka closed a connection over an answer that it does not take, such as one that
+    is larger than ``largest_answer`` bytes. It tries again, and the answer is the same.
+    """
 
     def __init__(self, digest: str, properties: Mapping[str, Any]) -> None:
         self.digest = digest
         self.client_error: KafkaError | None = None
+        self.answer_refused = False
         self._settings = librdkafka_settings(properties)
         self._admin: AdminClient | None = None
         given = {_ALIASES.get(name, name) for name in self._settings}
@@ -80,8 +85,14 @@ class OpenConsumer:
         own |= {**FIXED_SETTINGS, "group.id": _GROUP, "error_cb": self._note}
         self.consumer = open_client(Consumer, self._settings, own, logger=SILENT)
 
+    @property
+    def largest_answer(self) -> int:
+        """``receive.message.max.bytes``."""
+        return int(self._settings.get(_LARGEST, _LARGEST_BYTES))
+
     def _note(self, error: KafkaError) -> None:
         self.client_error = error
+        self.answer_refused |= error.code() == KafkaError._BAD_MSG
 
     def topic_id(self, topic: str) -> str:
         """Kafka's id of a topic, which a topic that was deleted and created again does not share.
@@ -112,6 +123,9 @@ class OpenConsumer:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
+_LARGEST: Final = "receive.message.max.bytes"
+# librdkafka's own.
+_LARGEST_BYTES: Final = 100_000_000
 # Names that librdkafka has twice: the last one given wins, so a default is left out where either is given.
 _ALIASES: Final = {"max.partition.fetch.bytes": "fetch.message.max.bytes"}
 
@@ -136,7 +150,7 @@ class _Consumers:
         """Keep a consumer for its next use, and close the one that waits longest where there are many."""
         # Unassigned, so that it neither fetches ahead nor holds what it fetched.
         used.consumer.unassign()
-        used.client_error = None
+        used.client_error, used.answer_refused = None, False
         with self._lock:
             self._idle.append(used)
             over = self._idle.pop(0) if len(self._idle) > MOST_IDLE else None
@@ -500,6 +514,13 @@ class _RangeReader:
         if refused is not None and refused.code() in _ABSENT and waited > _ABSENT_SECONDS:
             self._note_error(refused)
         if waited > self._limits.refusal:
+            if self._opened.answer_refused:
+                raise self._failure(
+                    SourceError,
+                    f"An answer of Kafka is larger than {_LARGEST} ({self._opened.largest_answer}), or is "
+                    f"none of Kafka's. Set source.kafka.{_LARGEST} above the size of the topic's largest "
+                    "record batch",
+                )
             if self._short_end is not None:
                 raise self._ends_early(self._short_end)
             if refused is not None and refused.code() in REFUSED:

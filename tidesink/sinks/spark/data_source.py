@@ -674,7 +674,13 @@ class ChangeStreamReader(DataSourceStreamReader):
         self._seen: TopicOffsets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {"_asked": None, "_log": None, "_read": None, "_checked": set(), "_seen": None}
+        state: dict[str, Any] = {
+            "_asked": None,
+            "_log": None,
+            "_read": None,
+            "_checked": set(),
+            "_seen": None,
+        }
         return {"_task": self._task, "_pause": self._pause, **state}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name

@@ -494,6 +494,8 @@ class DeltaTable(DeltaColumns):
                 return False
             if done:
                 return True
+        # Each commit was refused for certain, so that no version has the files.
+        self.forget_staged(batch.staged or ())
         raise TransientTargetError(
             "others kept committing while the batch was written; nothing of it was", table=str(self._table)
         )

@@ -351,6 +351,8 @@ class IcebergTable(IcebergColumns):
                 done = self._attempt(batch, progress, state)
                 state = None
             if done is None:
+                # Each commit was refused for certain, so that no snapshot has the files.
+                self.forget_staged(batch.staged or ())
                 raise TransientTargetError(
                     "others kept committing while the batch was written; nothing of it was",
                     table=str(self._name),
