@@ -29,6 +29,10 @@ class ConfluentRegistry:
     admits: Callable[[str | None], bool] = lambda _header: True
     levels: set[str] = field(default_factory=set)
     log: list[str] = field(default_factory=list)
+    # Schemas that refer to others, as Apicurio's converter registers them: by id, and by subject and version.
+    referring: dict[int | tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    # By subject the ids of a registry context other than the default.
+    contexts: dict[str, dict[int, str]] = field(default_factory=dict)
     bodies: list[Any] = field(default_factory=list)
 
     def answer(self, method: str, target: str, body: Any, header: str | None) -> Said:
@@ -59,6 +63,8 @@ class ConfluentRegistry:
             return (200, _shown(held)) if held else (404, {"error_code": 40403, "message": "not found"})
         if method == "POST":
             return self._register(parts[0], body)
+        if len(parts) == 3 and parts[2].isdecimal() and (parts[0], int(parts[2])) in self.referring:
+            return 200, self.referring[parts[0], int(parts[2])]
         if len(parts) == 2:
             return 200, self.memory.versions(parts[0])
         found = (
@@ -71,8 +77,13 @@ class ConfluentRegistry:
     def _register(self, subject: str, body: Any) -> Said:
         return 200, {"id": self.memory.register(subject, body["schema"])}
 
-    def _schemas(self, _method: str, parts: list[str], _query: Any, _body: Any) -> Said:
+    def _schemas(self, _method: str, parts: list[str], query: Any, _body: Any) -> Said:
         schema_id = int(parts[1])
+        elsewhere = self.contexts.get(query.get("subject", [""])[0], {})
+        if schema_id in elsewhere:
+            return 200, {"schema": elsewhere[schema_id]}
+        if schema_id in self.referring:
+            return 200, self.referring[schema_id]
         if parts[2:] == ["versions"]:
             places = self.memory.places(schema_id)
             return 200, [{"subject": subject, "version": version} for subject, version in places]

@@ -15,6 +15,7 @@ TidesinkError                        .context says where, .remedy says what happ
 ├── EncodeError               fix    an event the codec cannot write
 ├── RegistryError             fix    the registry refused, for good
 │   ├── SchemaNotFoundError   fix    no such schema id, subject or version
+│   ├── UnusableSchemaError   fix    a schema is no Avro, or its references cannot be followed
 │   ├── IncompatibleSchemaError stop the registry refuses a schema: names the field
 │   └── RegistryUnavailableError retry  no answer, or 408/429/5xx
 ├── SourceError               stop   Kafka no longer holds what progress points at
@@ -164,6 +165,10 @@ class RegistryError(TidesinkError):
 
 class SchemaNotFoundError(RegistryError):
     """No such schema id, subject or version."""
+
+
+class UnusableSchemaError(RegistryError):
+    """The registry has a schema that cannot be used: no Avro, or its references cannot be followed."""
 
 
 class IncompatibleSchemaError(RegistryError):

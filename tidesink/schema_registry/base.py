@@ -44,6 +44,14 @@ class SchemaReader(Protocol):
 
 
 @runtime_checkable
+class ContextReader(Protocol):
+    """A registry whose ids are of a context, which the subject of a record tells."""
+
+    def schema_of_subject(self, schema_id: int, subject: str) -> str:
+        """The text of a schema, by an id that a record of a subject has; raises SchemaNotFoundError."""
+
+
+@runtime_checkable
 class SchemaWriter(Protocol):
     """What an encoder needs, and whoever sets the rules."""
 

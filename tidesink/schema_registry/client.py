@@ -1,6 +1,7 @@
 """The schema registry over HTTP: Confluent's REST API, as Confluent and Apicurio (ccompat v7) serve it.
 
-Only what TiCDC uses: Avro, no references, and registration with ``{"schema": …}`` alone (tiflow c7b2588).
+Only what TiCDC and Debezium use: Avro, and registration with ``{"schema": …}`` alone (tiflow c7b2588). A
+schema with references, as Apicurio's converter registers them, is read as one that has them inside.
 ``open_registry`` opens a registry by its URL, the one in memory included.
 
 The registry in memory keeps the contract of the HTTP client: ids are global per schema, a subject's level
@@ -20,7 +21,7 @@ from typing import Generic, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
-from tidesink.errors import ConfigError, RegistryError, SchemaNotFoundError
+from tidesink.errors import ConfigError, RegistryError, SchemaNotFoundError, UnusableSchemaError
 from tidesink.schema_registry import compatibility
 from tidesink.schema_registry.base import (
     COMPATIBILITY_LEVELS,
@@ -32,6 +33,13 @@ from tidesink.schema_registry.base import (
     require_level,
 )
 from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities, parse_avro
+from tidesink.schema_registry.references import (
+    Reference,
+    ReferringSchema,
+    missing,
+    references_of,
+    written_out,
+)
 from tidesink.schema_registry.transport import (
     Answer,
     Auth,
@@ -267,8 +275,9 @@ class SchemaRegistryClient:
         self._transport = Transport(
             endpoints, tls or TlsOptions(), timeouts or Timeouts(), retry or RetryPolicy(), stop=stop
         )
-        self._texts: TtlCache[int, str] = TtlCache(None)
-        self._unknown: TtlCache[int, str] = TtlCache(_UNKNOWN_ID_TTL_SECONDS)
+        self._texts: TtlCache[tuple[int, str | None], str] = TtlCache(None)
+        self._referred: TtlCache[Reference, ReferringSchema] = TtlCache(None)
+        self._unknown: TtlCache[tuple[int, str | None], str] = TtlCache(_UNKNOWN_ID_TTL_SECONDS)
         self._latest: TtlCache[str, RegisteredSchema] = TtlCache(latest_ttl_seconds)
         self._registered: TtlCache[tuple[str, str], int] = TtlCache(latest_ttl_seconds)
 
@@ -289,16 +298,32 @@ class SchemaRegistryClient:
 
     def schema_by_id(self, schema_id: int) -> str:
         """The text of a schema; raises SchemaNotFoundError."""
-        text = self._texts.get(schema_id)
+        return self._by_id(schema_id, None)
+
+    def schema_of_subject(self, schema_id: int, subject: str) -> str:
+        """The text of a schema, by an id that a record of a subject has; raises SchemaNotFoundError.
+
+        Ids are of a registry context. Confluent's registry looks for the subject in all contexts, the default
+        one first, and answers from the context that has it (Schema Registry API reference, 7.x).
+        """
+        return self._by_id(schema_id, subject)
+
+    def _by_id(self, schema_id: int, subject: str | None) -> str:
+        place = schema_id, subject
+        text = self._texts.get(place)
         if text is not None:
             return text
-        unknown_at = self._unknown.get(schema_id)
+        unknown_at = self._unknown.get(place)
         if unknown_at is not None:
             raise compatibility.unknown_id(schema_id, unknown_at)
-        answer = self._transport.send("GET", f"/schemas/ids/{schema_id}")
+        query = "" if subject is None else f"?subject={_escaped(subject)}"
+        answer = self._transport.send("GET", f"/schemas/ids/{schema_id}{query}")
         if answer.is_not_found:
-            raise compatibility.unknown_id(schema_id, self._unknown.put(schema_id, answer.url))
-        return self._texts.put(schema_id, _avro_text(answer))
+            raise compatibility.unknown_id(schema_id, self._unknown.put(place, answer.url))
+        try:
+            return self._texts.put(place, self._text(answer))
+        except UnusableSchemaError as error:
+            raise error.with_context(schema_id=schema_id, url=answer.url) from error
 
     def latest(self, subject: str) -> RegisteredSchema:
         """The newest version of a subject; raises SchemaNotFoundError."""
@@ -308,7 +333,7 @@ class SchemaRegistryClient:
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
         """Where a subject holds this schema, or None."""
         answer = self._transport.send("POST", f"/subjects/{_escaped(subject)}", {"schema": schema_text})
-        return None if answer.is_not_found else _registered(answer)
+        return None if answer.is_not_found else self._registered_schema(answer)
 
     def versions(self, subject: str) -> list[int]:
         """The versions of a subject, ascending; raises SchemaNotFoundError."""
@@ -379,10 +404,32 @@ class SchemaRegistryClient:
     def _version(self, subject: str, version: int | str) -> RegisteredSchema:
         answer = self._transport.send("GET", f"/subjects/{_escaped(subject)}/versions/{version}")
         if not answer.is_not_found:
-            return _registered(answer)
+            return self._registered_schema(answer)
         if isinstance(version, int) and answer.error_code == 40402:
             raise compatibility.unknown_version(subject, version, answer.url)
         raise compatibility.unknown_subject(subject, answer.url)
+
+    def _registered_schema(self, answer: Answer) -> RegisteredSchema:
+        schema_id = answer.member("id", int)
+        subject, version = answer.member("subject", str), answer.member("version", int)
+        try:
+            return RegisteredSchema(schema_id, self._text(answer), subject, version)
+        except UnusableSchemaError as error:
+            raise error.with_context(schema_id=schema_id, subject=subject, url=answer.url) from error
+
+    def _text(self, answer: Answer) -> str:
+        """An answer's schema with the schemas that it refers to inside."""
+        return written_out(_referring(answer), self._refer)
+
+    def _refer(self, reference: Reference) -> ReferringSchema:
+        known = self._referred.get(reference)
+        if known is not None:
+            return known
+        path = f"/subjects/{_escaped(reference.subject)}/versions/{reference.version}"
+        answer = self._transport.send("GET", path)
+        if answer.is_not_found:
+            raise missing(reference, compatibility.unknown_subject(reference.subject, answer.url))
+        return self._referred.put(reference, _referring(answer))
 
     def _ask_compatibility(self, subject: str, schema_text: str) -> Answer:
         """Ask against the versions that the level names: all of them only where it is transitive.
@@ -420,23 +467,22 @@ def _escaped(subject: str) -> str:
     return quote(subject, safe="")
 
 
-def _avro_text(answer: Answer) -> str:
+def _referring(answer: Answer) -> ReferringSchema:
+    """An answer's schema.
+
+    Raises:
+        UnusableSchemaError: it is no Avro schema.
+    """
     text = answer.member("schema", str)
     body = answer.expect(dict)
     kind = body.get("schemaType") or "AVRO"
-    if kind != "AVRO" or body.get("references"):
-        what = f"of type {kind}" if kind != "AVRO" else "with references to others"
-        raise RegistryError(
-            f"this is a schema {what}, and TiCDC writes plain Avro ones: is the topic TiCDC's?",
+    if kind != "AVRO":
+        raise UnusableSchemaError(
+            f"this is a schema of type {answer.fit(str(kind))}, and TiCDC writes plain Avro ones: is the "
+            "topic TiCDC's? For a connector's topic set key.converter and value.converter to AvroConverter",
             url=answer.url,
         )
-    return text
-
-
-def _registered(answer: Answer) -> RegisteredSchema:
-    text = _avro_text(answer)
-    subject, version = answer.member("subject", str), answer.member("version", int)
-    return RegisteredSchema(answer.member("id", int), text, subject, version)
+    return ReferringSchema(text, references_of(body.get("references")))
 
 
 def _items(answer: Answer, kind: type[T]) -> list[T]:

@@ -19,12 +19,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 
 from tidesink.codecs.debezium.inference import UNTYPED, first_row
 from tidesink.codecs.framing import HEADER_SIZE
-from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, TidesinkError
+from tidesink.errors import (
+    ConfigError,
+    DecodeError,
+    SchemaNotFoundError,
+    TidesinkError,
+    UnusableSchemaError,
+)
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
+from tidesink.schema_registry.base import ContextReader
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.counts import BatchSummary, LastRow
 from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, record_ids_in_headers, schema_id_of
@@ -46,6 +54,8 @@ from tidesink.sinks.schema_sources.schema_history import SchemaUse
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+_log = structlog.get_logger("tidesink.worker")
 
 # How AWS Glue's header begins: whether the payload is compressed stands behind the 03.
 _GLUE_HEADS: Final = (b"\3\0", b"\3\5")
@@ -369,15 +379,24 @@ class WriterSchemas:
         if schema_id in self.texts[part]:
             return True
         try:
-            text = self._registry.schema_by_id(schema_id)
+            text = self._text_of(part, schema_id)
         except SchemaNotFoundError:
             return False
+        except UnusableSchemaError as error:
+            self._refuse(part, schema_id, f"schema id {schema_id} cannot be used. {error.message}")
+            return True
         names = {_full_name(known) for known in self.texts[part].values()}
         if names and _full_name(text) not in names and not self._of_no_table(text):
             self._refuse(part, schema_id, _OTHERS_SCHEMA.format(schema_id, _full_name(text)))
         else:
             self._take(part, schema_id, text)
         return True
+
+    def _text_of(self, part: SubjectPart, schema_id: int) -> str:
+        """The schema of a record of this topic, also where its subject is in another registry context."""
+        if isinstance(self._registry, ContextReader):
+            return self._registry.schema_of_subject(schema_id, self._subject_of(self._topic, part))
+        return self._registry.schema_by_id(schema_id)
 
     def _read_subjects(self) -> None:
         for part in PARTS:
@@ -388,7 +407,12 @@ class WriterSchemas:
                 continue
             ids = []
             for version in versions:
-                found = self._registry.schema_by_version(name, version)
+                try:
+                    found = self._registry.schema_by_version(name, version)
+                except UnusableSchemaError as error:
+                    # Of a version that no record has nothing is said; records of it are bad.
+                    _log.warning("schema not used", subject=name, version=version, error=error.message)
+                    continue
                 self._take(part, found.id, found.schema_text)
                 ids.append(found.id)
             self._versions[part] = ids

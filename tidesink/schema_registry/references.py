@@ -1,0 +1,206 @@
+"""Avro schemas that refer to others, written out as one: each name is defined where it is used first.
+
+Apicurio's converter registers a named record of its own for what an envelope holds (``source``) and refers
+to it (``apicurio.registry.dereference-schema: false``); Confluent's registry has the same form:
+``references`` with name, subject and version. Names resolve as Avro's specification says (1.12, "Names"):
+a name with a dot is whole, any other is in the namespace around it. A definition may name itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from tidesink.errors import RegistryError, UnusableSchemaError
+
+Json = Any
+_PRIMITIVES: Final = frozenset(
+    {"null", "boolean", "int", "long", "float", "double", "bytes", "string", "array", "map"}
+)
+_NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
+# Of one schema, also through others; nesting is bounded where schemas are read.
+_MOST_REFERENCES: Final = 1_000
+# What all faults of references have in common.
+_FAULT: Final = (
+    "this is a schema with references to others that cannot be followed: {}. Register the schemas that it "
+    "refers to again, or have the converter write whole schemas (key.converter. and "
+    "value.converter.apicurio.registry.dereference-schema set to true)"
+)
+
+
+class Reference(NamedTuple):
+    """A schema that another one refers to."""
+
+    name: str
+    subject: str
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (subject {self.subject}, version {self.version})"
+
+
+class ReferringSchema(NamedTuple):
+    """A schema as the registry has it: its text, and the schemas that it refers to."""
+
+    text: str
+    references: tuple[Reference, ...] = ()
+
+
+def references_of(found: object) -> tuple[Reference, ...]:
+    """The references of a registry's answer.
+
+    Raises:
+        UnusableSchemaError: they do not have the form of references.
+    """
+    if not found:
+        return ()
+    items = found if isinstance(found, list) else [None]
+    references = []
+    for one in items:
+        values: tuple[Any, ...] = ()
+        if isinstance(one, dict):
+            values = tuple(one.get(name) for name in Reference._fields)
+        if [type(value) for value in values] != [str, str, int]:
+            raise _fault("they do not have name, subject and version, as Confluent's API has them")
+        references.append(Reference(*values))
+    return tuple(references)
+
+
+def written_out(schema: ReferringSchema, look_up: Callable[[Reference], ReferringSchema]) -> str:
+    """Return the text of a schema with the schemas that it refers to inside; ``look_up`` reads one of those.
+
+    Raises:
+        UnusableSchemaError: references form a circle, are too many or missing, or a name is not defined.
+        RegistryError: as ``look_up``.
+    """
+    if not schema.references:
+        return schema.text
+    definitions: dict[str, Json] = {}
+    _collect(schema, look_up, definitions, (), set())
+    return json.dumps(_Inlining(definitions).of(_parsed(schema.text, "the schema"), ""), ensure_ascii=False)
+
+
+def _collect(
+    schema: ReferringSchema,
+    look_up: Callable[[Reference], ReferringSchema],
+    definitions: dict[str, Json],
+    path: Sequence[Reference],
+    known: set[tuple[str, int]],
+) -> None:
+    """Find the definitions of all names, by their full names."""
+    for one in schema.references:
+        place = one.subject, one.version
+        if any(place == (before.subject, before.version) for before in path):
+            circle = " -> ".join(str(before) for before in (*path, one))
+            raise _fault(f"they form a circle, {circle}")
+        if place in known:
+            continue
+        known.add(place)
+        if len(known) > _MOST_REFERENCES:
+            raise _fault(f"they are more than {_MOST_REFERENCES}")
+        found = look_up(one)
+        _collect(found, look_up, definitions, (*path, one), known)
+        _define(_parsed(found.text, str(one)), "", definitions)
+
+
+def _parsed(text: str, what: str) -> Json:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        # The text of a primitive may stand without its quotes.
+        if text in _PRIMITIVES:
+            return text
+        raise UnusableSchemaError(f"{what} is not JSON: {error!s:.120}") from error
+
+
+def _full_name(schema: Mapping[str, Json], namespace: str) -> str:
+    name = str(schema.get("name"))
+    if "." in name:
+        return name
+    within = schema.get("namespace", namespace)
+    return f"{within}.{name}" if within else name
+
+
+def _define(schema: Json, namespace: str, definitions: dict[str, Json]) -> None:
+    """Take in every named type of a schema, with the namespace that it stands in written down."""
+    if isinstance(schema, list):
+        for branch in schema:
+            _define(branch, namespace, definitions)
+    elif isinstance(schema, dict):
+        inside = namespace
+        if schema.get("type") in _NAMED:
+            name = _full_name(schema, namespace)
+            inside = name.rpartition(".")[0]
+            definitions.setdefault(name, {**schema, "name": name.rpartition(".")[2], "namespace": inside})
+        for member in ("items", "values", "type"):
+            if isinstance(schema.get(member), dict | list):
+                _define(schema[member], inside, definitions)
+        for field in schema.get("fields") or ():
+            if isinstance(field, dict):
+                _define(field.get("type"), inside, definitions)
+
+
+class _Inlining:
+    """Puts each definition in the place of its first use; later uses have its full name."""
+
+    def __init__(self, definitions: Mapping[str, Json]) -> None:
+        self._definitions = definitions
+        self._defined: set[str] = set()
+
+    def of(self, schema: Json, namespace: str) -> Json:
+        """A schema, which stands in a namespace."""
+        if isinstance(schema, list):
+            return [self.of(branch, namespace) for branch in schema]
+        if isinstance(schema, str):
+            return self._named(schema, namespace)
+        if not isinstance(schema, dict):
+            return schema
+        kind = schema.get("type")
+        if kind in _NAMED:
+            return self._definition(schema, namespace)
+        found = dict(schema)
+        if isinstance(kind, dict | list) or (isinstance(kind, str) and kind not in _PRIMITIVES):
+            found["type"] = self.of(kind, namespace)
+        if isinstance(kind, str) and isinstance(found["type"], dict):
+            # A definition in the place of its name, beside attributes such as connect.default.
+            return found["type"] | {name: one for name, one in schema.items() if name != "type"}
+        for member in ("items", "values"):
+            if member in found:
+                found[member] = self.of(found[member], namespace)
+        return found
+
+    def _definition(self, schema: dict[str, Json], namespace: str) -> Json:
+        name = _full_name(schema, namespace)
+        if name in self._defined:
+            return name
+        self._defined.add(name)
+        if schema.get("type") not in {"record", "error"}:
+            return schema
+        inside = name.rpartition(".")[0]
+        fields = [
+            {**one, "type": self.of(one.get("type"), inside)} if isinstance(one, dict) else one
+            for one in schema.get("fields") or ()
+        ]
+        return {**schema, "fields": fields}
+
+    def _named(self, name: str, namespace: str) -> Json:
+        if name in _PRIMITIVES:
+            return name
+        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        # A name without a dot may be of no namespace: older libraries wrote such names inside of others.
+        for one in (full, name):
+            if one in self._defined:
+                return one
+            if one in self._definitions:
+                return self._definition(self._definitions[one], "")
+        raise _fault(f"it uses the type {name}, which neither it nor one of those defines")
+
+
+def missing(reference: Reference, error: RegistryError) -> UnusableSchemaError:
+    """The error of a reference that the registry does not have."""
+    return _fault(f"the registry does not have {reference} ({error.message})")
+
+
+def _fault(what: str) -> UnusableSchemaError:
+    return UnusableSchemaError(_FAULT.format(what))
