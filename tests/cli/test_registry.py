@@ -205,6 +205,30 @@ def test_tables_that_ticdc_stops_at_or_leaves_out(ddl: Any) -> None:
     assert "warning: shop.n is not checked" in text
 
 
+@pytest.mark.parametrize(
+    ("column", "warned"),
+    [
+        ("col VARCHAR(255) DEFAULT 'null'", True),
+        ("col ENUM('a', 'null') DEFAULT 'null'", True),
+        ("`some-col` CHAR(4) DEFAULT 'null'", True),
+        ("col VARCHAR(255) NOT NULL DEFAULT 'null'", False),
+        ("col VARCHAR(255) DEFAULT 'NULL'", False),
+        ("col VARCHAR(255) DEFAULT NULL", False),
+        ("col INT DEFAULT 0", False),
+    ],
+)
+def test_a_default_that_ticdcs_avro_library_takes_for_null_is_warned_of(
+    ddl: Any, column: str, warned: bool
+) -> None:
+    """The registry takes the schema; a changefeed without the fix stops at the table."""
+    file = ddl(f"CREATE TABLE shop.t31 (id INT PRIMARY KEY, {column})")
+    found = said("check", "--table-definition", file, "--previous", file)
+    assert found["ok"] is True
+    assert [*found["warnings"]] == (["shop.t31"] if warned else [])
+    text = reported("check", "--table-definition", file, "--previous", file)
+    assert ("the text 'null', which that library takes for NULL" in text) is warned
+
+
 def test_register_refuses_what_the_registry_would(server: Server, ddl: Any) -> None:
     registered(server, ddl(ORDERS))
     server.registry.memory.set_compatibility_level("BACKWARD")

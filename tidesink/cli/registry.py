@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
@@ -23,7 +24,7 @@ from tidesink.cli import sources, terminal
 from tidesink.cli.sources import CodecCommand, Given, codec_options, with_codec_options, with_options
 from tidesink.cli.terminal import Output, OutputFormat, guarded, note, show_table, warn, write_json
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro.schema import key_record, value_record
+from tidesink.codecs.flat_avro.schema import key_record, null_defaults, value_record
 from tidesink.config import Config, load_config
 from tidesink.config.fields import read_text
 from tidesink.ddl.catalog import TableDefinitions
@@ -484,6 +485,11 @@ DEFAULT_RULE: Final = "{schema}_{table}"
 _NO_KEY: Final = (
     "it has neither a primary key nor a unique key of NOT NULL columns: TiCDC's avro does not replicate it"
 )
+_NULL_DEFAULT: Final = (
+    "a TiCDC whose Avro library does not have the fix of pingcap/tiflow issue 11994 stops its changefeed at "
+    "this table. The default of {} is the text 'null', which that library takes for NULL. Use a TiCDC with the "
+    "fix, or give the column another default or NOT NULL"
+)
 TopicOf = Callable[[TableId], str]
 
 
@@ -496,16 +502,20 @@ class Candidate(NamedTuple):
 
 @dataclass
 class Candidates:
-    """What was found: schemas; what has none, with the reason; and tables that TiCDC would stop at."""
+    """What was found: schemas; what has none, with the reason; and tables that TiCDC would stop at.
+
+    ``warnings``: by table, why some versions of TiCDC stop at it though the registry takes its schemas.
+    """
 
     found: list[Candidate] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, str] = field(default_factory=dict)
 
     def check(self, registry: SchemaRegistry, *, level: CompatibilityLevel | None, live: bool) -> CheckReport:
         """What becomes of each schema, in their order."""
         verdicts = [verdict(registry, *one, level=level, live=live) for one in self.found]
-        return CheckReport(verdicts, self.skipped, self.failed, live)
+        return CheckReport(verdicts, self.skipped, self.failed, live, self.warnings)
 
 
 class CheckReport(NamedTuple):
@@ -515,6 +525,7 @@ class CheckReport(NamedTuple):
     skipped: dict[str, str]
     failed: dict[str, str]
     live: bool
+    warnings: Mapping[str, str] = MappingProxyType({})
 
     @property
     def ok(self) -> bool:
@@ -524,7 +535,13 @@ class CheckReport(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """All verdicts as a JSON object."""
         subjects = [item.as_json() for item in self.verdicts]
-        return {"ok": self.ok, "subjects": subjects, "skipped": self.skipped, "failed": self.failed}
+        return {
+            "ok": self.ok,
+            "subjects": subjects,
+            "skipped": self.skipped,
+            "failed": self.failed,
+            "warnings": dict(self.warnings),
+        }
 
     def show(self) -> None:
         """Each verdict with the fields that differ or stand in the way, and what TiCDC would stop at."""
@@ -540,6 +557,8 @@ class CheckReport(NamedTuple):
                 warn(f"{item.subject}: the registry and Avro's rules disagree; the registry decides")
         for name, reason in self.skipped.items():
             warn(f"{name} is not checked: {reason}")
+        for name, reason in self.warnings.items():
+            warn(f"{name}: {reason}")
         for name, reason in self.failed.items():
             typer.echo(f"{name}: TiCDC's encoder would stop: {reason}")
 
@@ -628,6 +647,9 @@ def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: To
         if key is None:
             made.skipped[str(schema.table)] = _NO_KEY
             continue
+        nulls = null_defaults(value)
+        if nulls:
+            made.warnings[str(schema.table)] = _NULL_DEFAULT.format(", ".join(nulls))
         topic = topic_of(schema.table)
         made.found.append(Candidate(subject(topic, "key"), key.text))
         made.found.append(Candidate(subject(topic, "value"), value.text))
