@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.lagging_registry import TOPIC, Clock, Follower, text_of
-from tidesink.errors import RegistryUnavailableError
+from tidesink.errors import RegistryError, RegistryUnavailableError
 from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema, subject
 from tidesink.sinks.batch.context import RetryPolicy, StopFlag, StopRequestedError
 from tidesink.sinks.schema_sources.writer_schemas import ASK_AGAIN_SECONDS, WriterSchemas, may_lag
@@ -119,3 +119,16 @@ def test_a_stop_ends_the_wait_and_calls_nothing_bad() -> None:
     with pytest.raises(StopRequestedError):
         schemas.look_up({"value": (1,)})
     assert schemas.unknown == {}
+
+
+def test_an_id_that_is_given_to_another_schema_is_noticed() -> None:
+    """As after a registry was restored from an older backup."""
+    registry = MemorySchemaRegistry()
+    registry.register(subject(TOPIC, "value"), text_of("id"))
+    schemas = _schemas(registry)
+    schemas.read_subjects()
+    restored = MemorySchemaRegistry()
+    restored.register(subject(TOPIC, "value"), text_of("id", "other"))
+    schemas._registry = restored
+    with pytest.raises(RegistryError, match="another schema under id 1 than it had when the worker started"):
+        schemas.read_subjects()

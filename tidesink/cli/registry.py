@@ -487,8 +487,8 @@ _NO_KEY: Final = (
 )
 _NULL_DEFAULT: Final = (
     "a TiCDC whose Avro library does not have the fix of pingcap/tiflow issue 11994 stops its changefeed at "
-    "this table. The default of {} is the text 'null', which that library takes for NULL. Use a TiCDC with the "
-    "fix, or give the column another default or NOT NULL"
+    "this table. The default of {} is the text 'null', which that library takes for NULL. Use a TiCDC with "
+    "the fix, or give the column another default or NOT NULL"
 )
 TopicOf = Callable[[TableId], str]
 

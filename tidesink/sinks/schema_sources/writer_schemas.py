@@ -26,6 +26,7 @@ from tidesink.codecs.framing import HEADER_SIZE
 from tidesink.errors import (
     ConfigError,
     DecodeError,
+    RegistryError,
     SchemaNotFoundError,
     TidesinkError,
     UnusableSchemaError,
@@ -39,7 +40,7 @@ from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, record_id
 from tidesink.sinks.batch.schema_source import Missed, declared_table
 from tidesink.sinks.batch.target_rows import DroppedById
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
-from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row
+from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan, names_no_row
 from tidesink.sinks.plans.debezium_json import (
     JsonWriter,
     Writers,
@@ -47,7 +48,7 @@ from tidesink.sinks.plans.debezium_json import (
     first_writer,
     writer_of,
 )
-from tidesink.sinks.plans.flat_avro import flat_avro_plan, lacks_checksums
+from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan, lacks_checksums
 from tidesink.sinks.schema_sources.open import LoneDecoding
 from tidesink.sinks.schema_sources.schema_history import SchemaUse
 
@@ -117,8 +118,8 @@ class RegisteredDecoding(LoneDecoding):
     def _history(self) -> tuple[int, ...]:
         """The ids of the value schemas in the order of their use."""
         versions = self._schemas.versions("value")
-        newest = self._use.newest(versions) if versions else None
-        return versions if not versions or newest == versions[-1] else (*versions, newest)
+        newest = (self._use.newest(versions),) if versions else ()
+        return versions if newest == versions[-1:] else versions + newest
 
     @property
     def _can_return(self) -> bool:
@@ -149,7 +150,8 @@ class RegisteredDecoding(LoneDecoding):
     def _make(self) -> None:
         plan = self._planned()
         if self._uses_headers:
-            plan = replace(plan, decoder=replace(plan.decoder, uses_headers=True))  # type: ignore[call-arg]
+            assert isinstance(plan.decoder, FlatAvroDecoder | DebeziumAvroDecoder)  # noqa: S101  (as planned)
+            plan = replace(plan, decoder=replace(plan.decoder, uses_headers=True))
         self._plan = plan
 
     def _use_changed(self, found: TopicOffsets) -> None:
@@ -268,6 +270,11 @@ LAG_SECONDS: Final = 5.0
 ASK_AGAIN_SECONDS: Final = 30.0
 
 _NO_SCHEMA: Final = "schema id {} is unknown to the registry: check that TiCDC writes to this registry"
+_OTHER_NOW: Final = (
+    "The registry has another schema under id {} than it had when the worker started, as after it was "
+    "restored from an older backup. Which of the two wrote a record is not known. Restore the registry's "
+    "newer state, then start the worker again"
+)
 _OTHERS_SCHEMA: Final = (
     "schema id {} is of {}, which is no record of this topic's subjects: two tables must not share a topic"
 )
@@ -418,11 +425,21 @@ class WriterSchemas:
             self._versions[part] = ids
 
     def _take(self, part: SubjectPart, schema_id: int, text: str) -> None:
+        known = self.texts[part].get(schema_id, text)
+        if known != text and _parsed(known) != _parsed(text):
+            raise RegistryError(_OTHER_NOW.format(schema_id), topic=self._topic, schema_id=schema_id)
         self.texts[part][schema_id] = text
         self._unknown.pop((part, schema_id), None)
 
     def _refuse(self, part: SubjectPart, schema_id: int, reason: str) -> None:
         self._unknown[part, schema_id] = _Unknown(reason, self._clock())
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _full_name(text: str) -> str | None:
