@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
 
+import pyarrow as pa
 import pytest
 
+from tests.decoded_batches import as_records
 from tests.lagging_registry import TOPIC, Clock, text_of
+from tests.surroundings import surroundings
+from tests.unit.config_samples import FLAT_AVRO, right
 from tests.unit.test_range_tasks import NEW, OLD, TABLE, WANTED, Topic, run, summary
 from tidesink.schema_registry import MemorySchemaRegistry, subject
 from tidesink.sinks.batch.context import RetryPolicy
 from tidesink.sinks.batch.counts import LastRow
+from tidesink.sinks.batch.schema_source import Missed
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.target_rows import DroppedById, dropped_in_order
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.schema_sources.schema_history import SchemaUse
-from tidesink.sinks.schema_sources.writer_schemas import WriterSchemas
+from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 
 COLUMNS: Final = {10: ("id",), 11: ("id", "c"), 12: ("id", "c", "d")}
 
@@ -137,3 +147,59 @@ def test_schemas_are_in_the_order_of_versions_and_not_of_ids() -> None:
     other = registry.register("elsewhere", text_of("id", "c", "d"))
     schemas.look_up({"value": (other,)})
     assert schemas.versions("value") == (early, late, other)
+
+
+class Worker:
+    """What a worker does with the records of one topic, batch by batch, without Kafka or a target."""
+
+    def __init__(self, topic: Topic, folder: Path) -> None:
+        self._topic = topic
+        source = KafkaSource(lambda wanted: iter([self._between(wanted)]))
+        around = surroundings(right(FLAT_AVRO), cast("Any", None), folder, registry=topic.registry)
+        lag = RetryPolicy(0, passes=may_lag)
+        schemas = WriterSchemas(topic.registry, "t", lag=lag, subject_of=lambda name, part: f"{name}-{part}")
+        around = replace(around, source=source)
+        self.decoding = FlatAvroDecoding(around, "t", TABLE, schemas=schemas, session=cast("Any", None))
+        self.decoding.prepare(self._found)
+
+    @property
+    def _found(self) -> TopicOffsets:
+        return TopicOffsets("t", "an id", {0: PartitionOffsets(0, len(self._topic.messages))})
+
+    def _between(self, wanted: FetchRange) -> pa.RecordBatch:
+        return as_records(self._topic.messages[wanted.start : wanted.end])
+
+    def stocks(self, first: int, end: int) -> dict[int, int | None]:
+        """Read some records, with another plan as often as the batch teaches one."""
+        records = [as_records(self._topic.messages[first:end])]
+        for _ in range(4):
+            rows, payloads = run(RangeTask((WANTED,), self.decoding.columns()), records)
+            missed = Missed(summary(payloads), (OffsetRange("t", 0, first, end),), self._found)
+            if not (missed.summary.is_to_learn and self.decoding.learn(missed)):
+                break
+        return {row["key"]["id"]: row["after"]["stock"] for row in rows if row["after"]}
+
+
+def test_a_worker_finds_the_schema_in_use_in_each_cut_and_after_a_restart(tmp_path: Path) -> None:
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": "before"})
+    live = Worker(topic, tmp_path)
+    assert "stock" not in live.decoding.columns().shape.by_name
+    topic.write(NEW, {"id": 2, "name": "with", "stock": 5})
+    assert live.stocks(1, 2) == {2: 5}
+    assert live.decoding.columns().gone == frozenset()
+    topic.write(OLD, {"id": 3, "name": "after"})
+    assert live.stocks(2, 3) == {3: None}
+    assert live.decoding.columns().gone == {"stock"}
+    topic.write(OLD, {"id": 4, "name": "later"})
+    assert Worker(topic, tmp_path).stocks(3, 4) == {4: None}
+    (tmp_path / "late").mkdir()
+    late = Worker(topic, tmp_path / "late")
+    assert late.stocks(0, 4) == {1: 7, 2: 5, 3: None, 4: None}
+    # The column comes back, and goes again: three ids back and forth.
+    topic.write(NEW, {"id": 5, "name": "again", "stock": 6})
+    assert live.stocks(4, 5) == {5: 6}
+    assert live.decoding.columns().gone == frozenset()
+    topic.write(OLD, {"id": 6, "name": "without"})
+    assert live.stocks(5, 6) == {6: None}
+    assert live.decoding.columns().gone == {"stock"}

@@ -15,7 +15,7 @@ from tests.unit.worker_bed import surroundings
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.source_rows import KeyRange
+from tidesink.sinks.batch.source_rows import ColumnGap, KeyRange
 from tidesink.sinks.state.progress import Progress, SnapshotProgress, Sweep
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import SnapshotControl, change_control
@@ -281,3 +281,33 @@ def test_rows_are_read_again_in_another_order(progress: SnapshotProgress, order:
     found = _snapshot("never")._before(progress, StoredTable({}, ("id",), 0, 0, order=order))
     assert (found.key, found.order) == (("id",), order)
     assert (found.after, found.rows) == ((None, 0) if again else (("5",), 5))
+
+
+@pytest.mark.parametrize(
+    ("gap", "rows_tell", "goes_on"),
+    [
+        # A row that shows the drop may never come: the database is believed once the topic is read.
+        (ColumnGap(lost=("d",)), True, True),
+        # DDL comes for certain.
+        (ColumnGap(lost=("d",)), False, False),
+        # Perhaps one column under another name, whose values only a later row brings.
+        (ColumnGap(lost=("d",), new=("e",)), True, False),
+        (ColumnGap(new=("e",)), True, True),
+        (ColumnGap(new=("e",)), False, True),
+    ],
+)
+def test_columns_that_the_database_alone_knows_of_are_waited_for(
+    gap: ColumnGap, rows_tell: bool, goes_on: bool
+) -> None:
+    decoder = cast(Any, SimpleNamespace(tells_dropped=True, rows_tell_dropped=rows_tell))
+    found = _snapshot("never", SnapshotControl(7))
+    assert found._is_ahead(gap, decoder, {0: 5})
+    assert found.waits({0: 5}, {0: 9})
+    assert found.waits({0: 8}, {0: 20})
+    assert not found.waits({0: 9}, {0: 20})
+    assert found._is_ahead(gap, decoder, {0: 9}) is not goes_on
+    if not goes_on:
+        assert found.waits({0: 9}, {0: 9})
+        assert not found.waits({0: 10}, {0: 10})
+        reason = found.details(_progress(3))["snapshot"]["reason"]
+        assert all(name in reason for name in (*gap.lost, *gap.new))
