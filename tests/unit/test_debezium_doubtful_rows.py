@@ -150,6 +150,18 @@ def test_a_delete_whose_key_may_have_a_stand_in_is_refused() -> None:
     assert "keys: [id, tenant]" in found[1]["reason"]
 
 
+def test_so_is_one_without_a_schema() -> None:
+    source = {"connector": "postgresql", "schema": "public", "table": "t"}
+
+    def record(key: Json, op: str, before: Json | None, after: Json | None) -> Message:
+        value = {"before": before, "after": after, "source": source, "op": op}
+        return Message("app.t", 0, 0, *(json.dumps(one).encode() for one in (key, value)))
+
+    insert = record({"id": 1, "tenant": 5}, "c", None, {"id": 1, "tenant": 5, "a": "x"})
+    delete = record({"id": 1, "tenant": 0}, "d", {"id": 1, "tenant": 0, "a": None}, None)
+    assert [one["kind"] for one in _rows(_plan(insert), insert, delete)] == ["upsert", "bad"]
+
+
 @pytest.mark.parametrize(
     ("delete", "keys"),
     [

@@ -42,6 +42,7 @@ from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.schema_changes import doubt_of
 from tidesink.sinks.kafka.compaction import refusal
 from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, TopicOffsets
+from tidesink.sinks.plans.debezium_changes import ROUTED
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import OWN_COLUMNS, SOFT_DELETE_COLUMN, Limit, PreflightResult
 from tidesink.sinks.targets.lake.tables import table_names
@@ -439,6 +440,14 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
             yield TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
 
 
+_SEVERAL: Final = (
+    "The topic holds rows of several tables ({}), and nothing in their keys keeps them apart. If a transform "
+    "routes them into it (ByLogicalTableRouter), set key.enforce.uniqueness=true and leave {} among the "
+    "keys, or give each table a topic and bring them together with route and shard-column. Tables whose "
+    "names are the same in Kafka need topic names of their own"
+)
+
+
 def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sample: int) -> TablePlan:
     """The plan of a topic's one table, by its first rows."""
     stated, options = config.definitions(), config.source.codec_options()
@@ -449,6 +458,7 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
     found: ChangeEvent | None = None
     reported: tuple[InferredColumn, ...] = ()
     seen: dict[str, str] = {}
+    tables: set[TableId] = set()
     for message in read_topic(
         config.source.confluent_properties(), topic, start=Start("earliest"), limit=sample
     ):
@@ -460,6 +470,7 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                 # The newest says most: a column that was added is in it.
                 found, reported = event, alone.reported(event.schema) if alone else ()
+                tables.add(event.table)
                 seen |= {fold_name(one.name): one.name for one in event.schema.columns}
     if found is None or found.schema is None:
         return TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
@@ -473,6 +484,9 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
         shape = _shape(schema, settings, settings.keys or tuple(found.key or ()))
     except TidesinkError as error:
         return _unplanned(config, topic, found.table, error.message)
+    if len(tables) > 1 and ROUTED not in shape.keys:
+        listed = ", ".join(sorted(map(str, tables)))
+        return _unplanned(config, topic, found.table, _SEVERAL.format(listed, ROUTED))
     untyped = [one.column.name for one in reported if one.guessed and one.column.name not in known]
     types_from: TypesFrom = "definition" if defined else "avro" if registry else "records"
     planned = plan_of(config, topic, shape, types_from=types_from)

@@ -40,6 +40,7 @@ _ZEROS: Final[dict[int, Any]] = {
     pa.date32().id: _EPOCH.date(),
     pa.timestamp("us").id: _EPOCH,
 }
+_UNTYPED_ZEROS: Final = ("0", "false")
 _OTHER_TABLE: Final = (
     "The change is of {}, and this topic is read as {}: a debezium topic must hold one table; name it under "
     "tables. If a transform routes several tables into the topic (ByLogicalTableRouter), let its keys have "
@@ -141,7 +142,10 @@ class DebeziumDecoder(TableDecoder):
         blank = np.zeros(len(key), np.bool_)
         for member in key.type:
             values = pc.struct_field(key, member.name)
-            if (zero := _ZEROS.get(member.type.id)) is not None:
+            found = [_ZEROS[member.type.id]] if member.type.id in _ZEROS else []
+            # Without a schema a number that nothing types is text.
+            found += _UNTYPED_ZEROS if self.is_bare and pa.types.is_string(member.type) else []
+            for zero in found:
                 zeros = pc.fill_null(pc.equal(values, pa.scalar(zero).cast(member.type)), False)
                 blank |= zeros.to_numpy(zero_copy_only=False)
         if not blank.any():
