@@ -144,9 +144,9 @@ ORDER BY i.indisprimary DESC, i.indisreplident DESC, c.relname LIMIT 1"""
 # The columns of the index that is the replica identity; without one no old row is sent at all.
 _IDENTITY: Final = """
 SELECT pg_catalog.array_to_json(coalesce((
-    SELECT pg_catalog.array_agg(a.attname)
-    FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a
-        ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+    SELECT pg_catalog.array_agg(a.attname) FROM pg_catalog.pg_index i
+    CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) AS p(at)
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[p.at]
     WHERE i.indrelid = c.oid
         AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
 ), CAST(ARRAY[] AS pg_catalog.name[])))
