@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -138,7 +139,8 @@ def test_a_value_of_each_native_type_comes_back_or_is_refused_by_name(bed: Bed) 
     if bed.name == "postgres":
         execute(bed, *MAKE_POSTGRES)
     columns = columns_of(natives)
-    spelt = ", ".join(f"n{at} {one.found}" for at, one in enumerate(natives))
+    # Not "integer[]": `execute` has a meaning for the brackets.
+    spelt = ", ".join(f"n{at} {one.found.replace('[]', ' ARRAY')}" for at, one in enumerate(natives))
     make(bed, f"id bigint PRIMARY KEY, {spelt}")
     one = shape(ID, *columns)
     table = bed.target.open_table(one, pipeline="shop")
@@ -157,12 +159,14 @@ def test_a_value_of_each_native_type_comes_back_or_is_refused_by_name(bed: Bed) 
         spelling = reader.spelling(column.name)
         assert _respelt(kept[column.name], spelling) == _respelt(value, spelling), (column.name, native)
     bad = {f"n{at}": native.bad for at, native in enumerate(natives) if native.bad is not None}
-    while bad:
-        with pytest.raises(TargetError, match="does not fit") as refused:
-            table.apply(bed.batch(one, [{**good, **bad}]), progress(1, 3))
-        name = refused.value.context["column"]
-        assert natives[int(name[1:])].found.partition("(")[0].split()[0] in refused.value.message
-        assert repr(bad.pop(name)) not in refused.value.message
+    with pytest.raises(TargetError, match="does not fit") as refused:
+        table.apply(bed.batch(one, [{**good, **bad}]), progress(1, 3))
+    assert refused.value.context["column"] == next(iter(bad))
+    named = re.findall(r"the column (n[0-9]+) is ([a-z]+)", refused.value.message)
+    assert [name for name, _ in named] == [*bad]
+    for name, kind in named:
+        assert natives[int(name[1:])].found.startswith(kind[:4]), name
+        assert repr(bad[name]) not in refused.value.message
     assert read_back(target_of(bed), bed, columns) == kept
 
 

@@ -126,16 +126,16 @@ def cast_staged(
         changed = [
             at for at, fit in casts.items() if _changed_by_casts(cursor, dialect, merge, {at: fit}) != []
         ]
-    for at in changed:
-        column, fit = shape.columns[at], casts[at]
-        way = "; ".join(mend(column.name, fit.wanted))
+    if changed:
+        types = {shape.columns[at].name: casts[at] for at in changed}
+        said = ", ".join(f"the column {name} is {fit.found}" for name, fit in types.items())
+        ways = "; ".join(way for name, fit in types.items() for way in mend(name, fit.wanted))
         raise TargetError(
-            f"A value of the column {column.name} does not fit {merge.place.shown}, where the column is "
-            f"{fit.found}: it is not a value of that type, or would be changed by it. Nothing was written. "
-            f"Mend the row at the source, or give the column another type: {way}",
+            f"A value does not fit {merge.place.shown}, where {said}: it is not a value of that type, or "
+            "would be changed by it. Nothing was written. Mend the row at the source, or give the column "
+            f"another type: {ways}",
             table=str(merge.place.source),
-            column=column.name,
-            type=str(fit.found),
+            column=next(iter(types)),
         )
 
 
