@@ -396,7 +396,7 @@ def _is_own(column: ShapeColumn, found: str, kind: Kind, wanted: str, database: 
         return False
     word = found.partition("(")[0]
     if database == "postgres":
-        return word in _OWN["postgres"]
+        return word in _OWN["postgres"] and not found.endswith("[]")
     if found in {"time(6)", "datetime(6)"}:
         return kind not in ("time", "instant")
     if found == "tinyint(1)":

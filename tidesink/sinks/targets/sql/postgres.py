@@ -369,9 +369,12 @@ class PostgresDialect:
 
     def retyped(self, location: str, name: str, found: str, wanted: str, keys: frozenset[str]) -> list[str]:
         """One ALTER; a column whose values have no cast to the type is made again, empty."""
-        if wanted == "text" or fold_name(name) in keys or plain_type(found).startswith(_CAST):
-            return self.alter(location, {}, {name: wanted}, keys)
         quoted = quote_postgres(name)
+        if wanted == "text":  # as the source has it, which a cast does not always give (inet, an array)
+            text = self.text_of(quoted, found)
+            return [f"ALTER TABLE {location} ALTER COLUMN {quoted} TYPE text USING {text}"]
+        if fold_name(name) in keys or plain_type(found).startswith(_CAST):
+            return self.alter(location, {}, {name: wanted}, keys)
         return [f"ALTER TABLE {location} DROP COLUMN {quoted}, ADD COLUMN {quoted} {wanted}"]
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:  # noqa: ARG002
