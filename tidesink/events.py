@@ -111,6 +111,10 @@ class EarlierType(NamedTuple):
     until: int
 
 
+# Of a column that was added: nothing tells what the database wrote into rows that were there.
+UNTOLD_DEFAULT: Final = "(computed by the database)"
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a table at the source.

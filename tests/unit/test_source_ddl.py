@@ -75,7 +75,10 @@ def test_recorded_statements_in_avro() -> None:
     records = [message for message in capture.messages if message.topic == capture.name and message.value]
     found = [(one.ddl.table.name, one.ddl.kind) for each in records for one in statements(each, decode)]
     tables = [("late_t", "rename-table"), ("late_t2", "rename-table"), ("t_gen", "drop-table")]
-    assert found == [("orders", "rename"), *tables]
+    assert [one for one in found if one[1] != "values"] == [("orders", "rename"), *tables]
+    # A column that is defined anew may be narrower, which no record says.
+    assert found[0] == ("orders", "values")
+    assert len(found) == 1 + len(tables) + 1
 
 
 def test_a_statement_is_known_by_its_place_in_the_log() -> None:

@@ -30,14 +30,22 @@ from tidesink.ddl.statements import (
     read_creation,
     read_dropped,
     read_index_columns,
+    read_like,
     read_renamed,
     read_table_name,
-    session_schema_of,
     skip_definer,
     statements,
 )
 from tidesink.errors import ConfigError
-from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, fold_name
+from tidesink.events import (
+    UNTOLD_DEFAULT,
+    Column,
+    ColumnType,
+    EarlierType,
+    TableId,
+    TableSchema,
+    fold_name,
+)
 from tidesink.typemap.mysql_types import SqlReader, tokens
 
 if TYPE_CHECKING:
@@ -246,7 +254,7 @@ class TableDefinitions:
             return self._create_other(sql, default_schema)
         if creation.temporary and not self._stated:
             return []
-        source = _like(sql, default_schema)
+        source = read_like(sql, default_schema)
         if source is None:
             created = read_create_table(sql, default_schema)
         else:
@@ -320,7 +328,7 @@ class TableDefinitions:
 
     def _convert(self, table: TableDefinition, statement: AlterTable) -> None:
         """Make the tables of partitions, and take away those that become partitions (MariaDB)."""
-        for part in statement.parts:
+        for part in (one.copy() for one in statement.parts):
             if part.sees("CONVERT", "PARTITION"):
                 made = read_converted_partition(statement, part)
                 if made.schema:
@@ -357,21 +365,6 @@ class TableDefinitions:
             if moved is not None:
                 changed.append(table)
         return changed
-
-
-def _like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | None:
-    """The two tables of CREATE TABLE a LIKE b, or CREATE TABLE a (LIKE b), the old one first.
-
-    The old one has no schema if it is the session's. Nothing is taken otherwise.
-    """
-    ahead = 3 if sql.peek(1).says(".") else 1
-    if not (sql.peek(ahead).says("LIKE") or (sql.peek(ahead).says("(") and sql.peek(ahead + 1).says("LIKE"))):
-        return None
-    session_schema = session_schema_of(sql, default_schema)
-    new = read_table_name(sql, default_schema)
-    sql.skip("(")
-    sql.need("LIKE")
-    return read_table_name(sql, session_schema), new
 
 
 def _definition_of(schema: TableSchema) -> TableDefinition:
@@ -502,14 +495,36 @@ def _columns(parts: list[Any]) -> Iterator[Column]:
             constraints = {type(one.kind): one.kind for one in part.constraints}
             key = part.name in keys or exp.PrimaryKeyColumnConstraint in constraints
             default = constraints.get(exp.DefaultColumnConstraint)
+            text = _literal(default.this) if default is not None else None
+            computes = text is None and (_computes(part.kind, constraints) or not _is_null(constraints))
             yield Column(
                 part.name,
                 _type_of(part.kind),
                 nullable=not key and exp.NotNullColumnConstraint not in constraints,
-                default=_literal(default.this) if default is not None else None,
+                default=text,
                 handle=key,
                 primary_key=key,
+                origin_default=UNTOLD_DEFAULT if computes and not key else None,
+                redefaulted=computes and not key,
             )
+
+
+def _computes(kind: exp.DataType | None, constraints: Mapping[Any, Any]) -> bool:
+    """Whether Postgres gives each row a value of its own: serial types, identities, generated columns."""
+    from sqlglot import exp
+
+    name = kind.this if kind is not None else ""
+    serial = not isinstance(name, str) and name.name.endswith("SERIAL")
+    made = (exp.GeneratedAsIdentityColumnConstraint, exp.ComputedColumnConstraint)
+    return serial or not constraints.keys().isdisjoint(made)
+
+
+def _is_null(constraints: Mapping[Any, Any]) -> bool:
+    """Whether a column has no default, or NULL."""
+    from sqlglot import exp
+
+    default = constraints.get(exp.DefaultColumnConstraint)
+    return default is None or isinstance(default.this, exp.Null)
 
 
 def _literal(value: exp.Expression) -> str | None:
@@ -517,6 +532,10 @@ def _literal(value: exp.Expression) -> str | None:
     from sqlglot import exp
 
     inner = value.this if isinstance(value, exp.Cast) else value
+    if isinstance(inner, exp.Boolean):
+        return "true" if inner.this else "false"
+    if isinstance(inner, exp.Neg) and isinstance(inner.this, exp.Literal):
+        return f"-{inner.this.this}"
     return str(inner.this) if isinstance(inner, exp.Literal) else None
 
 

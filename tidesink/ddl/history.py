@@ -98,6 +98,56 @@ def _covers(now: ColumnType, was: ColumnType) -> bool:
     return reads_same(now, was) and wider_ddl(now_ddl, was_ddl) in (None, now_ddl)
 
 
+_INTEGER_BYTES: Final[Mapping[str, int]] = {
+    "tinyint": 1,
+    "smallint": 2,
+    "mediumint": 3,
+    "int": 4,
+    "bigint": 8,
+}
+# The most bytes of the types whose definition has no length.
+_TEXT_BYTES: Final[Mapping[str, int]] = {"tiny": 8, "text": 16, "blob": 16, "medium": 24, "long": 32}
+_SIZED_READERS: Final[frozenset[Reader]] = frozenset({"text", "binary"})
+
+
+def may_change_values(now: ColumnType, was: ColumnType) -> bool:
+    """Whether a conversion may round, cut or otherwise change values that a column of type ``was`` had."""
+    if now == was or now.sql == was.sql:
+        return False
+    new, old = row_of(now), row_of(was)
+    if {new.name, old.name} == {"float", "double"}:
+        return new.name == "float"
+    if new.reader != old.reader:
+        return {new.reader, old.reader} != {"integer", "unsigned64"} or not _holds_integers(now, was)
+    if old.name.removesuffix(" unsigned") in _INTEGER_BYTES:
+        return not _holds_integers(now, was)
+    if new.reader == "decimal":
+        digits = (was.precision or 10) - (was.scale or 0)
+        return (now.precision or 10) - (now.scale or 0) < digits or (now.scale or 0) < (was.scale or 0)
+    if now.members is not None and was.members is not None:
+        return not set(was.members) <= set(now.members)
+    if new.reader in _SIZED_READERS:
+        return _size(now) < _size(was)
+    return new.name != old.name or (now.fsp or 0) < (was.fsp or 0) or (now.length or 0) < (was.length or 0)
+
+
+def _holds_integers(now: ColumnType, was: ColumnType) -> bool:
+    names = [row_of(one).name for one in (now, was)]
+    sizes = [_INTEGER_BYTES.get(name.removesuffix(" unsigned"), 0) for name in names]
+    new_unsigned, old_unsigned = (name.endswith(" unsigned") for name in names)
+    if not all(sizes) or (new_unsigned and not old_unsigned):
+        return False
+    return sizes[0] > sizes[1] or (sizes[0] == sizes[1] and new_unsigned == old_unsigned)
+
+
+def _size(column_type: ColumnType) -> int:
+    """The length that a type's definition has, or one above any of them, by the kind of text."""
+    if column_type.length is not None:
+        return column_type.length
+    name = row_of(column_type).name
+    return 1 << next((bits for word, bits in _TEXT_BYTES.items() if name.startswith(word)), 0)
+
+
 class TypeVersion(NamedTuple):
     """A type, and the TSO from which rows have it; what came before the first has it too."""
 

@@ -19,8 +19,10 @@ from tidesink.ddl.statements import (
     read_alter,
     read_converted_characters,
     read_converted_partition,
+    read_creation,
     read_definitions,
     read_dropped,
+    read_like,
     read_renamed,
     read_table_name,
     session_schema_of,
@@ -217,6 +219,20 @@ def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
     return tuple(dict.fromkeys(alter.table for alter, part in found if _changes_columns(part)))
 
 
+def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...]:
+    """The tables that CREATE TABLE … LIKE makes.
+
+    Raises:
+        ConfigError: as ``row_changes``.
+    """
+    found = list[TableId]()
+    for sql in producer_statements(query):
+        creation = read_creation(sql)
+        made = None if creation is None or creation.temporary else read_like(sql, default_schema)
+        found += [] if made is None else [made[1]]
+    return tuple(found)
+
+
 def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
     """The tables whose rows an ALTER TABLE puts under other table ids: other partitions', or another table's.
 
@@ -380,6 +396,20 @@ def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn
     altered = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
     found = (_renamed(alter.table, part) for alter, part in altered)
     return tuple(one for one in found if one is not None and fold_name(one.old) != fold_name(one.new))
+
+
+def converted_columns(query: str, default_schema: str = "") -> tuple[tuple[TableId, str], ...]:
+    """The columns, by table, that DDL text defines anew, under their new names.
+
+    Raises:
+        ConfigError: as ``row_changes``.
+    """
+    found = list[tuple[TableId, str]]()
+    for sql in producer_statements(query):
+        for alter, part in _altered(sql, default_schema):
+            if part.peek().says("MODIFY", "CHANGE"):
+                found += ((alter.table, one.column.name) for one in read_definitions(part))
+    return tuple(dict.fromkeys(found))
 
 
 def _renamed(table: TableId, part: SqlReader) -> RenamedColumn | None:

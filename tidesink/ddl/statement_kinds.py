@@ -349,9 +349,9 @@ KEEPING_ENGINES: Final = frozenset(
     }
 )
 _MOST_OPTION_WORDS: Final = 3
-_MOST_WORDS: Final = max(len(rule.words) for rule in (*STATEMENTS, *PARTS))
 _STATEMENT_OF: Final = {rule.words: rule for rule in STATEMENTS}
 _PART_OF: Final = {rule.words: rule for rule in PARTS}
+_MOST_WORDS: Final = max(map(len, (*_STATEMENT_OF, *_PART_OF)))
 
 
 def statement_rule(sql: SqlReader) -> StatementRule | None:

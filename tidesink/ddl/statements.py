@@ -21,7 +21,7 @@ from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError, shown
-from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
+from tidesink.events import UNTOLD_DEFAULT, Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.typemap.mysql_types import (
     CURRENT_TIME,
     SqlReader,
@@ -80,7 +80,15 @@ def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefiniti
     nullable = options.nullable is not False and not options.primary
     default = _default(options, column_type, nullable)
     virtual = options.generated and not options.stored
-    return ColumnDefinition(Column(name, column_type, nullable, default, virtual=virtual), options)
+    column = Column(name, column_type, nullable, default, virtual=virtual)
+    if options.default is not None and computed_for_rows(ColumnDefinition(column, options)) and not default:
+        column = _untold(column)
+    return ColumnDefinition(column, options)
+
+
+def _untold(column: Column) -> Column:
+    """The column, with nothing known of what rows from before it have."""
+    return replace(column, origin_default=UNTOLD_DEFAULT, redefaulted=True)
 
 
 def _with_origin_default(found: ColumnDefinition) -> Column:
@@ -89,9 +97,9 @@ def _with_origin_default(found: ColumnDefinition) -> Column:
     What an expression gave them no statement tells.
     """
     column, options = found
+    if options.counts or (options.generated and not column.virtual):
+        return _untold(column)
     if column.nullable or options.generated or options.default is not None or column.default is not None:
-        return column
-    if options.counts:
         return column
     return replace(column, origin_default=zero_text(column.type), redefaulted=True)
 
@@ -338,6 +346,21 @@ def read_creation(sql: SqlReader) -> TableCreation | None:
     while not sql.skip("TABLE"):
         sql.take()
     return TableCreation(replaces, sql.skip("IF", "NOT", "EXISTS"), temporary)
+
+
+def read_like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | None:
+    """The two tables of CREATE TABLE a LIKE b, or CREATE TABLE a (LIKE b), the old one first.
+
+    The old one has no schema if it is the session's. Nothing is taken otherwise.
+    """
+    ahead = 3 if sql.peek(1).says(".") else 1
+    if not (sql.peek(ahead).says("LIKE") or (sql.peek(ahead).says("(") and sql.peek(ahead + 1).says("LIKE"))):
+        return None
+    session_schema = session_schema_of(sql, default_schema)
+    new = read_table_name(sql, default_schema)
+    sql.skip("(")
+    sql.need("LIKE")
+    return read_table_name(sql, session_schema), new
 
 
 def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:

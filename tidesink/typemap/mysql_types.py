@@ -23,7 +23,7 @@ from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 from typing import Final, Literal, NamedTuple, cast
 
 from tidesink.errors import ConfigError, shown
-from tidesink.events import ColumnType
+from tidesink.events import UNTOLD_DEFAULT, ColumnType
 from tidesink.typemap.table import NUMBER_READERS, TypeRow, find_row, render_members, row_named, row_of
 
 TokenKind = Literal["word", "quoted", "string", "number", "bits", "hex", "sign"]
@@ -197,6 +197,10 @@ class SqlReader:
             return False
         self._at += 1
         return True
+
+    def copy(self) -> SqlReader:
+        """Another reader of what is left."""
+        return SqlReader(self._tokens[self._at :])
 
     def put_back(self, token: Token) -> None:
         """Has a token stand next, before those that are left."""
@@ -560,7 +564,7 @@ def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None
     """
     old, new = row_of(was).reader, row_of(now).reader
     fewer_digits = old == new == "decimal" and (now.scale or 0) < (was.scale or 0)
-    if text is None or (old == new and not fewer_digits):
+    if text is None or text == UNTOLD_DEFAULT or (old == new and not fewer_digits):
         return text
     if fewer_digits or (old in _FRACTIONS and new in ("integer", "unsigned64", "decimal")):
         return _rounded(text, now.scale or 0, halves_to_even=old != "decimal")

@@ -30,6 +30,7 @@ from zoneinfo import ZoneInfo
 
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, ValueOutOfRangeError
 from tidesink.events import (
+    UNTOLD_DEFAULT,
     Column,
     ColumnType,
     EarlierType,
@@ -40,7 +41,7 @@ from tidesink.events import (
     fold_name,
     folding,
 )
-from tidesink.typemap.mysql_types import default_as
+from tidesink.typemap.mysql_types import CURRENT_TIME, default_as
 from tidesink.typemap.table import (
     KEY_POLICIES,
     SPARK_MAX_PRECISION,
@@ -53,8 +54,6 @@ from tidesink.typemap.table import (
 )
 from tidesink.typemap.values import TargetValue, target_reader, text_reader
 
-# The producer's word for every spelling of the current time: old rows got the moment of the DDL.
-_CURRENT_TIME: Final = "CURRENT_TIMESTAMP"
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 # Digits before and after the point that hold every value of an integer type.
 _WHOLE_DIGITS = {"int": 10, "bigint": 20}
@@ -335,14 +334,21 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
     """What rows from before the column have in it, as the target stores it; None for NULL.
 
     Raises:
-        ValueOutOfRangeError: the default's text is no value of the type, or says the current time.
+        ValueOutOfRangeError: the default's text is no value of the type, or says the current time, or that
+            nothing tells it.
     """
     text, reader = column.default, row_of(column.type).reader
     if text is None:
         return None
-    if text.upper().startswith(_CURRENT_TIME):
+    if text == UNTOLD_DEFAULT:
         raise ValueOutOfRangeError(
-            "rows already there got the time of the DDL, which the topic does not carry"
+            "no event tells the values that the database wrote into them. They are NULL until a resync "
+            "brings them (tidesink resync)"
+        )
+    if text.upper().startswith(CURRENT_TIME):
+        raise ValueOutOfRangeError(
+            "rows already there got the time of the DDL, which the topic does not carry. They are NULL until "
+            "a resync brings it (tidesink resync)"
         )
     if reader == "bit":
         # TiDB holds the default of a BIT column as its bytes (one character each).

@@ -54,7 +54,9 @@ class ConnectSchema:
     ``name`` is the semantic type's (``io.debezium.time.Date``), of a struct its own.
     ``parameters`` holds what the type needs besides (``scale``, ``length``, ``allowed``) and what the
     source said. ``default`` is as the wire has it, Avro's bytes as bytes. ``fields`` are a struct's,
-    ``items`` an array's, ``keys`` and ``values`` a map's.
+    ``items`` an array's, ``keys`` and ``values`` a map's. ``zero_defaults``: it is a row of Postgres', where
+    a NOT NULL field whose default the database computes (nextval, gen_random_uuid) has the type's zero for
+    one (Debezium 3.5).
     """
 
     type: ConnectType
@@ -66,6 +68,13 @@ class ConnectSchema:
     items: ConnectSchema | None = None
     keys: ConnectSchema | None = None
     values: ConnectSchema | None = None
+    zero_defaults: bool = False
+
+    def __post_init__(self) -> None:
+        """Mark the rows of an envelope, whose source alone tells the database."""
+        source = self.field("source") if self.type == "struct" else None
+        if source is not None and source.name == _POSTGRES_SOURCE:
+            object.__setattr__(self, "fields", tuple(map(_row_of_postgres, self.fields)))
 
     def field(self, name: str) -> ConnectSchema | None:
         """The schema of a struct's field, or None where it has none of that name."""
@@ -83,6 +92,15 @@ class ConnectField(NamedTuple):
     name: str
     schema: ConnectSchema
     wire: str
+
+
+_POSTGRES_SOURCE: Final = "io.debezium.connector.postgresql.Source"
+
+
+def _row_of_postgres(field: ConnectField) -> ConnectField:
+    if field.name not in ("before", "after") or field.schema.type != "struct":
+        return field
+    return field._replace(schema=replace(field.schema, zero_defaults=True))
 
 
 _TYPES: Final = frozenset(get_args(ConnectType))

@@ -325,7 +325,8 @@ class Rows:
         # TiCDC (b813e76) lists a virtual column twice; a payload has each name once.
         named = {one.name: one for one in schema.fields if not skipped(one.wire)}
         columns = {
-            name: (definition and definition.by_name.get(name)) or column_of(one)
+            name: (definition and definition.by_name.get(name))
+            or column_of(one, zero_defaults=schema.zero_defaults)
             for name, one in named.items()
         }
         fields = tuple((one.wire, name, self._reader(one, columns[name])) for name, one in named.items())

@@ -62,7 +62,7 @@ from tidesink.codecs.debezium.scalars import (
     whole_parameter,
 )
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError, shown
-from tidesink.events import Column, ColumnType, Value
+from tidesink.events import UNTOLD_DEFAULT, Column, ColumnType, Value
 from tidesink.typemap.table import (
     PLAIN_TYPES,
     Form,
@@ -79,25 +79,46 @@ from tidesink.typemap.table import (
 _EPOCH_DEFAULTS: Final = frozenset({"1970-01-01 00:00:00+00:00", "1970-01-01 00:00:00", "1970-01-01"})
 NOW: Final = "CURRENT_TIMESTAMP"
 _MOST_BITS: Final = 64
+_EMPTY_JSON: Final = "{}"
+_EMPTY_HSTORE: Final[dict[str, str]] = {}
 
 
-def column_of(field: ConnectField) -> Column:
+def column_of(field: ConnectField, *, zero_defaults: bool = False) -> Column:
     """The column a field of a row stands for.
 
     Its type is what the schema tells; where a table definition tells more, values are read with the
     definition's column instead. Key marks are not on a field: the key's schema has them.
 
+    What rows from before a NOT NULL column have in it is not told where its schema has no default, and, with
+    ``zero_defaults``, where the default is the type's zero: see ``ConnectSchema.zero_defaults``.
+
     Raises:
         SchemaMismatchError: the schema is a cell of value and set, or its name is one of Debezium's, Kafka
             Connect's or Confluent's that is not known.
     """
-    _check_schema(field.name, field.schema, 0)
-    return Column(
+    schema = field.schema
+    _check_schema(field.name, schema, 0)
+    column = Column(
         name=field.name,
-        type=column_type(field.schema),
-        nullable=field.schema.optional,
-        default=default_text(field.schema),
+        type=column_type(schema),
+        nullable=schema.optional,
+        default=default_text(schema),
     )
+    if schema.optional or column.default == NOW:
+        return column
+    # The empty text is no UUID.
+    zero_defaults = zero_defaults or column.type.name == "uuid"
+    if column.default is None or (zero_defaults and _is_zero(schema)):
+        return replace(column, origin_default=UNTOLD_DEFAULT, redefaulted=True)
+    return column
+
+
+def _is_zero(schema: ConnectSchema) -> bool:
+    """Whether a default is one that Debezium writes for want of another (JdbcValueConverters, 3.5)."""
+    if not schema.default or schema.default in (_EMPTY_JSON, _EMPTY_HSTORE):
+        return True
+    value = wire_reader(schema)(schema.default)
+    return isinstance(value, int | float | Decimal | bytes) and not value
 
 
 _UNKNOWN: Final = (

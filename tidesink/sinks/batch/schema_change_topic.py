@@ -18,7 +18,14 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from tidesink.ddl.row_changes import NOT_UNDERSTOOD, RowChange, RowDdl, renamed_columns, row_changes
+from tidesink.ddl.row_changes import (
+    NOT_UNDERSTOOD,
+    RowChange,
+    RowDdl,
+    converted_columns,
+    renamed_columns,
+    row_changes,
+)
 from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import DdlEvent, Event, Message, TableId
 from tidesink.sinks.batch.source import KafkaSource
@@ -45,6 +52,11 @@ _EXPIRED: Final = (
 )
 
 _RENAMED: Final = "values of before stay under the old name, and are NULL under the new one ({})"
+
+_CONVERTED: Final = (
+    "values of {} that its new definition does not hold were rounded or cut at the source, and are unchanged "
+    "here (tidesink resync brings them)"
+)
 
 Decode = Callable[[Message], tuple[Event, ...]]
 _log = structlog.get_logger("tidesink.worker")
@@ -189,7 +201,7 @@ def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
     about = [TableId(schema, name) for name in names] or [TableId(schema, "")]
     try:
         found = row_changes(event.query, schema, about=about[0])
-        found = (*found, *_renames(event))
+        found = (*found, *_renames(event), *_conversions(event))
     except ConfigError:
         found = (RowChange(about[0], "unknown", NOT_UNDERSTOOD),)
     more = (one._replace(table=table) for one in found if one.kind == "unknown" for table in about[1:])
@@ -203,6 +215,15 @@ def _renames(event: DdlEvent) -> Iterator[RowChange]:
         names.setdefault(one.table, []).append(f"{one.old} to {one.new}")
     for table, turned in names.items():
         yield RowChange(table, "rename", _RENAMED.format(", ".join(turned)))
+
+
+def _conversions(event: DdlEvent) -> Iterator[RowChange]:
+    """The tables whose columns are defined anew: what they were before, the record does not say."""
+    names = dict[TableId, list[str]]()
+    for table, column in converted_columns(event.query, event.table.schema):
+        names.setdefault(table, []).append(column)
+    for table, columns in names.items():
+        yield RowChange(table, "values", _CONVERTED.format(", ".join(columns)))
 
 
 def _place(source: Mapping[str, Any]) -> str:

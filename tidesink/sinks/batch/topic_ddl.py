@@ -19,7 +19,7 @@ import structlog
 
 from tidesink.codecs.canal_json.scan import MarkedDdl, census, marked_ddl
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import ddl_moment
+from tidesink.ddl.history import ddl_moment, may_change_values
 from tidesink.ddl.row_changes import (
     NOT_UNDERSTOOD,
     RowChange,
@@ -30,6 +30,7 @@ from tidesink.ddl.row_changes import (
     renamed_columns,
     row_changes,
     shown_time,
+    tables_made_like,
 )
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema, fold_name
@@ -414,6 +415,8 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         if statement.odd_time:
             yield from (_untimed(table, statement.odd_time) for table in altered)
         unreported = [table for table in altered if table not in definitions]
+        made_like = tables_made_like(statement.sql, statement.database)
+        before = {table: definitions.get(table) for table in altered}
         definitions.apply(statement.sql, statement.database, since=statement.since)
     except ConfigError as exc:
         yield DdlWarning(f"a DDL of topic {topic} cannot be read ({exc.message})", statement.about)
@@ -421,6 +424,11 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
     for table in unreported:
         if table not in definitions:
             yield _unreported(table)
+    for table in altered:
+        yield from _converted(before[table], definitions.get(table))
+    for table in made_like:
+        if table not in definitions:
+            yield DdlWarning(_UNLIKE.format(table), table, unreported=True)
     for table, column in sorted(definitions.readded() - readded):
         yield DdlWarning(
             f"not applied, column {column} was dropped and is added again: rows from before keep their old "
@@ -432,6 +440,30 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
 _RENAMED: Final = (
     "not applied, column {old} is {new} now; where the target still has {old}, old rows have their values "
     "in it"
+)
+
+
+_CONVERTED: Final = (
+    "column {} was {} and is {} now: values that it does not hold were rounded or cut at the source, and are "
+    "unchanged at the target (tidesink resync brings them)"
+)
+
+
+def _converted(before: TableSchema | None, now: TableSchema | None) -> Iterator[DdlWarning]:
+    """Columns whose new type does not hold all values of the old one."""
+    if before is None or now is None:
+        return
+    known = {column.column_id: column for column in before.columns}
+    for column in now.columns:
+        was = known.get(column.column_id)
+        if was is not None and may_change_values(column.type, was.type):
+            words = (one.type.sql or one.type.name for one in (was, column))
+            yield DdlWarning(_CONVERTED.format(column.name, *words), now.table)
+
+
+_UNLIKE: Final = (
+    "{} was made like a table whose columns are not known, or whose database only the session tells: its "
+    "types and defaults are not known. To have them, give a definition under tables"
 )
 
 
