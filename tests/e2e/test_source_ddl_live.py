@@ -143,17 +143,14 @@ def test_a_table_whose_columns_swap_names_and_that_is_replaced(
         live.sent(T, b'"op":"c"', count=2)
         assert live.states() == ["IDLE"]
         assert live.copied(T, "id", "a", "b") == [(1, 10, 11), (2, 20, 21)]
-        live.execute(
-            "ALTER TABLE live.t RENAME COLUMN a TO b, RENAME COLUMN b TO a",
-            "INSERT INTO live.t (id, a, b) VALUES (3, 31, 30)",
-        )
-        live.sent(T, b'"id":3', b"RENAME COLUMN")
-        assert live.states() == ["PAUSED"]
-        live.approve(T)
-        assert live.settled_states() == ["IDLE"]
-        assert live.copied(T, "id", "a", "b") == [(1, 11, 10), (2, 21, 20), (3, 31, 30)]
         live.execute(f"CREATE OR REPLACE {create}", "INSERT INTO live.t VALUES (4, 40, 41)")
         live.sent(T, b'"id":4', b"OR REPLACE")
         live.states()
         assert live.settled_states() == ["IDLE"]
         assert live.copied(T, "id", "a", "b") == [(4, 40, 41)]
+        live.execute("ALTER TABLE live.t RENAME COLUMN a TO b, RENAME COLUMN b TO a")
+        live.sent(T, b'"id":4', b"RENAME COLUMN")
+        assert live.states() == ["PAUSED"]
+        live.approve(T)
+        assert live.settled_states() == ["IDLE"]
+        assert live.copied(T, "id", "a", "b") == [(4, 41, 40)]
