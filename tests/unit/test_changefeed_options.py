@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from typing import Final, NamedTuple
 
 import pytest
 
 from tidesink.codecs.base import Producer
 from tidesink.config.changefeed import pipeline_draft, read_changefeed, read_toml
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 
 CANAL = "kafka://k:9092/t?protocol=canal-json"
@@ -117,3 +119,63 @@ def test_a_section_that_is_none_is_told() -> None:
     for toml in ("sink=1", "[sink]\nkafka-config=1", "[sink.kafka-config]\nlarge-message-handle=1"):
         with pytest.raises(ConfigError, match="is a section"):
             read_changefeed(CANAL, read_toml(toml))
+
+
+_FILTERED: Final = """
+[filter]
+rules = ['shop.*']
+ignore-txn-start-ts = [1, 2]
+[[filter.event-filters]]
+matcher = ['shop.t']
+ignore-event = ['delete']
+[[filter.event-filters]]
+matcher = ['shop.u']
+ignore-update-only-columns = ['version', 'updated_at']
+[[filter.event-filters]]
+matcher = ['shop.w']
+ignore-sql = ['^DROP']
+ignore-insert-value-expr = 'id >= 100'
+ignore-inserts = ['x']
+[sink]
+column-selectors = [{matcher = ['shop.v'], columns = ['uk', 'a']}]
+"""
+
+
+def _notes(toml: str, *tables: str) -> str:
+    definitions = TableDefinitions()
+    for statement in tables:
+        definitions.apply(statement, "shop")
+    return "\n".join(pipeline_draft(read_changefeed(CANAL, read_toml(toml)), definitions).notes)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        r"shop\.t: .*leaves out events of the kinds delete: the copy will differ",
+        r"shop\.t: .*update of a key as a delete and an insert.*the old row stays",
+        r"shop\.u: .*updates that change only version, updated_at: the copy will differ",
+        r"shop\.w: .*DDL that matches \^DROP: the copy will differ",
+        r"shop\.w: .*inserted rows with id >= 100: the copy will differ",
+        r"shop\.w: .*ignore-inserts is not known to tidesink",
+        r"shop\.v: .*sends only the columns uk, a: the copy will differ.*tables: columns",
+        r"shop\.v: if .*leaves out a column of the primary key, .*keys: \[uk\]",
+        "ignore-txn-start-ts leaves out 2 whole transactions",
+    ],
+)
+def test_what_a_changefeed_leaves_out_is_told_by_table(says: str) -> None:
+    assert re.search(says, _notes(_FILTERED))
+
+
+def test_a_known_key_is_looked_for_among_the_selected_columns() -> None:
+    table = "CREATE TABLE v (id INT PRIMARY KEY, uk INT NOT NULL UNIQUE, a INT)"
+    assert "shop.v: sink.column-selectors[0] leaves out id of its key" in _notes(_FILTERED, table)
+    for columns in ("['ID', 'a']", "['*', '!a']"):
+        toml = f"[sink]\ncolumn-selectors = [{{matcher = ['shop.v'], columns = {columns}}}]"
+        assert "keys: [" not in _notes(toml, table)
+    assert "leaves out id" in _notes(
+        "[sink]\ncolumn-selectors = [{matcher = ['shop.v'], columns = ['*', '!i*']}]", table
+    )
+
+
+def test_a_changefeed_that_sends_everything_needs_no_note() -> None:
+    assert _notes("[filter]\nrules = ['shop.*']") == ""

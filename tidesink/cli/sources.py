@@ -100,6 +100,7 @@ _HELP: Final[Mapping[str, str]] = {
     "claim_check_storage_uri": "Where messages that were too large are: a directory or a URL (canal-json).",
     "claim_check_raw_value": "Claim-check files hold the bare value; for encoding (canal-json).",
     "upstream_url": "SQLAlchemy URL of the upstream TiDB, for rows reduced to their key (canal-json).",
+    "binary_text": "How binary columns are written as text: iso-8859-1 or utf-8 ; for decoding (canal-json).",
     "max_decompressed_bytes": "The largest size of one message after decompression (canal-json, debezium).",
     "cluster_id": "TiCDC's cluster id, in names and source (debezium); for encoding.",
     "debezium_disable_schema": "Messages carry no schema (debezium); for encoding.",

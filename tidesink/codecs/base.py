@@ -130,14 +130,19 @@ class EncodedRecord(NamedTuple):
     value: bytes | None
 
 
+# How canal-json writes the bytes of a binary column as text.
+BinaryText = Literal["iso-8859-1", "utf-8"]
+
+
 @dataclass(frozen=True)
 class CodecOptions:
     """TiCDC's own codec options, under TiCDC's names with ``_`` for ``-``.
 
     They say how to encode. A decoder reads what the bytes say and needs none of them, except
-    ``time_zone`` and ``output_raw_change_event``, which the bytes do not tell, and ``checksum``, which is
-    the reader's own: what to do about a row whose checksum does not match (flat-avro): ``off`` asks for
-    none, ``warn`` logs it, ``reject`` refuses the record.
+    ``time_zone``, ``output_raw_change_event`` and ``binary_text``, which the bytes do not tell, and
+    ``checksum``, which is the reader's own: what to do about a row whose checksum does not match
+    (flat-avro): ``off`` asks for none, ``warn`` logs it, ``reject`` refuses the record. ``binary_text``:
+    how canal-json's text of a binary column is read.
 
     ``claim_check_storage_uri``, ``upstream_url`` and ``max_decompressed_bytes`` say where a reader finds
     what a message leaves out, and how much it takes in; the first two may hold secrets and are never shown.
@@ -171,6 +176,7 @@ class CodecOptions:
     claim_check_raw_value: bool = False
     upstream_url: str = field(default="", repr=False)
     max_decompressed_bytes: int = LARGEST
+    binary_text: BinaryText = "iso-8859-1"
     checksum: ChecksumMode = "off"
     debezium: DebeziumModes = _DEFAULT_MODES
     debezium_unwrapped: bool = False

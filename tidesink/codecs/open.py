@@ -119,6 +119,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
                 "claim_check_storage_uri",
                 "claim_check_raw_value",
                 "upstream_url",
+                "binary_text",
             }
         ),
         writes=frozenset({"content_compatible", "large_message_handle_compression"}),

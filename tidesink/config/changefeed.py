@@ -299,7 +299,7 @@ def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None
     """
     protocol = _protocol(feed)
     _refuse_lost_order(feed, definitions)
-    draft = PipelineDraft(notes=list(feed.warnings))
+    draft = PipelineDraft(notes=[*feed.warnings, *_left_out(feed, definitions)])
     registry = _registry(feed, protocol, draft.notes)
     topics, draft.tables = _topics(feed, protocol)
     draft.source = {
@@ -353,6 +353,118 @@ def key_of(definitions: TableDefinitions | None, table: TableId) -> Collection[s
     """The handle columns of a table, or None if it has no definition."""
     schema = definitions.get(table) if definitions is not None else None
     return {column.name for column in schema.handle_columns} if schema is not None else None
+
+
+_COPY_DIFFERS: Final = "the copy will differ from its source"
+# What each member of an event filter leaves out (TiCDC's documentation, "Event filter rules").
+_FILTERED: Final[Mapping[str, str]] = {
+    "ignore-event": "events of the kinds {}",
+    "ignore-sql": "DDL that matches {}",
+    "ignore-insert-value-expr": "inserted rows with {}",
+    "ignore-update-new-value-expr": "updates to rows with {}",
+    "ignore-update-old-value-expr": "updates of rows that had {}",
+    "ignore-delete-value-expr": "deletes of rows with {}",
+    "ignore-update-only-columns": "updates that change only {}",
+}
+_DELETES: Final = frozenset({"delete", "all dml", "all"})
+
+
+def _left_out(feed: Changefeed, definitions: TableDefinitions | None) -> Iterator[str]:
+    """What the changefeed does not send of its tables, so that no copy of them can equal the source."""
+    yield from _filtered_events(feed)
+    yield from _selected_columns(feed, definitions)
+    starts = _setting(feed.settings, "filter", "ignore-txn-start-ts")
+    if starts:
+        yield (
+            f"filter.ignore-txn-start-ts leaves out {len(_listed(starts))} whole transactions: "
+            f"{_COPY_DIFFERS} in the rows that they changed"
+        )
+    if _setting(feed.settings, "bdr-mode") is True:
+        yield (
+            "bdr-mode leaves out the changes that another changefeed wrote into this cluster: "
+            f"{_COPY_DIFFERS} where its rows came from there"
+        )
+
+
+def _filtered_events(feed: Changefeed) -> Iterator[str]:
+    rules = _setting(feed.settings, "filter", "event-filters") or []
+    for index, rule in enumerate(_rules(rules, "filter.event-filters")):
+        tables = ", ".join(_texts(rule, "matcher")) or "all tables"
+        place = f"filter.event-filters[{index}]"
+        for name, words in _FILTERED.items():
+            said = _listed(rule.get(name))
+            if not said:
+                continue
+            yield f"{tables}: {place} leaves out {words.format(', '.join(said))}: {_COPY_DIFFERS}"
+            if name == "ignore-event" and not _DELETES.isdisjoint(one.lower() for one in said):
+                yield (
+                    f"{tables}: TiCDC sends an update of a key as a delete and an insert, and {place} leaves "
+                    "the delete out: the old row stays beside the new one. mode: append keeps what was sent "
+                    "without that claim; otherwise take the rule out"
+                )
+        for name in rule:
+            if name != "matcher" and name not in _FILTERED:
+                yield (
+                    f"{tables}: {place}.{name} is not known to tidesink{nearest(name, [*_FILTERED])}: "
+                    "look up whether TiCDC leaves events out for it"
+                )
+
+
+def _selected_columns(feed: Changefeed, definitions: TableDefinitions | None) -> Iterator[str]:
+    rules = _setting(feed.settings, "sink", "column-selectors") or []
+    case_sensitive = _setting(feed.settings, "case-sensitive") is True
+    for index, rule in enumerate(_rules(rules, "sink.column-selectors")):
+        matcher, columns = _texts(rule, "matcher"), _texts(rule, "columns")
+        place = f"sink.column-selectors[{index}]"
+        tables = ", ".join(matcher) or "all tables"
+        chosen = ", ".join(columns)
+        yield (
+            f"{tables}: {place} sends only the columns {chosen}: {_COPY_DIFFERS} in the others, and a "
+            "resync or tidesink diff would find them in the database. Name the same columns under "
+            "tables: columns"
+        )
+        selected = _column_filter(columns)
+        covered = TableFilter.parse(matcher, case_sensitive=case_sensitive)
+        known = [table for table in definitions or () if covered.matches(table)]
+        example = _example(columns)
+        for table in known:
+            key = key_of(definitions, table) or ()
+            unsent = ", ".join(name for name in key if not selected.matches(TableId("", name)))
+            if unsent:
+                yield _UNSENT_KEY.format(table=table, place=place, names=unsent, example=example)
+        if not known:
+            yield _MAYBE_UNSENT_KEY.format(table=tables, place=place, example=example)
+
+
+_KEYS_OF_THE_SELECTED: Final = (
+    "name a unique key of sent columns that are never null under tables, such as keys: [{example}]"
+)
+_UNSENT_KEY: Final = "{table}: {place} leaves out {names} of its key: " + _KEYS_OF_THE_SELECTED
+_MAYBE_UNSENT_KEY: Final = (
+    "{table}: if {place} leaves out a column of the primary key, " + _KEYS_OF_THE_SELECTED
+)
+
+
+def _column_filter(columns: Collection[str]) -> TableFilter:
+    """Matches a column as the name of a table: TiCDC reads both patterns alike."""
+    return TableFilter.parse([f"!*.{one[1:]}" if one.startswith("!") else f"*.{one}" for one in columns])
+
+
+def _example(columns: Collection[str]) -> str:
+    return next((one for one in columns if one.replace("_", "").isalnum()), "uk")
+
+
+def _rules(rules: Any, place: str) -> list[Mapping[str, Any]]:
+    if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
+        raise ConfigError(f"changefeed: {place} is a list: [{{matcher = ['shop.*'], …}}]")
+    return rules
+
+
+def _listed(value: Any) -> list[str]:
+    """A setting's texts, given as one or as a list."""
+    if value in (None, "", []):
+        return []
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
 
 def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, Any]]]:

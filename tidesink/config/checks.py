@@ -42,6 +42,13 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
             f"{option} needs the TiDB extension: TiCDC refuses it otherwise",
             "set enable-tidb-extension: true as the changefeed has it",
         )
+    if option == "handle-key-only" and source.binary_text == "utf-8":
+        yield Problem(
+            "source.binary-text",
+            "utf-8 cannot be used with large-message-handle-option handle-key-only: rows that are completed "
+            "from the upstream have their bytes as ISO-8859-1",
+            "let the changefeed use claim-check, or a protocol other than canal-json",
+        )
     if option == "claim-check" and source.claim_check_storage_uri is None:
         yield Problem(
             "source.claim-check-storage-uri",

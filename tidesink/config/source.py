@@ -22,6 +22,7 @@ from pydantic import (
 
 from tidesink.codecs.base import (
     BinaryHandling,
+    BinaryText,
     ChecksumMode,
     CodecOptions,
     DebeziumModes,
@@ -513,6 +514,10 @@ class SourceSettings(Model):
     """TiCDC: updates carry changed columns only in `old`. canal-json only."""
     delete_only_output_handle_key_columns: bool = CodecOptions.delete_only_output_handle_key_columns
     """TiCDC: deletes carry the key only. canal-json only."""
+    binary_text: BinaryText = CodecOptions.binary_text
+    """How the producer writes the bytes of BINARY, VARBINARY and BLOB columns as text. TiCDC documents
+    ISO-8859-1: one character a byte. By reports some versions write UTF-8 (5.3, 7.5.4): `utf-8` reads their
+    topics. `docs/codecs.md` says how to find out. canal-json only."""
     output_row_key: bool = CodecOptions.output_row_key
     """New TiCDC: rows carry TiDB's row key, which identifies the rows of tables without a key
     (`docs/tables-without-a-key.md`); needs the extension. canal-json only."""

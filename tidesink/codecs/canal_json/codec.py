@@ -29,7 +29,14 @@ from typing import TYPE_CHECKING, cast
 import orjson
 
 from tidesink.codecs.base import ByIdentity, Codec, CodecOptions, EncodedRecord, kept
-from tidesink.codecs.canal_json.envelope import OPS, Parsed, control_event, objects, timestamp
+from tidesink.codecs.canal_json.envelope import (
+    OPS,
+    Parsed,
+    control_event,
+    objects,
+    other_dialects_named,
+    timestamp,
+)
 from tidesink.codecs.canal_json.schema import Keys, RowShape, RowShapes, read_row
 from tidesink.codecs.compression import compressed
 from tidesink.codecs.large_messages import LargeMessages, is_cut_down
@@ -89,7 +96,7 @@ class CanalJsonCodec(Codec):
         options = self._options = options or CodecOptions()
         self.definitions = definitions if definitions is not None else TableDefinitions()
         self.unread_ddl: dict[str, str] = {}
-        self._shapes = shapes or RowShapes(self.definitions, keys)
+        self._shapes = shapes or RowShapes(self.definitions, keys, options.binary_text)
         self._large = large or LargeMessages(options)
         self._learns = shapes is None
         self._writer = CanalJsonWriter(options, clock, self._large)
@@ -123,11 +130,14 @@ class CanalJsonCodec(Codec):
         found: list[Event] = []
         for parsed in objects(message.value, self._large):
             if _is_row(parsed):
-                op, whole = OPS[parsed["type"]], self._whole(parsed)
-                for at, one in enumerate(_each_alone(whole, op), len(found)):
-                    found.append(self._row(one, op, message, at))
+                op = OPS[parsed["type"]]
+                with other_dialects_named(parsed):
+                    whole = self._whole(parsed)
+                    for at, one in enumerate(_each_alone(whole, op), len(found)):
+                        found.append(self._row(one, op, message, at))
                 continue
-            event = control_event(parsed, parsed.get("type"), message, len(found))
+            with other_dialects_named(parsed):
+                event = control_event(parsed, parsed.get("type"), message, len(found))
             if isinstance(event, DdlEvent) and self._learns:
                 self._learn(event)
             found.append(event)

@@ -18,6 +18,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidesink.codecs.base import ByIdentity
 from tidesink.codecs.batch import (
@@ -45,13 +46,14 @@ from tidesink.codecs.canal_json.scan import (
     odd_starts,
     scan,
 )
-from tidesink.codecs.canal_json.schema import RowShape, RowShapes
+from tidesink.codecs.canal_json.schema import REPLACEMENT, RowShape, RowShapes
 from tidesink.codecs.compression import compression_of
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.history import NEVER, row_moment
 from tidesink.errors import ConfigError, DecodeError
 from tidesink.events import Op
-from tidesink.typemap.arrow import from_text
+from tidesink.typemap.arrow import ColumnResult, from_text
+from tidesink.typemap.table import row_of
 
 T = TypeVar("T")
 
@@ -467,12 +469,16 @@ class _TableOfShape:
         tokens = np.concatenate([data, self._old(column.name, data)]) if len(self._updates) else data
         null = self._tokens.null[tokens]
         places = pa.array(self._tokens.place[tokens], mask=null if null.any() else None)
-        found = from_text(
-            self._tokens.texts.take(places),
-            column.type,
-            **self._types.policies_of(column),
-            time_zone=self._options.zone,
-        )
+        texts = self._tokens.texts.take(places)
+        if self._shape.binary_text == "utf-8" and row_of(column.type).reader == "binary":
+            found = _from_utf8(texts)
+        else:
+            found = from_text(
+                texts,
+                column.type,
+                **self._types.policies_of(column),
+                time_zone=self._options.zone,
+            )
         if found.unproven is not None:
             self._refuse(found.unproven)
         for name, marked in self._marks.items():
@@ -516,6 +522,13 @@ class _TableOfShape:
             "before": _struct(columns, self._types.row, before, count),
             "after": _struct(columns, self._types.row, np.where(deleted, _NO_TOKEN, rows), count),
         }
+
+
+def _from_utf8(texts: pa.Array) -> ColumnResult:
+    """Values of a binary column whose bytes the producer took for UTF-8."""
+    lost = pc.fill_null(pc.match_substring(texts, REPLACEMENT), False)
+    unproven = lost.to_numpy(zero_copy_only=False) if pc.any(lost).as_py() else None
+    return ColumnResult(texts.cast(pa.binary()), unproven, None, None)
 
 
 def _struct(columns: Sequence[pa.Array], kind: pa.StructType, rows: Indices, count: int) -> pa.Array:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -97,6 +98,51 @@ def _watermark(extension: Mapping[str, object], message: Message, index: int) ->
         raise SchemaMismatchError("a watermark without '_tidb.watermarkTs'")
     position = Position(message.topic, message.partition, message.offset, index, (watermark,))
     return WatermarkEvent(watermark, position)
+
+
+_OTHER_PIPELINE: Final = (
+    "Have the pipeline read the topic that TiCDC or Canal writes, or have the job write debezium-json with a "
+    "source block and set protocol: debezium-json"
+)
+_FLINK: Final = (
+    "the message has only 'data' and 'type', as Flink's canal-json format writes it: nothing in it names the "
+    f"table, its key or its types. {_OTHER_PIPELINE}"
+)
+_FLINK_CDC: Final = (
+    "the message has no 'mysqlType', 'es' and 'isDdl', as canal-json of a Flink CDC pipeline: deleted rows "
+    "are in 'old', numbers are JSON numbers and nothing tells the columns' types, so values could change. "
+    f"{_OTHER_PIPELINE}"
+)
+_DEBEZIUM: Final = (
+    "the message has Debezium's members ('op' with 'before' and 'after'): set protocol: debezium-json"
+)
+
+
+@contextmanager
+def other_dialects_named(parsed: Parsed) -> Iterator[None]:
+    """Say whose message it is where one cannot be read that other producers call canal-json.
+
+    Raises:
+        SchemaMismatchError: as it comes, or in its place one that names the producer and the way out.
+    """
+    try:
+        yield
+    except SchemaMismatchError as error:
+        reason = _dialect(parsed)
+        if reason is None:
+            raise
+        raise SchemaMismatchError(reason, **error.context) from error
+
+
+def _dialect(parsed: Parsed) -> str | None:
+    payload = parsed.get("payload", parsed)
+    if isinstance(payload, dict) and "op" in payload and {"before", "after"} & payload.keys():
+        return _DEBEZIUM
+    if "type" in parsed and parsed.keys() <= {"data", "type", "old"}:
+        return _FLINK
+    if "data" in parsed and not {"mysqlType", "sqlType", "es", "isDdl"} & parsed.keys():
+        return _FLINK_CDC
+    return None
 
 
 def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+from tidesink.codecs.base import BinaryText
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import NEVER, row_moment, table_key
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
@@ -54,6 +55,7 @@ class RowShape:
     wire_types: Mapping[str, str] | None = None
     since: int = 0
     until: int = NEVER + 1
+    binary_text: BinaryText = "iso-8859-1"
 
     def read(self, row: RawRow) -> dict[str, Value]:
         """The row's values, in its own order; the row is used up.
@@ -124,9 +126,42 @@ def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
     return row  # type: ignore[return-value]  # each value is now its column's
 
 
+# What Go and Java write for bytes that are not UTF-8.
+REPLACEMENT: Final = "\ufffd"
+_NOT_LATIN1: Final = (
+    "the text of this binary column has characters that stand for no byte. TiCDC writes one character of "
+    "ISO-8859-1 for each byte; by reports TiCDC 5.3 and 7.5.4 write the bytes as UTF-8 instead. If this "
+    "topic is one of these, set binary-text: utf-8 under source and load the table again, because bytes from "
+    "80 on in earlier rows were read by the other rule. Otherwise use a producer that writes ISO-8859-1"
+)
+_LOST_BYTES: Final = (
+    "the text of this binary column has U+FFFD, which the producer writes in place of bytes that are not "
+    "UTF-8: they are lost. Use a version of TiCDC that writes ISO-8859-1, as its documentation says, or "
+    "another protocol. A resync then brings the rows' values from the database"
+)
+
+
+def _read_latin1(text: str) -> bytes:
+    """Reads canal-json's text of a binary column: each byte as U+0000 to U+00FF (tiflow c7b2588)."""
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError as error:
+        raise ValueOutOfRangeError(_NOT_LATIN1) from error
+
+
+def _read_utf8(text: str) -> bytes:
+    """Reads the text of a binary column whose bytes the producer took for UTF-8 (tiflow #7058, #11771)."""
+    if REPLACEMENT in text:
+        raise ValueOutOfRangeError(_LOST_BYTES)
+    return text.encode()
+
+
 def _not_text(name: str, value: object) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"canal-json values are text or null, this one is {type(value).__name__}", column=name
+        f"canal-json values are text or null, this one is {type(value).__name__}: TiCDC and Alibaba's Canal "
+        "write every value as text, so another program wrote or changed the message. Have the pipeline read "
+        "the topic that TiCDC or Canal writes",
+        column=name,
     )
 
 
@@ -141,8 +176,10 @@ class _Words(NamedTuple):
 class RowShapes:
     """The shapes met so far, found again without building anything."""
 
-    def __init__(self, definitions: TableDefinitions, keys: Keys | None) -> None:
-        self._definitions = definitions
+    def __init__(
+        self, definitions: TableDefinitions, keys: Keys | None, binary_text: BinaryText = "iso-8859-1"
+    ) -> None:
+        self._definitions, self._binary_text = definitions, binary_text
         self._keys = {table_key(table): tuple(names) for table, names in (keys or {}).items()}
         self._shapes: dict[tuple[str, str], list[RowShape]] = {}
         self._recent: RowShape | None = None
@@ -225,13 +262,19 @@ class RowShapes:
             pk_names=words.keys,
             schema=TableSchema(table, columns),
             integers=tuple((c.name, *both, text_reader(c.type)) for c, both in bounds if both is not None),
-            others=tuple((c.name, text_reader(c.type)) for c, both in bounds if both is None),
+            others=tuple((c.name, self._reader(c.type)) for c, both in bounds if both is None),
             texts=tuple(c.name for c in columns if keeps_text(c.type)),
             key=self._key(table, words),
             wire_types=None if complete else words.types,
             since=max((at for at in changes if at <= commit_ts), default=0),
             until=min((at for at in changes if at > commit_ts), default=NEVER + 1),
+            binary_text=self._binary_text,
         )
+
+    def _reader(self, column_type: ColumnType) -> TextReader:
+        if row_of(column_type).reader != "binary":
+            return text_reader(column_type)
+        return _read_utf8 if self._binary_text == "utf-8" else _read_latin1
 
     def _defined(self, table: TableId) -> dict[str, Column]:
         """The table's columns by definition, by their names, folded."""
@@ -260,8 +303,15 @@ class DefinedShapes(RowShapes):
     that nothing defines is read as text, without a key: it waits for a definition.
     """
 
-    def __init__(self, definitions: TableDefinitions, keys: Keys, *, own_keys: bool) -> None:
-        super().__init__(definitions, keys)
+    def __init__(
+        self,
+        definitions: TableDefinitions,
+        keys: Keys,
+        *,
+        own_keys: bool,
+        binary_text: BinaryText = "iso-8859-1",
+    ) -> None:
+        super().__init__(definitions, keys, binary_text)
         self._own_keys = own_keys
 
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:

@@ -207,7 +207,12 @@ class CanalJsonDecoder(TableDecoder):
         return CanalJsonCodec(
             options=replace(self.options, time_zone=self.time_zone),
             definitions=definitions,
-            shapes=DefinedShapes(definitions, {self.table: keys}, own_keys=self.own_keys),
+            shapes=DefinedShapes(
+                definitions,
+                {self.table: keys},
+                own_keys=self.own_keys,
+                binary_text=self.options.binary_text,
+            ),
             large=_large_messages(self.options),
         )
 
