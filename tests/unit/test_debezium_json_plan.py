@@ -24,11 +24,12 @@ from tidesink.sinks.plans.debezium_json import (
     first_writer,
     writer_of,
 )
+from tidesink.typemap.projection import Layout, laid_out
 
 Json = dict[str, Any]
 _TABLE: Final = TableId("shop", "t")
 _SOURCE: Final = {"connector": "mysql", "db": "shop", "table": "t"}
-_TYPES: Final = {"id": "int64", "n": "string", "new": "string", "wide": "int32"}
+_TYPES: Final = {"id": "int64", "n": "string", "N": "string", "new": "string", "wide": "int32"}
 
 
 def _plain(row: Json | None, key: Json | None = None, **envelope: Any) -> Message:
@@ -306,3 +307,30 @@ def test_a_bad_value_of_the_row_before_an_update_does_no_harm() -> None:
     value = good.value.replace(b'"before":null', b'"before":{"id":1,"wide":99999999999}')
     (found,) = _rows(plan, replace(good, value=value.replace(b'"op":"c"', b'"op":"u"')))
     assert (found["_kind"], found["after"]) == ("upsert", {"id": 1, "wide": 5})
+
+
+@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("known", ["first", "all"])
+def test_columns_that_differ_in_case_keep_their_own_values(typed: bool, known: str) -> None:
+    """Whether the second one is known from the start or comes later; with and without schemas."""
+    images: list[Json] = [{"id": 1, "n": "old"}, {"id": 1, "n": "lower", "N": "UPPER"}, {"id": 2, "N": "B"}]
+    rows = [_typed(row) if typed else _plain(row, {"id": row["id"]}) for row in images]
+    writers = _learnt(_writers(rows[0]) if known == "first" else _writers(*rows), *rows)
+    plan = debezium_json_plan(_TABLE, writers=writers)
+    assert {column.name for column in plan.shape.columns} == {"id", "n", "N"}
+    found = [row["after"] for row in _rows(plan, *rows)]
+    assert [(row["n"], row["N"]) for row in found] == [("old", None), ("lower", "UPPER"), (None, "B")]
+
+
+def test_one_of_two_columns_that_differ_in_case_is_left_out_or_renamed() -> None:
+    rows = [_typed({"id": 1, "n": "lower", "N": "UPPER"})]
+    plan = debezium_json_plan(_TABLE, writers=_writers(*rows))
+    for layout, expected in (
+        (Layout(rename={"N": "upper"}), {"n": "lower", "upper": "UPPER"}),
+        (Layout(except_columns=("n",)), {"N": "UPPER"}),
+    ):
+        laid = laid_out(layout, plan.shape, own=())
+        target = replace(plan, rows=replace(plan.rows, target=laid.shape, sources=laid.sources))
+        (row,) = _rows(target, *rows)
+        assert {name: row["after"][name] for name in expected} == expected
+        assert len(row["after"]) == len(expected) + 1
