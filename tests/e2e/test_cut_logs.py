@@ -61,7 +61,7 @@ def test_an_unclean_election_is_noticed_behind_the_offsets_that_were_read(cluste
     properties, offsets = {"bootstrap.servers": cluster.brokers}, found(cluster)
     assert offsets.partitions[0].latest == 50
     for _ in range(2):  # a client that is used again notices it as well
-        with pytest.raises(SourceError, match="Records from offset 20 on are others now") as caught:
+        with pytest.raises(SourceError, match="From offset 20 on there are other records now") as caught:
             LeaderEpochs(properties).checked(PLACE, offsets.topic_id, known, {0: 50}, offsets.partitions)
         assert "--to-offset 0=20" in str(caught.value)
     # A record that both logs have is the one that was read, and so is the newest one.

@@ -248,7 +248,9 @@ def _compared(name: str, kind: str, column: ComparedColumn, odd: Column | None =
     value = F.expr(f"try_cast({name} AS {column.type})")
     found = F.lit(None).cast("string") if odd is None else odd
     if kind != column.type:
-        found = F.coalesce(found, F.when(~_is_exact(raw, kind, value, column.type), raw.cast("string")))
+        text = raw.cast("string")
+        shown = _digits(text) if column.type.startswith("decimal") else text
+        found = F.coalesce(found, F.when(~_is_exact(raw, kind, value, column.type), shown))
         value = F.when(found.isNull(), value)
     return _Value(_spelt(value, column), found, value)
 
