@@ -113,3 +113,27 @@ def test_bounds_in_postgres(postgres: Endpoint) -> None:
                 session.execute(statement)  # type: ignore[call-overload]
         with source_connection(url) as connection:
             _check(connection, TableId("public", "bounds"), _POSTGRES)
+
+
+def test_the_order_of_a_key_in_postgres(postgres: Endpoint) -> None:
+    """Another collation, type or domain of the key, and no change of other columns."""
+    table = TableId("public", "coded")
+    with own_postgres(postgres) as url, plain_session(url) as session, source_connection(url) as connection:
+
+        def order() -> str:
+            found = stored_table(connection, table)
+            assert found is not None
+            assert found.key == ("k", "n", "e")
+            return found.order
+
+        session.execute("CREATE TYPE mood AS ENUM ('a', 'b')")
+        session.execute("CREATE TYPE other AS ENUM ('b', 'a')")
+        session.execute("CREATE TABLE coded (k text, n int, e mood, v text, PRIMARY KEY (k, n, e))")
+        orders = [order()]
+        session.execute('ALTER TABLE coded ALTER v TYPE text COLLATE "C", ADD w int')
+        session.execute("ALTER TYPE mood ADD VALUE 'c'")
+        assert order() == orders[0]
+        for change in ('k TYPE text COLLATE "C"', "n TYPE text", "e TYPE other USING e::text::other"):
+            session.execute(f"ALTER TABLE coded ALTER {change}")  # type: ignore[call-overload]
+            orders.append(order())
+    assert len({*orders}) == len(orders)

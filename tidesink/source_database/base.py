@@ -28,10 +28,10 @@ NO_POSITION: Final = (
 )
 
 REPLICA: Final = (
-    "the database is a replica, which may be behind what was sent to Kafka: a row that is older than a "
-    "change which was applied would stay. Give the address of the server that takes the writes (Postgres: "
-    "several hosts and target_session_attrs=read-write). If the connector itself reads this replica, set "
-    "source.database.replica: true"
+    "the database is a replica or a standby. It may be behind what was sent to Kafka, and a row that is older "
+    "than a change which was applied would stay. Give the address of the server that takes the writes "
+    "(Postgres: several hosts and target_session_attrs=read-write). If the connector itself reads this "
+    "replica, set source.database.replica: true"
 )
 NO_AS_OF: Final = (
     "source.database cannot be read as of a moment that is over, which a comparison at a cut needs: TiDB can "

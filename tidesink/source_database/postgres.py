@@ -160,7 +160,8 @@ WHERE n.nspname = :schema AND c.relname = :name AND c.relkind IN ('r', 'p')"""
 # are those of any collation that they give.
 _ORDER: Final = """
 SELECT a.attname, pg_catalog.concat_ws(' ', a.atttypid, a.attcollation,
-    pg_catalog.pg_collation_actual_version(NULLIF(a.attcollation, 100)),
+    (SELECT pg_catalog.pg_collation_actual_version(c.oid) FROM pg_catalog.pg_collation c
+     WHERE c.oid = a.attcollation AND c.oid <> 100),
     CASE WHEN a.attcollation = 100 THEN (
         SELECT pg_catalog.concat_ws(' ', d.datcollate, d.datctype, v.libraries)
         FROM pg_catalog.pg_database d,
