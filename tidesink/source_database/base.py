@@ -28,7 +28,7 @@ NO_POSITION: Final = (
 )
 
 REPLICA: Final = (
-    "the database is a replica or a standby. It may be behind what was sent to Kafka, and a row that is older "
+    "the database is a replica or a standby. It may be behind what was sent to Kafka, and a row older "
     "than a change which was applied would stay. Give the address of the server that takes the writes "
     "(Postgres: several hosts and target_session_attrs=read-write). If the connector itself reads this "
     "replica, set source.database.replica: true"
