@@ -317,9 +317,14 @@ class SourceRows:
                 types = [column.type for column in self.schema.columns]
                 # Before the rows: a change that was committed up to it is one that they show.
                 position = None if self.since is None else begin_at_position(connection, since=self.since)
-                if self.since is None and self.as_of is None:
+                is_one_state = self.since is not None or self.as_of is not None
+                if not (is_one_state or now.constants):
                     dialect.begin_snapshot(connection)
-                count = dialect.counted_rows(connection, self.schema.table, query)
+                    is_one_state = True
+                # Rows of a table without a key are read outside of a transaction, and are not counted: a
+                # TRUNCATE must not wait for them, and is noticed behind them.
+                table = self.schema.table
+                count = dialect.counted_rows(connection, table, query) if is_one_state else None
                 began = time.monotonic()
                 for columns in dialect.column_batches(connection, query, types, _ROWS_A_PART):
                     rows = self._structs(columns)
