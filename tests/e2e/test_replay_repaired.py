@@ -148,6 +148,7 @@ def test_letters_undo_nothing_that_a_resync_repaired(books: Books, spark: SparkS
     assert books.names() == {1: "uno", 2: "older", 3: "three"}
     books.with_zero_date("error")
     books.send(2, "older still", NEVER)  # 8
+    books.drain()
     books.resync()
     books.send(3, "drei", NEVER)  # 9: later than the resync
     books.commit(3, "drei")

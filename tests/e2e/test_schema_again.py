@@ -52,7 +52,8 @@ def test_rows_after_the_drop_are_null_and_a_resync_ends(
 
         def config(folder: str) -> Path:
             (tmp_path / folder).mkdir()
-            more = {"source": source, "defaults": {"snapshot": "never"}}
+            tables = [{"name": str(table), "topic": feed.topic}]
+            more = {"source": source, "defaults": {"snapshot": "never"}, "tables": tables}
             return diff_config(tmp_path / folder, servers, feed.topic, mariadb_url, **more)
 
         def alter(change: str, *columns: Column) -> None:
