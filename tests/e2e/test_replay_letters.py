@@ -148,8 +148,8 @@ def test_a_replay_applies_nothing_that_is_later_than_the_next_cut(
 
     shop.put(2, "two", ts=moment(-9))
     shop.put(1, "letter", NEVER, ts=moment(-8))  # 1
-    shop.put(3, "later letter", NEVER, ts=moment(2))  # 2
-    shop.put(1, "later", ts=moment(3))  # 3: waits for the next cut
+    shop.put(3, "later letter", NEVER, ts=moment(62))  # 2
+    shop.put(1, "later", ts=moment(63))  # 3: waits for the cut after the next
     shop.put(4, "read again", NEVER, ts=moment(-7))  # 4
     shop.writer.watermark(moment(5))
     shop.drain()
