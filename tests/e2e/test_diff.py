@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
+from psycopg import sql
 from typer.testing import CliRunner
 
-from tests.contracts.sql_beds import DATABASES
 from tests.e2e.diffing import diff_config, differing, drain, table_of_diff
 from tests.e2e.live_source import LiveTable, changing, live_table
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
-from tests.e2e.sql_beside import execute
 from tests.e2e.wide_rows import OTHERS, wide_table
 from tests.full import FULL, quick_on
 from tests.mysql_values import own_database
@@ -68,8 +68,7 @@ def test_a_value_of_every_type_that_differs_is_found(
         # A date that Spark has not, where the source has NULL.
         odd = kind == "postgres"
         if odd:
-            statement = f"UPDATE \"{schema}\".wide SET da = 'infinity' WHERE id = {last}"  # noqa: S608
-            execute(("postgres", DATABASES["postgres"](request)), statement)
+            _make_odd(place.target, schema, last)
         report = tmp_path / "differing.jsonl"
         code, found = table_of_diff(config, "--report", str(report))
     assert code == 3
@@ -82,6 +81,16 @@ def test_a_value_of_every_type_that_differs_is_found(
     if odd:
         expected[last] = ["da"]
     assert by_key == {**expected, len(names): "only_at_target", -1: "only_at_source"}
+
+
+def _make_odd(target: Mapping[str, Any], schema: str, number: int) -> None:
+    """Give a row of the copy in Postgres a date that Spark has not."""
+    # Without parameters a % in the name is no placeholder.
+    statement = sql.SQL("UPDATE {} SET da = 'infinity' WHERE id = {}")
+    changed = statement.format(sql.Identifier(schema, "wide"), sql.Literal(number))
+    user, password = target["user"], target.get("password")
+    with psycopg.connect(target["url"], user=user, password=password) as connection:
+        assert connection.execute(changed).rowcount == 1
 
 
 def _run(connection: sa.Connection, statement: str) -> None:
