@@ -498,7 +498,7 @@ class _RangeReader:
                 "starting; look at the topic again",
             )
         if code in REFUSED:
-            raise self._failure(SourceError, f"Kafka refuses ({error.name()}): {REFUSED[code]}")
+            raise self._refused(error)
         if error.fatal() or not (error.retriable() or code in _PASSING):
             raise self._failure(
                 SourceError, f"Kafka cannot give the records ({error.name()}): see the broker's log"
@@ -515,20 +515,27 @@ class _RangeReader:
             self._note_error(refused)
         if waited > self._limits.refusal:
             if self._opened.answer_refused:
-                raise self._failure(
-                    SourceError,
-                    f"An answer of Kafka is larger than {_LARGEST} ({self._opened.largest_answer}), or is "
-                    f"none of Kafka's. Set source.kafka.{_LARGEST} above the size of the topic's largest "
-                    "record batch",
-                )
+                raise self._too_large()
             if self._short_end is not None:
                 raise self._ends_early(self._short_end)
             if refused is not None and refused.code() in REFUSED:
-                raise self._failure(
-                    SourceError, f"Kafka refuses ({refused.name()}): {REFUSED[refused.code()]}"
-                )
+                raise self._refused(refused)
         if waited > self._limits.silence:
             raise self._unavailable(self._error or refused)
+
+    def _refused(self, error: KafkaError) -> SourceError:
+        # librdkafka reports a too large answer for the client, or for the partition that was asked for.
+        if error.code() == KafkaError._BAD_MSG:
+            return self._too_large()
+        return self._failure(SourceError, f"Kafka refuses ({error.name()}): {REFUSED[error.code()]}")
+
+    def _too_large(self) -> SourceError:
+        return self._failure(
+            SourceError,
+            f"An answer of Kafka is larger than {_LARGEST} ({self._opened.largest_answer}), or a record "
+            f"batch has an invalid checksum or framing. Set source.kafka.{_LARGEST} above the size of the "
+            "topic's largest record batch. If the error stays, the data on the broker are damaged",
+        )
 
     def _unavailable(self, error: KafkaError | None) -> SourceError:
         name = f" ({error.name()})" if error is not None else ""
