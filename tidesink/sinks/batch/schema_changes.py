@@ -446,7 +446,9 @@ class KnownColumns:
     def __init__(self, store: StateStore, progress: Progress, layout: Layout) -> None:
         self._store = store
         self._name = _name(progress.pipeline, progress.table)
+        # The source's names by the target's, as these are spelled and folded.
         self._rename = {new: old for old, new in layout.rename.items()}
+        self._folded = {fold_name(new): old for old, new in layout.rename.items()}
         self._kept = store.load_document(_KIND, self._name)
         self._known = _columns_of(self._kept, progress)
         self._unkept: Mapping[str, Any] | None = None
@@ -497,9 +499,7 @@ class KnownColumns:
         """The source's name, folded, of a column of the target."""
         if name in self._rename:
             return fold(self._rename[name])
-        folded = {fold_name(new): old for new, old in self._rename.items()}
-        own = folded.get(fold_name(name)) if fold is fold_name else None
-        return fold(name if own is None else own)
+        return fold(self._folded.get(fold_name(name), name) if fold is fold_name else name)
 
 
 def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
