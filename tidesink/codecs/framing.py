@@ -63,7 +63,7 @@ _EIGHT_BYTES: Final = (
 # Starts, and what they are the start of.
 _STARTS: Final = (
     (b"Obj\x01", "an Avro container file, which is no Kafka record of a converter's"),
-    (b"\xc3\x01", "Avro's single-object encoding, which has no registry id: use a converter of the registry"),
+    (b"\xc3\x01", "Avro's single-object encoding, which has no registry id"),
     (b":)\n", "Smile (binary JSON)"),
     (b"\xd9\xd9\xf7", "CBOR"),
     (b"\x1f\x8b", "gzip"),
@@ -135,7 +135,7 @@ def not_confluent(data: bytes) -> str:
 
 
 def not_json(data: bytes) -> str | None:
-    """What bytes look like that are no JSON: the rest of a sentence; None if like nothing known."""
+    """Return a clause that names the format of bytes that are not JSON, or None if it is unknown."""
     if is_glue(data):
         return "has an AWS Glue schema registry header: set the connector's converter to JsonConverter"
     if data[:1] == bytes([MAGIC]):
@@ -144,7 +144,7 @@ def not_json(data: bytes) -> str | None:
                 "has a Confluent header before JSON, as JsonSchemaConverter writes it: set the connector's "
                 "converter to org.apache.kafka.connect.json.JsonConverter"
             )
-        return "looks like a Confluent header: is the protocol debezium-avro or flat-avro?"
+        return "looks like a Confluent header, as flat-avro and debezium-avro have it"
     what = _start(data)
     return f"looks like {what}" if what else None
 

@@ -296,7 +296,7 @@ def native_of(column: ShapeColumn, found: str, database: Database) -> Native | W
     if rule is None or kind not in rule.kinds or not _is_known(word, arguments, found, kind, database):
         return Refused(wanted, "does not hold the values of")
     if column.key and not rule.key:
-        return Refused(wanted, "takes different keys for one, or writes them otherwise, of")
+        return Refused(wanted, "takes different keys for one, or writes keys differently from")
     if word in _FRACTIONS and _digits_of(column) > _fraction(word, arguments):
         if base != found:
             return Refused(wanted, "has fewer digits of a second than")

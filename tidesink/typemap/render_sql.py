@@ -22,10 +22,10 @@ Spelling = Literal["digits", "json"]
 
 
 class FoundType(str):
-    """A column's type as a catalog writes it, with what that text does not say.
+    """A column type as the catalog spells it, with what the spelling leaves out.
 
-    ``base`` is the type of which a domain is made, else the type itself. ``is_enum``: a user's enum, or an
-    array of one. ``charset`` is that of a text that does not hold every character.
+    ``base``: a domain's underlying type, otherwise the type itself. ``is_enum``: a user's enum, or an array
+    of one. ``charset``: set if it cannot hold every character.
     """
 
     base: str

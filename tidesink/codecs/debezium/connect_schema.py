@@ -54,9 +54,9 @@ class ConnectSchema:
     ``name`` is the semantic type's (``io.debezium.time.Date``), of a struct its own.
     ``parameters`` holds what the type needs besides (``scale``, ``length``, ``allowed``) and what the
     source said. ``default`` is as the wire has it, Avro's bytes as bytes. ``fields`` are a struct's,
-    ``items`` an array's, ``keys`` and ``values`` a map's. ``zero_defaults``: it is a row of Postgres', where
-    a NOT NULL field whose default the database computes (nextval, gen_random_uuid) has the type's zero for
-    one (Debezium 3.5).
+    ``items`` an array's, ``keys`` and ``values`` a map's. ``zero_defaults``: True for a Postgres row.
+    If the database computes the default of a NOT NULL column (nextval, gen_random_uuid), the wire has the
+    type's zero as its default (Debezium 3.5).
     """
 
     type: ConnectType

@@ -156,9 +156,9 @@ def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
     if row.reader != "text" or column_type.name not in _STRUCTURES:
         kind = "an object" if isinstance(raw, Mapping) else "an array"
         raise SchemaMismatchError(
-            f"The value is {kind} of JSON, and the table definition says "
-            f"{column_type.sql or column_type.name}. Set the connector's handling mode that writes the plain "
-            "value, or give the column's own type in the definition"
+            f"The value is {kind} of JSON, but the definition declares "
+            f"{column_type.sql or column_type.name}. Declare the source's column type in the definition, or "
+            "change the connector's setting for that type (for example hstore.handling.mode)"
         )
     return _schema("array") if isinstance(raw, list) else _schema("map")
 

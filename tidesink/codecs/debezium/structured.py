@@ -145,7 +145,7 @@ def _clock(raw: Mapping[str, Any], schema: ConnectSchema, most_hours: int) -> st
     )
     picoseconds = _picoseconds(raw, schema, 0)
     if hour == 24 and (minute or second or picoseconds):
-        raise ValueOutOfRangeError(f"a time after 24:00:00 is none of {schema.name}")
+        raise ValueOutOfRangeError(f"{schema.name} cannot hold a time after 24:00:00")
     return f"{hour:02d}:{minute:02d}:{second:02d}{_fraction(picoseconds)}"
 
 

@@ -118,9 +118,9 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
 
 class ValueSchema(NamedTuple):
-    """What a value's schema is of; ``row`` are the columns of an envelope's images.
+    """What a value schema describes. ``row``: the schema of an envelope's before and after.
 
-    ``connector`` is the one that the source block's name says (``io.debezium.connector.postgresql.Source``).
+    ``connector``: from the source block's name (``io.debezium.connector.postgresql.Source``).
     """
 
     kind: Kind

@@ -489,7 +489,7 @@ class ReplayBatch(Batch):
     def _events(
         self, task: RangeTask, letters: tuple[Letter, ...]
     ) -> Mapping[tuple[int, int], list[LetterEvent]]:
-        """By partition and offset the keys of the letters' row events."""
+        """Return the row events of each letter, by its partition and offset."""
         table, keys = str(self._settings.table), EventKeys(task.plan)
         limited = [one for one in self._reads if one.limited]
         source = KafkaSource(LetterFetch.of(self._context.dead_letters().topic, letters))

@@ -385,7 +385,7 @@ class Snapshot:
         return asked.deletes and not asked.limited and asked.started > max(begun, asked.cancelled)
 
     def is_outrun(self, progress: Progress) -> bool:
-        """Whether what was asked for has a number below that of the last one: it would never begin."""
+        """Return True if the request's number is below the last snapshot's, so that it would never begin."""
         found, asked = progress.snapshot, self.asked
         return found is not None and asked.is_asked and asked.started < found.number
 
@@ -828,7 +828,7 @@ class SnapshotBatch(Batch):
         return replace(progress, snapshot=snapshot, source_reads=self._source_reads(progress, snapshot))
 
     def _source_reads(self, progress: Progress, snapshot: SnapshotProgress) -> tuple[SourceRead, ...]:
-        """What the part means for dead letters; nothing where they have positions, or take no replay."""
+        """Return the source reads with this part; unchanged unless upsert goes by Kafka's order."""
         if self._settings.mode != "upsert" or self._sequenced:
             return progress.source_reads
         part = self._part

@@ -162,9 +162,9 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
 
 
 def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) -> tuple[Limit, ...] | None:
-    """Bounds of the source's key, which ``limits_of`` let pass before, as those of the target's.
+    """Return bounds that ``limits_of`` accepted, on the target's key columns, without asking the source.
 
-    None where the key has not their columns any more. The source is not asked.
+    None if the key no longer has their columns.
     """
     from tidesink.sinks.spark.digests import Limit
 

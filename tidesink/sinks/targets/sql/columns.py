@@ -96,11 +96,12 @@ def check_natives(
         SchemaRefusedError: there is one.
     """
     for name, column, fit in refused_natives(present, shape.columns, database):
-        way = f": {'; '.join(mend(name, fit.wanted))}" if mend else f" to {fit.wanted}"
+        way = f" to {fit.wanted} and start again"
+        if mend:
+            way = f" and start again: {'; '.join(mend(name, fit.wanted))}"
         raise SchemaRefusedError(
             f"The column {name} of the target's table is {present[name]}, which {fit.why} the source's "
-            f"column ({column.comment}). Leave it out by except_column_list, or change it, "
-            f"and start again{way}",
+            f"column ({column.comment}). Exclude it with except_column_list, or change its type{way}",
             table=str(shape.source),
             column=name,
         )
@@ -108,10 +109,11 @@ def check_natives(
 
 def natives_of(present: Mapping[str, str], shape: TableShape, database: Database) -> dict[int, Native]:
     """How columns of native types take the shape's values, by the position in the shape."""
-    there = {fold_name(name): found for name, found in present.items()}
+    fold = folding(present, (column.name for column in shape.columns))
+    there = {fold(name): found for name, found in present.items()}
     found = {}
     for at, column in enumerate(shape.columns):
-        kept = there.get(fold_name(column.name))
+        kept = there.get(fold(column.name))
         fit = None if kept is None else native_of(column, kept, database)
         if isinstance(fit, Native):
             found[at] = fit
