@@ -8,11 +8,14 @@ import fastavro
 import pytest
 
 from tidesink.codecs.debezium.connect_schema import (
+    ConnectField,
     ConnectSchema,
     connect_schema_of_avro,
     connect_schema_of_json,
 )
+from tidesink.codecs.debezium.values import column_of
 from tidesink.errors import SchemaMismatchError
+from tidesink.events import ColumnType
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
@@ -104,6 +107,50 @@ def test_a_decimal_without_precision_does_not_take_avros() -> None:
     money = {"type": "bytes", "scale": 2, "precision": 64, "logicalType": "decimal", "connect.name": DECIMAL}
     found = connect_schema_of_avro({**money, "connect.parameters": {"scale": "2"}})
     assert found.parameters == {"scale": "2"}
+
+
+_AVRO_DATA = "io.confluent.connect.avro"
+
+
+def _anonymous(name: str, *kinds: Any) -> dict[str, Any]:
+    fields = [{"name": f"f{at}", "type": kind} for at, kind in enumerate(kinds)]
+    return {"type": "record", "name": name, "namespace": _AVRO_DATA, "fields": fields}
+
+
+@pytest.mark.parametrize("name", ["ConnectDefault", "ConnectDefault2", "ConnectDefault17", "Union"])
+def test_a_name_that_avro_data_made_up_is_no_name(name: str) -> None:
+    bare = _schema("struct", fields=(ConnectField("f0", _schema("string"), "f0"),))
+    assert connect_schema_of_avro(_anonymous(name, "string")) == bare
+    spelt = {"type": "record", "name": f"{_AVRO_DATA}.{name}", "fields": [{"name": "f0", "type": "string"}]}
+    assert connect_schema_of_avro(spelt) == bare
+    plain = {"type": "struct", "name": f"{_AVRO_DATA}.{name}"}
+    assert connect_schema_of_json({**plain, "fields": [{"field": "f0", "type": "string"}]}) == bare
+    assert column_of(ConnectField("c", bare, "c")).type == ColumnType("struct")
+
+
+def test_so_is_that_of_an_enum_and_of_a_struct_in_a_struct() -> None:
+    symbols = {"type": "enum", "name": "e", "symbols": ["a"], "connect.name": f"{_AVRO_DATA}.Enum"}
+    assert connect_schema_of_avro(symbols).name is None
+    inner = connect_schema_of_avro(_anonymous("ConnectDefault", _anonymous("ConnectDefault2", symbols)))
+    assert [one.schema.name for one in inner.fields] == [None]
+    listed = {"type": "array", "items": "int", "connect.name": f"{_AVRO_DATA}.ConnectDefault"}
+    assert connect_schema_of_avro(listed).name is None
+    kept = {**_anonymous("Money", "string"), "namespace": "io.confluent.connect"}
+    assert connect_schema_of_avro(kept).name == "io.confluent.connect.Money"
+
+
+@pytest.mark.parametrize("name", [None, "labels"])
+def test_the_entries_of_a_map_may_be_named_twice(name: str | None) -> None:
+    entry = {
+        "type": "record",
+        "name": name or "MapEntry",
+        "namespace": _AVRO_DATA,
+        "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": "string"}],
+        **({"connect.internal.type": "MapEntry"} if name else {}),
+    }
+    first, second = ({"type": "array", "items": one} for one in (entry, f"{_AVRO_DATA}.{name or 'MapEntry'}"))
+    found = connect_schema_of_avro(_anonymous("ConnectDefault", first, second))
+    assert [one.schema.type for one in found.fields] == ["map", "map"]
 
 
 def test_a_named_type_is_read_once_and_named_twice() -> None:

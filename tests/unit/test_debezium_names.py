@@ -20,8 +20,9 @@ from tests.unit.debezium_samples import (
 from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.debezium.codec import DebeziumJsonCodec
 from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema, connect_schema_of_avro
+from tidesink.codecs.debezium.envelope import Rows
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.errors import DecodeError, SchemaMismatchError
+from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
 
 Json = dict[str, Any]
@@ -85,6 +86,8 @@ def _time(name: str, **parameters: object) -> ConnectSchema:
             {**_SPAN, "years": 1, "seconds": -6, "picoseconds": -789_000_000_000},
             "P1Y0M0DT0H0M-6.789S",
         ),
+        ("StructuredDuration", {"specialValue": "NEGATIVE_INFINITY"}, "-infinity"),
+        ("StructuredDuration", {**_SPAN, **_INFINITE}, "infinity"),
     ],
 )
 def test_structured_times_are_exact_text(name: str, raw: Json, expected: str) -> None:
@@ -120,6 +123,8 @@ def test_the_types_of_structured_times() -> None:
     assert own_column(elapsed).type == ColumnType("local time")
     minus = {**_SPAN, "hours": -838, "minutes": -59, "seconds": -58, "picoseconds": -500_000_000_000}
     assert read(elapsed, minus) == "-838:59:58.5"
+    with pytest.raises(ValueOutOfRangeError, match="specialValue"):
+        read(elapsed, _INFINITE)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +135,19 @@ def test_the_types_of_structured_times() -> None:
         ("datetime", {**_DAY, **_CLOCK, "specialValue": None}, "2024-02-29 12:34:56"),
         ("time", {**_SPAN, "hours": -100, "precision": 0}, "-100:00:00"),
         ("interval", {**_SPAN, "days": 3, "precision": 6}, "P0Y0M3DT0H0M0S"),
+        # Without nulls, or in the form that has no precision.
+        ("date", _DAY, "2024-02-29"),
+        ("local date", {"specialValue": "NEGATIVE_INFINITY"}, "-infinity"),
+        ("instant", _INFINITE, "infinity"),
+        ("datetime", {**_DAY, "hour": 1, "minute": 2, "second": 3, "nanos": 0}, "2024-02-29 01:02:03"),
+        ("time", {"hour": 1, "minute": 2, "second": 3, "picoseconds": 0}, "01:02:03"),
+        ("interval", _SPAN, "P0Y0M0DT0H0M0S"),
+        ("interval", {"specialValue": "POSITIVE_INFINITY"}, "infinity"),
+        ("array", [_DAY, {"specialValue": "POSITIVE_INFINITY"}, None], '["2024-02-29","infinity",null]'),
+        ("array", [[_DAY]], '[["2024-02-29"]]'),
+        # An object is what the definition says.
+        ("json", _DAY, '{"day":29,"month":2,"year":2024}'),
+        ("map", {"year": "2024", "month": "2"}, '{"month":"2","year":"2024"}'),
     ],
 )
 def test_a_definition_types_structured_times_without_a_schema(kind: str, raw: Json, expected: str) -> None:
@@ -228,10 +246,30 @@ def test_cells_with_a_schema_are_refused() -> None:
         own_column(cell)
 
 
+@pytest.mark.parametrize("kind", ["text", "int", "json", "struct"])
+def test_so_are_they_where_a_definition_types_the_column(kind: str) -> None:
+    cell = _struct("name", value=schema("string"), set=schema("boolean"))
+    rows = Rows(MODES, TableDefinitions([TableSchema(_TABLE, (Column("c", ColumnType(kind)),))]))
+    with pytest.raises(SchemaMismatchError, match="YBExtractNewRecordState") as found:
+        rows.read({"c": _cell("a")}, _struct("row", c=cell), _TABLE)
+    assert found.value.context["column"] == "c"
+
+
 @pytest.mark.parametrize(
     ("raw", "name"),
     [
         ({**_DAY, "specialValue": None}, "StructuredDate"),
+        (_DAY, "StructuredDate"),
+        ({"year": 2024, "month": 2}, "StructuredDate"),
+        ({"specialValue": "POSITIVE_INFINITY"}, "StructuredDate"),
+        (_INFINITE, "StructuredTimestamp"),
+        ({**_DAY, "hour": 1, "minute": 2, "second": 3, "nanos": 0}, "StructuredTimestamp"),
+        ({**_DAY, "hour": 1, "offsetSeconds": 0}, "StructuredZonedTimestamp"),
+        ({"hour": 1, "minute": 2, "second": 3, "picoseconds": 0}, "StructuredTime"),
+        ({"seconds": 1, "nanos": 0}, "StructuredDuration"),
+        (_SPAN, "StructuredDuration"),
+        ([_DAY, None], "StructuredDate"),
+        ([[{"specialValue": "NEGATIVE_INFINITY"}, _DAY]], "StructuredDate"),
         ({**_CLOCK, "offsetSeconds": 0}, "StructuredZonedTime"),
         ({**_SPAN, "precision": 6}, "StructuredDuration"),
     ],
@@ -239,6 +277,24 @@ def test_cells_with_a_schema_are_refused() -> None:
 def test_structured_times_that_nothing_types_are_refused(raw: Json, name: str) -> None:
     with pytest.raises(SchemaMismatchError, match=name):
         DebeziumJsonCodec(options=CodecOptions()).decode(_message({"id": 1, "at": raw}, connector="mysql"))
+
+
+def test_each_object_of_a_defined_column_is_read_by_its_own_members() -> None:
+    columns = (Column("id", ColumnType("int")), Column("at", ColumnType("instant")))
+    codec = DebeziumJsonCodec(definitions=TableDefinitions([TableSchema(_TABLE, columns)]))
+    moment = {**_DAY, **_CLOCK, "offsetSeconds": 0}
+    found = [codec.decode(_message({"id": 1, "at": raw}))[0] for raw in (_INFINITE, moment)]
+    assert [one.after for one in found if isinstance(one, ChangeEvent)] == [
+        {"id": 1, "at": "infinity"},
+        {"id": 1, "at": "2024-02-29 12:34:56+00:00"},
+    ]
+
+
+@pytest.mark.parametrize("raw", [{"year": "2024", "month": "2"}, {"day": 1}, {"year": 1, "month": 2, "n": 3}])
+def test_objects_with_other_members_are_no_structured_times(raw: Json) -> None:
+    (event,) = DebeziumJsonCodec().decode(_message({"id": 1, "at": raw}))
+    assert isinstance(event, ChangeEvent)
+    assert event.after == {"id": 1, "at": json.dumps(raw, sort_keys=True, separators=(",", ":"))}
 
 
 @pytest.mark.parametrize("kind", ["varchar", "char", "text", "enum", "uuid", "interval", "int", "date"])

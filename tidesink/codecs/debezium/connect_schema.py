@@ -155,6 +155,12 @@ _LOGICAL: Final = {
     ("string", "uuid"): "io.debezium.data.Uuid",
 }
 _MAP_ENTRY: Final = "MapEntry"
+# The names that AvroData itself gives to a record or an enum for which Connect has none (``NAMESPACE`` and
+# its siblings in AvroData.java, kafka-connect-avro-data 7 and 8). The second anonymous struct of a schema is
+# ConnectDefault2, and so on. ``toConnectSchema`` drops them by the same prefix.
+_AVRO_DATA: Final = "io.confluent.connect.avro."
+_DEFAULT_NAME: Final = f"{_AVRO_DATA}ConnectDefault"
+_UNNAMED: Final = frozenset(f"{_AVRO_DATA}{name}" for name in (_MAP_ENTRY, "Union", "Enum", "Anything"))
 _STRING: Final = ConnectSchema("string")
 
 
@@ -169,9 +175,13 @@ def connect_schema_of_avro(parsed_avro: object) -> ConnectSchema:
 
 @dataclass
 class _Reader:
-    """Reads one schema; ``named`` are the named types met so far, None while one is being read."""
+    """Reads one schema; ``named`` are the named types met so far, None while one is being read.
+
+    ``entries`` are the names of those that are a map's entries.
+    """
 
     named: dict[str, ConnectSchema | None] = field(default_factory=dict)
+    entries: set[str] = field(default_factory=set)
 
     def read(self, avro: object, namespace: str, level: int) -> ConnectSchema:
         if level > MOST_LEVELS:
@@ -217,6 +227,8 @@ class _Reader:
         schema = self._base(avro, kind, inner, level)
         if named:
             self.named[named] = schema
+            if _MAP_ENTRY in (avro.get("connect.internal.type"), named.rpartition(".")[2]):
+                self.entries.add(named)
         return schema
 
     def _base(self, avro: Mapping[str, Any], kind: str, namespace: str, level: int) -> ConnectSchema:
@@ -237,10 +249,19 @@ class _Reader:
     def _array(self, avro: Mapping[str, Any], namespace: str, level: int) -> ConnectSchema:
         items = self.read(avro.get("items"), namespace, level + 1)
         default = avro.get("connect.default")
-        schema = ConnectSchema("array", avro.get("connect.name"), _avro_parameters(avro), default=default)
-        if _is_entry(avro, items):
+        name = avro.get("connect.name")
+        schema = ConnectSchema("array", _own_name(name), _avro_parameters(avro), default=default)
+        if self._is_entry(avro.get("items"), items, namespace):
             return replace(schema, type="map", keys=items.field("key"), values=items.field("value"))
         return replace(schema, items=items)
+
+    def _is_entry(self, avro: object, items: ConnectSchema, namespace: str) -> bool:
+        """Whether an array stands for a map, as AvroData writes maps whose keys are not plain text."""
+        if items.type != "struct" or tuple(field.name for field in items.fields) != ("key", "value"):
+            return False
+        if isinstance(avro, str):
+            return bool({avro, _full(avro, namespace)} & self.entries)
+        return isinstance(avro, Mapping) and _named(avro, namespace) in self.entries
 
     def _fields(self, avro: Mapping[str, Any], namespace: str, level: int) -> tuple[ConnectField, ...]:
         fields = avro.get("fields")
@@ -283,12 +304,19 @@ def _kind(avro: Mapping[str, Any], kind: str) -> ConnectType:
 def _semantic_name(avro: Mapping[str, Any], kind: str, namespace: str) -> str | None:
     name = avro.get("connect.name")
     if isinstance(name, str):
-        return name
+        return _own_name(name)
     if kind in ("record", "error"):
-        return _named(avro, namespace)
+        return _own_name(_named(avro, namespace))
     logical = avro.get("logicalType")
     # A name that AvroData does not write is kept: nothing reads it, and the column says so.
     return _LOGICAL.get((kind, str(logical)), logical if isinstance(logical, str) else None)
+
+
+def _own_name(name: object) -> str | None:
+    """The name that Connect has for a schema; None where AvroData made one up for want of it."""
+    if not isinstance(name, str) or name in _UNNAMED or name.startswith(_DEFAULT_NAME):
+        return None
+    return name
 
 
 def _avro_parameters(avro: Mapping[str, Any]) -> Mapping[str, str]:
@@ -313,15 +341,6 @@ def _default(found: object, kind: str) -> object:
     return found
 
 
-def _is_entry(avro: Mapping[str, Any], items: ConnectSchema) -> bool:
-    """Whether an array stands for a map, as AvroData writes maps whose keys are not plain text."""
-    if items.type != "struct" or tuple(field.name for field in items.fields) != ("key", "value"):
-        return False
-    marked = avro.get("items")
-    kind = marked.get("connect.internal.type") if isinstance(marked, Mapping) else None
-    return kind == _MAP_ENTRY or (items.name or "").rpartition(".")[2] == _MAP_ENTRY
-
-
 def connect_schema_of_json(schema: Mapping[str, Any]) -> ConnectSchema:
     """The schema a JSON record says its payload has.
 
@@ -337,10 +356,9 @@ def _read(schema: object, level: int) -> ConnectSchema:
     if level > MOST_LEVELS:
         raise SchemaMismatchError(f"the schema is nested deeper than {MOST_LEVELS} levels")
     kind = connect_type(schema.get("type"))
-    name = schema.get("name")
     return ConnectSchema(
         kind,
-        name if isinstance(name, str) else None,
+        _own_name(schema.get("name")),
         _json_parameters(schema),
         schema.get("optional") is True,
         schema.get("default"),

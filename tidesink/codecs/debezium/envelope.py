@@ -46,7 +46,7 @@ from tidesink.codecs.debezium.readers import (
     reader_of,
 )
 from tidesink.codecs.debezium.structured import name_of
-from tidesink.codecs.debezium.values import CELLS, column_of, is_cell
+from tidesink.codecs.debezium.values import CELLS, check_cell, column_of, is_cell
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError, SchemaMismatchError, shown
 from tidesink.events import (
@@ -324,6 +324,8 @@ class Rows:
         definition = self.definitions.get(table)
         # TiCDC (b813e76) lists a virtual column twice; a payload has each name once.
         named = {one.name: one for one in schema.fields if not skipped(one.wire)}
+        for one in named.values():
+            check_cell(one)
         columns = {
             name: (definition and definition.by_name.get(name))
             or column_of(one, zero_defaults=schema.zero_defaults)
@@ -382,7 +384,7 @@ class Rows:
                 return self._declared(learned, raw)
             except DecodeError:
                 pass  # the column was, or will be, of another type
-        if isinstance(raw, Mapping) and (kind := name_of(raw)) is not None:
+        if (kind := name_of(raw)) is not None:
             raise SchemaMismatchError(_UNTYPED_TIME.format(name, kind)).with_context(column=name)
         value = self._plain(name, raw)
         if self.untyped_is_text and isinstance(value, int | Decimal):

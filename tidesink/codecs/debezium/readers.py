@@ -22,6 +22,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
 from functools import partial
@@ -111,16 +112,18 @@ def definition_reader(column: Column, *, modes: DebeziumModes) -> ValueReader:
 
     The reader raises what ``reader_of`` raises.
     """
-    readers: dict[type, ValueReader] = {}
+    readers: dict[tuple[type, str | None], ValueReader] = {}
 
     def read(raw: object) -> Value | Unavailable:
-        reader = readers.get(type(raw))
+        # Objects of one column differ in their members: a structured time whose nulls a transform dropped.
+        form = type(raw), structured.name_of(raw) if isinstance(raw, Mapping | list) else None
+        reader = readers.get(form)
         if reader is None:
             try:
                 schema = implied_schema(column, raw, modes)
             except SchemaMismatchError as error:
                 raise error.with_context(column=column.name) from None
-            reader = readers[type(raw)] = reader_of(schema, column=column, modes=modes)
+            reader = readers[form] = reader_of(schema, column=column, modes=modes)
         return reader(raw)
 
     return read
@@ -143,12 +146,17 @@ def _schema(kind: ConnectType, name: str | None = None, **parameters: str) -> Co
 
 # Types whose values are arrays, maps and structs. An object in any other column is no value of it.
 _STRUCTURES: Final = frozenset({"json", "array", "map", "struct", "vector", "sparse vector", "other text"})
+# Those whose objects are what they are, also with the members of a structured time.
+_OBJECTS: Final = frozenset({"json", "map", "struct"})
 
 
 def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
     row = row_of(column_type)
-    if isinstance(raw, Mapping) and (name := structured.name_of(raw)) is not None:
+    name = None if column_type.name in _OBJECTS else structured.name_of(raw)
+    if name is not None and isinstance(raw, Mapping):
         return _schema("struct", _TIME + name)
+    if name is not None and column_type.name in _STRUCTURES:
+        return replace(_schema("array"), items=_items(raw, _schema("struct", _TIME + name)))
     if row.reader == "decimal":
         return _schema("struct", _DATA + "VariableScaleDecimal")
     if row.reader == "binary":
@@ -161,6 +169,12 @@ def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
             "change the connector's setting for that type (for example hstore.handling.mode)"
         )
     return _schema("array") if isinstance(raw, list) else _schema("map")
+
+
+def _items(raw: object, inner: ConnectSchema) -> ConnectSchema:
+    """The schema of an array's items, arrays again as deep as the array is."""
+    inside = next((one for one in raw if isinstance(one, list)), None) if isinstance(raw, list) else None
+    return inner if inside is None else replace(_schema("array"), items=_items(inside, inner))
 
 
 def _number(kind: ConnectType, _type: ColumnType, raw: object, _modes: DebeziumModes) -> ConnectSchema:

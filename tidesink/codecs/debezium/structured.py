@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from tidesink.codecs.debezium.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.connect_schema import MOST_LEVELS, ConnectSchema
 from tidesink.codecs.debezium.scalars import dated, mismatch, whole_parameter
 from tidesink.errors import ValueOutOfRangeError, shown
 
@@ -28,7 +28,6 @@ _SPECIAL: Final = {"POSITIVE_INFINITY": "infinity", "NEGATIVE_INFINITY": "-infin
 _DAY: Final = ("year", "month", "day")
 _CLOCK: Final = ("hour", "minute", "second")
 _FRACTION: Final = frozenset({"picoseconds", "nanos"})
-_OPTIONAL: Final = frozenset({"precision", "specialValue", "zoneId"})
 _PER_SECOND: Final = 10**12
 # Arrow's and Spark's timestamps end at microseconds.
 _MICROSECOND_DIGITS: Final = 6
@@ -56,27 +55,58 @@ def as_elapsed(schema: ConnectSchema) -> ConnectSchema:
     return replace(schema, parameters={**schema.parameters, KIND: ELAPSED})
 
 
-def name_of(members: Mapping[str, object]) -> str | None:
-    """The semantic type that an object without a schema has by its members; None where it is no structured
-    time.
+def name_of(raw: object, level: int = 0) -> str | None:
+    """The semantic type that a JSON value without a schema has by its members; None for any other value.
 
-    JsonConverter writes all members of a struct, null too.
+    JsonConverter writes all members of a struct, null too. A transform may have dropped the nulls, and some
+    versions have no ``precision``. So two parts of a day, a clock or a duration are enough, or one part beside
+    a fraction, an offset or a ``specialValue``, if there are no other members. Parts are integers, and the
+    values of an hstore are text. An array has the type of its fullest struct.
     """
-    names = set(members)
-    if names == {*_DAY, "specialValue"}:
-        return "StructuredDate"
-    fraction, rest = names & _FRACTION, names - _FRACTION - _OPTIONAL
-    if len(fraction) != 1 or "precision" not in names:
+    if isinstance(raw, list):
+        inside = (one for one in raw if isinstance(one, Mapping | list)) if level < MOST_LEVELS else ()
+        named = ((len(one), name) for one in inside if (name := name_of(one, level + 1)) is not None)
+        return max(named, default=(0, None))[1]
+    if not isinstance(raw, Mapping) or not all(_is_member(name, one) for name, one in raw.items()):
         return None
-    return _NAMES.get(frozenset(rest))
+    names = set(raw)
+    parts = names & _PARTS
+    if len(parts) + bool(names & _MARKS) < 2 and raw.get("specialValue") not in _SPECIAL:
+        return None
+    if parts & set(_DURATION):
+        others = names - {*_DURATION, *_FRACTION, "precision", "specialValue"}
+        return None if others else "StructuredDuration"
+    return _NAMES[_has_day(names), _has_clock(names), bool(names & _ZONE)]
 
 
-_NAMES: Final[dict[frozenset[str], str]] = {
-    frozenset((*_DAY, *_CLOCK)): "StructuredTimestamp",
-    frozenset((*_DAY, *_CLOCK, "offsetSeconds")): "StructuredZonedTimestamp",
-    frozenset(_CLOCK): "StructuredTime",
-    frozenset((*_CLOCK, "offsetSeconds")): "StructuredZonedTime",
-    frozenset(_DURATION): "StructuredDuration",
+def _is_member(name: object, value: object) -> bool:
+    if name in _TEXTS:
+        return value is None or isinstance(value, str)
+    return name in _WHOLE and (value is None or type(value) is int)
+
+
+def _has_day(names: set[str]) -> bool:
+    # A special value alone is that of a date, or of a moment; the text is the same.
+    return bool(names & set(_DAY)) or not names & {*_CLOCK, *_FRACTION}
+
+
+def _has_clock(names: set[str]) -> bool:
+    return bool(names & {*_CLOCK, *_FRACTION, "precision"})
+
+
+_ZONE: Final = frozenset({"offsetSeconds", "zoneId"})
+_PARTS: Final = frozenset({*_DAY, *_CLOCK, *_DURATION})
+_MARKS: Final = frozenset({*_FRACTION, *_ZONE, "specialValue", "precision"})
+_TEXTS: Final = frozenset({"specialValue", "zoneId"})
+_WHOLE: Final = (_PARTS | _MARKS) - _TEXTS
+# By whether a struct has a day, a clock and a zone.
+_NAMES: Final[dict[tuple[bool, bool, bool], str]] = {
+    (True, False, False): "StructuredDate",
+    (True, True, False): "StructuredTimestamp",
+    (True, False, True): "StructuredZonedTimestamp",
+    (True, True, True): "StructuredZonedTimestamp",
+    (False, True, False): "StructuredTime",
+    (False, True, True): "StructuredZonedTime",
 }
 
 
@@ -110,6 +140,13 @@ def _special(special: object, schema: ConnectSchema) -> str:
     if found is None:
         raise ValueOutOfRangeError(f"the specialValue {shown(special, 40)} is none of {schema.name}")
     return found
+
+
+def _special_duration(special: object, schema: ConnectSchema, *, elapsed: bool) -> str:
+    text = _special(special, schema)
+    if elapsed:
+        raise ValueOutOfRangeError(f"the specialValue {shown(special, 40)} is no value of MySQL's TIME")
+    return text
 
 
 def _whole(raw: Mapping[str, Any], name: str, schema: ConnectSchema, low: int, high: int) -> int:
@@ -161,14 +198,18 @@ def _offset(raw: Mapping[str, Any], schema: ConnectSchema, utc: str) -> str:
 def duration_reader(schema: ConnectSchema) -> Callable[[object], str]:
     """A reader of structured durations.
 
-    The reader raises SchemaMismatchError for what is no such struct, and ValueOutOfRangeError for a count of
-    more than 64 bits, or for an elapsed time of months.
+    PostgreSQL's infinities (``specialValue``) are ``infinity`` and ``-infinity``. The reader raises
+    SchemaMismatchError for what is no such struct, and ValueOutOfRangeError for a count of more than 64 bits,
+    or for an elapsed time of months or without an end.
     """
     elapsed = is_elapsed(schema)
 
     def read(raw: object) -> str:
         if not isinstance(raw, Mapping):
             raise mismatch(raw, schema)
+        special = raw.get("specialValue")
+        if special is not None:
+            return _special_duration(special, schema, elapsed=elapsed)
         years, months, days, hours, minutes, seconds = (
             _whole(raw, name, schema, -_INT64, _INT64 - 1) for name in _DURATION
         )

@@ -97,6 +97,7 @@ def column_of(field: ConnectField, *, zero_defaults: bool = False) -> Column:
             Connect's or Confluent's that is not known.
     """
     schema = field.schema
+    check_cell(field)
     _check_schema(field.name, schema, 0)
     column = Column(
         name=field.name,
@@ -143,15 +144,19 @@ def is_cell(raw: object) -> bool:
     return isinstance(raw, Mapping) and _CELL <= set(raw) <= _CELL_MEMBERS and isinstance(raw["set"], bool)
 
 
-def _is_cell_schema(schema: ConnectSchema) -> bool:
-    kinds = {one.wire: one.schema.type for one in schema.fields}
-    return _CELL <= set(kinds) <= _CELL_MEMBERS and kinds["set"] == "boolean"
+def check_cell(field: ConnectField) -> None:
+    """Refuse a field that is a cell of value and set, whatever type a definition gives its column.
+
+    Raises:
+        SchemaMismatchError: it is one.
+    """
+    kinds = {one.wire: one.schema.type for one in field.schema.fields}
+    if _CELL <= set(kinds) <= _CELL_MEMBERS and kinds["set"] == "boolean":
+        raise SchemaMismatchError(CELLS.format(field.name)).with_context(column=field.name)
 
 
 def _check_schema(column: str, schema: ConnectSchema, level: int) -> None:
     """Refuses a column whose schema, or one inside of it, says that it is not read by its Connect type."""
-    if level == 0 and _is_cell_schema(schema):
-        raise SchemaMismatchError(CELLS.format(column)).with_context(column=column)
     if unknown_name(schema.name, schema.type) == "refused":
         kind = schema.type
         raise SchemaMismatchError(_UNKNOWN.format(column, schema.name, kind, kind)).with_context(
