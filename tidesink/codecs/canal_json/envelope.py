@@ -113,6 +113,16 @@ _FLINK_CDC: Final = (
     "are in 'old', numbers are JSON numbers and nothing tells the columns' types, so values could change. "
     f"{_OTHER_PIPELINE}"
 )
+_CONNECT: Final = (
+    "the message has only 'schema' and 'payload', as Kafka Connect's JsonConverter writes it. If its rows are of "
+    "Debezium, whole or flattened by ExtractNewRecordState, set protocol: debezium-json. If a connector copied "
+    "the topic of TiCDC or Canal, set its value.converter to ByteArrayConverter, so that the records stay as "
+    "they were written"
+)
+_FLATTENED: Final = (
+    "the message has {}, as a row of Debezium that ExtractNewRecordState flattened: set protocol: debezium-json"
+)
+_FLATTENED_MEMBERS: Final = ("__op", "__deleted", "__table")
 _DEBEZIUM: Final = (
     "the message has Debezium's members ('op' with 'before' and 'after'): set protocol: debezium-json"
 )
@@ -138,6 +148,11 @@ def _dialect(parsed: Parsed) -> str | None:
     payload = parsed.get("payload", parsed)
     if isinstance(payload, dict) and "op" in payload and {"before", "after"} & payload.keys():
         return _DEBEZIUM
+    if "payload" in parsed and parsed.keys() <= {"schema", "payload"}:
+        return _CONNECT
+    added = next((name for name in _FLATTENED_MEMBERS if name in parsed), None)
+    if added is not None and "type" not in parsed:
+        return _FLATTENED.format(added)
     if "type" in parsed and parsed.keys() <= {"data", "type", "old"}:
         return _FLINK
     if "data" in parsed and not {"mysqlType", "sqlType", "es", "isDdl"} & parsed.keys():
