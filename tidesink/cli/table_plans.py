@@ -14,8 +14,7 @@ from zoneinfo import ZoneInfo
 from tidesink.cli.sources import Start, read_topic, topic_names
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
-from tidesink.codecs.debezium.envelope import connector_of
-from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec
+from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec, connector_of_event
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
@@ -456,6 +455,7 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
         config.source.protocol, options=options, registry=registry, definitions=stated
     )
     found: ChangeEvent | None = None
+    connector = ""
     reported: tuple[InferredColumn, ...] = ()
     seen: dict[str, str] = {}
     tables: set[TableId] = set()
@@ -470,6 +470,7 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                 # The newest says most: a column that was added is in it.
                 found, reported = event, alone.reported(event.schema) if alone else ()
+                connector = connector_of_event(message, event)
                 tables.add(event.table)
                 seen |= {fold_name(one.name): one.name for one in event.schema.columns}
     if found is None or found.schema is None:
@@ -495,16 +496,11 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
     there = {fold_name(one.name) for one in columns}
     remarks = column_remarks(
         columns,
-        connector=_connector_of(found),
+        connector=connector,
         keys=shape.keys,
         gone=() if bare else [name for folded, name in seen.items() if folded not in there],
     )
     return dataclasses.replace(planned, warnings=(*warnings, *planned.warnings, *remarks))
-
-
-def _connector_of(event: ChangeEvent) -> str:
-    source = (event.extension or {}).get("source")
-    return connector_of(source) if isinstance(source, Mapping) else ""
 
 
 def _canal_table(config: Config, table: TableId, found: _Seen, definitions: TableDefinitions) -> TablePlan:

@@ -7,7 +7,7 @@ row to row (null, 1, 1.5), and a column has one type.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +15,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.codec import DebeziumJsonCodec
 from tidesink.codecs.debezium.envelope import TICDC, connector_of
 from tidesink.codecs.debezium.formats import JsonParser, Parsed
+from tidesink.codecs.debezium.unwrapped import added_source
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import (
@@ -67,7 +68,8 @@ class FirstRow(NamedTuple):
     """What a record tells of its table.
 
     ``flattened``: ExtractNewRecordState made it. ``bare``: it has no schema beside its payload. ``is_ticdc``:
-    TiCDC wrote it. ``message`` is the record.
+    TiCDC wrote it. ``message`` is the record. ``connector``: as in its source block; empty where nothing tells
+    it.
     """
 
     table: TableId
@@ -77,6 +79,7 @@ class FirstRow(NamedTuple):
     bare: bool
     is_ticdc: bool
     message: Message
+    connector: str = ""
 
 
 class RowFacts(NamedTuple):
@@ -180,22 +183,28 @@ def first_row(
     for message in messages:
         event = _row_of(codec, message, faults)
         if event is not None and event.schema is not None:
+            connector = connector_of_event(message, event)
             return FirstRow(
                 event.table,
                 codec.reported(event.schema),
                 tuple(event.key or ()),
                 flattened=SOURCE not in (event.extension or {}),
                 bare=codec.bare,
-                is_ticdc=event.commit_ts is not None or _is_ticdc(event),
+                is_ticdc=event.commit_ts is not None or connector == TICDC,
                 message=message,
+                connector=connector,
             )
     return None
 
 
-def _is_ticdc(event: ChangeEvent) -> bool:
-    """Without the TiDB extension its rows have no commit_ts."""
-    source = (event.extension or {}).get(SOURCE)
-    return isinstance(source, dict) and connector_of(source) == TICDC
+def connector_of_event(message: Message, event: ChangeEvent) -> str:
+    """The connector that wrote an event's record; empty where nothing tells it.
+
+    A flattened row has the connector in a field or a header, or fields that only one connector has.
+    """
+    extension = event.extension or {}
+    source = extension.get(SOURCE)
+    return connector_of(source if isinstance(source, Mapping) else added_source(message, extension))
 
 
 def _row_of(codec: LoneCodec, message: Message, faults: list[DecodeError] | None) -> ChangeEvent | None:

@@ -98,7 +98,7 @@ def flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchem
         SchemaMismatchError: its ``__op`` is none of Debezium's.
     """
     added = {name: value for name, value in payload.items() if is_added(name)}
-    source = _source(message, added)
+    source = added_source(message, added)
     code = added.get(OP_HEADER) or header(message, OP_HEADER)
     if code == "r":
         source.setdefault("snapshot", "true")
@@ -124,10 +124,11 @@ def _op(code: object, deleted: object) -> Op:
 
 def source_of_headers(message: Message) -> dict[str, Any]:
     """The source block as far as the headers tell it."""
-    return _source(message, {})
+    return added_source(message, {})
 
 
-def _source(message: Message, added: Mapping[str, Any]) -> dict[str, Any]:
+def added_source(message: Message, added: Mapping[str, Any]) -> dict[str, Any]:
+    """The source block as far as the added fields and the headers tell it."""
     found: dict[str, Any] = {}
     for name, value in added.items():
         rest = name[len(_SOURCE_PREFIX if name.startswith(_SOURCE_PREFIX) else _PREFIX) :]

@@ -62,7 +62,7 @@ class JsonWriter:
 
     ``bare``: they are not all that its rows have: without a schema columns differ from row to row, and a
     delete may have its key alone. ``flattened``: ExtractNewRecordState made them. ``is_ticdc``: TiCDC wrote
-    them.
+    them. ``connector``: as in the source block; empty where nothing told it.
     """
 
     columns: tuple[InferredColumn, ...]
@@ -70,6 +70,7 @@ class JsonWriter:
     bare: bool = False
     flattened: bool = False
     is_ticdc: bool = False
+    connector: str = ""
     place: Place = field(default=_NOWHERE, compare=False)
 
     @property
@@ -99,7 +100,7 @@ def first_writer(row: FirstRow) -> JsonWriter:
     """The writer of the first row that was looked at."""
     message = row.message
     place = Place(message.timestamp, message.offset, message.partition)
-    return JsonWriter(row.columns, row.keys, row.bare, row.flattened, row.is_ticdc, place)
+    return JsonWriter(row.columns, row.keys, row.bare, row.flattened, row.is_ticdc, row.connector, place)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Writers:
     ``with_schema`` are in the order in which they were met; ``reported`` are the columns of all rows
     without a schema by name, ``reported_keys`` those of their keys. ``reported_later``: names of such
     columns that came after the first plan was made. ``reported_ticdc``: TiCDC wrote some of
-    them.
+    them. ``connector``: that of the newest writer whose source block was read.
     """
 
     with_schema: tuple[JsonWriter, ...] = ()
@@ -118,6 +119,7 @@ class Writers:
     reported_later: frozenset[str] = frozenset()
     reported_ticdc: bool = False
     flattened: bool = False
+    connector: str = ""
 
     def with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
         """These, and those that are new; ``later``: a plan was made already."""
@@ -127,7 +129,11 @@ class Writers:
                 found = found._with_bare(one, later=later)
             else:
                 known[one.identity] = _joined(known.get(one.identity), one)
-            found = replace(found, flattened=found.flattened or one.flattened)
+            found = replace(
+                found,
+                flattened=found.flattened or one.flattened,
+                connector=one.connector or found.connector,
+            )
         return replace(found, with_schema=tuple(sorted(known.values(), key=_age)))
 
     def _with_bare(self, one: JsonWriter, *, later: bool) -> Writers:
@@ -218,7 +224,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
             InferredColumn(column, column.name in facts.guessed) for column in changes.schema.columns
         )
         place = self._first_place(changes)
-        return (JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place).text,)
+        return (JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place=place).text,)
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
         """As ``TableDecoder``; nothing tells how a value is spelt in a column that nothing types."""
@@ -355,7 +361,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     gone = _gone(shape, writers, definition)
     remarks = column_remarks(
         found[-1],
-        connector=TICDC if _is_ticdc(writers) else "",
+        connector=TICDC if _is_ticdc(writers) else writers.connector,
         keys=shape.keys,
         gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
     )
