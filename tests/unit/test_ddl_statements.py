@@ -9,6 +9,7 @@ import pytest
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
+from tidesink.ddl.row_changes import row_changes
 from tidesink.errors import ConfigError
 from tidesink.events import UNTOLD_DEFAULT, TableId, TableSchema
 from tidesink.typemap.target_schema import default_value, shape_of
@@ -219,6 +220,46 @@ def test_tables_are_renamed_dropped_and_copied() -> None:
     assert definitions.apply("drop table if exists w, nothing", "s") == (TableId("s", "w"),)
     assert definitions.apply("drop database o") == (TableId("o", "u"),)
     assert len(definitions) == 0
+
+
+@pytest.mark.parametrize(
+    ("sql", "event", "now"),
+    [
+        # The event has the new name, which so is in the event's database.
+        ("ALTER TABLE `other`.`b` RENAME TO `a`", "other.a", "other.a"),
+        ("ALTER TABLE other.b RENAME a", "other.A", "other.a"),
+        ("ALTER TABLE other.b RENAME AS b", "s.b", "s.b"),
+        ("ALTER TABLE other.b ADD c INT, RENAME TO a", "s.a", "s.a"),
+        ("RENAME TABLE other.b TO a", "s.a", "s.a"),
+        ("RENAME TABLE other.b WAIT 5 TO a", "other.a", "other.a"),
+        ("ALTER TABLE other.b RENAME TO s.a", "s.a", "s.a"),
+        ("ALTER TABLE b RENAME TO a", "other.a", "other.a"),
+        # It does not tell: it names another table, or the old one, or none.
+        ("ALTER TABLE other.b RENAME TO a", "other.x", ""),
+        ("ALTER TABLE other.b RENAME TO a", "other.b", ""),
+        ("ALTER TABLE other.b RENAME TO b", "other.b", ""),
+        ("RENAME TABLE other.b TO a", "other.", ""),
+    ],
+)
+def test_the_event_of_a_rename_has_the_new_name(sql: str, event: str, now: str) -> None:
+    definitions = TableDefinitions()
+    definitions.apply("create table b (id int primary key)", "other")
+    about = TableId(*event.split("."))
+    definitions.apply(sql, about.schema, about=about)
+    assert [str(table) for table in definitions] == ([now] if now else [])
+    told = [str(one.table) for one in row_changes(sql, about.schema, about=about)]
+    new = "b" if sql.endswith("b") else "a"
+    assert told == ["other.b", now or f".{new}"]
+
+
+def test_events_of_two_renames_tell_the_database_of_both() -> None:
+    definitions = TableDefinitions()
+    for name in ("a", "b"):
+        definitions.apply(f"create table {name} (id int primary key)", "other")
+    sql = "RENAME TABLE other.a TO x, other.b TO y"
+    for name in ("x", "y"):
+        definitions.apply(sql, "s", about=TableId("s", name), since=5)
+    assert {*definitions} == {TableId("s", "x"), TableId("s", "y")}
 
 
 def test_names_compare_without_case() -> None:

@@ -46,7 +46,7 @@ from tidesink.events import (
     TableSchema,
     fold_name,
 )
-from tidesink.typemap.mysql_types import SqlReader, tokens
+from tidesink.typemap.mysql_types import SqlReader, each_token, tokens
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -72,6 +72,8 @@ class TableDefinitions:
         self._schemas: dict[Key, TableSchema] = {}
         self._history = TypeHistory()
         self._since: int | None = None
+        # The table that the event names whose statement is applied.
+        self._about: TableId | None = None
         # A person wrote the statements: their names without a database are those of the one given.
         self._stated = False
         self.timed = False
@@ -119,7 +121,7 @@ class TableDefinitions:
         """
         self._stated = True
         try:
-            tables = self._run(statements(tokens(sql)), default_schema)
+            tables = self._run(statements(each_token(sql)), default_schema)
         finally:
             self._stated = False
         for table in tables:
@@ -143,10 +145,18 @@ class TableDefinitions:
         now = {fold_name(column.name) for column in definition.columns} if definition else set()
         return tuple(c for c in self._history.columns(table) if fold_name(c.name) not in now)
 
-    def apply(self, query: str, default_schema: str = "", *, since: int | None = None) -> tuple[TableId, ...]:
+    def apply(
+        self,
+        query: str,
+        default_schema: str = "",
+        *,
+        since: int | None = None,
+        about: TableId | None = None,
+    ) -> tuple[TableId, ...]:
         """What DDL text does to the tables; the tables it changed, under their new names.
 
-        ``since`` is the TSO the statement was committed at; None: it holds for rows of any time.
+        ``since`` is the TSO the statement was committed at; None: it holds for rows of any time. ``about`` is
+        the table that the event names: of a rename the new one, so that its database is known.
 
         A statement about no columns or keys (views, databases, options), and an ALTER of a table
         nothing named, changes nothing and gives ``()``. A statement sent twice changes nothing the
@@ -157,11 +167,11 @@ class TableDefinitions:
         """
         if self._history.has_heard(since, default_schema, query):
             return ()
-        self._since = since
+        self._since, self._about = since, about
         try:
             changed = self._run(producer_statements(query), default_schema)
         finally:
-            self._since = None
+            self._since = self._about = None
         self._history.hear(since, default_schema, query)
         return changed
 
@@ -309,7 +319,7 @@ class TableDefinitions:
         return [definition.table]
 
     def _alter(self, sql: SqlReader, default_schema: str) -> list[TableId]:
-        read = read_alter(sql, default_schema)
+        read = read_alter(sql, default_schema, self._about)
         before = None if read is None else self._find(read.table)
         if read is None or before is None:
             return []
@@ -357,7 +367,7 @@ class TableDefinitions:
         if not sql.skip("RENAME", "TABLE"):
             return []
         changed = []
-        for old, new in read_renamed(sql, default_schema):
+        for old, new in read_renamed(sql, default_schema, self._about):
             moved = self._remove(self._in_session(old, default_schema))
             table = self._in_session(new, default_schema)
             if moved is not None and (table.schema or not moved.table.schema):

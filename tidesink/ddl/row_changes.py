@@ -122,7 +122,8 @@ def row_changes(
 ) -> tuple[RowChange, ...]:
     """What DDL text does to rows that are there: one for each table and kind, in their order.
 
-    ``about``: the table that the event names, for a statement that is not understood and names none.
+    ``about``: the table that the event names, for a statement that is not understood and names none, and for
+    a new name without a database.
 
     Raises:
         ConfigError: text that is no SQL, or a statement about a table that cannot be read.
@@ -157,10 +158,10 @@ def _row_changes(sql: SqlReader, default_schema: str, about: TableId | None) -> 
         yield RowChange(read_table_name(sql, default_schema), "drop-table", _DROPPED)
     elif meaning == "rename-table":
         sql.need("RENAME", "TABLE")
-        for old, new in read_renamed(sql, default_schema):
+        for old, new in read_renamed(sql, default_schema, about):
             yield from _moved(old, new)
     elif meaning == "alter-table":
-        yield from _altered_rows(sql, default_schema)
+        yield from _altered_rows(sql, default_schema, about)
     elif meaning == "brought-back":
         yield from _brought_back(sql, default_schema, about)
     elif meaning == "unknown":
@@ -183,8 +184,8 @@ def _brought_back(sql: SqlReader, default_schema: str, about: TableId | None) ->
         yield RowChange(about or TableId(default_schema, ""), "unknown", _BROUGHT_BACK)
 
 
-def _altered_rows(sql: SqlReader, default_schema: str) -> Iterator[RowChange]:
-    found = read_alter(sql, default_schema)
+def _altered_rows(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
+    found = read_alter(sql, default_schema, about)
     if found is None:
         return
     listed = ordered = False

@@ -204,9 +204,11 @@ STATEMENTS: Final[tuple[StatementRule, ...]] = (
         "REPAIR",
     ),
     *_statements("unknown", "MySQL", "RENAME DATABASE", "RENAME SCHEMA"),
-    *_statements("unknown", "MariaDB", "DELETE HISTORY", "BEGIN NOT ATOMIC"),
+    *_statements("unknown", "MariaDB", "DELETE HISTORY"),
+    # Blocks, which execute what they hold. A transaction's BEGIN is read as START TRANSACTION.
+    *_statements("unknown", "MariaDB", "BEGIN", "DECLARE", "IF", "CASE", "LOOP", "WHILE", "REPEAT", "FOR"),
     *_statements("unknown", "TiDB", "IMPORT INTO", "BATCH", "RESTORE", "ADMIN REPAIR TABLE", "ADMIN CLEANUP"),
-    *_statements("nothing", "MySQL, MariaDB, TiDB", "BEGIN", "XA"),
+    *_statements("nothing", "MySQL, MariaDB, TiDB", "XA"),
     *_statements("nothing", "TiDB", "BACKUP DATABASE", "BACKUP TABLE", "BACKUP LOGS"),
 )
 

@@ -29,10 +29,10 @@ from tidesink.typemap.mysql_types import (
     as_bytes,
     default_as,
     default_text,
+    each_token,
     parse_sql_type,
     shown_type,
     split_by_comma,
-    tokens,
     zero_text,
 )
 from tidesink.typemap.table import find_row
@@ -186,6 +186,9 @@ def _read_option(sql: SqlReader, options: _Options) -> None:
         sql.skip_item()
 
 
+_OPERATORS: Final = ("+", "-", "*", "/", "%", "|", "&", "^", "<", ">", "DIV", "MOD")
+
+
 def _skip_reference(sql: SqlReader) -> None:
     # ON UPDATE SET NULL and SET DEFAULT must not be read as options of the column.
     while not sql.done and not sql.sees(","):
@@ -209,13 +212,26 @@ def _read_generated(sql: SqlReader, options: _Options) -> None:
 
 def _expression(sql: SqlReader) -> list[Token]:
     """One default or ON UPDATE value: a literal with its sign, a function call, or a group."""
+    expression = _operand(sql)
+    while sql.peek().says(*_OPERATORS):
+        expression += [sql.take(), *_operand(sql)]
+    return expression
+
+
+def _operand(sql: SqlReader) -> list[Token]:
     if sql.sees("("):
         return [Token("sign", "("), *sql.group(), Token("sign", ")")]
     expression = [sql.take()]
     if expression[0].says("-", "+"):
         expression.append(sql.take())
-    if expression[0].kind == "word" and sql.sees("("):
+    if expression[0].says("{"):
+        while not expression[-1].says("}"):
+            expression.append(sql.take())
+    elif expression[0].kind == "word" and sql.sees("("):
         expression += [Token("sign", "("), *sql.group(), Token("sign", ")")]
+    elif expression[0].kind == "string" or expression[0].says("DATE", "TIME", "TIMESTAMP"):
+        while sql.peek().kind == "string":
+            expression.append(sql.take())
     return expression
 
 
@@ -399,22 +415,86 @@ def _table_charset(sql: SqlReader) -> str | None:
 
 
 def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
-    """The statements of SQL, without the semicolons between them."""
+    """The statements of SQL, without what ends them.
+
+    ``SET STATEMENT … FOR``, by which MariaDB sets variables for one statement, is left out.
+
+    A procedure, a function, a trigger, an event, a package, and a block are one statement each: what their
+    bodies hold is not executed by it, or may be. Where such a statement ends only its whole grammar tells; an
+    event has one statement, and a script has ``DELIMITER`` lines. So it goes on up to the end that such a
+    line names, or else to the end of the text. A body may be in another language, and is not read.
+    """
+    found = iter(sql)
     statement: list[Token] = []
-    for token in [*sql, Token("sign", ";")]:
-        if not token.says(";"):
-            statement.append(token)
-        elif statement:
-            yield SqlReader(_in_usual_words(statement))
+    depth = 0
+    for token in found:
+        if token.kind == "end":
+            if statement:
+                yield SqlReader(_in_usual_words(statement))
+            statement, depth = [], 0
+            continue
+        statement.append(token)
+        depth += token.says("(") - token.says(")")
+        if depth == 0 and token.says("FOR") and SqlReader(statement).sees("SET", "STATEMENT"):
             statement = []
+        elif _begins_body(statement):
+            _skip_body(found)
+            yield SqlReader(_in_usual_words(statement))
+            statement, depth = [], 0
+    if statement:
+        yield SqlReader(_in_usual_words(statement))
+
+
+# Objects whose definition is a program (MySQL 8.4 and 9.5, MariaDB 12.1).
+_PROGRAMS: Final = ("PROCEDURE", "FUNCTION", "TRIGGER", "EVENT", "PACKAGE", "LIBRARY")
+# So many tokens stand in front of these words at most; more are no such definition.
+_MOST_BEFORE_PROGRAM: Final = 40
+# Statements of programs that MariaDB executes by themselves, too.
+_BLOCKS: Final = ("DECLARE", "IF", "CASE", "LOOP", "WHILE", "REPEAT", "FOR")
+# BEGIN with one of these, or alone, begins a transaction.
+_OF_TRANSACTION: Final = ("WORK", "OPTIMISTIC", "PESSIMISTIC")
+
+
+def _begins_body(statement: Sequence[Token]) -> bool:
+    """Whether the tokens so far are the beginning of a program or a block, and no more than it."""
+    first, last = statement[0], statement[-1]
+    if len(statement) == 1:
+        return first.says(*_BLOCKS)
+    if len(statement) == 2:
+        # BEGIN NOT ATOMIC, a label, and a label of Oracle's dialect.
+        begins = first.says("BEGIN") and not last.says(*_OF_TRANSACTION)
+        if begins or last.says(":") or (first.says("<") and last.says("<")):
+            return True
+    if not last.says(*_PROGRAMS) or len(statement) > _MOST_BEFORE_PROGRAM:
+        return False
+    return _begins_program(SqlReader(statement))
+
+
+def _begins_program(sql: SqlReader) -> bool:
+    try:
+        skip_definer(sql)
+    except ConfigError:
+        return False
+    if not sql.skip_any("CREATE", "ALTER"):
+        return False
+    sql.skip("AGGREGATE")
+    return sql.skip_any(*_PROGRAMS) and sql.done
+
+
+def _skip_body(found: Iterator[Token]) -> None:
+    try:
+        next((token for token in found if token.kind == "end" and token.text != ";"), None)
+    except ConfigError:
+        # Text that is no SQL. What stands behind it is not found, either.
+        return
 
 
 def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
     """A statement with ``TABLE`` behind its verb where MySQL and MariaDB have other words for the same.
 
-    ``SET STATEMENT … FOR``, by which MariaDB sets variables for one statement, is left out.
+    So has one that begins a transaction the words that nothing else begins with.
     """
-    verb, *rest = _without_settings(statement)
+    verb, *rest = statement
     if verb.says("ALTER"):
         how = [*takewhile(lambda one: one.says("IGNORE", "ONLINE", "OFFLINE"), rest)]
         rest = rest[len(how) :]
@@ -422,21 +502,13 @@ def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
             rest = [rest[0], Token("word", _IGNORE), *rest[1:]]
     elif rest and verb.says("DROP", "RENAME") and rest[0].says("TABLES"):
         rest[0] = Token("word", "TABLE")
+    elif verb.says("BEGIN") and (not rest or rest[0].says(*_OF_TRANSACTION)):
+        return [Token("word", "START"), Token("word", "TRANSACTION")]
     return [verb, *rest]
 
 
 # Stands behind ALTER TABLE for ALTER IGNORE TABLE; no name is like this.
 _IGNORE: Final = "IGNORE ROWS"
-
-
-def _without_settings(statement: Sequence[Token]) -> Sequence[Token]:
-    if len(statement) > 1 and statement[0].says("SET") and statement[1].says("STATEMENT"):
-        depth = 0
-        for place, token in enumerate(statement):
-            depth += token.says("(") - token.says(")")
-            if depth == 0 and token.says("FOR") and place + 1 < len(statement):
-                return _without_settings(statement[place + 1 :])
-    return statement
 
 
 def producer_statements(query: str) -> Iterator[SqlReader]:
@@ -447,10 +519,10 @@ def producer_statements(query: str) -> Iterator[SqlReader]:
     """
     # TiDB's restorer leaves backslashes as they are (tiflow c7b2588); what a person wrote escapes them.
     try:
-        found = tokens(query, backslash_escapes=False)
+        found = [*statements(each_token(query, backslash_escapes=False))]
     except ConfigError:
-        found = tokens(query)
-    return statements(found)
+        found = [*statements(each_token(query))]
+    return iter(found)
 
 
 class AlterTable(NamedTuple):
@@ -466,11 +538,11 @@ class AlterTable(NamedTuple):
     ignores: bool = False
 
 
-def read_alter(sql: SqlReader, default_schema: str) -> AlterTable | None:
+def read_alter(sql: SqlReader, default_schema: str, about: TableId | None = None) -> AlterTable | None:
     """The table of an ALTER TABLE and the parts behind it; None for any other statement.
 
-    ``default_schema`` is the database of the table if its name is unqualified. Only then is it known to be
-    the session's.
+    ``default_schema`` is the database of the table if its name is unqualified. Then it is known to be the
+    session's; or where ``about``, the table that the event names, is the new one of a rename.
     """
     if not sql.skip("ALTER", "TABLE"):
         return None
@@ -479,7 +551,32 @@ def read_alter(sql: SqlReader, default_schema: str) -> AlterTable | None:
     session_schema = session_schema_of(sql, default_schema)
     table = read_table_name(sql, default_schema)
     _skip_wait(sql)
-    return AlterTable(table, sql.parts(), session_schema, ignores)
+    parts = sql.parts()
+    if not session_schema and about is not None:
+        new = [one for one in map(_new_name, parts) if one is not None]
+        session_schema = _schema_by_event([table], new, about)
+    return AlterTable(table, parts, session_schema, ignores)
+
+
+def _new_name(part: SqlReader) -> TableId | None:
+    """The table's new name, where a part of an ALTER TABLE gives it one; the part is left as it is."""
+    part = part.copy()
+    if not part.skip("RENAME") or part.peek().says("COLUMN", "INDEX", "KEY"):
+        return None
+    part.skip_any("TO", "AS", "=")
+    return read_table_name(part, "")
+
+
+def _schema_by_event(old: Iterable[TableId], new: Iterable[TableId], about: TableId) -> str:
+    """The session's database by the event of a rename; empty if it does not tell it.
+
+    The event names a table as it is called after the rename (TiCDC, tiflow c7b2588). So where it has the new
+    name, and that has no database, it is in the event's.
+    """
+    event = fold_name(about.schema), fold_name(about.name)
+    if event in {(fold_name(schema), fold_name(name)) for schema, name in old}:
+        return ""
+    return about.schema if event[1] in {fold_name(name) for schema, name in new if not schema} else ""
 
 
 def session_schema_of(sql: SqlReader, default_schema: str) -> str:
@@ -558,15 +655,28 @@ def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
     return [read_table_name(part, session_schema) for part in sql.parts()]
 
 
-def read_renamed(sql: SqlReader, default_schema: str) -> Iterator[tuple[TableId, TableId]]:
-    """The old and the new names behind RENAME TABLE; one without a schema may be in any."""
+def read_renamed(
+    sql: SqlReader, default_schema: str, about: TableId | None = None
+) -> Iterator[tuple[TableId, TableId]]:
+    """The old and the new names behind RENAME TABLE; one without a schema may be in any.
+
+    ``about``: as for ``read_alter``.
+    """
     sql.skip("IF", "EXISTS")
     session_schema = session_schema_of(sql, default_schema)
-    for pair in sql.parts():
-        old = read_table_name(pair, session_schema)
-        _skip_wait(pair)
-        pair.need("TO")
-        yield old, read_table_name(pair, session_schema)
+    pairs = [_renamed_table(pair, session_schema) for pair in sql.parts()]
+    if not session_schema and about is not None:
+        session_schema = _schema_by_event((old for old, _ in pairs), (new for _, new in pairs), about)
+    for pair in pairs:
+        old, new = (one if one.schema else TableId(session_schema, one.name) for one in pair)
+        yield old, new
+
+
+def _renamed_table(pair: SqlReader, session_schema: str) -> tuple[TableId, TableId]:
+    old = read_table_name(pair, session_schema)
+    _skip_wait(pair)
+    pair.need("TO")
+    return old, read_table_name(pair, session_schema)
 
 
 def read_table_name(sql: SqlReader, default_schema: str) -> TableId:

@@ -3,7 +3,8 @@
 Tokens: just enough to read the DDL that TiCDC forwards or that a person writes. This is the output of
 TiDB's restorer (tiflow c7b2588: back-quoted names, ``_UTF8MB4'..'`` defaults, ``/*T![feature] .. */``) and
 hand-written MySQL. Executable comments are read as if they were bare text; all others are dropped. The
-restorer does not escape backslashes and MySQL's own parser does, so the caller says which it is.
+restorer does not escape backslashes and MySQL's own parser does, so the caller says which it is. A
+``DELIMITER`` line, by which the clients of MySQL and MariaDB are told what ends a statement, is followed.
 
 Types: ``decimal(10,2) unsigned``, ``enum('a','b')``. The text is what ``SHOW CREATE TABLE`` and
 canal-json's content-compatible ``mysqlType`` hold (TiCDC, tiflow c7b2588: lower case, members quoted with
@@ -26,11 +27,15 @@ from tidesink.errors import ConfigError, shown
 from tidesink.events import UNTOLD_DEFAULT, ColumnType
 from tidesink.typemap.table import NUMBER_READERS, TypeRow, find_row, render_members, row_named, row_of
 
-TokenKind = Literal["word", "quoted", "string", "number", "bits", "hex", "sign"]
+TokenKind = Literal["word", "quoted", "string", "number", "bits", "hex", "sign", "end"]
 
 
 class Token(NamedTuple):
-    """One token. ``text`` is unquoted; ``bits`` and ``hex`` keep their digits alone."""
+    """One token. ``text`` is unquoted; ``bits`` and ``hex`` keep their digits alone.
+
+    ``end`` ends a statement: a semicolon, or what a ``DELIMITER`` line names in its place. Under such a line
+    a semicolon is a sign.
+    """
 
     kind: TokenKind
     text: str
@@ -44,12 +49,15 @@ class Token(NamedTuple):
 _EXECUTABLE = re.compile(r"/\*(?:T!(?:\[[^\]]*\])?|M?!(\d{0,6}))(.*?)\*/", re.S)
 # No server is of this version: what mariadb-dump marks so is executed nowhere.
 _NO_VERSION: Final = 900_000
+# As the clients read it: at the beginning of a statement, to the end of the line.
+_DELIMITER = re.compile(r"delimiter[ \t]+(\S+)[^\n]*", re.I)
+_SEMICOLON: Final = ";"
 _SKIPPED = re.compile(r"\s+|/\*.*?\*/|--(?=\s|$)[^\n]*|#[^\n]*", re.S)
 _TOKEN = re.compile(
     r"""
       (?P<bits>b'[01]*'|0b[01]+(?![\w$]))
     | (?P<hex>x'[0-9a-f]*'|0x[0-9a-f]+(?![\w$]))
-    | (?P<introducer>_[a-z0-9]+(?=\s*')|n(?='))
+    | (?P<introducer>_[a-z0-9]+(?=\s*(?:['"]|[bx]'|0[bx]))|n(?='))
     | (?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?(?![\w$]))
     | (?P<word>[\w$]+|@@?[\w.$]+)
     | (?P<quoted>`(?:[^`]|``)*`)
@@ -77,11 +85,18 @@ def tokens(sql: str, *, backslash_escapes: bool = True) -> list[Token]:
     Raises:
         ConfigError: text that starts no token, such as a quote or a comment never closed.
     """
-    return list(_tokens(sql, backslash_escapes))
+    return list(each_token(sql, backslash_escapes=backslash_escapes))
 
 
-def _tokens(sql: str, escapes: bool) -> Iterator[Token]:
-    at = 0
+def each_token(sql: str, *, backslash_escapes: bool = True, delimiter: str = _SEMICOLON) -> Iterator[Token]:
+    """The tokens one by one: what stands behind the last that is asked for is not read.
+
+    ``delimiter`` ends a statement, until a ``DELIMITER`` line names another.
+
+    Raises:
+        ConfigError: text that starts no token.
+    """
+    at, begins = 0, True
     while at < len(sql):
         if sql.startswith("/*", at) and sql.find("*/", at + 2) < 0:
             # Looked for again at each of them, the end of a thousand comments takes a thousand times as long.
@@ -89,22 +104,37 @@ def _tokens(sql: str, escapes: bool) -> Iterator[Token]:
         executable = _EXECUTABLE.match(sql, at) if sql.startswith("/*", at) else None
         if executable is not None:
             if int(executable.group(1) or 0) < _NO_VERSION:
-                yield from _tokens(executable.group(2), escapes)
+                inside = executable.group(2)
+                yield from each_token(inside, backslash_escapes=backslash_escapes, delimiter=delimiter)
+                begins = False
             at = executable.end()
             continue
         skipped = _SKIPPED.match(sql, at)
         if skipped is not None:
             at = skipped.end()
             continue
-        token, at = _next(sql, at, escapes)
+        line = _DELIMITER.match(sql, at) if begins else None
+        if line is not None:
+            delimiter, at = line.group(1).strip("'\"`") or _SEMICOLON, line.end()
+            yield Token("end", line.group())
+            continue
+        begins = sql.startswith(delimiter, at)
+        if begins:
+            at += len(delimiter)
+            yield Token("end", delimiter)
+            continue
+        token, at = _next(sql, at, backslash_escapes, delimiter)
         if token is not None:
             yield token
 
 
-def _next(sql: str, at: int, escapes: bool) -> tuple[Token | None, int]:
+def _next(sql: str, at: int, escapes: bool, delimiter: str) -> tuple[Token | None, int]:
     if sql[at] in "'\"":
         return _string(sql, at, escapes)
     found = _TOKEN.match(sql, at)
+    if found is not None and found.lastgroup == "word" and delimiter in found.group():
+        # END$$
+        found = _TOKEN.match(sql, at, at + found.group().index(delimiter))
     if found is None:
         raise ConfigError(f"cannot read SQL at {sql[at : at + 30]!r}")
     kind, text = found.lastgroup, found.group()
@@ -400,6 +430,9 @@ def _shown_arguments(name: str, numbers: list[int], *, unsigned: bool) -> str:
 # The producer's word for every spelling of the current time.
 CURRENT_TIME: Final = "CURRENT_TIMESTAMP"
 _NOW = frozenset({"CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP", "CURRENT_DATE", "CURDATE"})
+# In front of a string: a literal of that type. {d '2020-01-01'} is four tokens.
+_TIMES: Final = ("DATE", "TIME", "TIMESTAMP")
+_ODBC_TOKENS: Final = 4
 _WORDS = {"TRUE": "1", "FALSE": "0", "NULL": None}
 _MAX_SHORT_YEAR = 69
 # A DECIMAL has 65 digits, a DOUBLE's exponent three; these are bounds of memory, not of any database.
@@ -419,14 +452,39 @@ def default_text(expression: Sequence[Token], column_type: ColumnType) -> str | 
         tokens = tokens[1:]
     if not tokens:
         return None
-    literal, *rest = tokens
-    if literal.kind == "word":
-        if literal.text.upper() in _NOW:
-            return CURRENT_TIME
-        return _WORDS.get(literal.text.upper()) if not rest else None
+    literal, *rest = _constant(tokens)
+    if literal.kind == "word" and literal.text.upper() in _NOW:
+        return CURRENT_TIME if _is_precision(rest) else None
     if rest:
         return None
+    if literal.kind == "word":
+        return _WORDS.get(literal.text.upper())
     return _literal(literal, column_type, "-" if negative else "")
+
+
+def _constant(expression: list[Token]) -> list[Token]:
+    """The expression, where a literal of several tokens is its text alone.
+
+    These are ``DATE'2020-01-01'``, the same as ODBC writes it (``{d '2020-01-01'}``), and strings side by
+    side, which are one string.
+    """
+    if len(expression) == _ODBC_TOKENS and expression[0].says("{") and expression[-1].says("}"):
+        kind, literal = expression[1:-1]
+        return [literal] if kind.says("D", "T", "TS") and literal.kind == "string" else expression
+    texts = expression[1:] if expression[0].says(*_TIMES) else expression
+    if not texts or any(token.kind != "string" for token in texts):
+        return expression
+    return [Token("string", "".join(token.text for token in texts))]
+
+
+def _is_precision(tokens: Sequence[Token]) -> bool:
+    """Whether what stands behind a function's name is nothing, or parentheses with at most a number."""
+    if not tokens:
+        return True
+    opens, *inside = tokens
+    if not opens.says("(") or not inside or not inside[-1].says(")"):
+        return False
+    return len(inside) == 1 or (len(inside) == 2 and inside[0].kind == "number")
 
 
 def _literal(literal: Token, column_type: ColumnType, sign: str) -> str | None:

@@ -232,7 +232,7 @@ class CanalJsonCodec(Codec):
     def _learn(self, event: DdlEvent) -> None:
         try:
             since = ddl_moment(event.commit_ts, (event.extension or {}).get("es"))
-            self.definitions.apply(event.query, event.table.schema, since=since)
+            self.definitions.apply(event.query, event.table.schema, since=since, about=event.table)
         except ConfigError as error:
             self.unread_ddl[event.query] = error.message
 

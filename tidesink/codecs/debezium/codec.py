@@ -264,7 +264,7 @@ class DebeziumCodec(Codec):
 
     def _learn(self, event: DdlEvent) -> None:
         try:
-            self._rows.learned.apply(event.query, event.table.schema)
+            self._rows.learned.apply(event.query, event.table.schema, about=event.table)
         except ConfigError as error:
             if len(self.unread_ddl) < _MOST_UNREAD:
                 self.unread_ddl[event.query] = error.message

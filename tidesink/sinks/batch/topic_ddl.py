@@ -403,7 +403,8 @@ def applied(
 def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str) -> Iterator[DdlWarning]:
     readded = definitions.readded()
     try:
-        row_changes(statement.sql, statement.database)  # one that cannot be read changes no definition either
+        about = statement.about
+        row_changes(statement.sql, statement.database, about=about)  # one that cannot be read changes nothing
         for table, old, new in renamed_columns(statement.sql, statement.database):
             yield DdlWarning(_RENAMED.format(old=old, new=new), table)
         for table in moved_tables(statement.sql, statement.database):
@@ -417,7 +418,7 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         unreported = [table for table in altered if table not in definitions]
         made_like = tables_made_like(statement.sql, statement.database)
         before = {table: definitions.get(table) for table in altered}
-        definitions.apply(statement.sql, statement.database, since=statement.since)
+        definitions.apply(statement.sql, statement.database, since=statement.since, about=about)
     except ConfigError as exc:
         yield DdlWarning(f"a DDL of topic {topic} cannot be read ({exc.message})", statement.about)
         return
