@@ -96,6 +96,16 @@ def _said(*statements: str) -> list[str]:
     return [w.text for w in applied(definitions, [DdlStatement("s", sql) for sql in statements], "cdc")]
 
 
+def test_the_event_of_a_rename_tells_the_database_of_the_new_name() -> None:
+    definitions = TableDefinitions()
+    created, renamed = (
+        DdlStatement("other", sql, table=table)
+        for sql, table in ((CREATE, "t"), ("ALTER TABLE `other`.`t` RENAME TO `u`", "u"))
+    )
+    assert [*applied(definitions, [created, renamed], "cdc")] == []
+    assert [*definitions] == [TableId("other", "u")]
+
+
 def test_an_alter_of_a_table_nothing_told_of_is_said() -> None:
     (said,) = _said("ALTER TABLE t ADD COLUMN c INT DEFAULT 5")
     assert "s.t, whose definition is unknown" in said
