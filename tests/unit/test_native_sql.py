@@ -59,7 +59,8 @@ def test_a_type_that_holds_all_values_needs_no_cast() -> None:
 
 def test_a_refusal_names_the_column_and_the_native_type_and_not_the_source() -> None:
     present = {"id": "bigint", "a": "interval"}
-    with pytest.raises(SchemaRefusedError, match=r"column=a.*change its type to text and start again") as refused:
+    text = r"column=a.*change its type to text and start again"
+    with pytest.raises(SchemaRefusedError, match=text) as refused:
         plan_columns(present, shape(ID, Column("a", ColumnType("interval"))), "postgres")
     assert "interval" in refused.value.message
 

@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 from tidesink.cli.sources import Start, read_topic, topic_names
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.debezium.envelope import has_exact_names
 from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec, connector_of_event
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
@@ -59,6 +60,7 @@ from tidesink.typemap.target_schema import (
     WHY_OF,
     ShapeColumn,
     TableShape,
+    check_spelling,
     is_row_keyed,
     merged_in_order,
     row_keyed,
@@ -483,6 +485,10 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
     try:
         schema = dataclasses.replace(found.schema, columns=columns)
         shape = _shape(schema, settings, settings.keys or tuple(found.key or ()))
+        if CODECS[config.source.protocol].connectors:
+            shape = dataclasses.replace(shape, exact_names=has_exact_names(connector))
+        for name in settings.keys or ():
+            check_spelling("keys", name, shape)
     except TidesinkError as error:
         return _unplanned(config, topic, found.table, error.message)
     if len(tables) > 1 and ROUTED not in shape.keys:

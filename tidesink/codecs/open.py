@@ -75,9 +75,10 @@ class Protocol:
     ``aliases``: its other names. ``registry``: its schemas are in a schema registry. ``tells_ddl``: its
     topics carry DDL to the worker. ``shares_topics``: a topic may hold several tables, which its messages
     name; else it holds one. ``leaves_out``: a row may lack values that did not change; text and binary
-    columns are written with ``PLACEHOLDER`` in their place. ``reads``: the settings of ``source`` that it
-    takes and some other protocol ignores (TiCDC tiflow c7b2588 and ticdc b813e76). ``writes``: the same of a
-    target of type ``kafka``; None: it is not written there.
+    columns are written with ``PLACEHOLDER`` in their place. ``connectors``: its tables may be of other
+    databases than MySQL and TiDB, with columns whose names differ only in case. ``reads``: the settings of
+    ``source`` that it takes and some other protocol ignores (TiCDC tiflow c7b2588 and ticdc b813e76).
+    ``writes``: the same of a target of type ``kafka``; None: it is not written there.
     """
 
     open: Callable[[CodecParts], Codec]
@@ -86,6 +87,7 @@ class Protocol:
     tells_ddl: bool = False
     shares_topics: bool = False
     leaves_out: bool = False
+    connectors: bool = False
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] | None = None
 
@@ -128,6 +130,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
         _debezium_json,
         aliases=("debezium",),
         leaves_out=True,
+        connectors=True,
         reads=frozenset({"debezium", *_COMPRESSION}),
         writes=frozenset({"cluster_id", "debezium_disable_schema", "large_message_handle_compression"}),
     ),
@@ -135,6 +138,7 @@ CODECS: Final[Mapping[str, Protocol]] = {
         _debezium_avro,
         registry=True,
         leaves_out=True,
+        connectors=True,
         reads=frozenset({"debezium", "schema_registry"}),
         writes=frozenset({*_AVRO, "cluster_id"}),
     ),

@@ -17,7 +17,7 @@ from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.events import SequenceBy, TableId, fold_name
+from tidesink.events import NameFold, SequenceBy, TableId, fold_name
 from tidesink.typemap.projection import ALWAYS, laid_out, read_filter
 from tidesink.typemap.target_schema import row_keyed, shape_of
 
@@ -34,6 +34,13 @@ class Section(NamedTuple):
     def problem(self, setting: str, reason: str, remedy: str) -> Problem:
         """What is wrong with one of its settings."""
         return Problem(f"{self.place}.{setting}", reason, remedy)
+
+    def fold(self, name: str) -> str:
+        """The name of a source's column for a comparison: exact if tables may have names that differ in case.
+
+        What such names mean in a table is checked with its columns (``projection.laid_out``).
+        """
+        return name if CODECS[self.config.source.protocol].connectors else fold_name(name)
 
     def gives(self, setting: str) -> bool:
         """Whether the file has this setting here."""
@@ -230,18 +237,18 @@ def _columns(at: Section) -> Iterator[Problem]:
     if own.columns is not None and own.except_column_list is not None:
         yield at.problem("except_column_list", "excludes columns beside a list of columns", "keep one")
     for name, listed in (("columns", own.columns), ("except_column_list", own.except_column_list)):
-        for twice in _twice(listed or ()):
+        for twice in _twice(listed or (), at.fold):
             yield at.problem(name, f"{twice} is listed twice", "remove one")
-    for twice in _twice(renames):
+    for twice in _twice(renames, at.fold):
         yield at.problem("rename", f"{twice} is renamed twice", "keep one: names match in any case")
     yield from _new_names(at, "rename", renames.values(), "{source: target}", also=renames)
     for new in sorted({new for new in renames.values() if fold_name(new).startswith(OWN_PREFIX)}):
         reason = f"{new} begins with {OWN_PREFIX}, the prefix of tidesink's own columns"
         yield at.problem("rename", reason, "give it another name")
-    omitted = {fold_name(name) for name in own.except_column_list or ()}
+    omitted = {at.fold(name) for name in own.except_column_list or ()}
     chosen = {fold_name(name) for name in own.columns or renames}
     for name in renames:
-        if fold_name(name) in omitted or fold_name(name) not in chosen:
+        if at.fold(name) in omitted or fold_name(name) not in chosen:
             yield at.problem("rename", f"has no effect on {name}, which is excluded", "remove it")
     try:
         read_filter(own.filter or ALWAYS)
@@ -286,8 +293,8 @@ def _null_updates(at: Section) -> Iterator[Problem]:
         )
 
 
-def _twice(names: Iterable[str]) -> list[str]:
-    return [name for name, times in Counter(fold_name(name) for name in names).items() if times > 1]
+def _twice(names: Iterable[str], fold: NameFold = fold_name) -> list[str]:
+    return [name for name, times in Counter(fold(name) for name in names).items() if times > 1]
 
 
 def _columns_defined(config: Config) -> Iterator[Problem]:

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import NameFold, fold_name
-from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, metadata_columns, quoted
+from tidesink.typemap.target_schema import (
+    MetadataKind,
+    ShapeColumn,
+    TableShape,
+    check_spelling,
+    metadata_columns,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -471,7 +478,10 @@ class Layout:
     fold: NameFold = field(default=fold_name, compare=False)
 
     def within(self, source: TableShape) -> Layout:
-        """The layout of a table whose columns are those of ``source``: an exact name counts first."""
+        """The layout of a table whose columns are those of ``source``: an exact name counts first.
+
+        ``laid_out`` refuses other spellings where the source keeps such names apart.
+        """
         return self if source.fold is fold_name else replace(self, fold=source.fold)
 
     def chooses(self, name: str) -> bool:
@@ -499,9 +509,13 @@ class Layout:
         return bool(may_be) and fold_name(column.name) not in self.asked
 
     def doubted(self, names: frozenset[str]) -> tuple[str, ...]:
-        """Which of some names, in lower case, are of columns that are left out; as the config has them."""
-        excluded = {self.fold(name): name for name in self.except_columns}
-        return tuple(excluded[name] for name in sorted(names & excluded.keys()))
+        """Which of some names, folded, are of columns that are left out; as the config has them.
+
+        A name that differs only in case counts, too: a column waits once more rather than come unasked.
+        """
+        found = {fold_name(name) for name in names}
+        doubted = (name for name in self.except_columns if fold_name(name) in found)
+        return tuple(sorted(doubted, key=lambda name: (fold_name(name), name)))
 
     @property
     def plain(self) -> bool:
@@ -533,8 +547,9 @@ def laid_out(
     shape that the source does not have any more; ``past`` of those it had, in the shape or not.
 
     Raises:
-        ConfigError: the layout names a column there is not, leaves a key out, or gives two columns one name,
-            or its filter is a value and no condition.
+        ConfigError: the layout names a column there is not, in another case than a source that keeps case
+            apart, or twice; it leaves a key out, or gives two columns one name; or its filter is a value and
+            no condition.
         SchemaRefusedError: the layout names a column that is gone: rows from now on have no value for it.
     """
     layout = layout.within(source)
@@ -558,7 +573,8 @@ def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
     yield from (("columns", name) for name in layout.columns or ())
     yield from (("except_column_list", name) for name in layout.except_columns)
     yield from (("rename", name) for name in layout.rename)
-    yield from (("filter", name) for name in (layout.row_filter.columns if layout.row_filter else ()))
+    mentions = layout.row_filter.mentions if layout.row_filter else ()
+    yield from (("filter", name) for name in dict.fromkeys(mention.name for mention in mentions))
 
 
 def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[str, str]]) -> None:
@@ -597,7 +613,13 @@ def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:
 def _check_named(
     layout: Layout, source: TableShape, gone: frozenset[str], past: frozenset[str] = frozenset()
 ) -> None:
+    """Refuse a setting's name that no column has, that it may not have, or that another name there means.
+
+    Raises: as ``laid_out``.
+    """
+    named: dict[tuple[str, str], str] = {}
     for setting, name in named_columns(layout):
+        check_spelling(setting, name, source)
         found = source.find(name)
         if found is None:
             _check_ambiguous(setting, name, source)
@@ -606,6 +628,14 @@ def _check_named(
             known = ", ".join(column.name for column in source.columns)
             raise ConfigError(
                 f"{setting}: {source.table} has no column {name}; its columns are {known}",
+                table=str(source.table),
+                column=name,
+            )
+        other = named.setdefault((setting, found.name), name)
+        if other != name and setting != "filter":
+            raise ConfigError(
+                f"{setting}: {other} and {name} are one column of {source.table}, whose names are not "
+                "case-sensitive. Remove one of them",
                 table=str(source.table),
                 column=name,
             )

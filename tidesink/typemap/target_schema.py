@@ -2,8 +2,10 @@
 
 A schema grows only in ways that lose nothing: columns are added, integers and decimals become wider. Any
 other difference between two writers of one table is a conflict, refused by name. Column names are compared
-as MySQL compares them, without regard to case, unless
-a table has two names that differ only in case (see ``events.folding``).
+as MySQL compares them, without regard to case, unless a table has two names that differ only in case (see
+``events.folding``). Names in the config must be spelled as the source does where the source keeps such names
+apart (``TableShape.exact_names``): the second column may come later, and a setting must not change its
+meaning then.
 
 TiDB's row key can be the key of a table that has none. TiDB stores a table without a primary key, or a
 unique key of NOT NULL columns, under a number of its own, ``_tidb_rowid``. New TiCDC (ticdc b813e76) writes
@@ -106,7 +108,8 @@ class TableShape:
     ``time_zone`` is the zone in which TIMESTAMP texts of this table are read, ``ambiguous_time`` the policy
     for those that come twice there. ``origin`` is the source table where the target's has another name,
     ``shard`` is given where several source tables share it. ``omitted`` are the source's columns that the
-    config leaves out, in lower case.
+    config leaves out, in lower case. ``exact_names``: the source's database keeps names apart that differ
+    only in case, so that the config must spell them as the source does.
     """
 
     table: TableId
@@ -118,6 +121,7 @@ class TableShape:
     shard: Shard | None = None
     omitted: frozenset[str] = field(default=frozenset(), compare=False)
     ambiguous_time: AmbiguousTime = "first"
+    exact_names: bool = field(default=False, compare=False)
 
     def policies_of(self, column: ShapeColumn) -> TimePolicies:
         """What is done about a column's times."""
@@ -209,6 +213,23 @@ def shape_of(
         time_zone=time_zone,
         ambiguous_time=ambiguous_time,
     )
+
+
+def check_spelling(setting: str, name: str, shape: TableShape) -> None:
+    """Refuse a name in the config that is a column's in another case, where the source keeps the two apart.
+
+    Raises:
+        ConfigError: the message has both names.
+    """
+    column = shape.find(name)
+    if shape.exact_names and column is not None and column.name != name:
+        raise ConfigError(
+            f"{setting}: {shape.source} has no column {name}, but a column {column.name}. Names that differ "
+            "only in case are names of different columns in this source's database. If you mean "
+            f"{column.name}, spell it so; if you mean {name}, set it once the table has such a column",
+            table=str(shape.source),
+            column=name,
+        )
 
 
 def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> ShapeColumn:

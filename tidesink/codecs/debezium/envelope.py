@@ -200,6 +200,18 @@ def connector_of(source: Source) -> str:
     return name if isinstance(name, str) else ""
 
 
+# Connectors of databases that compare the names of columns without regard to case.
+_FOLDS_NAMES: Final = frozenset({"mysql", "mariadb", "vitess", TICDC})
+
+
+def has_exact_names(connector: str) -> bool:
+    """Whether a table of the connector may have columns whose names differ only in case.
+
+    True if the connector is not known (an empty name).
+    """
+    return connector not in _FOLDS_NAMES
+
+
 def table_of_source(source: Source) -> TableId:
     """The table a change belongs to; parts the block does not tell are empty."""
     connector = _CONNECTORS.get(connector_of(source), _UNKNOWN)

@@ -68,8 +68,7 @@ class FirstRow(NamedTuple):
     """What a record tells of its table.
 
     ``flattened``: ExtractNewRecordState made it. ``bare``: it has no schema beside its payload. ``is_ticdc``:
-    TiCDC wrote it. ``message`` is the record. ``connector``: as in its source block; empty where nothing tells
-    it.
+    TiCDC wrote it. ``message`` is the record. ``connector``: as in its source block; empty if unknown.
     """
 
     table: TableId

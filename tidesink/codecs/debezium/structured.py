@@ -59,7 +59,7 @@ def name_of(raw: object, level: int = 0) -> str | None:
     """The semantic type that a JSON value without a schema has by its members; None for any other value.
 
     JsonConverter writes all members of a struct, null too. A transform may have dropped the nulls, and some
-    versions have no ``precision``. So two parts of a day, a clock or a duration are enough, or one part beside
+    versions have no ``precision``. So two parts of a day, a clock or a duration are enough, or one part with
     a fraction, an offset or a ``specialValue``, if there are no other members. Parts are integers, and the
     values of an hstore are text. An array has the type of its fullest struct.
     """

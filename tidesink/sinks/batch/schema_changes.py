@@ -56,7 +56,8 @@ class SchemaChange(NamedTuple):
         reported = list(self) if self.at else list(self)[:4]
         if self.kind == "add" and self.before:
             # Whose values it may have is what somebody decides, once: not its type, which may get wider.
-            reported = [self.kind, fold_name(self.column), fold_name(self.before)]
+            # Names as they are spelled: a column that differs only in case is another one.
+            reported = [self.kind, self.column, self.before]
         if self.at and self.kind == "drop":
             # The moment says which column it was; its type is not known any more once it was added again.
             reported = [self.kind, fold_name(self.column), self.after, self.at]

@@ -23,7 +23,7 @@ from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.batch import DecodedBatch
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
-from tidesink.codecs.debezium.envelope import TICDC
+from tidesink.codecs.debezium.envelope import TICDC, has_exact_names
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
@@ -44,7 +44,13 @@ from tidesink.sinks.batch.records import Flags, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.table import ZeroDate
-from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    TableShape,
+    check_spelling,
+    merged_in_order,
+    shape_of,
+)
 
 Kind = Literal["envelope", "watermark", "message", "ddl"]
 
@@ -220,7 +226,10 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     ]
     if not shapes:
         raise ConfigError(f"{table} has no schema of a row yet: nothing can be planned", table=str(table))
-    shape = merged_in_order(shapes, base)
+    is_exact = bool(used) and has_exact_names(TICDC if read.is_ticdc else read.connector)
+    shape = replace(merged_in_order(shapes, base), exact_names=is_exact)
+    for name in keys or ():
+        check_spelling("keys", name, shape)
     decoder = DebeziumAvroDecoder(
         table,
         options,

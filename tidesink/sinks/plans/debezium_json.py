@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
-from tidesink.codecs.debezium.envelope import TICDC
+from tidesink.codecs.debezium.envelope import TICDC, has_exact_names
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
@@ -28,7 +28,14 @@ from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
 from tidesink.sinks.batch.target_rows import DroppedByWriter, TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.table import ZeroDate
-from tidesink.typemap.target_schema import IDENTITIES, TableShape, merge_shape, merged_in_order, shape_of
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    TableShape,
+    check_spelling,
+    merge_shape,
+    merged_in_order,
+    shape_of,
+)
 from tidesink.typemap.values import Convert
 
 _NO_OPTIONS: Final = CodecOptions()
@@ -358,6 +365,9 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         for columns in found
     ]
     shape = _doubted(merged_in_order(shapes, base), writers.reported_later)
+    shape = replace(shape, exact_names=_has_exact_names(writers))
+    for name in keys or ():
+        check_spelling("keys", name, shape)
     gone = _gone(shape, writers, definition)
     remarks = column_remarks(
         found[-1],
@@ -442,6 +452,12 @@ def _dropped(writers: Sequence[JsonWriter], fold: NameFold) -> dict[frozenset[st
 
 def _is_ticdc(writers: Writers) -> bool:
     return writers.reported_ticdc or any(one.is_ticdc for one in writers.with_schema)
+
+
+def _has_exact_names(writers: Writers) -> bool:
+    """As ``envelope.has_exact_names``; not before a record of a row is known."""
+    is_known = bool(writers.with_schema or writers.reported)
+    return is_known and not _is_ticdc(writers) and has_exact_names(writers.connector)
 
 
 def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:

@@ -51,6 +51,7 @@ from tidesink.sinks.plans.debezium_json import (
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan, lacks_checksums
 from tidesink.sinks.schema_sources.open import LoneDecoding
 from tidesink.sinks.schema_sources.schema_history import SchemaUse
+from tidesink.typemap.projection import named_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -602,6 +603,15 @@ class DebeziumJsonDecoding(LoneDecoding):
             if self._found_writer(part):
                 break
         self._make()
+        if self._lacks_named():
+            self._look_at_ends(found)
+
+    def _lacks_named(self) -> bool:
+        """Whether the config names a column that the first record does not have: newer ones may."""
+        shape = self.columns().shape
+        names = [name for _, name in named_columns(self._settings.layout)]
+        spelled = [None if (column := shape.find(name)) is None else column.name for name in names]
+        return None in spelled or (shape.exact_names and spelled != names)
 
     def learn(self, missed: Missed) -> bool:
         """Take the writers that the batch has and the plan lacks."""
@@ -616,13 +626,17 @@ class DebeziumJsonDecoding(LoneDecoding):
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """Know the newest columns, where rows are behind all that was sent; other records bring their own."""
         if ranges is None:
-            parts = last_records(self._topic, found, self._looked_to, most=_LAST_JSON_RECORDS)
-            new = [writer for part in parts for writer in self._writers_in(part)]
-            self._looked_to = {number: at.latest for number, at in found.partitions.items()}
-            writers = self._writers.with_new(new, later=True)
-            if writers != self._writers:
-                self._writers = writers
-                self._make()
+            self._look_at_ends(found)
+
+    def _look_at_ends(self, found: TopicOffsets) -> None:
+        """Take the writers of each partition's last rows."""
+        parts = last_records(self._topic, found, self._looked_to, most=_LAST_JSON_RECORDS)
+        new = [writer for part in parts for writer in self._writers_in(part)]
+        self._looked_to = {number: at.latest for number, at in found.partitions.items()}
+        writers = self._writers.with_new(new, later=True)
+        if writers != self._writers:
+            self._writers = writers
+            self._make()
 
     def _writers_in(self, part: OffsetRange) -> Iterator[JsonWriter]:
         """The writer of the last record of a range that tells all columns; none where no record does."""

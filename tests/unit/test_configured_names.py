@@ -1,0 +1,255 @@
+"""Names of columns in the config, where the source's database tells names apart by their case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pyarrow as pa
+import pytest
+
+from tests.columns import ID
+from tests.decoded_batches import as_records
+from tests.surroundings import surroundings
+from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.debezium.envelope import has_exact_names
+from tidesink.codecs.debezium.inference import first_row
+from tidesink.config import Config
+from tidesink.errors import ConfigError
+from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
+from tidesink.sinks.batch.schema_changes import SchemaChange
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
+from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.typemap.projection import Layout, laid_out, read_filter
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, check_spelling, shape_of
+
+T: Final = TableId("public", "people")
+TOPIC: Final = "app.public.people"
+SOURCES: Final[dict[str, dict[str, str]]] = {
+    "postgresql": {"connector": "postgresql", "schema": "public", "table": "people"},
+    "oracle": {"connector": "oracle", "schema": "public", "table": "people"},
+    "mysql": {"connector": "mysql", "db": "public", "table": "people"},
+    "mariadb": {"connector": "mariadb", "db": "public", "table": "people"},
+    "TiCDC": {"connector": "TiCDC", "db": "public", "table": "people", "commit_ts": "7"},
+}
+
+
+def _shape(*names: str, exact: bool = True) -> TableShape:
+    columns = (ID, *(Column(name, ColumnType("varchar", length=9)) for name in names))
+    return replace(shape_of(TableSchema(T, columns)), exact_names=exact)
+
+
+ONE, BOTH = _shape("name"), _shape("name", "Name")
+OF_THE_SECOND: Final = [
+    Layout(except_columns=("Name",)),
+    Layout(rename={"Name": "name_upper"}),
+    Layout(columns=("id", "Name")),
+    Layout(row_filter=read_filter("Name = 'a'")),
+    Layout(row_filter=read_filter("name = 'a' AND Name = 'b'")),
+]
+
+
+@pytest.mark.parametrize("layout", OF_THE_SECOND)
+def test_a_setting_never_means_the_column_of_another_case(layout: Layout) -> None:
+    with pytest.raises(ConfigError, match="has no column Name, but a column name"):
+        laid_out(layout, ONE, own=())
+
+
+def test_a_setting_means_the_same_before_and_after_the_second_column_comes() -> None:
+    for layout, before, after in (
+        (Layout(except_columns=("name",)), ["id"], ["id", "Name"]),
+        (Layout(rename={"name": "lower"}), ["id", "lower"], ["id", "lower", "Name"]),
+        (Layout(columns=("id", "name")), ["id", "name"], ["id", "name"]),
+    ):
+        names = [[c.name for c in laid_out(layout, shape, own=()).shape.columns] for shape in (ONE, BOTH)]
+        assert names == [before, after]
+
+
+@pytest.mark.parametrize("layout", OF_THE_SECOND[:4])
+def test_names_of_mysql_and_tidb_match_in_any_case(layout: Layout) -> None:
+    laid = laid_out(layout, _shape("NAME", exact=False), own=())
+    assert laid.shape.omitted == {name.lower() for name in layout.except_columns}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(rename={"name": "a", "Name": "b"}),
+        Layout(columns=("id", "name", "NAME")),
+        Layout(except_columns=("name", "NAME")),
+    ],
+)
+def test_two_spellings_of_one_column_are_refused(layout: Layout) -> None:
+    with pytest.raises(ConfigError, match="are one column of"):
+        laid_out(layout, _shape("name", exact=False), own=())
+
+
+def test_a_column_that_may_be_one_left_out_waits_however_its_name_was_folded() -> None:
+    layout = Layout(except_columns=("Name",))
+    for folded in ("name", "Name"):
+        column = ShapeColumn("later", ColumnType("int"), "int", instead_of=frozenset({folded}))
+        assert layout.doubts(column)
+        assert layout.doubted(column.instead_of) == ("Name",)
+
+
+def test_what_is_accepted_of_one_column_does_not_hold_for_the_other() -> None:
+    changes = [
+        SchemaChange("add", column, before, "int")
+        for column, before in (("name", "x"), ("Name", "x"), ("new", "name"), ("new", "Name"))
+    ]
+    changes += [SchemaChange(kind, name) for kind in ("widen", "narrow") for name in ("name", "Name")]  # type: ignore[arg-type]
+    assert len({change.digest for change in changes}) == len(changes)
+
+
+# Which sources tell names apart
+
+
+def test_a_connector_that_nothing_names_may_tell_names_apart() -> None:
+    assert [name for name in (*SOURCES, "sqlserver", "db2", "") if has_exact_names(name)] == [
+        *("postgresql", "oracle", "sqlserver", "db2", "")
+    ]
+
+
+def _message(connector: str, row: dict[str, Any], *, at: int = 0, flattened: bool = False) -> Message:
+    value = {"before": None, "after": row, "source": SOURCES[connector], "op": "c"}
+    found: dict[str, Any] = row | {"__connector": connector, "__op": "c"} if flattened else value
+    return Message(
+        TOPIC, 0, at, json.dumps({"id": row["id"]}).encode(), json.dumps(found).encode(), 1000 + at
+    )
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+@pytest.mark.parametrize("connector", SOURCES)
+def test_records_tell_the_connector(connector: str, flattened: bool) -> None:
+    message = _message(connector, {"id": 1, "name": "a"}, flattened=flattened)
+    row = first_row([message], CodecOptions())
+    assert row is not None
+    writers = Writers().with_new([first_writer(row)])
+    exact = connector in ("postgresql", "oracle")
+    assert debezium_json_plan(T, writers=writers).shape.exact_names is exact
+    # A plan that was made before, and records that tasks report, say no more.
+    again = writers.with_new([replace(first_writer(row), connector="")], later=True)
+    base = replace(debezium_json_plan(T, writers=writers).shape, exact_names=False)
+    assert debezium_json_plan(T, writers=again, base=base, keys=("id",)).shape.exact_names is exact
+    if exact:
+        with pytest.raises(ConfigError, match=r"keys: public\.people has no column ID, but a column id"):
+            debezium_json_plan(T, writers=writers, keys=("ID",))
+    else:
+        assert debezium_json_plan(T, writers=writers, keys=("ID",)).shape.keys == ("id",)
+
+
+@pytest.mark.parametrize(("name", "exact"), [("postgresql", True), ("mysql", False), ("mariadb", False)])
+def test_avro_schemas_tell_the_connector(name: str, exact: bool) -> None:
+    row = {
+        "type": "record",
+        "name": "Value",
+        "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}],
+    }
+    source = {
+        "type": "record",
+        "name": "Source",
+        "namespace": f"io.debezium.connector.{name}",
+        "fields": [{"name": "connector", "type": "string"}],
+        "connect.name": f"io.debezium.connector.{name}.Source",
+    }
+    envelope = {
+        "type": "record",
+        "name": "Envelope",
+        "fields": [
+            {"name": "before", "type": ["null", row]},
+            {"name": "after", "type": ["null", "Value"]},
+            {"name": "source", "type": source},
+            {"name": "op", "type": "string"},
+        ],
+    }
+    texts = {1: json.dumps(envelope)}
+    assert debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("id",)).shape.exact_names is exact
+    if exact:
+        with pytest.raises(ConfigError, match=r"keys: public\.people has no column Id, but a column id"):
+            debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("Id",))
+
+
+def test_a_key_of_another_case_is_refused_with_both_spellings() -> None:
+    check_spelling("keys", "name", ONE)
+    check_spelling("keys", "NAME", _shape("name", exact=False))
+    with pytest.raises(ConfigError, match=r"keys.*no column NAME, but a column name.*spell it so"):
+        check_spelling("keys", "NAME", ONE)
+
+
+# A topic read from its beginning
+
+
+def _config(**settings: Any) -> Config:
+    return right(
+        {
+            "pipeline": "shop",
+            "source": {
+                "brokers": "127.0.0.1:9",
+                "protocol": "debezium-json",
+                "topics": "app.{schema}.{table}",
+            },
+            "target": {"type": "delta", "path": "/unused"},
+            "tables": [{"name": str(T), **settings}],
+        }
+    )
+
+
+def _planned(folder: Path, messages: Sequence[Message], **settings: Any) -> list[str]:
+    """The target's columns in the plan of a worker that was just started."""
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        yield as_records(messages[wanted.start : wanted.end])
+
+    around = replace(surroundings(_config(**settings), cast("Any", None), folder), source=KafkaSource(fetch))
+    decoding = open_decoding(around, TOPIC, T, session=cast("Any", None))
+    decoding.prepare(TopicOffsets(TOPIC, "an id", {0: PartitionOffsets(0, len(messages))}))
+    return [column.name for column in decoding.columns().shape.columns]
+
+
+OLD: Final = _message("postgresql", {"id": 1, "name": "a"})
+NEW: Final = _message("postgresql", {"id": 2, "name": "a", "Name": "B"}, at=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "columns"),
+    [
+        ({"except_column_list": ["Name"]}, ["id", "name"]),
+        ({"rename": {"Name": "name_upper"}}, ["id", "name", "name_upper"]),
+        ({"rename": {"name": "lower", "Name": "upper"}}, ["id", "lower", "upper"]),
+        ({"columns": ["id", "name", "Name"]}, ["id", "name", "Name"]),
+    ],
+)
+def test_a_load_from_the_beginning_reads_settings_as_the_second_day_does(
+    tmp_path: Path, settings: dict[str, Any], columns: list[str]
+) -> None:
+    """The first writer of the topic does not have the column ``Name`` yet."""
+    for number, messages in enumerate(([OLD, NEW], [NEW])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert sorted(_planned(folder, messages, **settings)) == sorted(columns)
+
+
+def test_a_name_that_no_row_has_yet_is_refused_with_both_spellings(tmp_path: Path) -> None:
+    for number, settings in enumerate(({"except_column_list": ["Name"]}, {"keys": ["ID"]})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(ConfigError, match=r"has no column (Name|ID), but a column (name|id)"):
+            _planned(folder, [OLD], **settings)
+
+
+def test_the_config_leaves_it_to_the_table_whether_two_spellings_are_two_columns() -> None:
+    settings = {"columns": ["id", "name", "Name"], "rename": {"name": "a", "Name": "b"}}
+    assert _config(**settings).tables[0].columns == ("id", "name", "Name")
+    found = wrong(changed(CANAL_JSON, defaults=settings))
+    assert {name: problem.reason for name, problem in found.items()} == {
+        "defaults.columns": "name is listed twice",
+        "defaults.rename": "name is renamed twice",
+    }
