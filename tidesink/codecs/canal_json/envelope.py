@@ -114,10 +114,10 @@ _FLINK_CDC: Final = (
     f"{_OTHER_PIPELINE}"
 )
 _CONNECT: Final = (
-    "the message has only 'schema' and 'payload', as Kafka Connect's JsonConverter writes it. If its rows are "
-    "of Debezium, whole or flattened by ExtractNewRecordState, set protocol: debezium-json. If a connector "
-    "copied the topic of TiCDC or Canal, set its value.converter to ByteArrayConverter, so that the records stay as "
-    "they were written"
+    "the message has only 'schema' and 'payload', as Kafka Connect's JsonConverter writes it. If its rows "
+    "are of Debezium, whole or flattened by ExtractNewRecordState, set protocol: debezium-json. If a "
+    "connector copied the topic of TiCDC or Canal, set its value.converter to ByteArrayConverter, so that "
+    "the records stay as they were written"
 )
 _FLATTENED: Final = (
     "the message has {}, as a row of Debezium that ExtractNewRecordState flattened: set "
