@@ -152,6 +152,7 @@ def test_the_time_of_the_statement_is_in_no_event(column: str) -> None:
         ("d DATETIME DEFAULT (DATE_ADD(NOW(), INTERVAL 1 DAY))", UNTOLD_DEFAULT),
         ("d DATE DEFAULT (DATE(NOW()))", UNTOLD_DEFAULT),
         ("n INT DEFAULT (TRUE + a)", UNTOLD_DEFAULT),
+        ("d BIGINT DEFAULT (-NOW())", UNTOLD_DEFAULT),
         # Constants, however they are written.
         ("d DATE NOT NULL DEFAULT DATE'2020-01-02'", "2020-01-02"),
         ("d DATE DEFAULT (date '2020-01-02')", "2020-01-02"),

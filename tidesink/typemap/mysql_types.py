@@ -453,9 +453,9 @@ def default_text(expression: Sequence[Token], column_type: ColumnType) -> str | 
     if not tokens:
         return None
     literal, *rest = _constant(tokens)
-    if literal.kind == "word" and literal.text.upper() in _NOW:
+    if literal.kind == "word" and literal.text.upper() in _NOW and not negative:
         return CURRENT_TIME if _is_precision(rest) else None
-    if rest:
+    if rest or (literal.kind == "word" and negative):
         return None
     if literal.kind == "word":
         return _WORDS.get(literal.text.upper())
