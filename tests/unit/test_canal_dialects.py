@@ -104,6 +104,7 @@ FLINK_CDC: Final = {
     "pkNames": ["id"],
     "ts": 1700000000000,
 }
+MAXWELL: Final = {"database": "shop", "table": "s", "type": "insert", "ts": 1, "data": {"id": 8, "a": "x"}}
 DEBEZIUM: Final = {"before": None, "after": {"id": 1}, "source": {"db": "shop"}, "op": "c"}
 
 
@@ -116,6 +117,11 @@ DEBEZIUM: Final = {"before": None, "after": {"id": 1}, "source": {"db": "shop"},
         ({**FLINK_CDC, "type": "DELETE", "old": [{"id": 8}], "data": None}, "of a Flink CDC pipeline"),
         ({**FLINK_CDC, "database": None, "old": None, "data": [{"id": "8"}]}, "of a Flink CDC pipeline"),
         ({**FLINK_CDC, "type": "UPDATE", "old": [{"id": 8}], "data": [{"id": 8}]}, "of a Flink CDC pipeline"),
+        ({**MAXWELL, "xid": 7, "commit": True}, "of Maxwell's"),
+        ({**MAXWELL, "type": "update", "xid": 7, "xoffset": 1, "old": {"a": "y"}}, "of Maxwell's"),
+        ({**MAXWELL, "type": "delete", "xid": 7, "commit": True}, "of Maxwell's"),
+        ({**MAXWELL, "type": "bootstrap-start", "data": {}}, "of Maxwell's"),
+        ({**MAXWELL, "type": "bootstrap-insert"}, "of Maxwell's"),
         (DEBEZIUM, "set protocol: debezium-json"),
         ({"schema": {}, "payload": DEBEZIUM}, "set protocol: debezium-json"),
         ({"schema": {"type": "struct"}, "payload": {"id": 1, "name": "x"}}, "JsonConverter writes it"),
@@ -143,8 +149,24 @@ def test_several_rows_of_alibabas_canal_are_as_many_events() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", [{**ROW, "data": None}, {**ROW, "type": "OTHER"}, [], 5])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {**ROW, "data": None},
+        {**ROW, "type": "OTHER"},
+        # Neither form is Flink's or Maxwell's.
+        {"data": [{"id": 8}], "type": "OTHER", "database": "shop", "table": "s"},
+        {"data": [{"id": 8}], "type": "INSERT", "database": "shop", "table": "s", "xid": 7},
+        {"data": {"id": 8}, "type": "INSERT", "database": "shop", "table": "s"},
+        {"data": [{"id": 8}], "type": "insert", "database": "shop", "table": "s"},
+        {"type": "insert", "database": "shop", "table": "s"},
+        {"data": [{"id": 8}], "type": ["INSERT"], "database": "shop", "table": "s"},
+        [],
+        5,
+    ],
+)
 def test_what_is_no_known_dialect_keeps_its_own_reason(value: Any) -> None:
     with pytest.raises(DecodeError) as refused:
         CanalJsonCodec().decode(_message(value))
     assert "Flink" not in refused.value.message
+    assert "Maxwell" not in refused.value.message

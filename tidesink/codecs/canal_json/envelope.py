@@ -124,6 +124,17 @@ _FLATTENED: Final = (
     "protocol: debezium-json"
 )
 _FLATTENED_MEMBERS: Final = ("__op", "__deleted", "__table")
+_MAXWELL: Final = (
+    "the message is one of Maxwell's (type {}), which tidesink does not read: have TiCDC, Canal or Debezium "
+    "write the topic, and set protocol to what it writes"
+)
+# Maxwell's documentation, "Data format", and its class RowMap: rows with and without a bootstrap.
+_MAXWELL_TYPES: Final = frozenset(
+    {"insert", "update", "delete", "bootstrap-start", "bootstrap-insert", "bootstrap-complete"}
+)
+_MAXWELL_MEMBERS: Final = ("xid", "xoffset", "commit")
+# Flink CDC's CanalJsonSerializationSchema writes these and no others.
+_FLINK_CDC_MEMBERS: Final = frozenset({"data", "old", "type", "database", "table", "pkNames", "ts"})
 _DEBEZIUM: Final = (
     "the message has Debezium's members ('op' with 'before' and 'after'): set protocol: debezium-json"
 )
@@ -156,9 +167,33 @@ def _dialect(parsed: Parsed) -> str | None:
         return _FLATTENED.format(added)
     if "type" in parsed and parsed.keys() <= {"data", "type", "old"}:
         return _FLINK
-    if "data" in parsed and not {"mysqlType", "sqlType", "es", "isDdl"} & parsed.keys():
+    if _is_maxwell(parsed):
+        return _MAXWELL.format(shown(parsed["type"], 40))
+    if _is_flink_cdc(parsed):
         return _FLINK_CDC
     return None
+
+
+def _is_maxwell(parsed: Parsed) -> bool:
+    """Whether a message has Maxwell's kinds of rows; one of its rows is an object, and no list of them."""
+    kind = parsed.get("type")
+    if not isinstance(kind, str) or kind not in _MAXWELL_TYPES or isinstance(parsed.get("data"), list):
+        return False
+    return "data" in parsed or any(member in parsed for member in _MAXWELL_MEMBERS)
+
+
+def _is_flink_cdc(parsed: Parsed) -> bool:
+    """Whether a message has all members of a row of a Flink CDC pipeline, in its form, and no others."""
+    if not {"data", "type", "database", "table"} <= parsed.keys() <= _FLINK_CDC_MEMBERS:
+        return False
+    images = [parsed[name] for name in ("data", "old") if parsed.get(name) is not None]
+    kind = parsed["type"]
+    return (
+        isinstance(kind, str)
+        and kind in OPS
+        and bool(images)
+        and all(isinstance(one, list) for one in images)
+    )
 
 
 def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:
