@@ -136,6 +136,15 @@ matcher = ['shop.w']
 ignore-sql = ['^DROP']
 ignore-insert-value-expr = 'id >= 100'
 ignore-inserts = ['x']
+[[filter.event-filters]]
+matcher = ['shop.x']
+ignore-delete-value-expr = 'id < 5'
+[[filter.event-filters]]
+matcher = ['shop.y']
+ignore-update-new-value-expr = 'id < 6'
+[[filter.event-filters]]
+matcher = ['shop.z']
+ignore-update-old-value-expr = 'id < 7'
 [sink]
 column-selectors = [{matcher = ['shop.v'], columns = ['uk', 'a']}]
 """
@@ -156,6 +165,10 @@ def _notes(toml: str, *tables: str) -> str:
         r"shop\.u: .*updates that change only version, updated_at: the copy will differ",
         r"shop\.w: .*DDL that matches \^DROP: the copy will differ",
         r"shop\.w: .*inserted rows with id >= 100: the copy will differ",
+        r"shop\.x: .*deletes of rows with id < 5: the copy will differ",
+        r"shop\.x: .*key as a delete and an insert.*delete-value-expr may leave.*the old row stays",
+        r"shop\.y: .*key as a delete and an insert.*update-new-value-expr may leave.*the old row stays",
+        r"shop\.z: .*key as a delete and an insert.*update-old-value-expr may leave.*the old row stays",
         r"shop\.w: .*ignore-inserts is not known to tidesink",
         r"shop\.v: .*sends only the columns uk, a: the copy will differ.*tables: columns",
         r"shop\.v: if .*leaves out a column of the primary key, .*keys: \[uk\]",
@@ -164,6 +177,11 @@ def _notes(toml: str, *tables: str) -> str:
 )
 def test_what_a_changefeed_leaves_out_is_told_by_table(says: str) -> None:
     assert re.search(says, _notes(_FILTERED))
+
+
+def test_a_rule_that_takes_no_delete_says_nothing_of_old_rows() -> None:
+    notes = _notes(_FILTERED).splitlines()
+    assert not [one for one in notes if "old row" in one and one.startswith(("shop.u", "shop.w"))]
 
 
 def test_a_known_key_is_looked_for_among_the_selected_columns() -> None:
