@@ -409,8 +409,8 @@ def _filtered_events(feed: Changefeed) -> Iterator[str]:
             if name in _MAY_MATCH_A_KEY_CHANGE:
                 yield (
                     f"{tables}: TiCDC sends an update of a key as a delete and an insert, and {place}.{name} "
-                    "may leave the delete out: the old row stays beside the new one. mode: append keeps what was "
-                    "sent without that claim; otherwise take the rule out"
+                    "may leave the delete out: the old row stays beside the new one. mode: append keeps what "
+                    "was sent without that claim; otherwise take the rule out"
                 )
         for name in rule:
             if name != "matcher" and name not in _FILTERED:
