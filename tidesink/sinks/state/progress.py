@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Typ
 
 from tidesink.errors import ProgressError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.state.source_reads import SourceRead, as_documents, from_documents
+from tidesink.sinks.state.source_reads import SourceRead, as_documents, earlier_reads, from_documents
 
 if TYPE_CHECKING:
     from tidesink.events import SequenceBy
@@ -498,7 +498,12 @@ def as_document(progress: Progress) -> dict[str, Any]:
         **({"rewound": progress.rewound} if progress.rewound else {}),
         **({} if progress.bound is None else {"bound": progress.bound}),
         **({} if progress.ddl is None else {"ddl": asdict(progress.ddl)}),
-        **({"source_reads": as_documents(progress.source_reads)} if progress.source_reads else {}),
+        # With a snapshot also if there are none: what has a snapshot alone is of an earlier version.
+        **(
+            {"source_reads": as_documents(progress.source_reads)}
+            if progress.source_reads or progress.snapshot is not None
+            else {}
+        ),
     }
 
 
@@ -537,7 +542,7 @@ def _partition_document(at: PartitionProgress) -> list[Any]:
 
 def _read(document: dict[str, Any]) -> Progress:
     schema, name = document["table"]
-    return Progress(
+    progress = Progress(
         table=TableId(schema, name),
         pipeline=document["pipeline"],
         epoch=int(document["epoch"]),
@@ -553,6 +558,22 @@ def _read(document: dict[str, Any]) -> Progress:
         ddl=_read_ddl(document.get("ddl")),
         source_reads=from_documents(document.get("source_reads", ())),
     )
+    if "source_reads" in document or not _may_have_read(progress):
+        return progress
+    offsets = {
+        name: {n: max(at.low_water_offset, at.again_to or 0) for n, at in topic.partitions.items()}
+        for name, topic in progress.topics.items()
+    }
+    return replace(progress, source_reads=earlier_reads(offsets))
+
+
+def _may_have_read(progress: Progress) -> bool:
+    """Whether rows of a snapshot may be in the table that dead letters in Kafka's order must not undo."""
+    found = progress.snapshot
+    if progress.sequence_by != "kafka" or found is None:
+        return False
+    # A first load of which nothing is applied yet has no key. Others have one, or follow earlier ones.
+    return bool(found.key or found.done or found.number)
 
 
 def _read_ddl(document: dict[str, Any] | None) -> DdlProgress | None:

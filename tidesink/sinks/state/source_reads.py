@@ -40,6 +40,8 @@ class Span(NamedTuple):
 
 
 NOTHING: Final = Span(0, 0)
+# Number of what a version without source reads had read; snapshots have numbers from 0 on.
+_EARLIER: Final = -1
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,19 @@ def standing_of(
             return "settled"
         found = "unsure"
     return found
+
+
+def earlier_reads(offsets: TopicOffsets) -> tuple[SourceRead, ...]:
+    """Return the reads of a table whose snapshots were applied by a version that did not record them.
+
+    Of several snapshots that version recorded only the last one, so all of them count as one of all rows
+    whose first part has unknown offsets. ``offsets``: those up to which changes are applied.
+    """
+    spans = {
+        topic: {number: Span(0, offset) for number, offset in parts.items()}
+        for topic, parts in offsets.items()
+    }
+    return (SourceRead(_EARLIER, spans),)
 
 
 def with_part(
