@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 import pytest
 import sqlalchemy as sa
 
 from tests.absent import without_server
 from tidesink.dev.mariadb import missing_programs, running_mariadb
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, connected
+from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, connected, key_ranges
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.database import begin_session, open_transactions, stored_table
@@ -88,10 +89,10 @@ def _stored(url: str, table: TableId = TABLE) -> StoredTable:
     return found
 
 
-def _rows(url: str) -> list[dict[str, object]]:
+def _rows(url: str, part: KeyRange = KeyRange()) -> list[dict[str, object]]:  # noqa: B008  (it is frozen)
     stored = _stored(url)
     schema = TableSchema(TABLE, tuple(Column(name, kind) for name, kind in stored.types.items()))
-    rows = SourceRows(url, schema, stored.key, stored.key_types, (KeyRange(),))
+    rows = SourceRows(url, schema, stored.key, stored.key_types, (part,))
     return [row for batch in rows(FetchRange("rows", 0, 0, 1)) for row in batch.column("row").to_pylist()]
 
 
@@ -110,6 +111,46 @@ def test_a_range_is_whole_whatever_new_sessions_inherit(server: sa.engine.URL) -
     assert [int(str(row["id"])) for row in found] == [*range(1, 21)]
     assert found == plain
     assert (shown["max_statement_time"], shown["sql_big_selects"]) == ("0.000000", "ON")
+
+
+@contextmanager
+def _counts(*, more: int = 0) -> Iterator[list[str]]:
+    """Collect the statements that count; ``more``: as if the database had so many rows more."""
+    found: list[str] = []
+
+    def change(_connection: object, _cursor: Any, statement: str, *rest: Any) -> tuple[str, Any]:
+        if "count(*)" not in statement:
+            return statement, rest[0]
+        found.append(statement)
+        return statement.replace("count(*)", f"count(*) + {more}"), rest[0]
+
+    sa.event.listen(sa.engine.Engine, "before_cursor_execute", change, retval=True)
+    try:
+        yield found
+    finally:
+        sa.event.remove(sa.engine.Engine, "before_cursor_execute", change)
+
+
+def test_rows_are_counted_only_if_fewer_came_than_there_were(server: sa.engine.URL) -> None:
+    """A second scan of each range would double the load of the source."""
+    url = _reader(server)
+    with connected(url) as connection:
+        stored = stored_table(connection, TABLE)
+        assert stored is not None
+        full, rest = key_ranges(connection, TABLE, stored, after=None, rows=12, most=2)
+    assert (full.rows, rest.rows) == (12, None)
+    with _counts(more=1) as counts:
+        assert len(_rows(url, full)) == 12
+        assert counts == []
+        # The walk counted a row that came no more: the database has one more than it gave.
+        with pytest.raises(SourceUnavailableError, match="gave 12 rows of a range that has 13"):
+            _rows(url, replace(full, rows=13))
+        with pytest.raises(SourceUnavailableError, match="gave 8 rows of a range that has 9"):
+            _rows(url, rest)
+    with _counts() as counts:
+        # Rows that were deleted since the walk.
+        assert len(_rows(url, replace(full, rows=13))) == 12
+        assert len(counts) == 1
 
 
 def test_characters_are_kept_or_refused(server: sa.engine.URL) -> None:

@@ -85,18 +85,21 @@ def batches_of_packets(
     if compiled.positional:  # in some versions of SQLAlchemy
         values = [values[name] for name in compiled.positiontup or ()]
     readers = [value_reader(one) for one in types]
+    whole = False
     try:
         # Not by SQLAlchemy, which would fetch the first row.
         cursor = connection.connection.cursor(SSCursor)
         cursor.execute(str(compiled), values)
         for columns in column_batches(cursor):
             yield [_arrow(*column) for column in zip(columns, types, readers, strict=True)]
+        whole = True
     except Error as error:
         # As the class that SQLAlchemy has for it.
         raise DBAPIError.instance(None, None, error, Error, dialect=connection.dialect) from error
     finally:
-        # What may be left unread would be taken for the answer to the next query.
-        connection.invalidate()
+        if not whole:
+            # What may be left unread would be taken for the answer to the next query.
+            connection.invalidate()
 
 
 def _arrow(values: pa.Array, column_type: ColumnType, read: ValueReader | None) -> pa.Array:

@@ -111,7 +111,7 @@ class SourceDialect(Protocol):
         """Begin a transaction whose statements read one state of the database, unless one has begun."""
 
     def counted_rows(self, connection: Connection, table: TableId, query: Select[Any]) -> int | None:
-        """How many rows a query finds that is run next, in the same transaction.
+        """How many rows a query finds, in the transaction in which it was read.
 
         None where the two need not agree, or nothing can leave rows out unnoticed.
         """
@@ -138,7 +138,8 @@ class SourceDialect(Protocol):
         """What a query finds of columns that are ``selected``: an array each, of about so many rows.
 
         They are texts, and where a column's values are bytes or floating-point numbers, these. No more rows
-        are in memory. The connection may be of no use after it.
+        are in memory. The connection is of no use after it,
+        unless all rows were taken.
         """
 
     def value_reader(self, column_type: ColumnType) -> ValueReader | None:

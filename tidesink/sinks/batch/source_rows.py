@@ -103,12 +103,14 @@ def log_offset(batch: int) -> int:
 class KeyRange:
     """Rows whose keys are above ``after`` and not above ``up_to``, as texts; None: no bound.
 
-    ``where``: and within these bounds, which are a person's.
+    ``where``: and within these bounds, which are a person's. ``rows``: how many there were when the range was
+    cut; None: they were not counted, as those of a range without an end.
     """
 
     after: KeyTexts | None = None
     up_to: KeyTexts | None = None
     where: tuple[Bound, ...] = ()
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ def key_ranges(
         while len(found) < most and (not found or found[-1].up_to is not None):
             start = found[-1].up_to if found else after
             part = KeyRange(start, where=where)
-            found.append(replace(part, up_to=_key_after(connection, table, stored, part, rows)))
+            end = _key_after(connection, table, stored, part, rows)
+            found.append(replace(part, up_to=end, rows=None if end is None else rows))
     return tuple(found)
 
 
@@ -266,7 +269,7 @@ class SourceRows:
         """
         try:
             yield from self._rows(
-                wanted, KeyRange(), lambda rows, dialect: rows._among(columns, keys, dialect)
+                wanted, KeyRange(rows=len(keys)), lambda rows, dialect: rows._among(columns, keys, dialect)
             )
         except SourceUnavailableError as error:
             if is_of_value(error.__cause__):
@@ -321,17 +324,19 @@ class SourceRows:
                 if not (is_one_state or now.constants):
                     dialect.begin_snapshot(connection)
                     is_one_state = True
-                # Rows of a table without a key are read outside of a transaction, and are not counted: a
-                # TRUNCATE must not wait for them, and is noticed behind them.
-                table = self.schema.table
-                count = dialect.counted_rows(connection, table, query) if is_one_state else None
                 began = time.monotonic()
                 for columns in dialect.column_batches(connection, query, types, _ROWS_A_PART):
                     rows = self._structs(columns)
                     yield numbered_records(wanted, start, rows, commit_ts=position)
                     start += len(columns[0])
                     self._hold_back(start - wanted.start, began)
-            self._check_count(start - wanted.start, count)
+                count, rows_read = None, start - wanted.start
+                # Counting is a second scan of the range, which is left out where as many rows came as there
+                # were. Rows of a table without a key are read outside of a transaction, and are not counted:
+                # a TRUNCATE must not wait for them, and is noticed behind them.
+                if is_one_state and (part.rows is None or rows_read < part.rows):
+                    count = dialect.counted_rows(connection, self.schema.table, query)
+            self._check_count(rows_read, count)
             now._confirm(engine)
         finally:
             engine.dispose()
