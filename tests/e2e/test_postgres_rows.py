@@ -17,10 +17,13 @@ from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.source_database.base import StoredTable
+from tidesink.source_database.base import StoredTable, plain
 from tidesink.source_database.database import begin_session, dialect_of, stored_table
+from tidesink.source_database.postgres import key_orders
 
 pytestmark = pytest.mark.servers
+# Of a test's own.
+_ICU: Final = "tidesink_icu_order"
 
 _TYPES: Final = """
 CREATE EXTENSION citext; CREATE EXTENSION ltree; CREATE EXTENSION hstore;
@@ -284,3 +287,23 @@ def test_a_column_that_went_since_is_told(database: Database) -> None:
     database.run("ALTER TABLE went DROP COLUMN gone")
     with pytest.raises(SourceUnavailableError, match="a column went while"):
         _read(source, 0)
+
+
+def test_the_order_of_a_text_key_has_the_version_of_the_databases_own_collation(database: Database) -> None:
+    """Of ICU here, of which another locale and another library give no version."""
+    database.run("CREATE TABLE named (name text PRIMARY KEY)")
+    oid = database.connection.exec_driver_sql("SELECT 'public.named'::regclass::oid").scalar_one()
+    ours = key_orders(database.connection, plain(oid))["name"]
+    database.run(f"CREATE DATABASE \"{_ICU}\" TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'de'")
+    try:
+        url = sa.engine.make_url(database.url).set(database=_ICU).render_as_string(hide_password=False)
+        run_scripts(url, "CREATE TABLE named (name text PRIMARY KEY)")
+        with source_connection(url) as connection:
+            oid = connection.exec_driver_sql("SELECT 'public.named'::regclass::oid").scalar_one()
+            query = "SELECT collversion FROM pg_collation WHERE collname = 'de-x-icu'"
+            version = plain(connection.exec_driver_sql(query).scalar_one())
+            found = key_orders(connection, plain(oid))["name"]
+    finally:
+        database.run(f'DROP DATABASE "{_ICU}"')
+    assert found.endswith(f" i de {version}")
+    assert found != ours

@@ -283,6 +283,13 @@ def test_rows_are_read_again_in_another_order(progress: SnapshotProgress, order:
     assert (found.after, found.rows) == ((None, 0) if again else (("5",), 5))
 
 
+def test_an_order_that_changes_in_the_first_part_after_an_upgrade_is_another_order() -> None:
+    """The part was not applied, so that the progress has no order still."""
+    snapshot = _snapshot("never")
+    tables = [StoredTable({}, ("id",), 0, 0, order=order) for order in ("a", "b", "b")]
+    assert [snapshot._before(HALF, table).after for table in tables] == [("5",), None, None]
+
+
 @pytest.mark.parametrize(
     ("gap", "rows_tell", "goes_on"),
     [

@@ -156,20 +156,31 @@ SELECT c.oid, c.relkind, EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.in
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = :schema AND c.relname = :name AND c.relkind IN ('r', 'p')"""
 # A type's number stands for the order of an ENUM's members: they come to a type, and never change places.
-# Number 100 is the database's own collation, which has no version before Postgres 15: the libraries' versions
-# are those of any collation that they give.
+# Number 100 is the database's own collation. Postgres 15 and newer have its version; before that the libc
+# collation of the same locale has it, under the name that the system gives (en_US.utf8 for en_US.UTF-8). If
+# there is none, the libraries' versions are those of any collation that they give. JSON, since the columns
+# with the locale differ by version (pg_database in the manuals of Postgres 14, 15 and 17).
 _ORDER: Final = """
 SELECT a.attname, pg_catalog.concat_ws(' ', a.atttypid, a.attcollation,
     (SELECT pg_catalog.pg_collation_actual_version(c.oid) FROM pg_catalog.pg_collation c
      WHERE c.oid = a.attcollation AND c.oid <> 100),
     CASE WHEN a.attcollation = 100 THEN (
-        SELECT pg_catalog.concat_ws(' ', d.datcollate, d.datctype, v.libraries)
-        FROM pg_catalog.pg_database d,
-            (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.pg_collation_actual_version(o.oid), ' ')
-             AS libraries FROM pg_catalog.pg_collation o
-             WHERE o.collname IN ('en_US.utf8', 'C.utf8', 'und-x-icu')) v
+        SELECT pg_catalog.concat_ws(' ', d.datcollate, d.datctype, j.named ->> 'datlocprovider',
+            j.named ->> 'daticulocale', j.named ->> 'datlocale', j.named ->> 'daticurules',
+            coalesce({database_version}, (
+                SELECT pg_catalog.max(pg_catalog.pg_collation_actual_version(o.oid))
+                FROM pg_catalog.pg_collation o
+                WHERE o.collprovider = 'c' AND o.collencoding IN (-1, d.encoding)
+                    AND pg_catalog.lower(pg_catalog.replace(o.collcollate, '-', ''))
+                        = pg_catalog.lower(pg_catalog.replace(d.datcollate, '-', ''))
+            ), (
+                SELECT pg_catalog.string_agg(DISTINCT pg_catalog.pg_collation_actual_version(o.oid), ' ')
+                FROM pg_catalog.pg_collation o
+                WHERE o.collname IN ('en_US.utf8', 'C.utf8', 'und-x-icu'))))
+        FROM pg_catalog.pg_database d CROSS JOIN LATERAL (SELECT pg_catalog.to_jsonb(d) AS named) j
         WHERE d.datname = pg_catalog.current_database()) END)
 FROM pg_catalog.pg_attribute a WHERE a.attrelid = CAST(:oid AS oid) AND a.attnum > 0"""
+_DATABASE_VERSION: Final = "pg_catalog.pg_database_collation_actual_version(d.oid)"
 # A partitioned table has no rows of its own.
 _BYTES: Final = """
 SELECT coalesce(sum(pg_catalog.pg_table_size(t.relid)), 0)
@@ -199,7 +210,7 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     )
     required = frozenset(one.name for one in columns if one.required)
     key = _key(connection, place)
-    order = {plain(name): plain(text) for name, text in connection.execute(sa.text(_ORDER), place)}
+    order = key_orders(connection, plain(oid))
     return StoredTable(
         types,
         key,
@@ -210,6 +221,15 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
         order=order_digest([(name, order[name]) for name in key]),
         identity=_identity(connection, place),
     )
+
+
+def key_orders(connection: Connection, oid: str) -> dict[str, str]:
+    """By column of the table with this number, what decides the order of its values."""
+    import sqlalchemy as sa
+
+    has_version = (connection.dialect.server_version_info or (0,)) >= (15,)
+    query = _ORDER.format(database_version=_DATABASE_VERSION if has_version else "NULL")
+    return {plain(name): plain(text) for name, text in connection.execute(sa.text(query), {"oid": oid})}
 
 
 def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:  # noqa: ARG001

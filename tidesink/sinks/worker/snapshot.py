@@ -357,6 +357,8 @@ class Snapshot:
         self._outside = False
         # Columns that the database alone has, though all changes of the time when it was found are applied.
         self._settled = ColumnGap()
+        # The key's order when it was first seen, of a progress of an earlier version, which does not have it.
+        self._first_order: str | None = None
         # Prepared transactions that are waited for, and until when nobody looks whether they ended.
         self._open = frozenset[str]()
         self._looks_at = 0.0
@@ -692,7 +694,10 @@ class Snapshot:
         # Another key, or order of it, orders the rows differently: they are read and written again. Keys that
         # were asked for are in an order of their own, and a sweep goes by hashes.
         by_order = found.keys is None and not (found.sweep is not None and found.sweep.begun)
-        same_order = found.order in (None, stored.order) or not by_order
+        if found.order is None and self._first_order is None:
+            self._first_order = stored.order
+        known_order = self._first_order if found.order is None else found.order
+        same_order = known_order == stored.order or not by_order
         found, before = replace(found, order=stored.order), found.key
         if before == stored.key and same_order:
             return found
