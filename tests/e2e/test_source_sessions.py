@@ -9,13 +9,16 @@ from typing import Any, Final
 
 import pytest
 import sqlalchemy as sa
+from structlog.testing import capture_logs
 
 from tests.absent import without_server
+from tidesink.config.source import DatabaseSettings
 from tidesink.dev.mariadb import missing_programs, running_mariadb
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, connected, key_ranges
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.schema_sources.database_types import created_by, look_into
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.database import begin_session, open_transactions, stored_table
 
@@ -174,13 +177,26 @@ def test_a_read_only_server_is_refused_as_a_replica(server: sa.engine.URL) -> No
         with connected(_reader(server), replica=True) as connection:
             assert stored_table(connection, TABLE) is not None
     with _administrator(server) as administrator:
-        administrator.exec_driver_sql("CHANGE MASTER TO master_host = '127.0.0.1', master_port = 1")
+        administrator.exec_driver_sql(
+            "CHANGE MASTER TO master_host = '127.0.0.1', master_port = 1, master_user = 'u'"
+        )
         try:
+            with capture_logs() as logs:
+                # A server that takes writes, and was promoted: its channel is stopped.
+                assert _stored(server.render_as_string(hide_password=False)).key == ("id",)
+            assert ["RESET REPLICA ALL" in one["reason"] for one in logs] == [True]
+            administrator.exec_driver_sql("START SLAVE")
             with pytest.raises(ConfigError, match="is a replica"):
                 _stored(server.render_as_string(hide_password=False))
-            # It does not run, and nothing else tells this user.
-            assert _stored(_reader(server)).key == ("id",)
+            # Types of columns are no rows.
+            settings = DatabaseSettings.model_validate({"url": server.render_as_string(hide_password=False)})
+            look = look_into(settings)
+            assert look is not None
+            assert [*look(TABLE)] == ["id", "at", "ch"]
+            statement = created_by(settings, TABLE)
+            assert statement is not None and "CREATE TABLE" in statement.sql  # noqa: PT018
         finally:
+            administrator.exec_driver_sql("STOP SLAVE")
             administrator.exec_driver_sql("RESET SLAVE ALL")
 
 

@@ -33,6 +33,8 @@ REPLICA: Final = (
     "(Postgres: several hosts and target_session_attrs=read-write). If the connector itself reads this "
     "replica, set source.database.replica: true"
 )
+# In a connection's ``info``: whether a replica may be read by it.
+IS_REPLICA: Final = "tidesink.replica"
 NO_AS_OF: Final = (
     "source.database cannot be read as of a moment that is over, which a comparison at a cut needs: TiDB can "
     "(tidb_snapshot): give the URL of the TiDB cluster whose changefeed writes the topics, or leave --at out"
@@ -96,7 +98,11 @@ class SourceDialect(Protocol):
         """
 
     def uses_xa(self, connection: Connection) -> bool:
-        """Whether transactions whose changes are sent before their commit were prepared since the start."""
+        """Whether transactions whose changes are sent before their commit were used since the start.
+
+        Raises:
+            ConfigError: the user may not see whether there are any.
+        """
 
     def begin_at_position(self, connection: Connection) -> int:
         """Begin a transaction, and give its position, a commit_ts.

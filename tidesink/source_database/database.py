@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.source_database import mysql, postgres
-from tidesink.source_database.base import SourceDialect, StoredTable, code_of, plain
+from tidesink.source_database.base import IS_REPLICA, SourceDialect, StoredTable, code_of, plain
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -98,6 +98,7 @@ def begin_session(connection: Connection, *, as_of: int | None = None, replica: 
     """
     dialect = dialect_of(connection)
     dialect.begin_session(connection)
+    connection.info[IS_REPLICA] = replica
     if not replica:
         dialect.check_current(connection)
     if as_of is not None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import structlog
 
 from tidesink.errors import ConfigError
 from tidesink.events import LOGICAL_BITS, Column, ColumnType, TableId, Value
 from tidesink.source_database.base import (
+    IS_REPLICA,
     NO_AS_OF,
     NO_POSITION,
     REPLICA,
@@ -36,6 +39,8 @@ from tidesink.typemap.values import text_reader, text_writer
 if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import ColumnElement, Connection, Select
+
+_log = structlog.get_logger("tidesink.worker")
 
 RANGE_OPTIONS: Final[Mapping[str, Any]] = {}
 # Access denied, in one of its forms, or no such database.
@@ -109,6 +114,25 @@ _HIDDEN_XA: Final = (
     "list those that are open (XA RECOVER). Their changes are in Kafka before they can be read, so that a "
     "row would be lost. Grant the user XA_RECOVER_ADMIN"
 )
+# Statements of sessions since the server's start. An XA transaction that was prepared before that is counted
+# with its COMMIT or ROLLBACK.
+_XA_COUNTERS: Final = tuple(f"Com_xa_{word}" for word in ("start", "end", "prepare", "commit", "rollback"))
+# XA transactions that no session has ended this long after the server's start, in seconds, are not expected.
+_YOUNG: Final = 24 * 3600
+_IS_YOUNG: Final = (
+    "The source's server started less than a day ago, and the user of source.database is not allowed to list "
+    "XA transactions (XA RECOVER). One that was prepared before the start and is still open cannot be noticed"
+)
+_IS_REPLICA: Final = (
+    "The source's server is a replica, which does not count the XA transactions that it applies, and the "
+    "user of source.database is not allowed to list those that are open (XA RECOVER)"
+)
+_GRANT: Final = "If applications use XA, grant the user XA_RECOVER_ADMIN"
+_STOPPED_CHANNELS: Final = (
+    "The source's server has replication channels, none of which runs, and takes writes. It is read as the "
+    "server that takes the writes. If it is a replica whose replication is stopped, stop the worker and give "
+    "the address of the primary; otherwise remove the channels (RESET REPLICA ALL)"
+)
 
 
 def begin_session(connection: Connection) -> None:
@@ -147,9 +171,10 @@ def begin_session(connection: Connection) -> None:
 def check_current(connection: Connection) -> None:
     """Refuse a replica, which may lack changes that were sent to Kafka.
 
-    A server is taken for one if it is read-only, or if it has a source to replicate from. The latter is
-    known where the user has REPLICATION CLIENT (MariaDB: SLAVE MONITOR), and in MariaDB while the replica
-    runs. Members of a replication group have channels of their own, which do not count. TiDB has no replicas.
+    A server is taken for one if it is read-only, or if a channel replicates from another server. The latter
+    is known where the user has REPLICATION CLIENT (MariaDB: SLAVE MONITOR), in MariaDB without it too. A
+    server that takes writes and has stopped channels only was promoted, as a rule: that is a warning. Members
+    of a replication group have channels of their own, which do not count. TiDB has no replicas.
 
     Raises:
         ConfigError: it is a replica.
@@ -172,31 +197,67 @@ def _replicates(connection: Connection) -> bool:
     words = ("SHOW ALL SLAVES STATUS",) if is_mariadb else ("SHOW REPLICA STATUS", "SHOW SLAVE STATUS")
     for statement in words:
         try:
-            channels = connection.exec_driver_sql(statement).mappings().all()
+            rows = connection.exec_driver_sql(statement).mappings().all()
         except DBAPIError as error:
             if code_of(error) not in (*_UNKNOWN_STATEMENT, *_NOT_ALLOWED):
                 raise
         else:
-            names = [plain(channel.get("Channel_Name")) for channel in channels]
-            return any(not name.startswith("group_replication_") for name in names)
+            found = [{name.lower(): plain(value) for name, value in row.items()} for row in rows]
+            channels = [
+                row for row in found if not row.get("channel_name", "").startswith("group_replication_")
+            ]
+            if any(map(_runs, channels)):
+                return True
+            if channels:
+                _warn(connection, _STOPPED_CHANNELS)
+            return False
     return _counted(connection, "Slaves_running") > 0
 
 
-def _counted(connection: Connection, name: str) -> int:
-    """A counter of the server's; 0 if it has none of this name. It needs no privilege."""
-    found = connection.exec_driver_sql(f"SHOW GLOBAL STATUS LIKE '{name}'").first()
-    return int(plain(found[1])) if found is not None else 0
+def _runs(channel: Mapping[str, str]) -> bool:
+    """Whether a thread of a channel runs, or tries to connect; a word that is not known counts as running."""
+    threads = (f"{word}_{thread}_running" for word in ("replica", "slave") for thread in ("io", "sql"))
+    return any(channel.get(thread, "No").lower() not in ("no", "") for thread in threads)
+
+
+def _warn(connection: Connection, text: str) -> None:
+    url = connection.engine.url
+    _warned(f"{url.host}:{url.port}", text)
+
+
+@cache
+def _warned(server: str, text: str) -> None:
+    """Log a warning about a server once in a process."""
+    _log.warning("source database", server=server, reason=text)
+
+
+def _counted(connection: Connection, *names: str) -> int:
+    """The sum of some of the server's counters; 0 for those that it does not have. It needs no privilege."""
+    listed = ", ".join(f"'{name}'" for name in names)
+    found = connection.exec_driver_sql(f"SHOW GLOBAL STATUS WHERE Variable_name IN ({listed})")
+    return sum(int(plain(row[1])) for row in found.all())
 
 
 def open_transactions(connection: Connection) -> frozenset[str]:
     """XA transactions that are prepared, and neither committed nor rolled back.
 
     Their rows are in the binary log since they were prepared (MySQL 5.7.7, MariaDB 10.5), hence in Kafka, and
-    show in no query before XA COMMIT. TiDB has no XA.
+    show in no query before XA COMMIT. TiDB has no XA. If the user may not list them, and nothing counts them
+    for certain, that is a warning.
 
     Raises:
-        ConfigError: the user may not list them, and some were prepared since the server started.
+        ConfigError: the user may not list them, and sessions used XA since the server started.
     """
+    found = _prepared(connection)
+    if found is None and _counted(connection, *_XA_COUNTERS):
+        raise ConfigError(_HIDDEN_XA, key="source.database")
+    if found is None and (reason := _uncounted(connection)):
+        _warn(connection, f"{reason}. {_GRANT}")
+    return found or frozenset()
+
+
+def _prepared(connection: Connection) -> frozenset[str] | None:
+    """As ``open_transactions``; None if the user may not list them."""
     from sqlalchemy.exc import DBAPIError
 
     if _is_tidb(connection):
@@ -205,13 +266,19 @@ def open_transactions(connection: Connection) -> frozenset[str]:
     try:
         found = connection.exec_driver_sql(f"XA RECOVER {form}").all()
     except DBAPIError as error:
-        code = code_of(error)
-        if code not in (*_UNKNOWN_STATEMENT, *_NOT_ALLOWED):
+        if code_of(error) in _NOT_ALLOWED:
+            return None
+        if code_of(error) not in _UNKNOWN_STATEMENT:
             raise
-        if code in _NOT_ALLOWED and _counted(connection, "Com_xa_prepare"):
-            raise ConfigError(_HIDDEN_XA, key="source.database") from error
         return frozenset()
     return frozenset(" ".join(map(plain, row)) for row in found)
+
+
+def _uncounted(connection: Connection) -> str:
+    """Why XA transactions may be open though the counters are 0; empty if none is expected to be."""
+    if connection.info.get(IS_REPLICA):
+        return _IS_REPLICA
+    return _IS_YOUNG if _counted(connection, "Uptime") < _YOUNG else ""
 
 
 def begin_at_position(connection: Connection) -> int:
@@ -334,10 +401,23 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
 
 
 def uses_xa(connection: Connection) -> bool:
-    """As ``SourceDialect``, by the server's counter, which any user sees."""
-    return not _is_tidb(connection) and bool(
-        _counted(connection, "Com_xa_prepare") or open_transactions(connection)
-    )
+    """As ``SourceDialect``, by the server's counters, which any user sees, and by what is open.
+
+    Raises:
+        ConfigError: the user may not list open ones, and the counters do not show them.
+    """
+    if _is_tidb(connection):
+        return False
+    if _counted(connection, *_XA_COUNTERS):
+        return True
+    found = _prepared(connection)
+    if found is None and (reason := _uncounted(connection)):
+        raise ConfigError(
+            f"{reason}. A cut could contain a part of its transaction. {_GRANT}, which allows cuts again if "
+            "none is open. Otherwise remove cuts from the config",
+            key="source.database",
+        )
+    return bool(found)
 
 
 def _order(connection: Connection, table: TableId, key: Sequence[str]) -> str:

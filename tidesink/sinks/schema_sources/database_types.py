@@ -140,8 +140,9 @@ def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, Co
     from tidesink.sinks.batch.source_rows import OPTION, connected
     from tidesink.source_database.database import stored_table, translated
 
-    url, replica = settings.url.get_secret_value(), settings.replica
-    with connected(url, replica=replica) as connection, translated(OPTION):
+    # Also of a replica: no row is read from it.
+    url = settings.url.get_secret_value()
+    with connected(url, replica=True) as connection, translated(OPTION):
         found = stored_table(connection, table)
     return {fold_name(name): kind for name, kind in found.types.items()} if found else {}
 
@@ -156,8 +157,9 @@ def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | Non
     from tidesink.source_database.database import translated
     from tidesink.source_database.mysql import create_statement
 
-    url, replica = settings.url.get_secret_value(), settings.replica
-    with connected(url, replica=replica) as connection, translated(OPTION):
+    # Also of a replica: no row is read from it.
+    url = settings.url.get_secret_value()
+    with connected(url, replica=True) as connection, translated(OPTION):
         found = create_statement(connection, table)
     return None if found is None else DdlStatement(table.schema, found[0], found[1], table=table.name)
 

@@ -37,9 +37,9 @@ _log = structlog.get_logger("tidesink.worker")
 # So many seconds lie between two questions to the source's database.
 _ASKED_EVERY: Final = 10.0
 _XA: Final = (
-    "the source has prepared XA transactions since it started (SHOW GLOBAL STATUS LIKE 'Com_xa_prepare'), or "
-    "has one open. Their rows reach Kafka before they are committed, so a cut could contain a part of a "
-    "transaction. Remove cuts from the config"
+    "applications used XA transactions since the source's server started (SHOW GLOBAL STATUS LIKE "
+    "'Com_xa%'), or one is open. Their rows reach Kafka before they are committed, so a cut could contain "
+    "a part of a transaction. Remove cuts from the config"
 )
 # So many records from the end of a partition are looked through for a watermark.
 _TAIL: Final = 2000
