@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from tests.decoded_batches import as_records, assert_same
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.canal_json.columns import may_be_ddl
+from tidesink.codecs.canal_json.scan import compacted
 from tidesink.codecs.compression import compressed
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
@@ -330,6 +333,110 @@ def test_white_space_in_the_wrong_place_is_no_other_value(before: bytes, after: 
     _both([odd, good, spaced, odd + b" ", b" " + odd, spaced], *_codecs())
 
 
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[ \t\n\r]+', re.DOTALL)
+_SPACE: Final = st.text(" \t\n\r", max_size=3).map(str.encode)
+_NUMBER: Final = st.sampled_from(
+    (
+        b"1.0",
+        b"1e400",
+        b"-0",
+        b"-0.0",
+        b"1.50",
+        b"1E+05",
+        b"9" * 40,
+        b"-1e-400",
+        b"0.1",
+        b"18446744073709551616",
+    )
+)
+_STRING: Final = st.one_of(
+    st.text(max_size=9).map(lambda text: json.dumps(text).encode()),
+    st.text(max_size=9).map(lambda text: json.dumps(text, ensure_ascii=False).encode()),
+    st.sampled_from((b'"\\\\"', b'"\\\\\\""', b'" , : { "', b'"\\/\\u0041"', b'"\xff"', b'"\\ud83d\\ude00"')),
+)  # fmt: skip
+_KEY: Final = st.one_of(st.just(b'"a"'), _STRING)
+
+
+def _nested(inner: st.SearchStrategy[list[bytes]]) -> st.SearchStrategy[list[bytes]]:
+    """The tokens of lists and of objects, in which a key may be there twice."""
+    member = st.builds(lambda key, value: [key, b":", *value], _KEY, inner)
+
+    def joined(parts: list[list[bytes]], begin: bytes, end: bytes) -> list[bytes]:
+        some = [token for part in parts for token in (b",", *part)][1:]
+        return [begin, *some, end]
+
+    lists = st.builds(joined, st.lists(inner, max_size=4), st.just(b"["), st.just(b"]"))
+    return lists | st.builds(joined, st.lists(member, max_size=4), st.just(b"{"), st.just(b"}"))
+
+
+_TOKENS: Final = st.recursive(
+    (_NUMBER | _STRING | st.sampled_from((b"null", b"true", b"false"))).map(lambda one: [one]),
+    _nested,
+    max_leaves=12,
+)
+
+
+@st.composite
+def _json_texts(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """A JSON text with white space anywhere between its tokens, and the same without it."""
+    tokens = draw(_TOKENS)
+    return draw(_SPACE) + b"".join(token + draw(_SPACE) for token in tokens), b"".join(tokens)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_json_texts(), min_size=1, max_size=5), st.integers(0, 4), st.booleans())
+def test_white_space_is_taken_out_and_nothing_else(
+    texts: list[tuple[bytes, bytes]], start: int, large: bool
+) -> None:
+    kind = pa.large_binary() if large else pa.binary()
+    values = pa.array([None, *(spaced for spaced, _ in texts), b""], kind).slice(start)
+    expected = [None, *(tight for _, tight in texts), b""][start:]
+    found = compacted(values)
+    assert (values if found is None else found).to_pylist() == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(_json_texts(), st.randoms(use_true_random=False))
+def test_a_value_that_is_not_json_keeps_its_white_space(text: tuple[bytes, bytes], random: Random) -> None:
+    value = _harmed_bytes(text[0], random)
+    try:
+        # Each byte is one character, since msgspec leaves UTF-8 to those who read the texts.
+        json.loads(value.decode("latin-1"), parse_constant=_refused)
+    except ValueError:
+        expected = {value}
+    else:
+        whole = _TOKEN.sub(lambda one: "" if one[0][0] != '"' else one[0], value.decode("latin-1"))
+        # Of a surrogate alone it says that it is no JSON.
+        expected = {whole.encode("latin-1")} | ({value} if b"\\ud" in value.lower() else set())
+    found = compacted(pa.array([value]))
+    assert (value if found is None else found[0].as_py()) in expected
+
+
+def _refused(word: str) -> None:
+    raise ValueError(word)
+
+
+def test_what_separates_two_values_stays_and_so_does_all_that_nests_too_deep() -> None:
+    odd = [
+        b"1 2",
+        b'"a" "b"',
+        b"nu ll",
+        b'{"a": 1 2}',
+        b" ",
+        b'{ "a',
+        b'{"a": 01 }',
+        b"{ }{ }",
+        b'["\\" ]',
+        b"[NaN ]",
+    ]
+    odd.append(b"[ " * 100_000 + b"]" * 100_000)
+    assert compacted(pa.array(odd)) is None
+    assert compacted(pa.array([b"{}", None], pa.binary())) is None
+    mixed = compacted(pa.array([*odd, b"[ 1.0 ]"]))
+    assert mixed is not None
+    assert mixed.to_pylist() == [*odd, b"[1.0]"]
+
+
 def test_texts_with_escapes_and_beyond_the_first_plane_are_proven() -> None:
     random = Random(1)
     texts = [text for text in _TEXTS if text]
@@ -363,8 +470,6 @@ def test_many_tables_many_lengths() -> None:
 
 
 def test_slices_and_large_binary_are_read_alike() -> None:
-    import pyarrow as pa
-
     values = [_sample("INSERT"), None, _sample("DELETE"), b"{", _sample("UPDATE")] * 3
     whole = pa.table({"value": pa.array(values, pa.large_binary())})
     chunked = pa.table({"value": pa.chunked_array([pa.array(values[:4]), pa.array(values[4:])])})

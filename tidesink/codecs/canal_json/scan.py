@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
@@ -45,11 +46,6 @@ Cut = tuple[int, ...]
 
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _END, _NULL = b'"\\:,}n'
 _ZERO, _NINE, _LIST, _OBJECT = b"09[{"
-# RFC 8259: what may stand between tokens, and the tokens that need nothing between them and their neighbors.
-_IS_SPACE: Final = np.zeros(256, np.bool_)
-_IS_SPACE[list(b" \t\n\r")] = True
-_IS_BOUNDED: Final = np.zeros(256, np.bool_)
-_IS_BOUNDED[list(b'{}[]:,"')] = True
 _BEGINS_SPACED: Final = re.compile(rb'[ \t\n\r]|\{[ \t\n\r]|\{"id"(?:[ \t\n\r]|:[ \t\n\r]|:0,?[ \t\n\r])')
 # Of what begins a value behind a key in a body: a token's, an object's or a list's.
 _TEXT_KIND, _NULL_KIND, _NUMBER_KIND, _NESTED_KIND, _NO_KIND = range(5)
@@ -130,40 +126,19 @@ def stamped_es(values: pa.Array) -> pa.Int64Array:
 def compacted(values: pa.Array) -> pa.Array | None:
     """The values without the white space between their JSON tokens; None if no value has any.
 
-    A value stays as it is if taking the white space out could change what it means: where it separates two
-    numbers or words, and in a value whose quotes do not come in pairs.
+    The bytes of the tokens stay as they are, and so does a value that is not valid JSON.
     """
-    data, offsets = _bytes_of(values)
-    spaces = np.flatnonzero(_IS_SPACE[data])
-    if not len(spaces):
-        return None
-    quotes, starts = _unescaped_quotes(data, np.flatnonzero(data == _BACKSLASH)), offsets[:-1]
-    before = np.searchsorted(quotes, offsets)
-    odd = np.diff(before) % 2 == 1
-    record = np.searchsorted(starts, spaces, "right") - 1
-    # Between tokens an even number of the record's quotes stands before the white space.
-    between = (np.searchsorted(quotes, spaces) - before[record]) % 2 == 0
-    spaces, record = spaces[between & ~odd[record]], record[between & ~odd[record]]
-    if not len(spaces):
-        return None
-    is_first = np.append(True, np.diff(spaces) != 1)
-    first, last = spaces[is_first], spaces[np.append(is_first[1:], True)]
-    joins = ~_IS_BOUNDED[data[np.maximum(first - 1, 0)]]
-    joins &= ~_IS_BOUNDED[data[np.minimum(last + 1, len(data) - 1)]]
-    joins &= (first > offsets[record[is_first]]) & (last + 1 < offsets[record[is_first] + 1])
-    if joins.any():
-        kept = np.zeros(len(values), np.bool_)
-        kept[record[is_first][joins]] = True
-        spaces = spaces[~kept[record]]
-    stays = np.ones(len(data), np.bool_)
-    stays[spaces] = False
-    bounds = offsets - np.searchsorted(spaces, offsets)
-    valid = None if not values.null_count else pc.is_valid(values)
-    return pa.Array.from_buffers(
-        pa.large_binary(),
-        len(values),
-        [None if valid is None else valid.buffers()[1], pa.py_buffer(bounds), pa.py_buffer(data[stays])],
-    )
+    texts = values.to_pylist()
+    found = [value and _compacted(value) for value in texts]
+    return None if found == texts else pa.array(found, pa.large_binary())
+
+
+def _compacted(value: bytes) -> bytes:
+    try:
+        # A negative indent leaves all white space out (msgspec 0.22).
+        return msgspec.json.format(value, indent=-1)
+    except (msgspec.DecodeError, RecursionError):
+        return value
 
 
 def is_spaced(value: bytes) -> bool:
