@@ -25,7 +25,7 @@ from tidesink.sinks.batch.schema_changes import SchemaChange
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
+from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.typemap.projection import Layout, laid_out, read_filter
@@ -148,11 +148,32 @@ def test_records_tell_the_connector(connector: str, flattened: bool) -> None:
 
 @pytest.mark.parametrize(("name", "exact"), [("postgresql", True), ("mysql", False), ("mariadb", False)])
 def test_avro_schemas_tell_the_connector(name: str, exact: bool) -> None:
-    row = {
-        "type": "record",
-        "name": "Value",
-        "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}],
-    }
+    texts = {1: _avro_envelope(name, "name")}
+    assert debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("id",)).shape.exact_names is exact
+    if exact:
+        with pytest.raises(ConfigError, match=r"keys: public\.people has no column Id, but a column id"):
+            debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("Id",))
+
+
+@pytest.mark.parametrize(("name", "exact"), [("postgresql", True), ("mysql", False)])
+def test_a_later_schema_with_a_name_of_another_case_has_another_column(name: str, exact: bool) -> None:
+    texts = {1: _avro_envelope(name, "name"), 2: _avro_envelope(name, "Name")}
+    plan = debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("id",))
+    assert [one.name for one in plan.shape.columns] == (["id", "name", "Name"] if exact else ["id", "name"])
+    assert plan.gone == ({"name"} if exact else frozenset())
+
+
+def test_a_schema_in_which_two_columns_are_one_field_is_refused() -> None:
+    texts = {1: _avro_envelope("postgresql", "a_b"), 2: _avro_envelope("postgresql", "a_b", "a_b")}
+    plan = debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("id",))
+    assert isinstance(plan.decoder, DebeziumAvroDecoder)
+    assert "the field 'a_b' twice" in plan.decoder.schemas.values.refused[2]
+    assert [one.name for one in plan.shape.columns] == ["id", "a_b"]
+
+
+def _avro_envelope(name: str, *columns: str) -> str:
+    fields: list[dict[str, Any]] = [{"name": one, "type": ["null", "string"]} for one in columns]
+    row = {"type": "record", "name": "Value", "fields": [{"name": "id", "type": "long"}, *fields]}
     source = {
         "type": "record",
         "name": "Source",
@@ -170,11 +191,7 @@ def test_avro_schemas_tell_the_connector(name: str, exact: bool) -> None:
             {"name": "op", "type": "string"},
         ],
     }
-    texts = {1: json.dumps(envelope)}
-    assert debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("id",)).shape.exact_names is exact
-    if exact:
-        with pytest.raises(ConfigError, match=r"keys: public\.people has no column Id, but a column id"):
-            debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("Id",))
+    return json.dumps(envelope)
 
 
 def test_a_key_of_another_case_is_refused_with_both_spellings() -> None:

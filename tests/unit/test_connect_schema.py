@@ -244,3 +244,30 @@ def test_what_is_no_schema_in_json_is_refused(schema: dict[str, Any]) -> None:
 def test_what_is_no_schema_in_avro_is_refused(schema: Any) -> None:
     with pytest.raises(SchemaMismatchError):
         connect_schema_of_avro(schema)
+
+
+def _avro_record(*fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "record", "name": "r", "fields": [{"type": "int", **one} for one in fields]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _avro_record({"name": "a_b"}, {"name": "a_b"}),
+        _avro_record({"name": "a_b", "connect.field": "a-b"}, {"name": "a_b", "connect.field": "a_b"}),
+        _avro_record({"name": "a_b", "connect.field": "a-b"}, {"name": "other", "connect.field": "a-b"}),
+        {"type": "array", "items": _avro_record({"name": "a_b"}, {"name": "a_b"})},
+    ],
+    ids=str,
+)
+def test_two_fields_of_one_name_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(SchemaMismatchError, match=r"has the field '(a_b|a-b)' twice.*rename one of them"):
+        connect_schema_of_avro(schema)
+
+
+def test_columns_that_avro_makes_one_field_are_named() -> None:
+    fields = ({"name": "a_b", "connect.field": "a-b"}, {"name": "a_b", "connect.field": "a_b"})
+    with pytest.raises(SchemaMismatchError, match="'a_b' twice, for the columns a-b and a_b"):
+        connect_schema_of_avro(_avro_record(*fields))
+    kept = connect_schema_of_avro(_avro_record({"name": "a", "connect.field": "a"}, {"name": "A"}))
+    assert [one.name for one in kept.fields] == ["a", "A"]

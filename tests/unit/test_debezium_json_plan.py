@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -107,6 +108,35 @@ def _learnt(writers: Writers, *messages: Message, **options: Any) -> Writers:
             return writers
         writers = writers.with_new(map(writer_of, lacking), later=True)
     raise AssertionError("the tasks ask for ever more")
+
+
+@pytest.mark.parametrize("make", [_plain, _typed])
+def test_a_name_of_another_case_is_another_column_of_postgres(make: Callable[..., Message]) -> None:
+    """However many of the rows are known at first: the second name may come in a later batch."""
+    one, other, both = (
+        _of(make, "postgresql", **row) for row in ({"n": "a"}, {"N": "b"}, {"n": "c", "N": "d"})
+    )
+    expected = [("a", None), (None, "b"), ("c", "d")]
+    for known, messages in (([one], [one, other]), ([one, other], [one, other]), ([one], [one, other, both])):
+        plan = debezium_json_plan(_TABLE, writers=_learnt(_writers(*known), *messages))
+        found = [(row["after"]["n"], row["after"]["N"]) for row in _rows(plan, *messages)]
+        assert found == expected[: len(messages)]
+
+
+@pytest.mark.parametrize("make", [_plain, _typed])
+def test_a_name_of_another_case_is_the_same_column_of_mysql(make: Callable[..., Message]) -> None:
+    one, other = (_of(make, "mysql", **row) for row in ({"n": "a"}, {"N": "b"}))
+    plan = debezium_json_plan(_TABLE, writers=_learnt(_writers(one), one, other))
+    (name,) = {column.name for column in plan.shape.columns} - {"id"}
+    assert [row["after"][name] for row in _rows(plan, one, other)] == ["a", "b"]
+
+
+def _of(make: Callable[..., Message], connector: str, **columns: str) -> Message:
+    """A record of a connector."""
+    source = {"connector": connector, "schema": "shop"}
+    if make is _typed:
+        return _typed({"id": 1, **columns}, source=source)
+    return _plain({"id": 1, **columns}, {"id": 1}, source={**_SOURCE, **source})
 
 
 def test_a_told_column_comes_back_as_it_was() -> None:

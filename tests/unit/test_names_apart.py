@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,18 @@ def test_a_column_that_goes_is_the_one_of_its_name() -> None:
 def test_a_rename_in_case_alone_is_the_same_column() -> None:
     assert _names(merged_in_order([ONE, _shape("Name")])) == ["id", "name"]
     assert not plan_evolution({"id": "bigint", "NAME": "string"}, ONE).needed
+
+
+def test_a_name_of_another_case_is_another_column_where_the_source_keeps_them_apart() -> None:
+    """The same columns, whether one writer has both names, or each has one."""
+    first, later = (replace(_shape(name, "x"), exact_names=True) for name in ("name", "Name"))
+    whole = merged_in_order([first, later])
+    assert _names(whole) == ["id", "name", "x", "Name"]
+    assert whole.by_name["Name"].instead_of == {"name"}
+    assert _names(merged_in_order([later], base=whole)) == _names(whole)
+    assert _names(merged_in_order([later], base=first)) == _names(whole)
+    # A definition, or a target, may spell a name in its own way.
+    assert _names(merge_shape(_shape("NAME", "x"), first)) == ["id", "NAME", "x"]
 
 
 def test_a_key_is_the_column_of_its_exact_name() -> None:

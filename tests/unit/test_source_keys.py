@@ -14,7 +14,7 @@ from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.source_rows import source_plan
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan
-from tidesink.sinks.worker.source_keys import KeyColumn, key_columns
+from tidesink.sinks.worker.source_keys import KeyColumn, key_columns, limits_at_target
 from tidesink.source_database.base import StoredTable
 from tidesink.typemap.mysql_types import parse_sql_type
 
@@ -132,3 +132,20 @@ def test_labels_whose_record_has_no_members_are_numbers() -> None:
     number = _column(enum, replace(enum, members=None), None)
     assert number is not None
     assert number.back("1", enum) == "1"
+
+
+def test_a_bound_means_the_key_column_of_its_exact_name() -> None:
+    """Names are folded only for Avro's, which have fewer letters, and only if one column can be meant."""
+    columns = tuple(
+        Column(name, ColumnType("int"), nullable=False, handle=True) for name in ("a", "A", "b_c")
+    )
+    plan = debezium_json_plan(TABLE, writers=Writers(), definition=TableSchema(TABLE, columns))
+
+    def limited(name: str) -> list[str] | None:
+        found = limits_at_target(plan, [(name, ">", "5")])
+        return None if found is None else [one.name for one in found]
+
+    assert [limited(name) for name in ("a", "A", "b-c", "B_C")] == [["a"], ["A"], ["b_c"], ["b_c"]]
+    assert limited("other") is None
+    plan = debezium_json_plan(TABLE, writers=Writers(), definition=TableSchema(TABLE, columns[:2]))
+    assert limited("Á") is None

@@ -294,7 +294,14 @@ def merge_shape(old: TableShape, new: TableShape) -> TableShape:
 
 
 def _fold_of(*shapes: TableShape) -> NameFold:
-    return folding(*((column.name for column in shape.columns) for shape in shapes))
+    """Folds the column names of one table's shapes.
+
+    If its source keeps names apart by case, two spellings are two columns, even if no shape has both.
+    """
+    lists = [[column.name for column in shape.columns] for shape in shapes]
+    if all(shape.exact_names for shape in shapes):
+        lists = [[name for names in lists for name in names]]
+    return folding(*lists)
 
 
 def _check_keys(old: TableShape, new: TableShape, fold: NameFold) -> None:

@@ -12,7 +12,7 @@ JsonConverter's messages (``schemas.enable``, Connect 4.3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, cast, get_args
@@ -92,6 +92,28 @@ class ConnectField(NamedTuple):
     name: str
     schema: ConnectSchema
     wire: str
+
+
+def _with_unique_names(fields: Iterable[ConnectField]) -> tuple[ConnectField, ...]:
+    """Refuse two fields of one name, whose values could not be told apart.
+
+    TiCDC writes ``_`` for what Avro does not allow in names: its columns ``a-b`` and ``a_b`` are one field.
+
+    Raises:
+        SchemaMismatchError: names the field, and both columns.
+    """
+    found = tuple(fields)
+    for names in ([one.wire for one in found], [one.name for one in found]):
+        seen: dict[str, ConnectField] = {}
+        for name, one in zip(names, found, strict=True):
+            other = seen.setdefault(name, one)
+            if other is not one:
+                columns = "" if other.name == one.name else f", for the columns {other.name} and {one.name}"
+                raise SchemaMismatchError(
+                    f"the writer's schema has the field {shown(name)} twice{columns}: rename one of them at "
+                    "the source"
+                )
+    return found
 
 
 _POSTGRES_SOURCE: Final = "io.debezium.connector.postgresql.Source"
@@ -267,7 +289,7 @@ class _Reader:
         fields = avro.get("fields")
         if not isinstance(fields, list) or not all(isinstance(one, Mapping) for one in fields):
             raise SchemaMismatchError(f"the fields of an Avro record are {shown(fields)}")
-        return tuple(self._field(one, namespace, level) for one in fields)
+        return _with_unique_names(self._field(one, namespace, level) for one in fields)
 
     def _field(self, one: Mapping[str, Any], namespace: str, level: int) -> ConnectField:
         wire = one.get("name")
@@ -379,6 +401,7 @@ def _json_parameters(schema: Mapping[str, Any]) -> Mapping[str, str]:
 def _fields(found: object, level: int) -> tuple[ConnectField, ...]:
     if not isinstance(found, list):
         raise SchemaMismatchError(f"the fields of a struct are {shown(found)}: an array was expected")
+    # TiCDC (b813e76) lists a virtual column twice, in its place and at the end.
     return tuple(_field(one, level) for one in found)
 
 

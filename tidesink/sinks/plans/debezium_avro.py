@@ -220,13 +220,16 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     named = _key_names(table, keys, base, read.keys, needed=not logs)
     used = in_order(history, read.rows)
     known = [read.rows[one] for one in dict.fromkeys(used)] or [*read.keys.values()]
+    is_exact = bool(used) and has_exact_names(TICDC if read.is_ticdc else read.connector)
     shapes = [
-        shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone)
+        replace(
+            shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone),
+            exact_names=is_exact,
+        )
         for columns in known
     ]
     if not shapes:
         raise ConfigError(f"{table} has no schema of a row yet: nothing can be planned", table=str(table))
-    is_exact = bool(used) and has_exact_names(TICDC if read.is_ticdc else read.connector)
     shape = replace(merged_in_order(shapes, base), exact_names=is_exact)
     for name in keys or ():
         check_spelling("keys", name, shape)

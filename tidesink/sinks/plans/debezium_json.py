@@ -287,7 +287,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         keys = tuple(name for name in shape.keys if shape.fold(name) in names)
         new = shape_of(schema, keys=keys, zero_date=shape.zero_date, time_zone=shape.time_zone)
         try:
-            merged = merge_shape(shape, replace(new, keys=shape.keys))
+            merged = merge_shape(shape, replace(new, keys=shape.keys, exact_names=shape.exact_names))
         except SchemaRefusedError:
             return False
         return [(c.name, c.spark) for c in merged.columns] == [(c.name, c.spark) for c in shape.columns]
@@ -360,12 +360,16 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     found = _column_lists(table, writers, definition)
     if not (named or logs):
         raise ConfigError(_NO_KEY.format(table), table=str(table))
+    is_exact = _has_exact_names(writers)
     shapes = [
-        shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone)
+        replace(
+            shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone),
+            exact_names=is_exact,
+        )
         for columns in found
     ]
     shape = _doubted(merged_in_order(shapes, base), writers.reported_later)
-    shape = replace(shape, exact_names=_has_exact_names(writers))
+    shape = replace(shape, exact_names=is_exact)
     for name in keys or ():
         check_spelling("keys", name, shape)
     gone = _gone(shape, writers, definition)

@@ -169,11 +169,15 @@ def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) ->
     from tidesink.sinks.spark.digests import Limit
 
     sources = plan.rows.sources or {}
-    names = {_spelt(sources.get(one.name, one.name)): one.name for one in plan.shape.key_columns}
-    bounds = from_lists(where)
-    if any(_spelt(bound.column) not in names for bound in bounds):
-        return None
-    return tuple(Limit(names[_spelt(bound.column)], bound) for bound in bounds)
+    names = {sources.get(one.name, one.name): one.name for one in plan.shape.key_columns}
+    found = []
+    for bound in from_lists(where):
+        spelled = [bound.column] if bound.column in names else []
+        spelled = spelled or [name for name in names if _spelt(name) == _spelt(bound.column)]
+        if len(spelled) != 1:
+            return None
+        found.append(Limit(names[spelled[0]], bound))
+    return tuple(found)
 
 
 def _spelt(name: str) -> str:
