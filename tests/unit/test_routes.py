@@ -18,6 +18,10 @@ from tidesink.typemap.target_schema import Shard, shape_of
 
 SHARDS = {"match": r"shop_(\d+)\.(\w+)", "to": "shop.$2", "shard-column": "shard"}
 
+POSTGRES = {"type": "postgres", "url": "postgresql://127.0.0.1:5432/shop", "user": "u"}
+MYSQL = {"type": "mysql", "url": "mysql://127.0.0.1:3306/", "user": "u"}
+KAFKA = {"type": "kafka", "brokers": "127.0.0.1:9093", "protocol": "debezium-json"}
+
 
 def config(*routes: dict[str, Any], target: dict[str, Any] | None = None) -> dict[str, Any]:
     return changed(FLAT_AVRO, routes=list(routes), target=target or {"type": "delta", "path": "/lake"})
@@ -140,6 +144,41 @@ def test_a_plan_shows_tables_that_would_overwrite_each_other() -> None:
     plans = distinct_targets(found, [TablePlan(name, "t") for name in names])
     assert [entry.problem is None for entry in plans] == [True, True, False, True]
     assert "shop_2.a goes to shop.all as shard '2' already" in (plans[2].problem or "")
+
+
+_SHARED_NAMES = (TableId("a", "b_c"), TableId("a_b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("target", "tables", "apart"),
+    [
+        ({"type": "delta", "path": "/lake", "table": "{schema}_{table}"}, _SHARED_NAMES, False),
+        ({"type": "delta", "path": "/lake", "table": "{schema}-{table}"}, _SHARED_NAMES, True),
+        ({"type": "delta", "path": "/lake"}, _SHARED_NAMES, True),
+        ({"type": "delta", "path": "/lake"}, (TableId("a", "T"), TableId("a", "t")), True),
+        ({"type": "iceberg", "table": "lake.{schema}_{table}"}, _SHARED_NAMES, False),
+        ({**POSTGRES, "table": "lake.{schema}_{table}"}, _SHARED_NAMES, False),
+        (POSTGRES, (TableId("a", "T"), TableId("a", "t")), True),
+        ({**MYSQL, "table": "lake.{schema}_{table}"}, _SHARED_NAMES, False),
+        (KAFKA, (TableId("a", "b$c"), TableId("a", "b_c")), False),
+        ({**KAFKA, "protocol": "canal-json"}, (TableId("a", "b$c"), TableId("a", "b_c")), True),
+        ({**KAFKA, "topic": "all"}, _SHARED_NAMES, True),
+        ({"type": "http", "url": "http://127.0.0.1/rows"}, _SHARED_NAMES, True),
+    ],
+    ids=str,
+)
+def test_two_tables_whose_names_the_target_makes_one_are_refused(
+    target: dict[str, Any], tables: tuple[TableId, TableId], apart: bool
+) -> None:
+    found = right(changed(config(target=target), source__enable_tidb_extension=True))
+    first, second = distinct_targets(found, [TablePlan(name, "t") for name in tables])
+    assert first.problem is None
+    assert (second.problem is None) is apart
+    if not apart:
+        assert f"{tables[0]} goes to " in (second.problem or "")
+        assert f"{tables[1]} would go there, too" in (second.problem or "")
+    goals = Goals.of(found)
+    assert [goals.refusal(table) is None for table in (*tables, tables[0])] == [True, apart, True]
 
 
 def test_status_is_told_of_routed_tables_alone() -> None:

@@ -390,7 +390,7 @@ def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
 
 def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
     """The plans, with the problem of those that would overwrite another's rows at the target."""
-    goals, found = Goals(config.destination), []
+    goals, found = Goals.of(config), []
     for entry in plans:
         refused = goals.refusal(entry.table) if entry.table is not None else None
         problem = entry.problem or (refused.message if refused else None)

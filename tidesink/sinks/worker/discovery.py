@@ -37,7 +37,7 @@ class TableTasks:
         self._look_ups = tables_of if isinstance(tables_of, TopicLookUps) else None
         self._table_tasks: dict[str, dict[TableId, TableTask]] = defaultdict(dict)
         self._owners: dict[TableId, str] = {}
-        self._goals = Goals(context.config.destination)
+        self._goals = Goals.of(context.config)
         self._quiet = QuietTables(context, asked)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
         # Topics that were left to their tasks when they were last followed.

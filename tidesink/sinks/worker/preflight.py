@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from tidesink.codecs.open import CODECS
-from tidesink.config import Config, TableConfig
+from tidesink.config import Config, KafkaSettings, TableConfig, TargetSettings
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Capabilities, Limit, PreflightResult
 from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, without
+from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, without
 
 if TYPE_CHECKING:
     from tidesink.config.models import Destination
@@ -127,12 +128,23 @@ def change_limits(
 
 
 class Goals:
-    """The tables of the target that source tables were given, in the order in which they came."""
+    """The tables of the target that source tables were given, in the order in which they came.
 
-    def __init__(self, destination: Callable[[TableId], Destination]) -> None:
+    ``place``: where the target keeps a table; the same for tables of two names that it cannot tell apart.
+    """
+
+    def __init__(
+        self, destination: Callable[[TableId], Destination], place: Callable[[TableId], str] = str
+    ) -> None:
         self._destination = destination
-        self._columns: dict[TableId, tuple[TableId, str | None]] = {}
-        self._owners: dict[Destination, TableId] = {}
+        self._place = place
+        self._columns: dict[str, tuple[TableId, str | None]] = {}
+        self._owners: dict[tuple[str, Shard | None], TableId] = {}
+
+    @classmethod
+    def of(cls, config: Config) -> Goals:
+        """The tables of a pipeline's target."""
+        return cls(config.destination, partial(_place_of, config.target))
 
     def refusal(self, table: TableId) -> ConfigError | None:
         """Why a source table must not go where its route says; None where it may, and has its place then."""
@@ -141,9 +153,12 @@ class Goals:
         except ConfigError as error:
             return error
         column = destination.shard.column if destination.shard else None
-        first, known = self._columns.setdefault(destination.table, (table, column))
-        owner = self._owners.setdefault(destination, table)
+        place = self._place(destination.table)
+        first, known = self._columns.setdefault(place, (table, column))
+        owner = self._owners.setdefault((place, destination.shard), table)
         if owner != table:
+            if destination.shard is None and self._destination(owner).table != destination.table:
+                return _one_name(table, owner, place)
             return _one_place(table, owner, destination)
         if known != column:
             return ConfigError(
@@ -167,6 +182,28 @@ def _one_place(table: TableId, owner: TableId, destination: Destination) -> Conf
         "shard that differs for both, or none for the whole name",
         table=str(table),
     )
+
+
+def _one_name(table: TableId, owner: TableId, place: str) -> ConfigError:
+    return ConfigError(
+        f"{owner} goes to {place} already. {table} would go there, too, and rows of one key would overwrite "
+        "each other: give one of the two a route to another name, or change the template of the target's "
+        "names so that it keeps them apart",
+        table=str(table),
+    )
+
+
+def _place_of(target: TargetSettings, table: TableId) -> str:
+    """Where a target keeps a table; the table's own name where messages of several tables may be together."""
+    is_shared = "rows" not in target.features
+    if isinstance(target, KafkaSettings):
+        is_shared = CODECS[target.protocol].shares_topics or not target.rule.names_tables
+    if is_shared:
+        return str(table)
+    try:
+        return target_module(target).place_of(target, table)
+    except SchemaRefusedError:  # the target has no such name, which the table's plan says
+        return str(table)
 
 
 def shown_goal(config: Config, table: TableId) -> dict[str, str]:
