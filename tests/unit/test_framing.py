@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -16,16 +17,18 @@ from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import decode_here
 from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
+from tests.unit.test_range_tasks import WANTED, run, summary
 from tidesink.codecs import open_codec
 from tidesink.codecs.framing import in_headers
 from tidesink.errors import ConfigError, DecodeError, FramingError
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place, UnplannedRecord
 from tidesink.sinks.batch.decoders import DecodePlan, schema_id_of, schema_ids
 from tidesink.sinks.batch.schema_source import Decoding, Missed
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
@@ -211,10 +214,68 @@ def test_a_worker_fetches_headers_once_records_are_not_confluents(tmp_path: Path
     decoding = opened()
     decoding.prepare(found)
     assert not decoding.columns().decoder.uses_headers
-    summary = BatchSummary(unplanned=1, unplanned_value_ids=(0x02020206,))
-    assert decoding.learn(Missed(summary, (OffsetRange("shop_orders", 0, 0, 1),), found))
+    odd = UnplannedRecord(Place("shop_orders", 0), 0)
+    met = BatchSummary(unplanned=1, unplanned_value_ids=(0x02020206,), unplanned_records=(odd,))
+    assert decoding.learn(Missed(met, (OffsetRange("shop_orders", 0, 0, 1),), found))
     plan = decoding.columns()
     assert plan.decoder.uses_headers
     assert RangeTask.of([OffsetRange("shop_orders", 0, 0, 1)], "an id", plan).ranges[0].headers
     (row,) = decode_here(plan, bare)
     assert (row.kind, row.error) == ("bad", "FramingError")
+
+
+@pytest.mark.parametrize("protocol", AVRO)
+def test_bad_records_in_every_batch_are_looked_at_once_for_headers(tmp_path: Path, protocol: str) -> None:
+    """Records of a known schema are not looked at, others once for each schema id in their bytes."""
+    config = right(FLAT_AVRO)
+    config = config.model_copy(update={"source": config.source.model_copy(update={"protocol": protocol})})
+    registry = MemorySchemaRegistry()
+    texts = _plan(protocol).decoder.schemas  # type: ignore[attr-defined]
+    for part, side in (("key", texts.keys), ("value", texts.values)):
+        registry.register(f"shop_orders-{part}", *side.texts.values())
+    known = registry.schema_by_version("shop_orders-value", 1).id
+    asked: list[tuple[int, int, int]] = []
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        asked.append((wanted.partition, wanted.start, wanted.end))
+        yield as_records([Message("shop_orders", wanted.partition, wanted.start, b"\2", INSERT)])
+
+    around = surroundings(config, cast("Any", None), tmp_path, registry=registry)
+    around = replace(around, source=KafkaSource(fetch))
+    found = TopicOffsets("shop_orders", "an id", {n: PartitionOffsets(0, 500) for n in (0, 1)})
+    ranges = tuple(OffsetRange("shop_orders", n, 0, 500) for n in (0, 1))
+    decoding = open_decoding(around, "shop_orders", TableId("shop", "orders"), session=cast("Any", None))
+    decoding.prepare(found)
+    asked.clear()
+    for records in (
+        [(0, 7, known), (1, 9, None)],
+        [(0, 300, known), (1, 11, None)],
+        [(0, 310, 99), (1, 12, None)],
+        [(0, 320, 99), (1, 400, None)],
+    ):
+        bad = tuple(
+            BadRecord(Place("shop_orders", partition), offset, "DecodeError", "odd", schema_id)
+            for partition, offset, schema_id in records
+        )
+        assert not decoding.learn(Missed(BatchSummary(bad=len(bad), bad_records=bad), ranges, found))
+    assert asked == [(1, 9, 10), (0, 310, 311)]
+    asked.clear()
+    new = UnplannedRecord(Place("shop_orders", 0), 330)
+    text = json.loads(registry.schema_by_id(known))
+    later = registry.register("shop_orders-value", json.dumps({**text, "doc": "later"}))
+    met = BatchSummary(unplanned=1, unplanned_value_ids=(later,), unplanned_records=(new,))
+    assert decoding.learn(Missed(met, ranges, found))
+    assert asked == [(0, 330, 331)]
+
+
+@pytest.mark.parametrize("protocol", AVRO)
+@pytest.mark.parametrize("odd", ["key", "value"])
+def test_a_bad_record_has_no_schema_id_if_one_of_its_sides_has_none(protocol: str, odd: str) -> None:
+    """One of a topic's two converters may put its ids into headers, and the other not."""
+    plan = _plan(protocol)
+    ids = {side: next(iter(getattr(plan.decoder.schemas, f"{side}s").texts)) for side in ("key", "value")}  # type: ignore[attr-defined]
+    framed = {side: b"\0" + one.to_bytes(4, "big") + b"\xff" for side, one in ids.items()}
+    for sides, schema_id in ((framed, ids["value"]), (framed | {odd: b"\2\2"}, None)):
+        records = as_records([Message("t", 0, 0, sides["key"], sides["value"])])
+        _, payloads = run(RangeTask((WANTED,), plan), [records])
+        assert [one.schema_id for one in summary(payloads).bad_records] == [schema_id]

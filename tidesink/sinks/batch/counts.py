@@ -70,13 +70,25 @@ class PlaceSummary:
     writers: Mapping[int, LastRow] = field(default_factory=dict)
 
 
+class UnplannedRecord(NamedTuple):
+    """The first record of a topic-partition with a schema id that the plan lacks."""
+
+    place: Place
+    offset: int
+
+
 class BadRecord(NamedTuple):
-    """The first undecodable record of a topic-partition: where, and why."""
+    """The first undecodable record of a topic-partition: where, and why.
+
+    ``schema_id``: the one in its value's bytes (its key's, where it has no value); None where one of the two
+    has none.
+    """
 
     place: Place
     offset: int
     error: str
     reason: str
+    schema_id: int | None = None
 
     def __str__(self) -> str:
         return f"{self.error}: {self.place.topic}[{self.place.partition}]@{self.offset}: {self.reason}"
@@ -143,6 +155,7 @@ class BatchSummary:
     unplanned_key_ids: tuple[int, ...] = ()
     unplanned_value_ids: tuple[int, ...] = ()
     unplanned_columns: tuple[str, ...] = ()
+    unplanned_records: tuple[UnplannedRecord, ...] = ()
     mixed_keys: tuple[str, ...] = ()
 
     @property

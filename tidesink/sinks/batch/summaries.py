@@ -20,10 +20,12 @@ from tidesink.sinks.batch.counts import (
     Place,
     PlaceSummary,
     Truncate,
+    UnplannedRecord,
     distinct,
     greatest,
     least,
 )
+from tidesink.sinks.batch.decoders import schema_id_of
 from tidesink.sinks.batch.records import (
     BAD,
     DDL,
@@ -64,6 +66,7 @@ def range_summary(
     messages += sum(_messages(one) for one in found.tables) + found.void_records + found.waiting_records
     last = greatest(moments) if dated else None
     unplanned = [one for one in others if one.kind == UNPLANNED]
+    offsets = sorted(one.offset for one in unplanned if one.fields is None)
     return BatchSummary(
         messages=messages,
         read=reduction.events + events.total() + silent,
@@ -101,6 +104,7 @@ def range_summary(
         unplanned_key_ids=distinct(one.key_id for one in unplanned),
         unplanned_value_ids=distinct(one.value_id for one in unplanned),
         unplanned_columns=distinct(name for one in unplanned for name in one.fields or ()),
+        unplanned_records=tuple(UnplannedRecord(place, one) for one in offsets[:1]),
     )
 
 
@@ -122,6 +126,7 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
         unplanned_key_ids=distinct(i for one in summaries for i in one.unplanned_key_ids),
         unplanned_value_ids=distinct(i for one in summaries for i in one.unplanned_value_ids),
         unplanned_columns=distinct(i for one in summaries for i in one.unplanned_columns),
+        unplanned_records=tuple(i for one in summaries for i in one.unplanned_records),
     )
 
 
@@ -168,7 +173,7 @@ def _last_rows(tables: Iterable[ChangeTable]) -> dict[int, LastRow]:
     return found
 
 
-def _offset(row: LastRow) -> int:
+def _offset(row: LastRow | OtherRecord) -> int:
     return row.offset
 
 
@@ -229,5 +234,9 @@ def _first_doubt(place: Place, rows: Iterable[pa.Table]) -> tuple[Doubt, ...]:
 
 def _first(place: Place, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
     """The first bad record."""
-    bad = min((one for one in others if one.kind == BAD), key=lambda one: one.offset, default=None)
-    return () if bad is None else (BadRecord(place, bad.offset, bad.error or "", bad.reason or ""),)
+    bad = min((one for one in others if one.kind == BAD), key=_offset, default=None)
+    if bad is None:
+        return ()
+    ids = [schema_id_of(part) for part in (bad.value, bad.key) if part is not None]
+    schema_id = ids[0] if ids and None not in ids else None
+    return (BadRecord(place, bad.offset, bad.error or "", bad.reason or "", schema_id),)

@@ -35,7 +35,7 @@ from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.schema_registry.base import ContextReader
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
-from tidesink.sinks.batch.counts import BatchSummary, LastRow
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, LastRow, UnplannedRecord
 from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, record_ids_in_headers, schema_id_of
 from tidesink.sinks.batch.schema_source import Missed, declared_table
 from tidesink.sinks.batch.target_rows import DroppedById
@@ -85,6 +85,8 @@ class RegisteredDecoding(LoneDecoding):
         self._use = SchemaUse()
         # Whether some records have their schema ids in headers.
         self._uses_headers = False
+        # Schema ids in the bytes of records that have none in a header; None: no id in the bytes either.
+        self._without_headers: set[int | None] = set()
         # Up to where the topic's ends were looked at for the schema in use.
         self._looked_to: Mapping[int, int] = {}
 
@@ -203,7 +205,7 @@ class RegisteredDecoding(LoneDecoding):
         summary = missed.summary
         ids: Ids = {"key": summary.unplanned_key_ids, "value": summary.unplanned_value_ids}
         again, lacks = self._met_rows(summary), self._schemas.lacks(ids)
-        if not self._uses_headers and (lacks or summary.bad) and self._has_ids_in_headers(missed):
+        if not self._uses_headers and self._has_ids_in_headers(summary, lacks=lacks):
             # The bytes where an id is looked for are others: what they say is not asked for.
             self._uses_headers = True
         elif lacks:
@@ -215,16 +217,30 @@ class RegisteredDecoding(LoneDecoding):
         self._make()
         return True
 
-    def _has_ids_in_headers(self, missed: Missed) -> bool:
-        """Whether records of a batch have their schema ids in headers, which are not fetched otherwise."""
-        first = [one._replace(end=min(one.end, one.start + _LAST_RECORDS)) for one in missed.ranges]
-        bad = [OffsetRange(*one.place, one.offset, one.offset + 1) for one in missed.summary.bad_records]
-        return any(
-            record_ids_in_headers(batch, record) is not None
-            for part in (*first, *bad)
+    def _has_ids_in_headers(self, summary: BatchSummary, *, lacks: bool) -> bool:
+        """Whether a record of a batch has its schema id in a header. Headers are not fetched otherwise.
+
+        One record is read again with its headers: one with an id that was not asked for yet (``lacks``), else
+        the first bad record whose bytes have an unknown schema id, or none. An unknown id is looked at once,
+        and so are records without an id, since a table may set bad records aside in every batch. If a
+        producer sends its ids in headers only later, its records are bad as well, and their reason names the
+        headers from the worker's next start on.
+        """
+        known = self._schemas.texts["key"].keys() | self._schemas.texts["value"].keys()
+        odd = [one for one in summary.bad_records if one.schema_id not in known | self._without_headers]
+        records: Sequence[UnplannedRecord | BadRecord] = summary.unplanned_records if lacks else odd
+        if not records:
+            return False
+        place, offset = records[0].place, records[0].offset
+        part = OffsetRange(place.topic, place.partition, offset, offset + 1)
+        if any(
+            record_ids_in_headers(batch, at) is not None
             for batch in self._context.source.read_here([part])
-            for record in range(batch.num_rows)
-        )
+            for at in range(batch.num_rows)
+        ):
+            return True
+        self._without_headers |= set[int | None]() if lacks else {odd[0].schema_id}
+        return False
 
 
 def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
