@@ -18,7 +18,7 @@ from tests.unit.config_samples import FLAT_AVRO, right
 from tests.unit.test_range_tasks import NEW, OLD, TABLE, WANTED, Topic, run, summary
 from tidesink.schema_registry import MemorySchemaRegistry, subject
 from tidesink.sinks.batch.context import RetryPolicy
-from tidesink.sinks.batch.counts import LastRow
+from tidesink.sinks.batch.schema_rows import RowPosition, RowSpan
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.target_rows import DroppedById, dropped_in_order
@@ -76,7 +76,10 @@ def test_a_task_says_which_schema_each_partition_had_last(topic: Topic) -> None:
     plan = flat_avro_plan(TABLE, key_schemas=topic.schemas("key"), value_schemas=topic.schemas("value"))
     _, payloads = run(RangeTask((WANTED,), plan), topic.batches(2))
     (place,) = summary(payloads).places.values()
-    assert place.writers == {old: LastRow(2, (2,)), new: LastRow(1, (1,))}
+    assert place.writers == {
+        old: RowSpan(RowPosition(0, (0,)), RowPosition(2, (2,))),
+        new: RowSpan.of(RowPosition(1, (1,))),
+    }
     assert summary(payloads).is_to_learn
 
 
@@ -103,10 +106,10 @@ def test_only_a_schema_that_lacks_a_later_column_can_return() -> None:
     assert not DroppedById.of({10: ("id",), 11: ("ID",)}, (10, 11)).can_return
 
 
-def _seen(*rows: tuple[int, int, LastRow]) -> SchemaUse:
+def _seen(*rows: tuple[int, int, RowPosition]) -> SchemaUse:
     found = SchemaUse()
     for schema_id, partition, row in rows:
-        found.saw(schema_id, partition, row)
+        found.saw(schema_id, partition, RowSpan.of(row))
     return SchemaUse.from_document(json.loads(json.dumps(found.document)))
 
 
@@ -115,22 +118,30 @@ def _seen(*rows: tuple[int, int, LastRow]) -> SchemaUse:
     [
         ((), 11),
         # The schema was registered, and no row of it has come: it is about to be used.
-        (((10, 0, LastRow(5, (50,))),), 11),
-        (((10, 0, LastRow(5)), (11, 0, LastRow(6))), 11),
-        (((10, 0, LastRow(7)), (11, 0, LastRow(6))), 10),
+        (((10, 0, RowPosition(5, (50,))),), 11),
+        (((10, 0, RowPosition(5)), (11, 0, RowPosition(6))), 11),
+        (((10, 0, RowPosition(7)), (11, 0, RowPosition(6))), 10),
         # A row that is sent again has the position that it had.
-        (((10, 0, LastRow(7, (3,))), (11, 0, LastRow(6, (4,)))), 11),
-        (((10, 1, LastRow(1, (5,))), (11, 0, LastRow(6, (4,)))), 10),
+        (((10, 0, RowPosition(7, (3,))), (11, 0, RowPosition(6, (4,)))), 11),
+        (((10, 1, RowPosition(1, (5,))), (11, 0, RowPosition(6, (4,)))), 10),
         # The same row read again, after a rewind.
-        (((10, 0, LastRow(3)), (11, 0, LastRow(6)), (10, 0, LastRow(4))), 11),
+        (((10, 0, RowPosition(3)), (11, 0, RowPosition(6)), (10, 0, RowPosition(4))), 11),
         # Two partitions without positions: Kafka's time, if both have one.
-        (((10, 1, LastRow(1)), (11, 0, LastRow(6))), 11),
-        (((10, 1, LastRow(1, None, 9)), (11, 0, LastRow(6, None, 8))), 10),
+        (((10, 1, RowPosition(1)), (11, 0, RowPosition(6))), 11),
+        (((10, 1, RowPosition(1, None, 9)), (11, 0, RowPosition(6, None, 8))), 10),
         # Partitions that disagree.
-        (((10, 0, LastRow(7)), (11, 0, LastRow(6)), (10, 1, LastRow(1)), (11, 1, LastRow(2))), 11),
+        (
+            (
+                (10, 0, RowPosition(7)),
+                (11, 0, RowPosition(6)),
+                (10, 1, RowPosition(1)),
+                (11, 1, RowPosition(2)),
+            ),
+            11,
+        ),
     ],
 )
-def test_the_schema_in_use(rows: Sequence[tuple[int, int, LastRow]], newest: int) -> None:
+def test_the_schema_in_use(rows: Sequence[tuple[int, int, RowPosition]], newest: int) -> None:
     assert _seen(*rows).newest((10, 11)) == newest
 
 

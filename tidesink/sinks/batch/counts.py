@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tidesink.errors import AccountingError
+from tidesink.sinks.batch.schema_rows import RowSpan
 from tidesink.sinks.state.progress import Progress
 
 # The members of a ``BatchSummary`` that are sums over its topic-partitions.
@@ -40,25 +41,13 @@ class Place(NamedTuple):
     partition: int
 
 
-class LastRow(NamedTuple):
-    """The last row of a topic-partition that was written with some schema.
-
-    ``source``: its position at the source, as ``Position.source``; None where the wire has none. ``time``:
-    Kafka's, in ms since 1970, where it was read.
-    """
-
-    offset: int
-    source: tuple[int, ...] | None = None
-    time: int | None = None
-
-
 @dataclass(frozen=True)
 class PlaceSummary:
     """One topic-partition's share of a batch. Offsets are of events, the largest one met.
 
     ``waits``: the first offset with a row above the bound. ``passed``: that of the first watermark at or
     above it, behind which nothing was read (``batch.cuts``). ``writers``: by the registry id of a value
-    schema, the last row that was written with it.
+    schema, the span of the rows that were written with it.
     """
 
     messages: int
@@ -67,7 +56,7 @@ class PlaceSummary:
     watermark: int | None = None
     waits: int | None = None
     passed: int | None = None
-    writers: Mapping[int, LastRow] = field(default_factory=dict)
+    writers: Mapping[int, RowSpan] = field(default_factory=dict)
 
 
 class UnplannedRecord(NamedTuple):

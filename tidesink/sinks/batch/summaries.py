@@ -16,7 +16,6 @@ from tidesink.sinks.batch.counts import (
     BadRecord,
     BatchSummary,
     Doubt,
-    LastRow,
     Place,
     PlaceSummary,
     Truncate,
@@ -37,6 +36,7 @@ from tidesink.sinks.batch.records import (
     OtherRecord,
 )
 from tidesink.sinks.batch.reduce import Reduction, unmatched_rows
+from tidesink.sinks.batch.schema_rows import RowSpan, span_of
 from tidesink.typemap.target_schema import TableShape
 
 _DATES: Final = ("date", "timestamp", "timestamp_ntz")
@@ -93,7 +93,7 @@ def range_summary(
                 greatest(watermarks),
                 found.waits,
                 found.passed,
-                _last_rows(found.tables),
+                _spans(found.tables),
             )
         },
         zero_dates=_marked(rows, "_zero_dates", shape, _DATES) if shape.zero_date == "null" else {},
@@ -158,22 +158,18 @@ def _extreme(rows: pa.Table, kind: str, name: str) -> Any:
     return pc.min_max(rows[name])[kind].as_py()
 
 
-def _last_rows(tables: Iterable[ChangeTable]) -> dict[int, LastRow]:
-    """By registry id, the last row that was written with a schema."""
-    found: dict[int, LastRow] = {}
+def _spans(tables: Iterable[ChangeTable]) -> dict[int, RowSpan]:
+    """By registry id, the span of the rows that were written with a schema."""
+    found: dict[int, RowSpan] = {}
     for one in tables:
         schema_id = None if one.schema_id is None else one.schema_id.value
-        if schema_id is None or not one.rows.num_rows:
-            continue
-        offset = _extreme(one.rows, "max", "offset")
-        at = pc.index(one.rows["offset"], offset).as_py()
-        source = one.rows["source"][at].as_py()
-        row = LastRow(offset, None if source is None else tuple(map(int, source)))
-        found[schema_id] = max(row, found.get(schema_id, row), key=_offset)
+        if schema_id is not None and one.rows.num_rows:
+            span = span_of(one.rows)
+            found[schema_id] = span.joined(found.get(schema_id, span))
     return found
 
 
-def _offset(row: LastRow | OtherRecord) -> int:
+def _offset(row: OtherRecord) -> int:
     return row.offset
 
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import SOURCE_SEPARATOR, NameFold, Op, TableId, fold_name, folding
+from tidesink.sinks.batch.schema_rows import FirstRows, first_rows_of
 from tidesink.typemap.arrow import arrow_of_spark, canonical_floats
 from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, default_value
 from tidesink.typemap.values import TargetValue
@@ -25,8 +27,8 @@ from tidesink.typemap.values import TargetValue
 _TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 
 
-# Stands for an offset before the first: a column was dropped before every row of a range.
-BEFORE_ALL: Final = -1
+# No row was written before the column was added: all lack it since it was dropped.
+_NO_OFFSETS: Final = pa.array([], pa.int64())
 
 W = TypeVar("W", bound=Hashable)
 
@@ -34,11 +36,10 @@ W = TypeVar("W", bound=Hashable)
 class Dropped(Protocol):
     """Says what a writer lacks since it was dropped; travels to the tasks by pickle."""
 
-    def __call__(self, changes: ChangeTable, /) -> Mapping[str, int]:
-        """Columns of the shape, in lower case, that rows of this writer lack because they were dropped.
+    def __call__(self, changes: ChangeTable, /) -> Mapping[str, pa.Int64Array]:
+        """Columns of the shape, folded, that some of these rows lack because they were dropped.
 
-        Each has the offset after which rows were written without it; ``BEFORE_ALL``: all rows were. Rows up
-        to that offset were written before the column was added.
+        Each has the offsets of the rows that lack it because it was not added yet.
         """
 
     def in_range(self, tables: Sequence[ChangeTable], /) -> Dropped:
@@ -51,43 +52,56 @@ class DroppedByWriter(ABC, Generic[W]):
 
     A table may get an earlier schema again: ``ADD COLUMN c; DROP COLUMN c`` leads back to the first one,
     and a registry then gives the first id again. Rows of such a schema may be from before the ADD or from
-    after the DROP. If ``again`` has the column, they are from before only if their range has a later row
-    with it.
+    after the DROP. A row is from after the DROP if it is later than the first row that has the column.
 
     Attributes:
         columns: By writer, the columns that an earlier schema had.
-        again: By writer, the columns that a later schema had before this one was in use again.
-        can_return: Whether some schema but the newest lacks a column that later ones have, so that rows of it
-            may be from before the ADD or from after a DROP.
-        ends: By column, the offset of the range's last row that has it.
+        later: By writer, the columns that only later schemas have.
+        again: Of these, by writer, the columns that were there before this schema was in use again. Rows that
+            nothing compares with the first row that has the column are taken to be from after the DROP.
+        first_rows: By column, the first rows known that have it.
         fold: The function under which the shape's column names are compared.
     """
 
     columns: Mapping[W, frozenset[str]]
     again: Mapping[W, frozenset[str]] = field(default_factory=dict)
-    can_return: bool = False
-    ends: Mapping[str, int] = field(default_factory=dict)
+    later: Mapping[W, frozenset[str]] = field(default_factory=dict)
+    first_rows: Mapping[str, FirstRows] = field(default_factory=dict)
     fold: NameFold = fold_name
+
+    @property
+    def can_return(self) -> bool:
+        """Whether rows of some schema may be from before a column was added, or from after it was dropped."""
+        return any(self.later.values())
 
     @abstractmethod
     def _writer(self, changes: ChangeTable) -> W | None:
         """What tells the schema of these rows from others."""
 
-    def __call__(self, changes: ChangeTable) -> Mapping[str, int]:
+    def __call__(self, changes: ChangeTable) -> Mapping[str, pa.Int64Array]:
         writer = self._writer(changes)
         if writer is None:
             return {}
-        again = {name: self.ends.get(name, BEFORE_ALL) for name in self.again.get(writer, ())}
-        return again | dict.fromkeys(self.columns.get(writer, ()), BEFORE_ALL)
+        found = dict.fromkeys(self.columns.get(writer, ()), _NO_OFFSETS)
+        again = self.again.get(writer, frozenset())
+        for name in self.later.get(writer, frozenset()) & (again | self.first_rows.keys()):
+            are_before = self.first_rows.get(name, FirstRows()).are_before(changes.rows)
+            found[name] = changes.rows["offset"].filter(pc.fill_null(are_before, name not in again))
+        return {name: _combined(offsets) for name, offsets in found.items()}
 
     def in_range(self, tables: Sequence[ChangeTable]) -> DroppedByWriter[W]:
-        names = frozenset[str]().union(*self.again.values())
-        ends: dict[str, int] = {}
+        names = frozenset[str]().union(*self.later.values())
+        found = dict(self.first_rows)
         for one in tables if names else ():
-            last = pc.max(one.rows["offset"]).as_py()
-            for name in names & {self.fold(column.name) for column in one.schema.columns}:
-                ends[name] = max(last, ends.get(name, BEFORE_ALL))
-        return replace(self, ends=ends)
+            there = names & {self.fold(column.name) for column in one.schema.columns}
+            if there and one.rows.num_rows:
+                first = first_rows_of(one.rows)
+                found |= {name: first.joined(found.get(name, first)) for name in there}
+        return replace(self, first_rows=found)
+
+
+def _combined(offsets: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return offsets.combine_chunks() if isinstance(offsets, pa.ChunkedArray) else offsets
 
 
 @dataclass(frozen=True)
@@ -96,19 +110,38 @@ class DroppedById(DroppedByWriter[int]):
 
     @classmethod
     def of(
-        cls, columns: Mapping[int, Iterable[str]], history: Sequence[int], fold: NameFold = fold_name
+        cls,
+        columns: Mapping[int, Iterable[str]],
+        history: Sequence[int],
+        fold: NameFold = fold_name,
+        first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
     ) -> DroppedById:
-        """Make it of each schema's own columns. ``history``: the ids in their order, with repetitions."""
-        return cls(*dropped_in_order(columns, history, fold), fold=fold)
+        """Make it of each schema's own columns.
+
+        ``history``: the ids in their order, with repetitions. ``first_rows``: by id, the first rows known.
+        """
+        first, again, later = dropped_in_order(columns, history, fold)
+        return cls(first, again, later, first_rows_by_column(columns, first_rows, fold), fold)
 
     def _writer(self, changes: ChangeTable) -> int | None:
         return changes.schema_id.value if changes.schema_id is not None else None
 
 
+def first_rows_by_column(
+    columns: Mapping[W, Iterable[str]], first_rows: Mapping[W, FirstRows], fold: NameFold
+) -> dict[str, FirstRows]:
+    """By column, folded, the first rows known of the schemas that have it."""
+    found: dict[str, FirstRows] = {}
+    for writer, first in first_rows.items():
+        for name in {fold(one) for one in columns.get(writer, ())}:
+            found[name] = first.joined(found.get(name, first))
+    return found
+
+
 def dropped_in_order(
     columns: Mapping[W, Iterable[str]], history: Sequence[W], fold: NameFold = fold_name
-) -> tuple[dict[W, frozenset[str]], dict[W, frozenset[str]], bool]:
-    """Which columns of other schemas each schema lacks because they were dropped, folded.
+) -> tuple[dict[W, frozenset[str]], dict[W, frozenset[str]], dict[W, frozenset[str]]]:
+    """Which columns of other schemas each schema lacks, folded.
 
     Args:
         columns: By schema, its columns.
@@ -116,8 +149,8 @@ def dropped_in_order(
         fold: The function under which column names are compared.
 
     Returns:
-        The columns dropped before the schema was first in use, those dropped before it came back, and whether
-        some schema lacks a column that only later ones have.
+        The columns dropped before the schema was first in use, those dropped before it came back, and those
+        that only later schemas have.
     """
     first: dict[W, frozenset[str]] = {}
     again: dict[W, frozenset[str]] = {}
@@ -129,8 +162,8 @@ def dropped_in_order(
         else:
             first[one] = had - there
         had |= there
-    can_return = any(had - {fold(name) for name in columns[one]} - dropped for one, dropped in first.items())
-    return first, {one: names for one, names in again.items() if names}, can_return
+    later = {one: had - {fold(name) for name in columns[one]} - dropped for one, dropped in first.items()}
+    return first, {one: names for one, names in again.items() if names}, later
 
 
 @dataclass(frozen=True)
@@ -139,8 +172,8 @@ class DroppedNow:
 
     columns: frozenset[str] = frozenset()
 
-    def __call__(self, _changes: ChangeTable) -> Mapping[str, int]:
-        return dict.fromkeys(self.columns, BEFORE_ALL)
+    def __call__(self, _changes: ChangeTable) -> Mapping[str, pa.Int64Array]:
+        return dict.fromkeys(self.columns, _NO_OFFSETS)
 
     def in_range(self, _tables: Sequence[ChangeTable]) -> DroppedNow:
         return self
@@ -342,14 +375,14 @@ class TargetRows:
         def values(column: ShapeColumn) -> pa.Array:
             if column.name in written:
                 return _as_type(pc.struct_field(rows, [written[column.name]]), column)
-            kind, behind = arrow_of_spark(column.spark), dropped.get(self.shape.fold(column.name))
-            value = None if behind == BEFORE_ALL else self._defaults[column.name]
+            kind, before = arrow_of_spark(column.spark), dropped.get(self.shape.fold(column.name))
+            value = None if before is not None and not len(before) else self._defaults[column.name]
             if value is None:
                 return pa.nulls(len(rows), kind)
             there = rows.is_valid()
-            if behind is not None:
+            if before is not None:
                 at = changes.rows["offset"] if offsets is None else offsets
-                there = pc.and_(there, pc.less_equal(at.combine_chunks(), behind))
+                there = pc.and_(there, pc.is_in(at.combine_chunks(), before))
             return pc.if_else(there, pa.scalar(value, kind), pa.scalar(None, kind))
 
         return values

@@ -41,6 +41,7 @@ from tidesink.sinks.batch.decoders import (
     schema_ids,
 )
 from tidesink.sinks.batch.records import Flags, Unplanned
+from tidesink.sinks.batch.schema_rows import FirstRows
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.table import ZeroDate
@@ -192,6 +193,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     key_schemas: Mapping[int, str],
     value_schemas: Mapping[int, str],
     history: Sequence[int] = (),
+    first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
     unknown_ids: Mapping[int, str] = MappingProxyType({}),
     base: TableShape | None = None,
     definition: TableSchema | None = None,
@@ -206,10 +208,10 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     Give every schema of the subjects that is known: a column that a writer lacks is filled with its
     default where only later schemas have it, and is null where an earlier one had it. ``history``: the
     ids in the order in which the schemas were in use; a schema that came back is there again. Ids that it
-    lacks follow in their own order. ``base`` is the shape the target has; it is only added to. ``keys``
-    override the key record's columns, ``definition`` the types of the schemas. ``unknown_ids``: ids that
-    were looked up in vain, each with the reason; their records are bad. ``logs``: see ``DecodePlan``; a
-    table needs no key in a plan that ``logs``.
+    lacks follow in their own order. ``first_rows``: by id, the first rows known. ``base`` is the shape the
+    target has; it is only added to. ``keys`` override the key record's columns, ``definition`` the types of
+    the schemas. ``unknown_ids``: ids that were looked up in vain, each with the reason; their records are
+    bad. ``logs``: see ``DecodePlan``; a table needs no key in a plan that ``logs``.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -258,7 +260,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
     )
     return DecodePlan(
-        TargetRows(shape, DroppedById.of(names, used, shape.fold)),
+        TargetRows(shape, DroppedById.of(names, used, shape.fold, first_rows)),
         decoder,
         keeps_values=True,
         gone=gone,

@@ -32,6 +32,7 @@ from tidesink.sinks.batch.decoders import (
     schema_id_of,
 )
 from tidesink.sinks.batch.records import TableDecoder, Unplanned
+from tidesink.sinks.batch.schema_rows import FirstRows
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
@@ -135,6 +136,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     key_schemas: Mapping[int, str],
     value_schemas: Mapping[int, str],
     history: Sequence[int] = (),
+    first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
     unknown_ids: Mapping[int, str] = MappingProxyType({}),
     base: TableShape | None = None,
     keys: tuple[str, ...] | None = None,
@@ -149,8 +151,8 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     Give every schema of the subjects that is known, not the batch's alone: a column that a writer lacks
     is filled with its default where only later schemas have it, and is null where an earlier one had it,
     since it was dropped. ``history``: the ids in the order in which the schemas were in use; a schema that
-    came back is there again. Ids that it lacks follow in their own order. ``base`` is the shape the target
-    has; it is only added to.
+    came back is there again. Ids that it lacks follow in their own order. ``first_rows``: by id, the first
+    rows known. ``base`` is the shape the target has; it is only added to.
     ``keys`` override the columns of the key record. ``unknown_ids``: ids that were looked up in vain, each
     with the reason; their records are bad. ``checksum``: what is done about a row that is not what its
     checksum says: ``warn`` gives it a ``_reason``, ``reject`` makes it bad; TIMESTAMP texts are then taken
@@ -182,7 +184,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         SideSchemas({number: value_schemas[number] for number in value_read}, value_refused, unknown_ids),
     )
     dropped = DroppedById.of(
-        {number: one.column_names for number, one in value_read.items()}, used, shape.fold
+        {number: one.column_names for number, one in value_read.items()}, used, shape.fold, first_rows
     )
     there = {shape.fold(name) for name in value_read[used[-1]].column_names} if used else None
     return DecodePlan(

@@ -1,14 +1,8 @@
-"""In which order a topic's value schemas were in use, and which of them is in use now.
+"""Which of a topic's value schemas is in use now, and where the first rows of each stand.
 
 A subject lists its schemas by version. A table that gets an earlier schema again (``ADD COLUMN c; DROP
 COLUMN c``) makes no new version: a registry answers the registration with the first id (Confluent's and
-Apicurio's). So the newest version is not always the schema in use. The rows tell: a schema is in use again
-once a row of it is later than every row of the newest version.
-
-Rows are compared by their positions at the source where both have one, since a producer that starts again
-sends rows a second time. Without positions rows of one partition are compared by offset, and others by
-Kafka's time. Where nothing compares them, the newest version stays the schema in use. So it does as long as
-no row of it was seen: a schema may be registered before the DDL that it is for.
+Apicurio's). So the newest version is not always the schema in use. The rows of each schema tell.
 """
 
 from __future__ import annotations
@@ -16,23 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tidesink.sinks.batch.counts import LastRow
-
-Rows = dict[int, LastRow]
+from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
 
 
 class SchemaUse:
-    """The last rows that were seen of each schema, by registry id and partition."""
+    """The span of the rows that were seen of each schema, by registry id and partition.
 
-    def __init__(self, last: Mapping[int, Rows] | None = None) -> None:
-        self._last: dict[int, Rows] = {one: dict(rows) for one, rows in (last or {}).items()}
+    It is a function of the set of rows seen: their order, their cuts into batches, and rows that are read
+    again do not count.
+    """
+
+    def __init__(self, spans: Mapping[int, Mapping[int, RowSpan]] | None = None) -> None:
+        self._spans: dict[int, dict[int, RowSpan]] = {one: dict(rows) for one, rows in (spans or {}).items()}
 
     @classmethod
     def from_document(cls, found: Any) -> SchemaUse:
-        """Read ``document`` back."""
+        """Read ``document`` back. Earlier versions kept the last rows alone: they count as the first too."""
         return cls(
             {
-                int(one): {int(n): _row(*values) for n, values in rows.items()}
+                int(one): {int(n): _span(*values) for n, values in rows.items()}
                 for one, rows in (found or {}).items()
             }
         )
@@ -41,47 +37,97 @@ class SchemaUse:
     def document(self) -> dict[str, Any]:
         """The same as JSON."""
         return {
-            str(one): {
-                str(n): [row.offset, row.source and [*row.source], row.time] for n, row in rows.items()
-            }
-            for one, rows in self._last.items()
+            str(one): {str(n): [*_values(span.last), _values(span.first)] for n, span in rows.items()}
+            for one, rows in self._spans.items()
         }
 
-    def saw(self, schema_id: int, partition: int, row: LastRow) -> None:
-        """Take note of a row. Rows that are read again change nothing."""
-        rows = self._last.setdefault(schema_id, {})
-        known = rows.get(partition, row)
-        source = max((one.source for one in (known, row) if one.source is not None), default=None)
-        time = max((one.time for one in (known, row) if one.time is not None), default=None)
-        rows[partition] = LastRow(max(known.offset, row.offset), source, time)
+    def saw(self, schema_id: int, partition: int, rows: RowSpan) -> None:
+        """Take note of rows of one schema in one partition."""
+        spans = self._spans.setdefault(schema_id, {})
+        spans[partition] = rows.joined(spans.get(partition, rows))
+
+    @property
+    def first_rows(self) -> dict[int, FirstRows]:
+        """By id, the first rows known."""
+        return {
+            one: FirstRows(
+                {n: span.first.offset for n, span in sorted(rows.items())},
+                _best(min, (span.first.source for span in rows.values())),
+            )
+            for one, rows in self._spans.items()
+        }
+
+    @property
+    def order(self) -> Any:
+        """All that the order of the schemas rests on. What is stored need not follow while it stays."""
+        numbers = {n for rows in self._spans.values() for n in rows}
+        by_offset = [
+            sorted((rows[n].last.offset, one) for one, rows in self._spans.items() if n in rows)
+            for n in sorted(numbers)
+        ]
+        greatest = [
+            sorted((at, one) for one in self._spans if (at := self._greatest(one, member)) is not None)
+            for member in ("source", "time")
+        ]
+        return [[one for _, one in ranked] for ranked in (*by_offset, *greatest)], self.first_rows
 
     def newest(self, versions: Sequence[int]) -> int:
-        """Return the schema in use; ``versions``: the ids, oldest version first."""
-        best = versions[-1]
-        for one in dict.fromkeys(versions):
-            if one != best and self._is_later(one, best):
-                best = one
-        return best
+        """Return the schema in use.
 
-    def _is_later(self, one: int, other: int) -> bool:
-        """Whether the last row of one schema is later than every row of another."""
-        rows, others = self._last.get(one), self._last.get(other)
-        if not rows or not others:
-            return False
-        mine, theirs = _greatest(rows, "source"), _greatest(others, "source")
-        if mine is not None and theirs is not None:
+        One schema is later than another by the last rows of both, which are compared
+
+        1. by their greatest positions at the source, if both have one: a producer that starts again sends
+           rows a second time;
+        2. by their offsets, in the partitions that have rows of both, if these agree;
+        3. by their greatest times of Kafka's, if both have one;
+        4. by their versions.
+
+        The schema in use is later than all others. So is the one whose row is the last in each partition. If
+        the comparisons lead around in a circle, it is the one that is later than most others, and of several
+        the newest version. The newest version is in use as long as no row of it was seen: a schema may be
+        registered before the DDL that it is for.
+
+        Args:
+            versions: The ids, oldest version first; at least one.
+        """
+        if versions[-1] not in self._spans:
+            return versions[-1]
+        seen = [one for one in dict.fromkeys(versions) if one in self._spans]
+        wins = {one: sum(self._is_later(one, other, seen) for other in seen) for one in seen}
+        return max(seen, key=lambda one: (wins[one], seen.index(one)))
+
+    def _is_later(self, one: int, other: int, versions: Sequence[int]) -> bool:
+        """Whether a schema is later than another, as ``newest`` tells."""
+        rows, others = self._spans[one], self._spans[other]
+        mine, theirs = self._greatest(one, "source"), self._greatest(other, "source")
+        if mine is not None and theirs is not None and mine != theirs:
             return bool(mine > theirs)
-        shared = [rows[n].offset > others[n].offset for n in rows.keys() & others.keys()]
-        if shared:
-            return all(shared)
-        mine, theirs = _greatest(rows, "time"), _greatest(others, "time")
-        return mine is not None and theirs is not None and bool(mine > theirs)
+        votes = {rows[n].last.offset > others[n].last.offset for n in rows.keys() & others.keys()}
+        if len(votes) == 1:
+            return votes == {True}
+        mine, theirs = self._greatest(one, "time"), self._greatest(other, "time")
+        if mine is not None and theirs is not None and mine != theirs:
+            return bool(mine > theirs)
+        return versions.index(one) > versions.index(other)
+
+    def _greatest(self, schema_id: int, member: str) -> Any:
+        return _best(max, (getattr(span.last, member) for span in self._spans[schema_id].values()))
 
 
-def _row(offset: int, source: Iterable[int] | None, time: int | None) -> LastRow:
-    return LastRow(offset, None if source is None else tuple(source), time)
+def _best(choose: Any, values: Iterable[Any]) -> Any:
+    return choose((one for one in values if one is not None), default=None)
 
 
-def _greatest(rows: Rows, member: str) -> Any:
-    found = (getattr(row, member) for row in rows.values())
-    return max((one for one in found if one is not None), default=None)
+def _values(row: RowPosition) -> list[Any]:
+    return [row.offset, row.source and [*row.source], row.time]
+
+
+def _row(offset: int, source: Iterable[int] | None, time: int | None) -> RowPosition:
+    return RowPosition(offset, None if source is None else tuple(source), time)
+
+
+def _span(
+    offset: int, source: Iterable[int] | None, time: int | None, first: Sequence[Any] | None = None
+) -> RowSpan:
+    last = _row(offset, source, time)
+    return RowSpan(last if first is None else _row(*first), last)

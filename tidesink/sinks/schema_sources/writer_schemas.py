@@ -35,8 +35,9 @@ from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.schema_registry.base import ContextReader
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, LastRow, UnplannedRecord
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, UnplannedRecord
 from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, record_ids_in_headers, schema_id_of
+from tidesink.sinks.batch.schema_rows import RowPosition, RowSpan
 from tidesink.sinks.batch.schema_source import Missed, declared_table
 from tidesink.sinks.batch.target_rows import DroppedById
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
@@ -112,9 +113,9 @@ class RegisteredDecoding(LoneDecoding):
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """Know which schema is in use, where rows are behind all that was sent."""
         if ranges is None and self._can_return:
-            before = self._history
+            before = self._use.order
             self._look_at_ends(found)
-            if self._history != before:
+            if self._use.order != before:
                 self._use_changed(found)
 
     @property
@@ -138,17 +139,27 @@ class RegisteredDecoding(LoneDecoding):
         ):
             schema_id = schema_id_of(message.value)
             if schema_id is not None and schema_id in self._schemas.texts["value"]:
-                row = LastRow(message.offset, _source_of(plan, message), message.timestamp)
-                self._use.saw(schema_id, message.partition, row)
+                row = RowPosition(message.offset, _source_of(plan, message), message.timestamp)
+                self._use.saw(schema_id, message.partition, RowSpan.of(row))
         self._looked_to = {number: at.latest for number, at in found.partitions.items()}
 
-    def _met_rows(self, summary: BatchSummary) -> bool:
-        """Take note of a batch's rows; True if another schema is in use now."""
-        before = self._history
+    def _met_rows(self, summary: BatchSummary, found: TopicOffsets) -> bool:
+        """Take note of a batch's rows; True if rows of the batch may be others by what is known now.
+
+        First offsets of a partition are known where its rows are decoded.
+        """
+        order, sources, history = self._use.order, self._first_sources, self._history
         for place, at in summary.places.items():
-            for schema_id, row in at.writers.items():
-                self._use.saw(schema_id, place.partition, row)
-        return self._history != before
+            for schema_id, rows in at.writers.items():
+                self._use.saw(schema_id, place.partition, rows)
+        if not self._can_return or self._use.order == order:
+            return False
+        self._use_changed(found)
+        return self._first_sources != sources or self._history != history
+
+    @property
+    def _first_sources(self) -> dict[int, tuple[int, ...] | None]:
+        return {one: rows.source for one, rows in self._use.first_rows.items()}
 
     def _make(self) -> None:
         plan = self._planned()
@@ -204,7 +215,7 @@ class RegisteredDecoding(LoneDecoding):
         """Look up the ids that the batch's plan did not know, or ask again for those called bad."""
         summary = missed.summary
         ids: Ids = {"key": summary.unplanned_key_ids, "value": summary.unplanned_value_ids}
-        again, lacks = self._met_rows(summary), self._schemas.lacks(ids)
+        again, lacks = self._met_rows(summary, missed.found), self._schemas.lacks(ids)
         if not self._uses_headers and self._has_ids_in_headers(summary, lacks=lacks):
             # The bytes where an id is looked for are others: what they say is not asked for.
             self._uses_headers = True
@@ -212,8 +223,6 @@ class RegisteredDecoding(LoneDecoding):
             self._schemas.look_up(ids)
         elif not (again or (summary.bad and self._schemas.look_again())):
             return False
-        if again:
-            self._use_changed(missed.found)
         self._make()
         return True
 
@@ -495,6 +504,7 @@ class FlatAvroDecoding(RegisteredDecoding):
             key_schemas=self._schemas.texts["key"],
             value_schemas=self._schemas.texts["value"],
             history=self._history,
+            first_rows=self._use.first_rows,
             unknown_ids=self._schemas.unknown,
             base=self._plan.shape if self._plan else None,
             keys=settings.keys,
@@ -549,6 +559,7 @@ class DebeziumAvroDecoding(RegisteredDecoding):
             key_schemas=self._schemas.texts["key"],
             value_schemas=self._schemas.texts["value"],
             history=self._history,
+            first_rows=self._use.first_rows,
             unknown_ids=self._schemas.unknown,
             base=self._plan.shape if self._plan else None,
             definition=self._definition,

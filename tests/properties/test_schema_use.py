@@ -1,0 +1,300 @@
+"""An earlier schema in use again: what rows lack, and which schema is in use, for each cut and restart.
+
+The order of reading is any, as long as each partition is read in its order: partitions may have been read
+to different points.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, cast
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.decoded_batches import as_records
+from tests.surroundings import surroundings
+from tests.unit.config_samples import FLAT_AVRO, right
+from tests.unit.test_range_tasks import ID, NAME, NEW, OLD, TABLE, Topic, summary
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.events import Column, ColumnType, Message, TableSchema
+from tidesink.sinks.batch.context import RetryPolicy
+from tidesink.sinks.batch.schema_rows import RowPosition, RowSpan
+from tidesink.sinks.batch.schema_source import Missed
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.batch.summaries import joined_summaries
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.schema_sources.schema_history import SchemaUse
+from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
+from tidesink.sinks.spark.payloads import unpack
+
+RACK: Final = Column("rack", ColumnType("bigint"), default="9")
+# ADD stock; DROP stock; ADD rack: a registry gives the ids 1, 2, 1, 3.
+SCHEMAS: Final = (OLD, NEW, TableSchema(TABLE, (ID, NAME, RACK)))
+SENT: Final = {"stock": 5, "rack": 6}
+DEFAULTS: Final = {"stock": 7, "rack": 9}
+
+Values = dict[int, dict[str, int | None]]
+
+
+class Feed:
+    """Rows in several partitions, one after the other; a row's key is its number among all."""
+
+    def __init__(self, *, dated: bool = True) -> None:
+        self.topic = Topic()
+        if not dated:
+            self.topic.codec = FlatAvroCodec(registry=self.topic.registry, options=CodecOptions())
+        self.parts: dict[int, list[Message]] = {0: [], 1: [], 2: []}
+        self.expected: Values = {}
+
+    def write(self, schema: TableSchema, partition: int) -> None:
+        """One more row, and what it must have at the target."""
+        number, rows = len(self.expected), self.parts[partition]
+        names = [column.name for column in schema.columns]
+        row = {"id": number, "name": "a"} | {name: SENT[name] for name in names if name in SENT}
+        self.topic.write(schema, row)
+        message = replace(self.topic.messages[-1], partition=partition, offset=len(rows), timestamp=number)
+        rows.append(message)
+        had = {name for values in self.expected.values() for name in SENT if values[name] == SENT[name]}
+        absent = {name: None if name in had else value for name, value in DEFAULTS.items()}
+        self.expected[number] = {name: row.get(name, absent[name]) for name in SENT}
+
+    @property
+    def found(self) -> TopicOffsets:
+        """The ends of the partitions."""
+        ends = {number: PartitionOffsets(0, len(rows)) for number, rows in self.parts.items()}
+        return TopicOffsets("t", "an id", ends)
+
+    def fetch(self, wanted: FetchRange) -> pa.RecordBatch:
+        """The records of a range."""
+        return as_records(self.parts[wanted.partition][wanted.start : wanted.end])
+
+
+class Worker:
+    """What a worker does with the records of one topic, without Kafka or a target."""
+
+    def __init__(self, feed: Feed, folder: str) -> None:
+        self._feed = feed
+        source = KafkaSource(lambda wanted: iter([feed.fetch(wanted)]))
+        around = surroundings(right(FLAT_AVRO), cast("Any", None), Path(folder), registry=feed.topic.registry)
+        schemas = WriterSchemas(
+            feed.topic.registry,
+            "t",
+            lag=RetryPolicy(0, passes=may_lag),
+            subject_of=lambda name, part: f"{name}-{part}",
+        )
+        around = replace(around, source=source)
+        self.decoding = FlatAvroDecoding(around, "t", TABLE, schemas=schemas, session=cast("Any", None))
+        self.decoding.prepare(feed.found)
+
+    def read(self, ranges: Mapping[int, tuple[int, int]]) -> Values:
+        """One batch of the ranges, by partition; decoded again as often as it teaches another plan."""
+        wanted = [FetchRange("t", number, *part) for number, part in ranges.items()]
+        for _ in range(5):
+            task = RangeTask(tuple(wanted), self.decoding.columns())
+            payloads = {one: list(task.packed(one, [self._feed.fetch(one)])) for one in wanted}
+            whole = joined_summaries(
+                [summary([row for one in found for row in one.to_pylist()]) for found in payloads.values()]
+            )
+            parts = [OffsetRange("t", one.partition, one.start, one.end) for one in wanted]
+            if not (whole.is_to_learn and self.decoding.learn(Missed(whole, parts, self._feed.found))):
+                break
+        else:
+            pytest.fail("the plan does not settle")
+        rows = [
+            row
+            for found in payloads.values()
+            for one in found
+            for batch in unpack([one.select(["payload", "error"])])
+            for row in batch.to_pylist()
+        ]
+        assert not [row for row in rows if row["_op"] != "upsert"]
+        return {
+            row["key"]["id"]: {name: row["after"][name] for name in SENT if name in row["after"]}
+            for row in rows
+        }
+
+
+def _expected(feed: Feed, found: Values) -> Values:
+    """What rows have, in the columns that were known when they were read."""
+    return {
+        number: {name: feed.expected[number][name] for name in values} for number, values in found.items()
+    }
+
+
+def test_columns_of_several_adds_and_drops_are_right_where_all_is_read_late(tmp_path: Path) -> None:
+    """ADD stock; DROP stock; ADD rack: the first id is in use again, and is not the newest."""
+    feed = Feed()
+    for schema, partition in ((0, 0), (1, 0), (0, 1), (0, 0), (2, 0), (2, 1), (1, 1)):
+        feed.write(SCHEMAS[schema], partition)
+    for cuts in ([(0, 0, 4), (1, 0, 3)], [(1, 0, 3), (0, 0, 4)], [(0, at, at + 1) for at in range(4)]):
+        (folder := tmp_path / str(len(cuts)) / str(cuts[0][0])).mkdir(parents=True)
+        worker = Worker(feed, str(folder))
+        for partition, first, end in cuts:
+            values = worker.read({partition: (first, end)})
+            assert values == _expected(feed, values)
+
+
+histories = st.lists(
+    st.tuples(st.sampled_from([0, 1, 2]), st.lists(st.integers(0, 2), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def _written(history: Sequence[tuple[int, Sequence[int]]], *, dated: bool = True) -> Feed:
+    feed = Feed(dated=dated)
+    for schema, partitions in history:
+        for partition in partitions:
+            feed.write(SCHEMAS[schema], partition)
+    return feed
+
+
+@settings(max_examples=25, deadline=None)
+@given(history=histories, data=st.data())
+def test_a_worker_that_starts_late_reads_each_value_right(
+    history: Sequence[tuple[int, Sequence[int]]], data: st.DataObject
+) -> None:
+    """Partitions are read in any order, with restarts, and some records again."""
+    feed = _written(history)
+    ends = {number: len(rows) for number, rows in feed.parts.items()}
+    at = dict.fromkeys(ends, 0)
+    found: Values = {}
+    with TemporaryDirectory() as folder:
+        worker = Worker(feed, folder)
+        while at != ends:
+            open_parts = [number for number, end in ends.items() if at[number] < end]
+            chosen = data.draw(st.sets(st.sampled_from(open_parts), min_size=1))
+            ranges = {
+                n: (data.draw(st.integers(0, at[n])), data.draw(st.integers(at[n] + 1, ends[n])))
+                for n in sorted(chosen)
+            }
+            found |= worker.read(ranges)
+            at |= {n: end for n, (_, end) in ranges.items()}
+            if data.draw(st.booleans()):
+                worker = Worker(feed, folder)
+    assert found.keys() == feed.expected.keys()
+    assert found == _expected(feed, found)
+
+
+@settings(max_examples=25, deadline=None)
+@given(history=histories, data=st.data())
+def test_a_worker_that_follows_reads_each_value_right(
+    history: Sequence[tuple[int, Sequence[int]]], data: st.DataObject
+) -> None:
+    """Batches as rows come, with restarts."""
+    feed, at = Feed(), dict.fromkeys(range(3), 0)
+    rows = [(SCHEMAS[schema], partition) for schema, partitions in history for partition in partitions]
+    found: Values = {}
+    with TemporaryDirectory() as folder:
+        worker = None
+        while rows:
+            count = data.draw(st.integers(1, len(rows)))
+            for schema, partition in rows[:count]:
+                feed.write(schema, partition)
+            rows = rows[count:]
+            if worker is None or data.draw(st.booleans()):
+                worker = Worker(feed, folder)
+            ends = {number: len(sent) for number, sent in feed.parts.items()}
+            found |= worker.read({n: (at[n], end) for n, end in ends.items() if at[n] < end})
+            at = ends
+    assert found.keys() == feed.expected.keys()
+    assert found == _expected(feed, found)
+
+
+@settings(max_examples=25, deadline=None)
+@given(history=histories, data=st.data())
+def test_one_partition_without_positions_is_read_right_by_its_offsets(
+    history: Sequence[tuple[int, Sequence[int]]], data: st.DataObject
+) -> None:
+    feed = _written([(schema, [0] * len(partitions)) for schema, partitions in history], dated=False)
+    end, at = len(feed.parts[0]), 0
+    found: Values = {}
+    with TemporaryDirectory() as folder:
+        worker = Worker(feed, folder)
+        while at < end:
+            upto = data.draw(st.integers(at + 1, end))
+            found |= worker.read({0: (at, upto)})
+            at = upto
+            if data.draw(st.booleans()):
+                worker = Worker(feed, folder)
+    assert found.keys() == feed.expected.keys()
+    assert found == _expected(feed, found)
+
+
+# Which schema is in use
+
+
+@st.composite
+def seen_rows(draw: st.DrawFn) -> list[tuple[int, int, RowPosition]]:
+    """Rows in the order in which they were written: schema, partition, and where. Some kinds are left out."""
+    offsets = [0, 0, 0]
+    has_source, has_time = draw(st.booleans()), draw(st.booleans())
+    found = []
+    for at, (schema_id, partition) in enumerate(
+        draw(st.lists(st.tuples(st.sampled_from([10, 11, 12]), st.integers(0, 2)), min_size=1, max_size=12))
+    ):
+        source, time = (1, at) if has_source else None, at if has_time else None
+        found.append((schema_id, partition, RowPosition(offsets[partition], source, time)))
+        offsets[partition] += 1
+    return found
+
+
+def _saw(rows: Sequence[tuple[int, int, RowPosition]], use: SchemaUse | None = None) -> SchemaUse:
+    use = use or SchemaUse()
+    for schema_id, partition, row in rows:
+        use.saw(schema_id, partition, RowSpan.of(row))
+    return use
+
+
+@given(rows=seen_rows(), data=st.data())
+def test_the_schema_in_use_is_a_function_of_the_set_of_rows(
+    rows: list[tuple[int, int, RowPosition]], data: st.DataObject
+) -> None:
+    """In whatever order they were read, with some read twice, and stored in between."""
+    whole = _saw(rows)
+    versions = data.draw(st.permutations([10, 11, 12]))
+    twice = data.draw(st.permutations([*rows, *data.draw(st.lists(st.sampled_from(rows)))]))
+    cut = data.draw(st.integers(0, len(twice)))
+    stored = json.loads(json.dumps(_saw(twice[:cut]).document))
+    other = _saw(twice[cut:], SchemaUse.from_document(stored))
+    assert other.document.keys() == whole.document.keys()
+    assert other.order == whole.order
+    assert other.newest(versions) == whole.newest(versions)
+
+
+@given(rows=seen_rows(), data=st.data())
+def test_the_schema_in_use_is_the_one_that_was_written_last(
+    rows: list[tuple[int, int, RowPosition]], data: st.DataObject
+) -> None:
+    """Where positions tell, or each partition with rows has it last. Its rows count, and no version does."""
+    newest = data.draw(st.sampled_from([10, 11, 12]))
+    ends = {partition: row for _, partition, row in rows}
+    last = max(row.time or 0 for row in ends.values())
+    for partition, row in ends.items():
+        source = None if row.source is None else (1, 100 + partition)
+        time = None if row.time is None else last + 1
+        rows = [*rows, (newest, partition, RowPosition(row.offset + 1, source, time))]
+    others = [one for one in (10, 11, 12) if one != newest]
+    # A version without a row may be about to be used: it is not the last one here.
+    known = {schema_id for schema_id, _, _ in rows}
+    versions = data.draw(st.permutations([newest, *others]).filter(lambda ids: ids[-1] in known))
+    assert _saw(rows).newest(versions) == newest
+
+
+def test_what_earlier_versions_stored_is_read() -> None:
+    use = SchemaUse.from_document(
+        {"10": {"0": [7, None, None], "1": [3, [2, 5], 9]}, "11": {"0": [6, [1, 2], 8]}}
+    )
+    assert use.newest((10, 11)) == 10
+    assert use.first_rows[10].offsets == {0: 7, 1: 3}
+    assert SchemaUse.from_document(use.document).order == use.order
