@@ -73,10 +73,11 @@ def _typed(row: Json, *, key: tuple[str, ...] = ("id",), op: str = "c", **more: 
     return _message(value, key_value if key else None)
 
 
-def _batch(*messages: Message, stamped: bool = True) -> pa.RecordBatch:
+def _batch(*messages: Message, stamped: bool = True, spread: bool = False) -> pa.RecordBatch:
+    """Records of one partition, or (``spread``) of one each; the greater the offset the older the record."""
     columns = {
         "topic": pa.array([one.topic for one in messages]),
-        "partition": pa.array([0] * len(messages), pa.int32()),
+        "partition": pa.array([at if spread else 0 for at in range(len(messages))], pa.int32()),
         "offset": pa.array(range(len(messages)), pa.int64()),
         "key": pa.array([one.key for one in messages], pa.binary()),
         "value": pa.array([one.value for one in messages], pa.binary()),
@@ -91,19 +92,19 @@ def _writers(*messages: Message, options: CodecOptions | None = None) -> Writers
     return Writers().with_new(first_writer(one) for one in rows if one is not None)
 
 
-def _rows(plan: DecodePlan, *messages: Message) -> list[Json]:
-    found = decode_here(plan, _batch(*messages))
+def _rows(plan: DecodePlan, *messages: Message, **kind: bool) -> list[Json]:
+    found = decode_here(plan, _batch(*messages, **kind))
     return [
         one.raw | {"key": one.key, "old_key": one.old_key, "after": one.after, "before": one.before}
         for one in found
     ]
 
 
-def _learnt(writers: Writers, *messages: Message, **options: Any) -> Writers:
+def _learnt(writers: Writers, *messages: Message, spread: bool = False, **options: Any) -> Writers:
     """What a worker knows after it decoded these records."""
     for _ in range(5):
         plan = debezium_json_plan(_TABLE, writers=writers, **options)
-        lacking = {text for row in _rows(plan, *messages) for text in row["_fields"] or ()}
+        lacking = {text for row in _rows(plan, *messages, spread=spread) for text in row["_fields"] or ()}
         if not lacking:
             return writers
         writers = writers.with_new(map(writer_of, lacking), later=True)
@@ -264,18 +265,30 @@ def test_half_a_surrogate_pair_is_a_bad_record() -> None:
 
 def test_a_row_from_before_a_column_has_its_default_and_one_after_it_has_none() -> None:
     with_default = {"new": {"default": "filled"}}
-    # The greater the offset the older the record, by its timestamp.
     messages = [
         _typed({"id": 3, "n": "c"}, n={"parameters": {"x": "y"}}, key=("id",)),
         _typed({"id": 2, "n": "b", "new": "given"}, **with_default),
         _typed({"id": 1}),
     ]
-    writers = _learnt(_writers(replace(messages[-1], timestamp=998, offset=2)), *messages)
+    first = _writers(replace(messages[-1], timestamp=998, partition=2, offset=2))
+    writers = _learnt(first, *messages, spread=True)
     assert [len(one.columns) for one in writers.with_schema] == [1, 3, 2]
     plan = debezium_json_plan(_TABLE, writers=writers)
-    found = [row["after"]["new"] for row in _rows(plan, *messages)]
+    found = [row["after"]["new"] for row in _rows(plan, *messages, spread=True)]
     assert found == [None, "given", "filled"]
     assert plan.gone == {"new"}
+
+
+def test_rows_after_a_drop_have_null_where_the_first_columns_are_in_use_again() -> None:
+    """ADD COLUMN new DEFAULT 'filled'; DROP COLUMN new: the last row has the first row's schema."""
+    messages = [
+        _typed({"id": 1, "n": "a"}),
+        _typed({"id": 2, "n": "b", "new": "given"}, new={"default": "filled"}),
+        _typed({"id": 3, "n": "c"}),
+    ]
+    stamped = [replace(one, timestamp=at, offset=at) for at, one in enumerate(messages)]
+    plan = debezium_json_plan(_TABLE, writers=_writers(*stamped[:2]))
+    assert [row["after"]["new"] for row in _rows(plan, *messages)] == ["filled", "given", None]
 
 
 def test_the_plan_does_not_depend_on_which_record_was_looked_at_first() -> None:

@@ -25,7 +25,13 @@ from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, NameFold, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
-from tidesink.sinks.batch.target_rows import DroppedByWriter, TargetRows
+from tidesink.sinks.batch.schema_rows import FirstRows, span_of
+from tidesink.sinks.batch.target_rows import (
+    DroppedByWriter,
+    TargetRows,
+    dropped_in_order,
+    first_rows_by_column,
+)
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
@@ -69,7 +75,8 @@ class JsonWriter:
 
     ``bare``: they are not all that its rows have: without a schema columns differ from row to row, and a
     delete may have its key alone. ``flattened``: ExtractNewRecordState made them. ``is_ticdc``: TiCDC wrote
-    them. ``connector``: as in the source block; empty where nothing told it.
+    them. ``connector``: as in the source block; empty where nothing told it. ``source``: the least position
+    at the source of the rows that were first met, where it is known.
     """
 
     columns: tuple[InferredColumn, ...]
@@ -79,6 +86,7 @@ class JsonWriter:
     is_ticdc: bool = False
     connector: str = ""
     place: Place = field(default=_NOWHERE, compare=False)
+    source: tuple[int, ...] | None = field(default=None, compare=False)
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -99,6 +107,7 @@ def writer_of(text: str) -> JsonWriter:
         tuple(inferred_column(one) for one in found.pop("columns")),
         tuple(found.pop("keys")),
         place=Place(*found.pop("place")),
+        source=None if (source := found.pop("source")) is None else tuple(source),
         **found,
     )
 
@@ -170,6 +179,7 @@ def _joined(known: JsonWriter | None, one: JsonWriter) -> JsonWriter:
         flattened=known.flattened or one.flattened,
         is_ticdc=known.is_ticdc or one.is_ticdc,
         place=min(known, one, key=_age).place,
+        source=min((two.source for two in (known, one) if two.source is not None), default=None),
     )
 
 
@@ -231,7 +241,9 @@ class DebeziumJsonDecoder(DebeziumDecoder):
             InferredColumn(column, column.name in facts.guessed) for column in changes.schema.columns
         )
         place = self._first_place(changes)
-        return (JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place=place).text,)
+        source = span_of(changes.rows).first.source
+        writer = JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place=place, source=source)
+        return (writer.text,)
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
         """As ``TableDecoder``; nothing tells how a value is spelt in a column that nothing types."""
@@ -400,7 +412,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         knows_newest=_knows_newest(writers, definition),
     )
     return DecodePlan(
-        TargetRows(shape, DroppedByColumns(_dropped(writers.with_schema, shape.fold), fold=shape.fold)),
+        TargetRows(shape, _dropped(writers.with_schema, shape.fold)),
         decoder,
         keeps_values=True,
         gone=gone,
@@ -443,15 +455,17 @@ def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
     return replace(shape, columns=tuple(columns))
 
 
-def _dropped(writers: Sequence[JsonWriter], fold: NameFold) -> dict[frozenset[str], frozenset[str]]:
-    """By a writer's columns those that an earlier one had."""
-    found: dict[frozenset[str], frozenset[str]] = {}
-    had: frozenset[str] = frozenset()
-    for one in writers:
-        there = _names((reported.column for reported in one.columns), fold)
-        found.setdefault(there, had - there)
-        had |= there
-    return found
+def _dropped(writers: Sequence[JsonWriter], fold: NameFold) -> DroppedByColumns:
+    """What each writer's columns lack. A writer's first row is known by its offset and by its position."""
+    names = [_names((reported.column for reported in one.columns), fold) for one in writers]
+    columns = {one: one for one in names}
+    first_rows: dict[frozenset[str], FirstRows] = {}
+    for there, one in zip(names, writers, strict=True):
+        offsets = {} if one.place == _NOWHERE else {one.place.partition: one.place.offset}
+        first = FirstRows(offsets, one.source)
+        first_rows[there] = first.joined(first_rows.get(there, first))
+    dropped, again, later = dropped_in_order(columns, [*columns], fold)
+    return DroppedByColumns(dropped, again, later, first_rows_by_column(columns, first_rows, fold), fold)
 
 
 def _is_ticdc(writers: Writers) -> bool:
