@@ -249,8 +249,8 @@ def seen_rows(draw: st.DrawFn) -> list[tuple[int, int, RowPosition]]:
     return found
 
 
-def _saw(rows: Sequence[tuple[int, int, RowPosition]], use: SchemaUse | None = None) -> SchemaUse:
-    use = use or SchemaUse()
+def _saw(rows: Sequence[tuple[int, int, RowPosition]], use: SchemaUse[int] | None = None) -> SchemaUse[int]:
+    use = use or SchemaUse[int]()
     for schema_id, partition, row in rows:
         use.saw(schema_id, partition, RowSpan.of(row))
     return use

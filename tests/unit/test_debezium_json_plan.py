@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pytest
 
+from tests.decoded_batches import as_records
 from tests.spark.decoded import decode_here
+from tests.surroundings import surroundings
+from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.codecs.debezium.inference import InferredColumn, first_row, inferred_column
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_json import (
     JsonWriter,
     Place,
@@ -25,6 +31,7 @@ from tidesink.sinks.plans.debezium_json import (
     first_writer,
     writer_of,
 )
+from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.typemap.projection import Layout, laid_out
 
 Json = dict[str, Any]
@@ -289,6 +296,28 @@ def test_rows_after_a_drop_have_null_where_the_first_columns_are_in_use_again() 
     stamped = [replace(one, timestamp=at, offset=at) for at, one in enumerate(messages)]
     plan = debezium_json_plan(_TABLE, writers=_writers(*stamped[:2]))
     assert [row["after"]["new"] for row in _rows(plan, *messages)] == ["filled", "given", None]
+
+
+def test_a_snapshot_knows_that_the_first_columns_are_in_use_again(tmp_path: Path) -> None:
+    """Or it would wait for a row that shows the DROP, which has come already."""
+    first, second = _typed({"id": 1, "n": "a"}), _typed({"id": 2, "n": "b", "new": "given"})
+    sent = [replace(one, timestamp=at, offset=at) for at, one in enumerate((first, second, first))]
+    config = right(FLAT_AVRO)
+    config = config.model_copy(
+        update={"source": config.source.model_copy(update={"protocol": "debezium-json"})}
+    )
+    source = KafkaSource(lambda wanted: iter([as_records(sent[wanted.start : wanted.end])]))
+    around = replace(surroundings(config, cast("Any", None), tmp_path), source=source)
+    decoding = open_decoding(around, "app.shop.t", _TABLE, session=cast("Any", None))
+
+    def ends(latest: int) -> TopicOffsets:
+        return TopicOffsets("app.shop.t", "an id", {0: PartitionOffsets(0, latest)})
+
+    decoding.prepare(ends(1))
+    decoding.catch_up(None, ends(2))
+    assert decoding.columns().gone == frozenset()
+    decoding.catch_up(None, ends(3))
+    assert decoding.columns().gone == {"new"}
 
 
 def test_the_plan_does_not_depend_on_which_record_was_looked_at_first() -> None:

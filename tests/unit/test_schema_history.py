@@ -106,8 +106,8 @@ def test_only_a_schema_that_lacks_a_later_column_can_return() -> None:
     assert not DroppedById.of({10: ("id",), 11: ("ID",)}, (10, 11)).can_return
 
 
-def _seen(*rows: tuple[int, int, RowPosition]) -> SchemaUse:
-    found = SchemaUse()
+def _seen(*rows: tuple[int, int, RowPosition]) -> SchemaUse[int]:
+    found = SchemaUse[int]()
     for schema_id, partition, row in rows:
         found.saw(schema_id, partition, RowSpan.of(row))
     return SchemaUse.from_document(json.loads(json.dumps(found.document)))

@@ -126,7 +126,8 @@ class Writers:
     ``with_schema`` are in the order in which they were met; ``reported`` are the columns of all rows
     without a schema by name, ``reported_keys`` those of their keys. ``reported_later``: names of such
     columns that came after the first plan was made. ``reported_ticdc``: TiCDC wrote some of
-    them. ``connector``: that of the newest writer whose source block was read.
+    them. ``connector``: that of the newest writer whose source block was read. ``newest``: the identity of
+    the writer in use; None: the last one that was met.
     """
 
     with_schema: tuple[JsonWriter, ...] = ()
@@ -136,6 +137,13 @@ class Writers:
     reported_ticdc: bool = False
     flattened: bool = False
     connector: str = ""
+    newest: tuple[str, ...] | None = None
+
+    @property
+    def in_use(self) -> JsonWriter:
+        """The writer with a schema that is in use."""
+        found = (one for one in self.with_schema if one.identity == self.newest)
+        return next(found, self.with_schema[-1])
 
     def with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
         """These, and those that are new; ``later``: a plan was made already."""
@@ -412,7 +420,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         knows_newest=_knows_newest(writers, definition),
     )
     return DecodePlan(
-        TargetRows(shape, _dropped(writers.with_schema, shape.fold)),
+        TargetRows(shape, _dropped(writers, shape.fold)),
         decoder,
         keeps_values=True,
         gone=gone,
@@ -455,16 +463,20 @@ def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
     return replace(shape, columns=tuple(columns))
 
 
-def _dropped(writers: Sequence[JsonWriter], fold: NameFold) -> DroppedByColumns:
+def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
     """What each writer's columns lack. A writer's first row is known by its offset and by its position."""
-    names = [_names((reported.column for reported in one.columns), fold) for one in writers]
+    names = [_names((reported.column for reported in one.columns), fold) for one in writers.with_schema]
     columns = {one: one for one in names}
     first_rows: dict[frozenset[str], FirstRows] = {}
-    for there, one in zip(names, writers, strict=True):
+    for there, one in zip(names, writers.with_schema, strict=True):
         offsets = {} if one.place == _NOWHERE else {one.place.partition: one.place.offset}
         first = FirstRows(offsets, one.source)
         first_rows[there] = first.joined(first_rows.get(there, first))
-    dropped, again, later = dropped_in_order(columns, [*columns], fold)
+    history = [*columns]
+    if names:
+        newest = _names((reported.column for reported in writers.in_use.columns), fold)
+        history += [newest] if newest != history[-1] else []
+    dropped, again, later = dropped_in_order(columns, history, fold)
     return DroppedByColumns(dropped, again, later, first_rows_by_column(columns, first_rows, fold), fold)
 
 
@@ -489,5 +501,5 @@ def _gone(shape: TableShape, writers: Writers, definition: TableSchema | None) -
     """
     if not _knows_newest(writers, definition):
         return frozenset()
-    newest = (reported.column for reported in writers.with_schema[-1].columns)
+    newest = (reported.column for reported in writers.in_use.columns)
     return frozenset(shape.by_name) - _names(newest, shape.fold)

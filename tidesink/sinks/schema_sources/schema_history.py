@@ -7,26 +7,30 @@ Apicurio's). So the newest version is not always the schema in use. The rows of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
 
+W = TypeVar("W", bound=Hashable)
 
-class SchemaUse:
-    """The span of the rows that were seen of each schema, by registry id and partition.
+
+class SchemaUse(Generic[W]):
+    """The span of the rows that were seen of each schema, by partition.
+
+    ``W`` names a schema: its registry id, or the identity of a debezium-json writer.
 
     It is a function of the set of rows seen: their order, their cuts into batches, and rows that are read
     again do not count.
     """
 
-    def __init__(self, spans: Mapping[int, Mapping[int, RowSpan]] | None = None) -> None:
-        self._spans: dict[int, dict[int, RowSpan]] = {one: dict(rows) for one, rows in (spans or {}).items()}
+    def __init__(self, spans: Mapping[W, Mapping[int, RowSpan]] | None = None) -> None:
+        self._spans: dict[W, dict[int, RowSpan]] = {one: dict(rows) for one, rows in (spans or {}).items()}
 
-    @classmethod
-    def from_document(cls, found: Any) -> SchemaUse:
+    @staticmethod
+    def from_document(found: Any) -> SchemaUse[int]:
         """Read ``document`` back. Earlier versions kept the last rows alone: they count as the first too."""
-        return cls(
+        return SchemaUse(
             {
                 int(one): {int(n): _span(*values) for n, values in rows.items()}
                 for one, rows in (found or {}).items()
@@ -41,13 +45,13 @@ class SchemaUse:
             for one, rows in self._spans.items()
         }
 
-    def saw(self, schema_id: int, partition: int, rows: RowSpan) -> None:
+    def saw(self, schema_id: W, partition: int, rows: RowSpan) -> None:
         """Take note of rows of one schema in one partition."""
         spans = self._spans.setdefault(schema_id, {})
         spans[partition] = rows.joined(spans.get(partition, rows))
 
     @property
-    def first_rows(self) -> dict[int, FirstRows]:
+    def first_rows(self) -> dict[W, FirstRows]:
         """By id, the first rows known."""
         return {
             one: FirstRows(
@@ -62,16 +66,16 @@ class SchemaUse:
         """All that the order of the schemas rests on. What is stored need not follow while it stays."""
         numbers = {n for rows in self._spans.values() for n in rows}
         by_offset = [
-            sorted((rows[n].last.offset, one) for one, rows in self._spans.items() if n in rows)
+            sorted((rows[n].last.offset, str(one)) for one, rows in self._spans.items() if n in rows)
             for n in sorted(numbers)
         ]
         greatest = [
-            sorted((at, one) for one in self._spans if (at := self._greatest(one, member)) is not None)
+            sorted((at, str(one)) for one in self._spans if (at := self._greatest(one, member)) is not None)
             for member in ("source", "time")
         ]
         return [[one for _, one in ranked] for ranked in (*by_offset, *greatest)], self.first_rows
 
-    def newest(self, versions: Sequence[int]) -> int:
+    def newest(self, versions: Sequence[W]) -> W:
         """Return the schema in use.
 
         One schema is later than another by the last rows of both, which are compared
@@ -96,7 +100,7 @@ class SchemaUse:
         wins = {one: sum(self._is_later(one, other, seen) for other in seen) for one in seen}
         return max(seen, key=lambda one: (wins[one], seen.index(one)))
 
-    def _is_later(self, one: int, other: int, versions: Sequence[int]) -> bool:
+    def _is_later(self, one: W, other: W, versions: Sequence[W]) -> bool:
         """Whether a schema is later than another, as ``newest`` tells."""
         rows, others = self._spans[one], self._spans[other]
         mine, theirs = self._greatest(one, "source"), self._greatest(other, "source")
@@ -110,7 +114,7 @@ class SchemaUse:
             return bool(mine > theirs)
         return versions.index(one) > versions.index(other)
 
-    def _greatest(self, schema_id: int, member: str) -> Any:
+    def _greatest(self, schema_id: W, member: str) -> Any:
         return _best(max, (getattr(span.last, member) for span in self._spans[schema_id].values()))
 
 

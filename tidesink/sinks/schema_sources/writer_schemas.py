@@ -83,7 +83,7 @@ class RegisteredDecoding(LoneDecoding):
     ) -> None:
         super().__init__(context, topic, table, session=session)
         self._schemas = schemas
-        self._use = SchemaUse()
+        self._use = SchemaUse[int]()
         # Whether some records have their schema ids in headers.
         self._uses_headers = False
         # Schema ids in the bytes of records that have none in a header; None: no id in the bytes either.
@@ -178,7 +178,7 @@ class RegisteredDecoding(LoneDecoding):
             unless="which schema is in use is not stored",
         )
 
-    def _stored_use(self, found: TopicOffsets) -> SchemaUse:
+    def _stored_use(self, found: TopicOffsets) -> SchemaUse[int]:
         """What was known of the topic before the worker started; nothing of a topic that was made again."""
         store, name = self._context.store, self._use_name
         stored = self._context.noted(
@@ -611,6 +611,8 @@ class DebeziumJsonDecoding(LoneDecoding):
         self._declared = declared_table(self._settings.definition, table)
         self._options = context.config.source.codec_options()
         self._writers = Writers()
+        # By the identities of writers; a row without a schema does not tell all columns.
+        self._use = SchemaUse[tuple[str, ...]]()
         # The first record that could not be decoded, of those read for the table's columns.
         self._fault: DecodeError | None = None
         # Up to where the topic's ends were looked at for newer columns.
@@ -643,7 +645,7 @@ class DebeziumJsonDecoding(LoneDecoding):
     def learn(self, missed: Missed) -> bool:
         """Take the writers that the batch has and the plan lacks."""
         new = [writer_of(text) for text in missed.summary.unplanned_columns]
-        writers = self._writers.with_new(new, later=True)
+        writers = self._with_new(new, later=True)
         if writers == self._writers:
             return False
         self._writers = writers
@@ -660,10 +662,20 @@ class DebeziumJsonDecoding(LoneDecoding):
         parts = last_records(self._topic, found, self._looked_to, most=_LAST_JSON_RECORDS)
         new = [writer for part in parts for writer in self._writers_in(part)]
         self._looked_to = {number: at.latest for number, at in found.partitions.items()}
-        writers = self._writers.with_new(new, later=True)
+        writers = self._with_new(new, later=True)
         if writers != self._writers:
             self._writers = writers
             self._make()
+
+    def _with_new(self, new: Sequence[JsonWriter], *, later: bool = False) -> Writers:
+        """The writers known, with those of some rows, and which of them is in use."""
+        for one in new:
+            if not one.bare:
+                row = RowPosition(one.place.offset, None, one.place.timestamp)
+                self._use.saw(one.identity, one.place.partition, RowSpan.of(row))
+        writers = self._writers.with_new(new, later=later)
+        known = [one.identity for one in writers.with_schema]
+        return replace(writers, newest=self._use.newest(known)) if known else writers
 
     def _writers_in(self, part: OffsetRange) -> Iterator[JsonWriter]:
         """The writer of the last record of a range that tells all columns; none where no record does."""
@@ -679,7 +691,7 @@ class DebeziumJsonDecoding(LoneDecoding):
         found = first_row(messages, self._options, self._declared, faults=faults)
         self._fault = self._fault or next(iter(faults), None)
         if found is not None:
-            self._writers = self._writers.with_new([first_writer(found)])
+            self._writers = self._with_new([first_writer(found)])
         return found is not None
 
     def _make(self) -> None:
