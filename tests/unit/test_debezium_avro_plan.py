@@ -11,11 +11,11 @@ import pytest
 
 from tests.spark.debezium_versions import TABLE, Version, Versions, framed
 from tests.spark.decoded import decode_here
+from tidesink.codecs.debezium.remarks import ROUTED
 from tidesink.errors import ConfigError
 from tidesink.events import Message
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
-from tidesink.sinks.plans.debezium_changes import ROUTED
 
 Json = dict[str, Any]
 _TEXT: Final = ["null", "string"]
@@ -138,6 +138,7 @@ def test_rows_of_routed_tables_are_kept_apart_by_the_field_of_their_key() -> Non
     ]
     plan = debezium_avro_plan(TABLE, key_schemas={7: json.dumps(key)}, value_schemas=topic.texts)
     assert set(plan.rows.keys) == {"id", ROUTED}
+    assert plan.decoder.added == {ROUTED}
     found = _rows(plan, *keyed)
     assert [one["after"] for one in found] == [
         {"id": 0, "a": "x", ROUTED: name} for name in ("app.t_1", "app.t_2")

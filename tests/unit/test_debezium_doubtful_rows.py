@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.decoded import decode_here
+from tidesink.cli.table_plans import routed_problem
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.debezium.inference import first_row
-from tidesink.codecs.debezium.remarks import column_remarks
+from tidesink.codecs.debezium.inference import first_row, key_only
+from tidesink.codecs.debezium.remarks import ROUTED, column_remarks
 from tidesink.errors import DecodeError
-from tidesink.events import Column, ColumnType, Message, TableId
+from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, source_plan
-from tidesink.sinks.plans.debezium_changes import ROUTED
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 from tidesink.source_database.base import StoredTable
 
@@ -130,6 +130,38 @@ def test_routed_tables_without_the_field_in_the_key_are_no_rows_of_one_table() -
     found = _rows(_plan(first, keys=("id",)), first, other)
     assert [one["kind"] for one in found] == ["upsert", "bad"]
     assert "ByLogicalTableRouter" in found[1]["reason"]
+
+
+def test_a_field_of_the_key_with_another_name_keeps_routed_rows_apart() -> None:
+    kinds = {"id": _INT, "a": _TEXT}
+    shards = [
+        _message(kinds, key={"id": 1, "shard_id": f"s{at}"}, after={"id": 1, "a": "x"}, table=name)
+        for at, name in enumerate(("t", "t_2"))
+    ]
+    delete = _message(kinds, key={"id": 1, "shard_id": "s1"}, op="d", before={"id": 1, "a": "x"}, table="t_2")
+    found = _rows(_plan(shards[0]), *shards, delete)
+    assert [one["kind"] for one in found] == ["upsert", "upsert", "delete"]
+    assert [one["key"] for one in found[1:]] == [{"id": 1, "shard_id": "s1"}] * 2
+    # Not among the keys, it keeps nothing apart.
+    refused = _rows(_plan(shards[0], keys=("id",)), *shards)
+    assert [one["kind"] for one in refused] == ["upsert", "bad"]
+    assert "key.field.name: shard_id" in refused[1]["reason"]
+
+
+def test_plan_names_the_field_that_keeps_routed_tables_apart() -> None:
+    tables = [_TABLE, TableId("public", "t_2")]
+    assert routed_problem(tables, ("id", "shard_id"), {"shard_id"}) is None
+    assert routed_problem(tables, ("id", ROUTED)) is None
+    assert routed_problem([_TABLE], ("id",)) is None
+    problem = routed_problem(tables, ("id",), {"shard_id"})
+    assert problem is not None
+    assert "the field that it adds (key.field.name: shard_id)" in problem
+    assert f"key.field.name, {ROUTED} by default" in (routed_problem(tables, ("id", "other")) or "")
+    (record,) = open_codec("debezium-json").decode(
+        _message({"id": _INT}, key={"id": 1, "shard_id": "s1"}, after={"id": 1})
+    )
+    assert isinstance(record, ChangeEvent)
+    assert key_only(record) == {"shard_id"}
 
 
 # Keys of message.key.columns

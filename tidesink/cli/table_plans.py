@@ -15,8 +15,14 @@ from tidesink.cli.sources import Start, read_topic, topic_names
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.envelope import has_exact_names
-from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec, connector_of_event
-from tidesink.codecs.debezium.remarks import column_remarks
+from tidesink.codecs.debezium.inference import (
+    UNTYPED,
+    InferredColumn,
+    LoneCodec,
+    connector_of_event,
+    key_only,
+)
+from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, routed_field
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
@@ -42,7 +48,6 @@ from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.schema_changes import doubt_of
 from tidesink.sinks.kafka.compaction import refusal
 from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, TopicOffsets
-from tidesink.sinks.plans.debezium_changes import ROUTED
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import OWN_COLUMNS, SOFT_DELETE_COLUMN, Limit, PreflightResult
 from tidesink.sinks.targets.lake.tables import table_names
@@ -442,11 +447,23 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
 
 
 _SEVERAL: Final = (
-    "The topic holds rows of several tables ({}), and nothing in their keys keeps them apart. If a transform "
-    "routes them into it (ByLogicalTableRouter), set key.enforce.uniqueness=true and leave {} among the "
-    "keys, or give each table a topic and bring them together with route and shard-column. Tables whose "
-    "names are the same in Kafka need topic names of their own"
+    "The topic holds rows of several tables ({}), and nothing in their keys keeps them apart. If a "
+    "transform routes them into it (ByLogicalTableRouter), set key.enforce.uniqueness=true and leave the "
+    "field that it adds ({}) among the keys, or give each table a topic and bring them together with route "
+    "and shard-column. Tables whose names are the same in Kafka need topic names of their own"
 )
+
+
+def routed_problem(
+    tables: Collection[TableId], keys: Collection[str], added: Collection[str] = ()
+) -> str | None:
+    """Why the rows of a topic are not of one table; None if they are, or if a field keeps tables apart.
+
+    ``keys``: the key at the target. ``added``: columns that only the keys of records have.
+    """
+    if len(tables) < 2 or not {ROUTED, *added}.isdisjoint(keys):
+        return None
+    return _SEVERAL.format(", ".join(sorted(map(str, tables))), routed_field(added))
 
 
 def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sample: int) -> TablePlan:
@@ -491,9 +508,8 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
             check_spelling("keys", name, shape)
     except TidesinkError as error:
         return _unplanned(config, topic, found.table, error.message)
-    if len(tables) > 1 and ROUTED not in shape.keys:
-        listed = ", ".join(sorted(map(str, tables)))
-        return _unplanned(config, topic, found.table, _SEVERAL.format(listed, ROUTED))
+    if problem := routed_problem(tables, shape.keys, key_only(found)):
+        return _unplanned(config, topic, found.table, problem)
     untyped = [one.column.name for one in reported if one.guessed and one.column.name not in known]
     types_from: TypesFrom = "definition" if defined else "avro" if registry else "records"
     planned = plan_of(config, topic, shape, types_from=types_from)

@@ -449,6 +449,8 @@ OPS: Final[Mapping[object, Op]] = {
     "t": Op.TRUNCATE,
 }
 DOCUMENT: Final = "document"
+# The member of an event's extension that names the columns that only its key has.
+KEY_ONLY: Final = "key_only"
 _DOCUMENT_COLUMN: Final = Column(DOCUMENT, ColumnType("json"))
 _CHANGED_KEYS: Final = {"__debezium.newkey": "newkey", "__debezium.oldkey": "oldkey"}
 _EMPTY: Final = RowRead({}, ())
@@ -578,8 +580,8 @@ def _check_shapes(value: Parsed, op: Op, before: RowRead | None, after: RowRead 
 def _with_key_columns(change: Change, rows: Rows) -> Change:
     """The change, whose images have the columns that only its key has.
 
-    ``ByLogicalTableRouter`` writes rows of several tables into one topic and adds a field to their keys,
-    which keeps apart the rows of different tables.
+    ``ByLogicalTableRouter`` writes rows of several tables into one topic and adds a field to their keys
+    (``key.field.name``), which keeps apart the rows of different tables.
     """
     row, images = change.keyed.row, (change.before, change.after)
     shown = change.after or change.before
@@ -592,7 +594,7 @@ def _with_key_columns(change: Change, rows: Rows) -> Change:
         one and RowRead({**one.values, **values}, rows.same([*one.columns, *more.values()]), one.unavailable)
         for one in images
     )
-    return change._replace(before=before, after=after)
+    return change._replace(before=before, after=after, extension={**change.extension, KEY_ONLY: tuple(more)})
 
 
 def change_event(message: Message, change: Change, rows: Rows) -> ChangeEvent:

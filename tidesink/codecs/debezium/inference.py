@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.codec import DebeziumJsonCodec
-from tidesink.codecs.debezium.envelope import TICDC, connector_of
+from tidesink.codecs.debezium.envelope import KEY_ONLY, TICDC, connector_of
 from tidesink.codecs.debezium.formats import JsonParser, Parsed
 from tidesink.codecs.debezium.unwrapped import added_source
 from tidesink.ddl.catalog import TableDefinitions
@@ -82,11 +82,15 @@ class FirstRow(NamedTuple):
 
 
 class RowFacts(NamedTuple):
-    """What is known of the records of one ``TableSchema``; ``guessed`` are columns that nothing types."""
+    """What is known of the records of one ``TableSchema``.
+
+    ``guessed`` are columns that nothing types, ``key_only`` those that only the key has.
+    """
 
     bare: bool = False
     flattened: bool = False
     guessed: frozenset[str] = frozenset()
+    key_only: frozenset[str] = frozenset()
 
 
 class _Parser(JsonParser):
@@ -160,7 +164,7 @@ class LoneCodec(DebeziumJsonCodec):
             own = replace(schema) if self.bare or flattened else schema
             self._met[place] = schema, own
             guessed = frozenset(one.column.name for one in self.reported(schema) if one.guessed)
-            self._facts[id(own)] = RowFacts(self.bare, flattened, guessed)
+            self._facts[id(own)] = RowFacts(self.bare, flattened, guessed, key_only(event))
         return event._replace(schema=self._met[place][1])
 
     def _learn(self, event: DdlEvent) -> None:
@@ -194,6 +198,12 @@ def first_row(
                 connector=connector,
             )
     return None
+
+
+def key_only(event: ChangeEvent) -> frozenset[str]:
+    """The columns that only an event's key has, which ``ByLogicalTableRouter`` adds."""
+    found = (event.extension or {}).get(KEY_ONLY)
+    return frozenset(found) if isinstance(found, tuple) else frozenset()
 
 
 def connector_of_event(message: Message, event: ChangeEvent) -> str:

@@ -5,7 +5,7 @@ Each warning names its columns, and the setting at the connector or the source t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from tidesink.codecs.debezium.envelope import POSTGRES, TICDC
@@ -35,6 +35,8 @@ _SHAPES: Final = (
     "(TOAST). It arrives as NULL, or as an empty geometry in a column that is NOT NULL, and no record shows "
     "it. Set REPLICA IDENTITY FULL on the table"
 )
+# The field that ByLogicalTableRouter adds to the keys of the tables that it routes into one topic.
+ROUTED: Final = "__dbz__physicalTableIdentifier"
 _SHAPE_TYPES: Final = ("geometry", "geography")
 _GONE: Final = (
     "columns {}: earlier records have them, and the newest do not, so rows that are written now have NULL "
@@ -63,6 +65,11 @@ def column_remarks(
     if connector == POSTGRES:
         yield from _named(_SHAPES, (c.name for c in listed if c.type.name in _SHAPE_TYPES))
     yield from _named(_GONE, gone)
+
+
+def routed_field(added: Collection[str]) -> str:
+    """The option of that field, with its name; ``added``: columns that only the keys of records have."""
+    return f"key.field.name: {', '.join(sorted(added))}" if added else f"key.field.name, {ROUTED} by default"
 
 
 def _is_nano(column: Column) -> bool:

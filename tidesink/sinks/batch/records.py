@@ -293,9 +293,11 @@ class TableDecoder(ABC):
         """By row, why the decoder's protocol cannot mean what it says."""
         return iter(())
 
-    def other_table(self, table: TableId) -> TidesinkError:
-        """Why a change of another table is a bad record."""
-        return SchemaMismatchError(f"the change is of {table}, and this topic is read as {self.table}")
+    def other_table(self, changes: ChangeTable) -> TidesinkError:
+        """Why changes of another table are bad records."""
+        return SchemaMismatchError(
+            f"the change is of {changes.table}, and this topic is read as {self.table}"
+        )
 
     def moments(self, changes: ChangeTable, _records: pa.RecordBatch) -> pa.Array:
         """When each of the changes was committed, as TSO (int64); null where nothing says it."""
@@ -634,7 +636,7 @@ class _Validation:
     def _refusal(self, changes: ChangeTable) -> TidesinkError | None:
         if self._decoder.holds(changes):
             return self._decoder.refusal(changes, self.rows)
-        return self._decoder.other_table(changes.table)
+        return self._decoder.other_table(changes)
 
     def _wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
         """By row, the last word on what is wrong with it."""

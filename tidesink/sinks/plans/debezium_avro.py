@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions, DebeziumModes
-from tidesink.codecs.batch import DecodedBatch
+from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
 from tidesink.codecs.debezium.envelope import TICDC, has_exact_names
@@ -72,16 +72,22 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
     ``uses_headers``: some records have their schema ids in headers, which only a header shows.
     ``control`` are the ids of value schemas whose records change no row: their keys are not looked at.
+    ``added`` are columns that keys have and no row.
     """
 
     schemas: RegisteredSchemas = field(kw_only=True)
     control: frozenset[int] = frozenset()
+    added: frozenset[str] = frozenset()
     uses_headers: bool = False
 
     @property
     def rows_tell_dropped(self) -> bool:
         """Whether only a later row shows that a column was dropped: no DDL is read."""
         return True
+
+    def key_only(self, changes: ChangeTable) -> frozenset[str]:
+        """As ``DebeziumDecoder``."""
+        return self.added & {member.name for member in changes.rows.schema.field("key").type}
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
         """Records with an id that is new or unusable; null values, and control records' keys, say nothing."""
@@ -249,6 +255,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         row_keys=folded_keys(shape),
         is_ticdc=read.is_ticdc,
         keys_stated=keys is not None,
+        added=read.key_only,
     )
     names = {number: [column.name for column in columns] for number, columns in read.rows.items()}
     newest = names[used[-1]] if used else shape.by_name
@@ -280,6 +287,7 @@ class _Schemas:
     control: frozenset[int]
     is_ticdc: bool
     connector: str
+    key_only: frozenset[str]
 
     @classmethod
     def of(
@@ -310,10 +318,12 @@ class _Schemas:
                 keys[schema_id] = codec.columns_of(_parsed(text), table, is_ticdc=is_ticdc)
             except DecodeError as error:
                 key_refused[schema_id] = error.message
-        rows = {schema_id: (*columns, *_key_only(keys, rows)) for schema_id, columns in rows.items()}
+        added = _key_only(keys, rows)
+        rows = {schema_id: (*columns, *added) for schema_id, columns in rows.items()}
         control = frozenset(schema_id for schema_id, one in values.items() if one.row is None)
         connector = values[max(rows)].connector if rows else ""
-        return cls(keys, rows, key_refused, value_refused, control, is_ticdc, connector)
+        names = frozenset(one.name for one in added)
+        return cls(keys, rows, key_refused, value_refused, control, is_ticdc, connector, names)
 
 
 def _key_only(

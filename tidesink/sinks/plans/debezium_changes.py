@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
+from tidesink.codecs.debezium.remarks import ROUTED, routed_field
 from tidesink.codecs.debezium.stored import recorded_value
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
 from tidesink.events import Column, ColumnType, Event, Message, Op, TableId, TableSchema, fold_name
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from tidesink.codecs.debezium.codec import DebeziumCodec
 
 
-# The field that ByLogicalTableRouter adds to the keys of the tables that it routes into one topic.
-ROUTED: Final = "__dbz__physicalTableIdentifier"
 _EPOCH: Final = datetime(1970, 1, 1)
 # By Arrow type what Debezium writes for a NOT NULL value that was not sent.
 _ZEROS: Final[dict[int, Any]] = {
@@ -44,9 +43,10 @@ _UNTYPED_ZEROS: Final = ("0", "false")
 _OTHER_TABLE: Final = (
     "The change is of {}, and this topic is read as {}: a debezium topic must hold one table; name it under "
     "tables. If a transform routes several tables into the topic (ByLogicalTableRouter), let its keys have "
-    "{} (key.enforce.uniqueness=true) and leave that column among the table's keys, or give each table a "
-    "topic and bring them together with route and shard-column. Two tables whose names are the same in Kafka "
-    "need topic names of their own"
+    "the field that tells the tables apart (key.enforce.uniqueness=true; {}), and "
+    "leave that column among the table's keys (tables: keys). Or give each table a topic and bring them "
+    "together with route and shard-column. Two tables whose names are the same in Kafka need topic names of "
+    "their own"
 )
 _UNSURE_KEY: Final = (
     "The delete has only its key ({}), and a column of it has the value that Debezium writes for one that "
@@ -128,11 +128,16 @@ class DebeziumDecoder(TableDecoder):
         """As ``TableDecoder``: TiCDC lists them and leaves them out."""
         return not self.is_ticdc
 
+    @abstractmethod
+    def key_only(self, changes: ChangeTable) -> frozenset[str]:
+        """The columns that only the keys of these changes have (``ByLogicalTableRouter``)."""
+
     def holds(self, changes: ChangeTable) -> bool:
-        """As ``TableDecoder``; the rows of a routed topic are kept apart by a field of their key."""
+        """As ``TableDecoder``; a field that only keys have keeps the rows of a routed topic apart."""
         key = changes.rows.schema.field("key").type
-        is_routed = key.get_field_index(ROUTED) >= 0 and fold_name(ROUTED) in (self.row_keys or ())
-        return is_routed or super().holds(changes)
+        names = (ROUTED, *self.key_only(changes))
+        apart = {fold_name(name) for name in names if key.get_field_index(name) >= 0}
+        return not apart.isdisjoint(self.row_keys or ()) or super().holds(changes)
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
         """Deletes whose key may have a stand-in for a value that the source did not send."""
@@ -158,9 +163,10 @@ class DebeziumDecoder(TableDecoder):
         for at in np.flatnonzero(blank).tolist():
             yield at, UnnamedRowError(_UNSURE_KEY.format(names, names))
 
-    def other_table(self, table: TableId) -> TidesinkError:
+    def other_table(self, changes: ChangeTable) -> TidesinkError:
         """A bad record, with what to do."""
-        return SchemaMismatchError(_OTHER_TABLE.format(table, self.table, ROUTED))
+        field = routed_field(self.key_only(changes))
+        return SchemaMismatchError(_OTHER_TABLE.format(changes.table, self.table, field))
 
     def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
         """A bad record, with what to do at the connector."""

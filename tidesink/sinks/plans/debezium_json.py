@@ -253,6 +253,10 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         writer = JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place=place, source=source)
         return (writer.text,)
 
+    def key_only(self, changes: ChangeTable) -> frozenset[str]:
+        """As ``DebeziumDecoder``."""
+        return self._codec.facts_of(changes.schema).key_only
+
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
         """As ``TableDecoder``; nothing tells how a value is spelt in a column that nothing types."""
         defined = self.definition is not None and stored.name in self.definition.by_name
