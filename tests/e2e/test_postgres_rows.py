@@ -12,12 +12,14 @@ from tests.full import each
 from tests.postgres import standby_server
 from tests.postgres_database import database_url, own_postgres, run_scripts, source_connection
 from tidesink.cli.table_plans import identity_problem
+from tidesink.config.source import DatabaseSettings
 from tidesink.errors import ConfigError, SourceUnavailableError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.schema_sources.database_types import replica_identity
 from tidesink.sinks.targets.sql.location import Endpoint
-from tidesink.source_database.base import StoredTable, plain
+from tidesink.source_database.base import ReplicaIdentity, StoredTable, plain
 from tidesink.source_database.database import begin_session, dialect_of, stored_table
 from tidesink.source_database.postgres import key_orders
 
@@ -197,6 +199,11 @@ def test_the_columns_that_postgres_sends_of_a_deleted_row(database: Database) ->
         CREATE TABLE n (id int PRIMARY KEY); ALTER TABLE n REPLICA IDENTITY NOTHING""")  # fmt: skip
     found = {name: database.stored(name).identity for name in "difn"}
     assert found == {"d": {"id"}, "i": {"no", "tenant"}, "f": None, "n": frozenset()}
+    settings = DatabaseSettings(url=database.url)
+    answers = {name: replica_identity(settings, TableId("public", name)) for name in "dinf"}
+    assert answers["d"] == ReplicaIdentity(frozenset({"id"}), frozenset({"id", "tenant"}))
+    assert [name for name, one in answers.items() if one is not None and one.is_full] == ["f"]
+    assert replica_identity(settings, TableId("public", "absent")) is None
     assert identity_problem(("ID",), database.stored("d")) is None
     problem = identity_problem(("tenant", "id"), database.stored("d"))
     assert problem is not None

@@ -16,6 +16,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import Message
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
+from tidesink.source_database.base import ReplicaIdentity
 
 Json = dict[str, Any]
 _TEXT: Final = ["null", "string"]
@@ -116,6 +117,31 @@ def test_old_rows_tell_keys_where_the_key_is_the_configs_or_ticdcs(topic: Versio
         _plan(topic, keys=("a",)), _with_before(topic, {"id": 1, "a": "was", "b": None}, "mysql")
     )
     assert (found["key"], found["old_key"]) == ({"a": "x"}, {"a": "was"})
+
+
+def test_a_delete_that_shows_another_replica_identity_than_its_key_is_refused() -> None:
+    topic = Versions(Version({"mail": "string", "b": _TEXT}))
+    topic.send(100, {"mail": "m", "b": "y"})
+    source = {"connector": "postgresql", "db": "lab", "schema": "lab", "table": "t"}
+    columns = frozenset({"id", "mail", "b"})
+
+    def kind(before: Json, *, sent: str | None = None, **options: Any) -> str:
+        if sent is not None:
+            options["identity"] = ReplicaIdentity(frozenset({sent}), columns)
+        record = {"before": before, "after": None, "source": source, "op": "d"}
+        value = framed(100, json.loads(topic.texts[100]), record)
+        ((number, text),) = topic.key_texts.items()
+        key = framed(number, json.loads(text), {"id": before["id"]})
+        (found,) = _rows(_plan(topic, **options), replace(topic.messages[0], key=key, value=value))
+        return str(found["_kind"])
+
+    assert kind({"id": 0, "mail": "a@b", "b": None}) == "bad"
+    assert kind({"id": 0, "mail": "a@b", "b": None}, keys=("id",)) == "delete"
+    assert kind({"id": 0, "mail": "a@b", "b": None}, sent="id") == "delete"
+    assert kind({"id": 5, "mail": "", "b": None}, sent="mail") == "bad"
+    assert kind({"id": 0, "mail": "a@b", "b": "y"}) == "delete"  # REPLICA IDENTITY FULL
+    assert kind({"id": 0, "mail": "", "b": None}) == "delete"
+    assert kind({"id": 5, "mail": "a@b", "b": None}) == "delete"
 
 
 def test_a_table_without_a_key_is_refused_but_for_its_log(topic: Versions) -> None:

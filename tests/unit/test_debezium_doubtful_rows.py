@@ -5,6 +5,7 @@ Spark.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,17 +13,22 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.decoded import decode_here
-from tidesink.cli.table_plans import routed_problem
+from tidesink.cli.table_plans import TablePlan, routed_problem, with_identity
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.inference import first_row, key_only
-from tidesink.codecs.debezium.remarks import ROUTED, column_remarks
+from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, key_remark
 from tidesink.errors import DecodeError
-from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId
+from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, source_plan
-from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
-from tidesink.source_database.base import StoredTable
+from tidesink.sinks.plans.debezium_json import (
+    JsonWriter,
+    Writers,
+    debezium_json_plan,
+    first_writer,
+)
+from tidesink.source_database.base import ReplicaIdentity, StoredTable
 
 Json = dict[str, Any]
 _TABLE: Final = TableId("public", "t")
@@ -65,6 +71,15 @@ def _message(
     key_schema = _struct({name: kinds.get(name, {"type": "string"}) for name in key})
     halves = ({"schema": key_schema, "payload": key}, {"schema": schema, "payload": payload})
     return Message("app.t", 0, 0, *(json.dumps(one, separators=(",", ":")).encode() for one in halves))
+
+
+def _bare(
+    key: Json, *, op: str = "c", before: Json | None = None, after: Json | None = None, **more: Any
+) -> Message:
+    """A record without a schema."""
+    source = {"connector": "postgresql", "schema": "public", "table": "t", **more}
+    value = {"before": before, "after": after, "source": source, "op": op}
+    return Message("app.t", 0, 0, *(json.dumps(one).encode() for one in (key, value)))
 
 
 def _plan(*messages: Message, **options: Any) -> DecodePlan:
@@ -166,6 +181,12 @@ def test_plan_names_the_field_that_keeps_routed_tables_apart() -> None:
 
 # Keys of message.key.columns
 
+
+def _sent(*names: str, table: Collection[str], is_full: bool = False) -> ReplicaIdentity:
+    """What Postgres sends of the deleted rows of a table with these columns."""
+    return ReplicaIdentity(frozenset(names), frozenset(table), is_full)
+
+
 _KEYED: Final = {"id": _INT, "tenant": _INT, "a": _TEXT}
 
 
@@ -176,22 +197,17 @@ def _delete(before: Json, key: Json) -> Message:
 def test_a_delete_whose_key_may_have_a_stand_in_is_refused() -> None:
     insert = _message(_KEYED, key={"id": 1, "tenant": 5}, after={"id": 1, "tenant": 5, "a": "x"})
     delete = _delete({"id": 1, "tenant": 0, "a": None}, {"id": 1, "tenant": 0})
-    found = _rows(_plan(insert), insert, delete)
+    found = _rows(_plan(insert, identity=_sent("id", table=_KEYED)), insert, delete)
     assert [one["kind"] for one in found] == ["upsert", "bad"]
     assert "REPLICA IDENTITY FULL" in found[1]["reason"]
     assert "keys: [id, tenant]" in found[1]["reason"]
 
 
 def test_so_is_one_without_a_schema() -> None:
-    source = {"connector": "postgresql", "schema": "public", "table": "t"}
-
-    def record(key: Json, op: str, before: Json | None, after: Json | None) -> Message:
-        value = {"before": before, "after": after, "source": source, "op": op}
-        return Message("app.t", 0, 0, *(json.dumps(one).encode() for one in (key, value)))
-
-    insert = record({"id": 1, "tenant": 5}, "c", None, {"id": 1, "tenant": 5, "a": "x"})
-    delete = record({"id": 1, "tenant": 0}, "d", {"id": 1, "tenant": 0, "a": None}, None)
-    assert [one["kind"] for one in _rows(_plan(insert), insert, delete)] == ["upsert", "bad"]
+    insert = _bare({"id": 1, "tenant": 5}, after={"id": 1, "tenant": 5, "a": "x"})
+    delete = _bare({"id": 1, "tenant": 0}, op="d", before={"id": 1, "tenant": 0, "a": None})
+    found = _rows(_plan(insert, identity=_sent("id", table=_KEYED)), insert, delete)
+    assert [one["kind"] for one in found] == ["upsert", "bad"]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +222,230 @@ def test_so_is_one_without_a_schema() -> None:
 def test_a_delete_whose_key_is_sure_is_a_delete(delete: Message, keys: tuple[str, ...] | None) -> None:
     (found,) = _rows(_plan(delete, keys=keys), delete)
     assert found["kind"] == "delete"
+
+
+_REQUIRED: Final = {"type": "string", "optional": False}
+_REGION: Final = {"type": "string", "optional": False, "default": "eu"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "key", "before"),
+    [
+        # The primary key is id, and message.key.columns names other columns.
+        ({"id": _INT, "tenant": _INT, "a": _TEXT}, ["tenant"], {"id": 1, "tenant": 0, "a": None}),
+        ({"id": _INT, "tenant": _INT}, ["tenant"], {"id": 1, "tenant": 0}),
+        (
+            {"id": _INT, "tenant": _INT, "region": _REQUIRED, "a": _TEXT},
+            ["tenant", "region"],
+            {"id": 1, "tenant": 0, "region": "", "a": None},
+        ),
+        # The default of the column stands for the value.
+        (
+            {"id": _INT, "region": _REGION, "a": {**_TEXT, "default": "x"}},
+            ["region"],
+            {"id": 1, "region": "eu", "a": "x"},
+        ),
+        # REPLICA IDENTITY USING INDEX (mail): the primary key is not sent either.
+        (
+            {"id": _INT, "mail": _REQUIRED, "tenant": _INT, "a": _TEXT},
+            ["tenant"],
+            {"id": 0, "mail": "a@b", "tenant": 0, "a": None},
+        ),
+        ({"id": _INT, "mail": _REQUIRED, "a": _TEXT}, ["id"], {"id": 0, "mail": "a@b", "a": None}),
+        # A part of the key is in the replica identity.
+        (
+            {"id": _INT, "line": _INT, "tenant": _INT, "n": _INT},
+            ["id", "tenant"],
+            {"id": 1, "line": 2, "tenant": 0, "n": 0},
+        ),
+        # A column that may be NULL is in no replica identity.
+        (
+            {"id": _INT, "code": {**_TEXT, "default": "x"}, "n": _INT, "a": _TEXT},
+            ["id", "code"],
+            {"id": 1, "code": "x", "n": 3, "a": None},
+        ),
+        (
+            {"id": _INT, "code": {**_TEXT, "default": "x"}, "a": _TEXT},
+            ["id", "code"],
+            {"id": 1, "code": "x", "a": None},
+        ),
+    ],
+)
+def test_a_delete_that_shows_another_replica_identity_than_its_key_is_refused(
+    kinds: Json, key: list[str], before: Json
+) -> None:
+    values = {name: before[name] for name in key}
+    delete = _message(kinds, key=values, op="d", before=before)
+    first = _message(kinds, key=values, op="r", after=before)
+    (found,) = _rows(_plan(first), delete)
+    assert found["kind"] == "bad", found
+    assert f"keys: [{', '.join(key)}]" in found["reason"]
+    (stated,) = _rows(_plan(first, keys=tuple(key)), delete)
+    assert (stated["kind"], stated["key"]) == ("delete", values)
+    # Only Postgres leaves columns out.
+    others = [
+        _message(kinds, key=values, op=op, connector="mysql", db="public", **{image: before})
+        for op, image in (("r", "after"), ("d", "before"))
+    ]
+    plan = debezium_json_plan(_TABLE, writers=Writers().with_new([first_writer(_first(others[0]))]))
+    assert [one["kind"] for one in _rows(plan, *others)] == ["upsert", "delete"]
+
+
+def test_so_is_a_delete_without_a_schema_in_which_only_other_columns_have_values() -> None:
+    for before in ({"id": 1, "tenant": 0, "a": None}, {"id": 1, "tenant": 0}):
+        key = {"tenant": 0}
+        first = _bare(key, op="r", after={"id": 2, "tenant": 0, "a": "x"})
+        found = _rows(_plan(first), _bare(key, op="d", before=before))
+        assert [one["kind"] for one in found] == ["bad"]
+
+
+_ORDERS: Final = {"nr": _INT, "line": _INT, "amount": _INT, "note": _TEXT}
+
+
+@pytest.mark.parametrize(
+    ("bare", "before"),
+    [
+        *(
+            (bare, before)
+            for bare in (False, True)
+            for before in (
+                {"nr": 7, "line": 0, "amount": 0, "note": None},  # the key alone, or a whole row
+                {"nr": 0, "line": 0, "amount": 0, "note": None},
+                {"nr": 7, "line": 0, "amount": 3, "note": None},  # REPLICA IDENTITY FULL
+                {"nr": 7, "line": 0, "amount": 3, "note": "x"},
+            )
+        ),
+        # The schema says that a note may be NULL, so the row is whole.
+        (False, {"nr": 0, "line": 0, "amount": 3, "note": "x"}),
+    ],
+)
+def test_a_primary_key_with_a_zero_in_it_is_deleted(bare: bool, before: Json) -> None:
+    key, after = {"nr": before["nr"], "line": before["line"]}, {**before, "note": "y"}
+    delete = _bare(key, op="d", before=before) if bare else _message(_ORDERS, key=key, op="d", before=before)
+    first = _bare(key, op="r", after=after) if bare else _message(_ORDERS, key=key, op="r", after=after)
+    (found,) = _rows(_plan(first), delete)
+    assert found["kind"] == "delete", found["reason"]
+    assert {name: int(one) for name, one in found["key"].items()} == key
+
+
+def test_the_database_says_whether_a_key_was_sent() -> None:
+    key = {"nr": 0, "line": 0}
+    first = _message(_ORDERS, key=key, op="r", after={**key, "amount": 3, "note": "x"})
+    delete = _message(_ORDERS, key=key, op="d", before={**key, "amount": 3, "note": None})
+    sent = {"nr": 7, "line": 5}
+    other = _message(_ORDERS, key=sent, op="d", before={**sent, "amount": 0, "note": None})
+    renamed = {"order", "line", "amount", "note"}
+    for identity, kinds in (
+        (None, ["bad", "delete"]),
+        (_sent("nr", "line", table=_ORDERS), ["delete", "delete"]),
+        (_sent("nr", "line", "amount", table=_ORDERS), ["delete", "delete"]),
+        (_sent("nr", table=_ORDERS), ["bad", "bad"]),
+        (_sent(table=_ORDERS), ["bad", "bad"]),  # REPLICA IDENTITY NOTHING
+        (_sent("order", table=renamed), ["bad", "delete"]),  # a transform renamed a column
+    ):
+        plan = _plan(first, identity=identity)
+        found = _rows(plan, delete, other)
+        assert [one["kind"] for one in found] == kinds
+        reasons = [one["reason"] for one in found if one["kind"] == "bad"]
+        assert all("REPLICA IDENTITY FULL" in one for one in reasons)
+
+
+def test_a_replica_identity_that_was_set_later_confirms_no_earlier_delete() -> None:
+    key = {"nr": 0, "line": 0}
+    first = _message(_ORDERS, key=key, op="r", after={**key, "amount": 3, "note": "x"})
+    doubtful = _message(_ORDERS, key=key, op="d", before={**key, "amount": 3, "note": None})
+    plan = _plan(first, identity=_sent(*_ORDERS, table=_ORDERS, is_full=True))
+    (found,) = _rows(plan, doubtful)
+    assert found["kind"] == "bad"
+    assert "has REPLICA IDENTITY FULL now" in found["reason"]
+    assert "keys: [nr, line]" in found["reason"]
+    assert "set REPLICA IDENTITY FULL" not in found["reason"]
+    assert not any("message.key.columns" in text for text in plan.warnings)
+
+
+def test_no_old_row_without_a_schema_contradicts_the_database() -> None:
+    # The default of tenant, which nothing in the record tells.
+    key = {"tenant": 5}
+    first = _bare(key, op="r", after={"id": 2, "tenant": 5, "a": "x"})
+    delete = _bare(key, op="d", before={"id": 1, "tenant": 5, "a": None})
+    for identity, kind in ((None, "delete"), (_sent("id", table={"id", "tenant", "a"}), "bad")):
+        (found,) = _rows(_plan(first, identity=identity), delete)
+        assert found["kind"] == kind
+
+
+def test_the_field_of_a_routed_key_is_in_no_replica_identity() -> None:
+    kinds = {"id": _INT, "a": _TEXT}
+    for field in (ROUTED, "shard_id"):
+        key = {"id": 0, field: "s1"}
+        first = _message(kinds, key=key, after={"id": 0, "a": "x"})
+        delete = _message(kinds, key=key, op="d", before={"id": 0, "a": None})
+        plan = _plan(first, identity=_sent("id", table=kinds))
+        (found,) = _rows(plan, delete)
+        assert (found["kind"], found["key"]) == ("delete", key)
+    warned = _plan(_message(kinds, key={"id": 0, ROUTED: "s1"}, after={"id": 0, "a": "x"})).warnings
+    assert not any("message.key.columns" in text for text in warned)
+
+
+@pytest.mark.parametrize(
+    ("before", "bare", "defined"),
+    [
+        ({"nr": 0, "line": 0, "amount": 3, "note": "x"}, "bad", "delete"),  # a note may be NULL: whole
+        ({"nr": 7, "line": 0, "amount": 0, "region": "us"}, "delete", "bad"),
+        ({"nr": 7, "line": 0, "amount": 2, "region": "eu"}, "delete", "bad"),  # the default
+        ({"nr": 7, "line": 0, "amount": 0, "note": None, "region": "eu"}, "delete", "delete"),
+        ({"nr": 7, "line": 0, "amount": 3, "note": None}, "delete", "delete"),
+    ],
+)
+def test_a_definition_tells_which_columns_may_be_null_where_no_schema_does(
+    before: Json, bare: str, defined: str
+) -> None:
+    columns = tuple(
+        Column(name, ColumnType("int"), nullable=False, primary_key=True) for name in ("nr", "line")
+    )
+    definition = TableSchema(
+        _TABLE,
+        (
+            *columns,
+            Column("amount", ColumnType("int"), nullable=False),
+            Column("note", ColumnType("text")),
+            Column("region", ColumnType("text"), nullable=False, default="eu"),
+        ),
+    )
+    key = {"nr": before["nr"], "line": before["line"]}
+    first = _bare(key, op="r", after={**dict.fromkeys(("note", "region"), "y"), **before, "note": "y"})
+    for known, kind in ((None, bare), (definition, defined)):
+        row = first_row([first], CodecOptions(), known)
+        assert row is not None
+        plan = _plan_of(first_writer(row), definition=known)
+        (found,) = _rows(plan, _bare(key, op="d", before=before))
+        assert found["kind"] == kind, found["reason"]
+
+
+def test_a_key_of_several_columns_of_postgres_is_warned_of() -> None:
+    key = {"nr": 7, "line": 1}
+    first = _message(_ORDERS, key=key, op="r", after={**key, "amount": 3, "note": "x"})
+    warned = [text for text in _plan(first).warnings if "message.key.columns" in text]
+    assert len(warned) == 1
+    assert warned[0].startswith("columns nr, line:")
+    for options in ({"keys": ("nr", "line")}, {"identity": _sent("nr", "line", table=_ORDERS)}):
+        assert not any("message.key.columns" in text for text in _plan(first, **options).warnings)
+    single = _message(_ORDERS, key={"nr": 7}, op="r", after={**key, "amount": 3, "note": "x"})
+    assert not any("message.key.columns" in text for text in _plan(single).warnings)
+
+
+def test_plan_takes_the_warning_away_where_the_database_answers() -> None:
+    (text,) = key_remark(("nr", "line"))
+    plan = TablePlan(_TABLE, "app.t", keys=("nr", "line"), warnings=("other", text))
+    types = {name: ColumnType("int") for name in ("nr", "line")}
+    for identity, warnings, is_problem in (
+        (None, ("other", text), False),
+        (frozenset({"nr", "line"}), ("other",), False),
+        (frozenset({"nr"}), ("other",), True),
+    ):
+        found = with_identity(plan, StoredTable(types, ("nr",), 0, 0, identity=identity))
+        assert (found.warnings, found.problem is not None) == (warnings, is_problem)
+    found = with_identity(plan, StoredTable(types, ("nr",), 0, 0, sends_rows=True))
+    assert (found.warnings, found.problem) == (("other",), None)
 
 
 # PostGIS: an unchanged value that is stored out of line
@@ -237,6 +477,20 @@ def test_an_empty_geometry_in_an_update_is_refused_where_it_may_stand_for_anothe
     assert found["kind"] == kind, found["reason"]
     if kind == "bad":
         assert "REPLICA IDENTITY FULL" in found["reason"]
+
+
+def test_a_workers_plan_knows_the_connector_of_json() -> None:
+    optional = {"id": _INT, "area": {**_GEOMETRY, "optional": True}}
+    for connector, warned in (("postgresql", 1), ("mysql", 0)):
+        message = _message(optional, key={"id": 1}, after={"id": 1, "area": _POINT}, connector=connector)
+        row = first_row([message], CodecOptions())
+        assert row is not None
+        plan = debezium_json_plan(_TABLE, writers=Writers().with_new([first_writer(row)]))
+        assert sum("stored out of line" in text for text in plan.warnings) == warned
+
+
+def _plan_of(writer: JsonWriter, **options: Any) -> DecodePlan:
+    return debezium_json_plan(_TABLE, writers=Writers().with_new([writer]), **options)
 
 
 def _first(message: Message) -> Any:

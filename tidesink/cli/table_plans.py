@@ -22,7 +22,7 @@ from tidesink.codecs.debezium.inference import (
     connector_of_event,
     key_only,
 )
-from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, routed_field
+from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, key_remark, routed_field
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.config import Config, TableConfig
@@ -48,6 +48,7 @@ from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.schema_changes import doubt_of
 from tidesink.sinks.kafka.compaction import refusal
 from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, TopicOffsets
+from tidesink.sinks.plans.debezium_changes import KeyFacts
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import OWN_COLUMNS, SOFT_DELETE_COLUMN, Limit, PreflightResult
 from tidesink.sinks.targets.lake.tables import table_names
@@ -346,7 +347,7 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
             except (ConfigError, SourceError) as error:
                 yield dataclasses.replace(plan, problem=plan.problem or error.message)
                 continue
-            plan = dataclasses.replace(plan, problem=plan.problem or identity_problem(plan.keys, stored))  # noqa: PLW2901
+            plan = with_identity(plan, stored)  # noqa: PLW2901
             ranges = max(1, -(-stored.rows // database.rows_of(stored)))
             estimate = SnapshotEstimate(stored.rows, stored.bytes, ranges, stored.key)
             yield dataclasses.replace(plan, snapshot=estimate)
@@ -357,6 +358,17 @@ _NOT_SENT: Final = (
     "A delete would name another row, or none. Set REPLICA IDENTITY FULL on the table, or let "
     "message.key.columns name columns of the replica identity only"
 )
+
+
+def with_identity(plan: TablePlan, stored: StoredTable) -> TablePlan:
+    """The plan, with what the replica identity of a Postgres table says about its key."""
+    problem = plan.problem or identity_problem(plan.keys, stored)
+    facts = KeyFacts(identity=stored.replica_identity)
+    if facts.are_sent(plan.keys) is None and not facts.confirm(plan.keys):
+        return dataclasses.replace(plan, problem=problem)
+    answered = {*key_remark(plan.keys)}
+    warnings = tuple(text for text in plan.warnings if text not in answered)
+    return dataclasses.replace(plan, problem=problem, warnings=warnings)
 
 
 def identity_problem(keys: Collection[str], stored: StoredTable) -> str | None:
@@ -520,6 +532,7 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
         columns,
         connector=connector,
         keys=shape.keys,
+        is_confirmed=KeyFacts.of(settings.keys, defined).confirm({*shape.keys} - key_only(found)),
         gone=() if bare else [name for folded, name in seen.items() if folded not in there],
     )
     return dataclasses.replace(planned, warnings=(*warnings, *planned.warnings, *remarks))

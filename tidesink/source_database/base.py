@@ -41,6 +41,17 @@ NO_AS_OF: Final = (
 )
 
 
+class ReplicaIdentity(NamedTuple):
+    """Which columns Postgres sends of a table's deleted rows now; ``columns`` are all that it has.
+
+    ``is_full``: it is ``REPLICA IDENTITY FULL``.
+    """
+
+    sent: frozenset[str]
+    columns: frozenset[str]
+    is_full: bool = False
+
+
 class StoredTable(NamedTuple):
     """A table as the database has it: types by column, in order, without virtual columns.
 
@@ -51,7 +62,7 @@ class StoredTable(NamedTuple):
     of them that are no column of a query, by their texts: all rows have the same. ``order``: digest of what
     decides the order of the key: types, collations and their versions (``order_digest``). ``identity``: the
     columns that Postgres sends of a deleted row (its replica identity); None where it sends all, or for
-    another database.
+    another database. ``sends_rows``: Postgres sends whole old rows (``REPLICA IDENTITY FULL``).
     """
 
     types: dict[str, ColumnType]
@@ -65,6 +76,15 @@ class StoredTable(NamedTuple):
     constants: Mapping[str, str] = MappingProxyType({})
     order: str = ""
     identity: frozenset[str] | None = None
+    sends_rows: bool = False
+
+    @property
+    def replica_identity(self) -> ReplicaIdentity | None:
+        """What Postgres sends of a deleted row; None if nothing tells it, or for another database."""
+        columns = frozenset((*self.types, *self.generated))
+        if self.sends_rows:
+            return ReplicaIdentity(columns, columns, is_full=True)
+        return None if self.identity is None else ReplicaIdentity(self.identity, columns)
 
     @property
     def key_types(self) -> dict[str, ColumnType]:

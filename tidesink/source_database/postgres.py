@@ -152,7 +152,8 @@ SELECT pg_catalog.array_to_json(coalesce((
 ), CAST(ARRAY[] AS pg_catalog.name[])))
 FROM pg_catalog.pg_class c WHERE c.oid = CAST(:oid AS oid) AND c.relkind = 'r' AND c.relreplident <> 'f'"""
 _TABLE: Final = """
-SELECT c.oid, c.relkind, EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid)
+SELECT c.oid, c.relkind, EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid),
+    c.relkind = 'r' AND c.relreplident = 'f'
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = :schema AND c.relname = :name AND c.relkind IN ('r', 'p')"""
 # A type's number stands for the order of an ENUM's members: they come to a type, and never change places.
@@ -200,7 +201,7 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     found = connection.execute(sa.text(_TABLE), named).first()
     if found is None:
         return None
-    oid, sort, has_children = found
+    oid, sort, has_children, sends_rows = found
     if plain(sort) == "r" and _is_true(has_children):
         raise ConfigError(_CHILDREN, table=str(table))
     place = {"oid": plain(oid)}
@@ -220,6 +221,7 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
         generated=generated,
         order=order_digest([(name, order[name]) for name in key]),
         identity=_identity(connection, place),
+        sends_rows=_is_true(sends_rows),
     )
 
 

@@ -204,6 +204,8 @@ class _Plan(NamedTuple):
     key: tuple[_Field, ...]
     # Of each column outside of the key its name on the wire and its default there.
     others: tuple[tuple[str, object], ...]
+    # The same of the columns of the key.
+    keys: tuple[tuple[str, object], ...]
     # Columns in which an update may have the stand-in for a geometry that was not sent.
     shapes: tuple[str, ...]
     # The schemas, so that their ids stay their own.
@@ -272,6 +274,7 @@ class EnvelopeTables:
             after=fields.of(new),
             key=fields.of(key) if key is not None else (),
             others=tuple((wire, default) for wire, default in defaults.items() if wire not in wires),
+            keys=tuple((wire, default) for wire, default in defaults.items() if wire in wires),
             shapes=required_shapes(after) if some.connector == POSTGRES else (),
             held=(some.schema, some.key_schema),
         )
@@ -339,6 +342,7 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
             continue
         empty = pc.fill_null(pc.equal(read.values, pa.scalar(EMPTY_SHAPE)), False)
         left |= some.after.spread(empty.to_numpy(zero_copy_only=False)) & ~some.before.present
+    left |= deleted & _blank_key(plan, some)
     key = _read_key(plan, some, left)
     cut = _key_alone(plan, some, left)
     source, commit_ts = _positions(plan.connector, some, left)
@@ -480,6 +484,18 @@ def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
     keys = {name for _, name, _ in plan.key}
     names = frozenset(column.name for column in plan.schema.columns if column.name not in keys)
     return _Cut(image.spread(alone), names)
+
+
+def _blank_key(plan: _Plan, some: Envelopes) -> Mask:
+    """Which old rows of Postgres lack a value in a column of their key, which may not have been sent."""
+    found = np.zeros(len(some.where), np.bool_)
+    if plan.connector != POSTGRES or not some.before.present.any():
+        return found
+    for wire, default in plan.keys:
+        for mask in _blank(some.before.member(wire), default):
+            if mask is not None:
+                found |= some.before.spread(mask)
+    return found
 
 
 def _blank(wire: Wire, default: object) -> tuple[Mask, Mask | None]:

@@ -562,7 +562,13 @@ def required_shapes(row: ConnectSchema) -> tuple[str, ...]:
     return tuple(one.name for one in row.fields if (one.schema.name in _POSTGIS and not one.schema.optional))
 
 
+_UNSENT_WKB: Final = (EMPTY_SHAPE, b64encode(EMPTY_SHAPE).decode("ascii"))
 _POSTGIS: Final = ("io.debezium.data.geometry.Geometry", "io.debezium.data.geometry.Geography")
+
+
+def is_unsent_shape(raw: object) -> bool:
+    """Whether a value on the wire is what the connector writes for a geometry that was not sent."""
+    return isinstance(raw, Mapping) and raw.get("srid") is None and raw.get("wkb") in _UNSENT_WKB
 
 
 def _check_shapes(value: Parsed, op: Op, before: RowRead | None, after: RowRead | None) -> None:
@@ -602,7 +608,7 @@ def change_event(message: Message, change: Change, rows: Rows) -> ChangeEvent:
     change = _with_key_columns(change, rows)
     keyed, after = change.keyed, change.after
     columns = (after or change.before or keyed.read).columns
-    old = _old_row(change)
+    old = _old_row(change, rows.definitions.get(change.table))
     if after is not None and after.unavailable:
         change.extension[UNAVAILABLE] = after.unavailable
     if unsent := _unsent_before(change, old):
@@ -669,12 +675,17 @@ def _extension(message: Message, payload: Mapping[str, Any]) -> dict[str, object
     return found
 
 
-def _old_row(change: Change) -> dict[str, Any] | None:
+def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] | None:
     """The old row as far as the source sent it; a delete without one has its key."""
     keyed, before = change.keyed, change.before
     if before is None or keyed.row is None:
         return keyed.row if change.op is Op.DELETE and before is None else before and before.values
-    if connector_of(change.source) == POSTGRES and _is_key_alone(change):
+    if connector_of(change.source) != POSTGRES:
+        return before.values
+    unsent = _stand_ins(change, definition)
+    if unsent:
+        return {name: one for name, one in before.values.items() if name not in unsent}
+    if _is_key_alone(change):
         return {name: before.values[name] for name in keyed.row if name in before.values}
     return before.values
 
@@ -686,6 +697,60 @@ def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, 
         return ()
     unsent = {*before.unavailable, *(name for name in before.values if name not in old)}
     return tuple(column.name for column in before.columns if column.name in unsent)
+
+
+def _stand_ins(change: Change, definition: TableSchema | None) -> frozenset[str]:
+    """The columns that a Postgres delete lacks, if its old row shows that one of its key is among them.
+
+    Postgres sends a whole old row, or only the columns of the replica identity, which are NOT NULL. The
+    connector fills in the rest: null, the type's zero or the default, here called blank. A blank column of
+    the key (``message.key.columns``) may be the row's or filled in. In this order:
+
+    - A column that may be NULL has a value: the row is whole, and the key is the row's.
+    - A blank column of the key may be NULL: no replica identity has it, so it was not sent.
+    - No other column has a value: the key is taken as the replica identity, since a primary key with a zero
+      in it is far more frequent than the rest.
+    - All columns of the key are blank, or some are and so is another NOT NULL column: what was sent is the
+      other column's value, and the key was not.
+    - Else the row has too many values to be filled in: the key is the row's.
+
+    A row's schema or its table's ``definition`` tells which columns may be NULL; without them none is known
+    to be NULL or NOT NULL.
+    """
+    raw = change.raw_before
+    if change.op is not Op.DELETE or raw is None:
+        return frozenset()
+    own, optional, blank = _old_columns(raw, change.row_schema, definition)
+    names = frozenset(raw)
+    key = change.keyed.wires & names
+    required, others = own.keys() - optional, names - key
+    if not key & blank or (names - blank) & optional:
+        return frozenset()
+    is_other_sent = not others <= blank and (key <= blank or bool(others & blank & required))
+    if not (key & blank & optional or is_other_sent):
+        return frozenset()
+    return frozenset(own.get(name, name) for name in blank)
+
+
+def _old_columns(
+    raw: Mapping[str, Any], schema: ConnectSchema | None, definition: TableSchema | None
+) -> tuple[dict[str, str], frozenset[str], frozenset[str]]:
+    """An old row's columns by name on the wire, where something describes them; which of them may be NULL;
+    and which columns of the row are blank.
+    """
+    if schema is not None:
+        own = {one.wire: one.name for one in schema.fields}
+        optional = frozenset(one.wire for one in schema.fields if one.schema.optional)
+        defaults = {one.wire: one.schema.default for one in schema.fields}
+        blank = frozenset(name for name, one in raw.items() if is_blank(one) or one == defaults.get(name))
+        return own, optional, blank
+    columns = definition.columns if definition is not None else ()
+    # A converter may write the default in place of NULL, so a value there may be one that was not sent.
+    optional = frozenset(one.name for one in columns if one.nullable and one.default is None)
+    texts = {one.name: one.default for one in columns}
+    blank = frozenset(name for name, one in raw.items() if is_blank(one) or str(one) == texts.get(name))
+    required = {one.name for one in columns if not one.nullable}
+    return {name: name for name in required | optional}, optional, blank
 
 
 def _is_key_alone(change: Change) -> bool:
@@ -707,13 +772,19 @@ def _is_key_alone(change: Change) -> bool:
 
 
 # How each type's zero looks on the wire: Debezium's fallback for a NOT NULL column it was not sent.
-ZEROS: Final = ("", b"", b"\0", "AA==", "1970-01-01T00:00:00Z", "00:00:00Z", "0")
+ZEROS: Final = (
+    *("", b"", b"\0", "AA==", "0", "{}"),
+    *("1970-01-01T00:00:00Z", "1970-01-01Z", "00:00:00Z"),
+)
+# The parts of a structured date's zero; those of a time are 0.
+_EPOCH: Final = {"year": 1970, "month": 1, "day": 1}
 
 
 def is_blank(raw: object) -> bool:
     """Whether a value on the wire is null or its type's zero."""
     if isinstance(raw, Mapping):
-        return all(is_blank(one) for one in raw.values())
+        parts = (is_blank(one) or one == _EPOCH.get(name) for name, one in raw.items())
+        return is_unsent_shape(raw) or all(parts)
     if isinstance(raw, str | bytes):
         return raw in ZEROS
     return not raw

@@ -35,6 +35,12 @@ _SHAPES: Final = (
     "(TOAST). It arrives as NULL, or as an empty geometry in a column that is NOT NULL, and no record shows "
     "it. Set REPLICA IDENTITY FULL on the table"
 )
+_KEY: Final = (
+    "columns {}: they are the key of the records. If message.key.columns names one that is not in the "
+    "replica identity of the table, a deleted row arrives with NULL or a zero in it, and no record shows it: "
+    "the delete then names another row. If they are the primary key or the replica identity, say so under "
+    "tables: keys, or set source.database"
+)
 # The field that ByLogicalTableRouter adds to the keys of the tables that it routes into one topic.
 ROUTED: Final = "__dbz__physicalTableIdentifier"
 _SHAPE_TYPES: Final = ("geometry", "geography")
@@ -47,12 +53,17 @@ _GONE: Final = (
 
 
 def column_remarks(
-    columns: Iterable[Column], *, connector: str = "", keys: Iterable[str] = (), gone: Iterable[str] = ()
+    columns: Iterable[Column],
+    *,
+    connector: str = "",
+    keys: Iterable[str] = (),
+    gone: Iterable[str] = (),
+    is_confirmed: bool = False,
 ) -> Iterator[str]:
     """The warnings of a table whose newest records have these columns.
 
     ``connector`` is the name in the source block where it is known. ``gone``: columns that only earlier
-    records have.
+    records have. ``is_confirmed``: something says that Postgres sends the key's columns of a deleted row.
     """
     listed, in_key = tuple(columns), set(keys)
     for column in listed:
@@ -64,7 +75,19 @@ def column_remarks(
         yield from _named(_DEFAULTS, (c.name for c in defaulted))
     if connector == POSTGRES:
         yield from _named(_SHAPES, (c.name for c in listed if c.type.name in _SHAPE_TYPES))
+        yield from () if is_confirmed else key_remark(keys)
     yield from _named(_GONE, gone)
+
+
+def key_remark(keys: Iterable[str]) -> Iterator[str]:
+    """The warning of a key of several columns of Postgres, which a deleted row may lack.
+
+    A key of one column that was not sent is refused: the old row has another column then. The field of
+    ``ByLogicalTableRouter`` is no column of the table.
+    """
+    named = tuple(name for name in keys if name != ROUTED)
+    if len(named) > 1:
+        yield from _named(_KEY, named)
 
 
 def routed_field(added: Collection[str]) -> str:

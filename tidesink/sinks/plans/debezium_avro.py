@@ -43,7 +43,12 @@ from tidesink.sinks.batch.decoders import (
 from tidesink.sinks.batch.records import Flags, Unplanned
 from tidesink.sinks.batch.schema_rows import FirstRows
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
-from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
+from tidesink.sinks.plans.debezium_changes import (
+    DebeziumDecoder,
+    KeyFacts,
+    without_headers,
+)
+from tidesink.source_database.base import ReplicaIdentity
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
@@ -208,6 +213,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     time_zone: str = "UTC",
     modes: DebeziumModes = _DEFAULT_MODES,
     logs: bool = False,
+    identity: ReplicaIdentity | None = None,
 ) -> DecodePlan:
     """A plan for a table from the texts of its writer schemas, by registry id.
 
@@ -217,7 +223,8 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     lacks follow in their own order. ``first_rows``: by id, the first rows known. ``base`` is the shape the
     target has; it is only added to. ``keys`` override the key record's columns, ``definition`` the types of
     the schemas. ``unknown_ids``: ids that were looked up in vain, each with the reason; their records are
-    bad. ``logs``: see ``DecodePlan``; a table needs no key in a plan that ``logs``.
+    bad. ``logs``: see ``DecodePlan``; a table needs no key in a plan that ``logs``. ``identity``: as
+    ``source.database`` has it.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -241,6 +248,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     shape = replace(merged_in_order(shapes, base), exact_names=is_exact)
     for name in keys or ():
         check_spelling("keys", name, shape)
+    key_facts = KeyFacts.of(keys, definition, identity)
     decoder = DebeziumAvroDecoder(
         table,
         options,
@@ -254,7 +262,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         control=read.control,
         row_keys=folded_keys(shape),
         is_ticdc=read.is_ticdc,
-        keys_stated=keys is not None,
+        key_facts=key_facts,
         added=read.key_only,
     )
     names = {number: [column.name for column in columns] for number, columns in read.rows.items()}
@@ -264,6 +272,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         read.rows[used[-1]] if used else (),
         connector=read.connector,
         keys=shape.keys,
+        is_confirmed=key_facts.confirm({*shape.keys} - read.key_only),
         gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
     )
     return DecodePlan(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,21 +24,9 @@ from tidesink.typemap.values import Convert
 
 if TYPE_CHECKING:
     from tidesink.codecs.debezium.codec import DebeziumCodec
+    from tidesink.source_database.base import ReplicaIdentity
 
 
-_EPOCH: Final = datetime(1970, 1, 1)
-# By Arrow type what Debezium writes for a NOT NULL value that was not sent.
-_ZEROS: Final[dict[int, Any]] = {
-    **{kind.id: 0 for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())},
-    **{kind.id: 0.0 for kind in (pa.float32(), pa.float64())},
-    pa.decimal128(1).id: Decimal(0),
-    pa.bool_().id: False,
-    pa.string().id: "",
-    pa.binary().id: b"",
-    pa.date32().id: _EPOCH.date(),
-    pa.timestamp("us").id: _EPOCH,
-}
-_UNTYPED_ZEROS: Final = ("0", "false")
 _OTHER_TABLE: Final = (
     "The change is of {}, and this topic is read as {}: a debezium topic must hold one table; name it under "
     "tables. If a transform routes several tables into the topic (ByLogicalTableRouter), let its keys have "
@@ -48,13 +35,75 @@ _OTHER_TABLE: Final = (
     "together with route and shard-column. Two tables whose names are the same in Kafka need topic names of "
     "their own"
 )
-_UNSURE_KEY: Final = (
-    "The delete has only its key ({}), and a column of it has the value that Debezium writes for one that "
-    "Postgres did not send. So the key may name another row than the deleted one: that is so where "
-    "message.key.columns names columns outside of the replica identity. Set REPLICA IDENTITY FULL on the "
-    "table. If these columns are the table's primary key or its replica identity, say so under tables: keys: "
-    "[{}]"
+_UNSURE: Final = (
+    "The delete's key ({0}) has a value that Debezium writes for a column that Postgres did not send, and "
+    "its old row shows no sign that the value is the row's. So the key may name another row than the deleted "
+    "one: message.key.columns may name columns that are not in the replica identity. "
 )
+_UNSURE_KEY: Final = _UNSURE + (
+    "If so, set REPLICA IDENTITY FULL on the table, or leave these columns out of message.key.columns. If "
+    "the columns are the table's primary key or its replica identity, or if REPLICA IDENTITY FULL was set "
+    "when the row was deleted, say so under tables: keys: [{0}]"
+)
+_UNSURE_ROW: Final = _UNSURE + (
+    "The table in source.database has REPLICA IDENTITY FULL now. If it had when the row was deleted, say so "
+    "under tables: keys: [{0}]. If it was set later, repair the table with tidesink resync, and leave this "
+    "delete out"
+)
+_UNSENT_KEY: Final = (
+    "The delete's key is ({0}), and the replica identity in source.database lacks a column of it, so "
+    "Postgres did not send that column of the deleted row. The key may name another row than the deleted "
+    "one. Set REPLICA IDENTITY FULL on the table, or let message.key.columns name columns of the replica "
+    "identity only. If the replica identity had these columns when the row was deleted, say so under "
+    "tables: keys: [{0}]"
+)
+
+
+@dataclass(frozen=True)
+class KeyFacts:
+    """What is known, beside the records, of the columns that Postgres sends of a deleted row.
+
+    ``stated``: the config has the key. ``primary``: the primary key in the config's definition.
+    ``identity``: as ``source.database`` has it; None if it is not known.
+    """
+
+    stated: bool = False
+    primary: frozenset[str] = frozenset()
+    identity: ReplicaIdentity | None = None
+
+    @classmethod
+    def of(
+        cls,
+        keys: Collection[str] | None,
+        definition: TableSchema | None = None,
+        identity: ReplicaIdentity | None = None,
+    ) -> KeyFacts:
+        """The facts of a table; ``keys`` and ``definition`` are the config's."""
+        columns = definition.columns if definition is not None else ()
+        primary = frozenset(column.name for column in columns if column.primary_key)
+        return cls(keys is not None, primary, identity)
+
+    def are_sent(self, keys: Collection[str]) -> bool | None:
+        """Whether Postgres sends all columns of a key of records; None if only its old rows may show it.
+
+        Whole rows tell nothing, since ``REPLICA IDENTITY FULL`` may be newer than the record: the delete
+        that was refused without it must not be applied because it was set. Nor does a column that the table
+        does not have: a transform renamed it.
+        """
+        known, named = self.identity, frozenset(keys)
+        if self.stated:
+            return True
+        if known is None or known.is_full or not named or not named <= known.columns:
+            return None
+        return named <= known.sent
+
+    def confirm(self, keys: Collection[str]) -> bool:
+        """Whether something says that the columns of a key are sent, now and in later deletes."""
+        is_full = self.identity is not None and self.identity.is_full
+        return is_full or bool(self.are_sent(keys)) or frozenset(keys) == self.primary
+
+
+_NO_FACTS: Final = KeyFacts()
 
 
 @dataclass(frozen=True)
@@ -63,7 +112,8 @@ class DebeziumDecoder(TableDecoder):
 
     ``definition`` gives types where the config has them. ``tells_old_keys``: an update may come with another
     key in the row before it. Debezium sends a changed key as a delete and an insert. ``row_keys``: as
-    ``ValueOptions.keys``. ``is_ticdc``: TiCDC wrote some of them. ``keys_stated``: the config says the key.
+    ``ValueOptions.keys``. ``is_ticdc``: TiCDC wrote some of them. ``key_facts``: what tells whether keys of
+    deletes were sent.
     """
 
     table: TableId
@@ -73,7 +123,7 @@ class DebeziumDecoder(TableDecoder):
     tells_old_keys: bool = True
     row_keys: frozenset[str] | None = None
     is_ticdc: bool = False
-    keys_stated: bool = False
+    key_facts: KeyFacts = _NO_FACTS
 
     @property
     @abstractmethod
@@ -141,27 +191,20 @@ class DebeziumDecoder(TableDecoder):
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
         """Deletes whose key may have a stand-in for a value that the source did not send."""
-        if self.keys_stated or changes.rows.schema.field("key").type.num_fields < 2:
-            return
-        key = changes.rows["key"].combine_chunks()
-        blank = np.zeros(len(key), np.bool_)
-        for member in key.type:
-            values = pc.struct_field(key, member.name)
-            found = [_ZEROS[member.type.id]] if member.type.id in _ZEROS else []
-            # Without a schema a number that nothing types is text.
-            found += _UNTYPED_ZEROS if self.is_bare and pa.types.is_string(member.type) else []
-            for zero in found:
-                zeros = pc.fill_null(pc.equal(values, pa.scalar(zero).cast(member.type)), False)
-                blank |= zeros.to_numpy(zero_copy_only=False)
-        if not blank.any():
+        key = [member.name for member in changes.rows.schema.field("key").type]
+        names = [name for name in key if name not in self.key_only(changes)]
+        are_sent = self.key_facts.are_sent(names)
+        if are_sent or not names:
             return
         deleted = pc.equal(changes.rows["op"].combine_chunks().dictionary_decode(), Op.DELETE.value)
-        blank &= deleted.to_numpy(zero_copy_only=False) & self._key_alone(changes).to_numpy(
-            zero_copy_only=False
-        )
-        names = ", ".join(member.name for member in key.type)
-        for at in np.flatnonzero(blank).tolist():
-            yield at, UnnamedRowError(_UNSURE_KEY.format(names, names))
+        unsure = deleted.to_numpy(zero_copy_only=False)
+        reason = _UNSENT_KEY
+        if are_sent is None:
+            unsure = unsure & (self._listed(changes, names) > 0)
+            known = self.key_facts.identity
+            reason = _UNSURE_ROW if known is not None and known.is_full else _UNSURE_KEY
+        for at in np.flatnonzero(unsure).tolist():
+            yield at, UnnamedRowError(reason.format(", ".join(key)))
 
     def other_table(self, changes: ChangeTable) -> TidesinkError:
         """A bad record, with what to do."""
@@ -188,10 +231,18 @@ class DebeziumDecoder(TableDecoder):
 
     def _key_alone(self, changes: ChangeTable) -> pa.Array:
         """Which old rows have nothing but their key."""
-        unsent = changes.rows["unavailable_before"].combine_chunks()
         keys = {member.name for member in changes.rows.schema.field("key").type}
         others = [c.name for c in changes.schema.columns if not c.virtual and c.name not in keys]
-        return pc.fill_null(pc.greater_equal(pc.list_value_length(unsent), len(others)), False)
+        unsent = changes.rows["unavailable_before"].combine_chunks()
+        alone = self._listed(changes, others) >= len(others)
+        return pc.and_(unsent.is_valid(), pa.array(alone))
+
+    def _listed(self, changes: ChangeTable, names: Collection[str]) -> npt.NDArray[np.int64]:
+        """How many of these columns each old row lacks."""
+        unsent = changes.rows["unavailable_before"].combine_chunks()
+        among = pc.is_in(pc.list_flatten(unsent), pa.array([*names], pa.string()))
+        rows = pc.list_parent_indices(unsent).filter(among)
+        return np.bincount(rows.to_numpy(), minlength=len(unsent))
 
 
 def without_headers(records: pa.RecordBatch) -> pa.RecordBatch:

@@ -32,7 +32,12 @@ from tidesink.sinks.batch.target_rows import (
     dropped_in_order,
     first_rows_by_column,
 )
-from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
+from tidesink.sinks.plans.debezium_changes import (
+    DebeziumDecoder,
+    KeyFacts,
+    without_headers,
+)
+from tidesink.source_database.base import ReplicaIdentity
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
@@ -368,13 +373,14 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     time_zone: str = "UTC",
     options: CodecOptions = _NO_OPTIONS,
     logs: bool = False,
+    identity: ReplicaIdentity | None = None,
 ) -> DecodePlan:
     """A plan for a table from what its records had so far.
 
     A column that a writer's schema lacks is filled with its default where only later ones have it, and is
     null where an earlier one had it. ``base`` is the shape the target has; it is only added to. ``keys``
     override the key record's columns, ``definition`` the types. ``logs``: see ``DecodePlan``;
-    a table needs no key in a plan that ``logs``.
+    a table needs no key in a plan that ``logs``. ``identity``: as ``source.database`` has it.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -397,10 +403,12 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     for name in keys or ():
         check_spelling("keys", name, shape)
     gone = _gone(shape, writers, definition)
+    key_facts = KeyFacts.of(keys, definition, identity)
     remarks = column_remarks(
         found[-1],
         connector=TICDC if _is_ticdc(writers) else writers.connector,
         keys=shape.keys,
+        is_confirmed=key_facts.confirm(shape.keys),
         gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
     )
     keyed = any(one.keys for one in writers.with_schema)
@@ -419,7 +427,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         known=frozenset(one.identity for one in writers.with_schema),
         keyed=keyed,
         is_ticdc=is_ticdc or writers.reported_ticdc,
-        keys_stated=keys is not None,
+        key_facts=key_facts,
         row_keys=folded_keys(shape),
         knows_newest=_knows_newest(writers, definition),
     )

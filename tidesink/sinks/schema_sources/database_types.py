@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.codecs.canal_json.schema import agrees
+from tidesink.errors import ConfigError, SourceError
 from tidesink.events import Column, ColumnType, TableId, fold_name
 from tidesink.sinks.state.progress import StateStore
 from tidesink.typemap.mysql_types import parse_sql_type
@@ -27,6 +28,7 @@ from tidesink.typemap.table import row_of
 if TYPE_CHECKING:
     from tidesink.config.source import DatabaseSettings
     from tidesink.sinks.batch.topic_ddl import DdlStatement
+    from tidesink.source_database.base import ReplicaIdentity
 
 # The types of a table's columns now, by name, folded; empty where there is no such table.
 Look = Callable[[TableId], Mapping[str, ColumnType]]
@@ -145,6 +147,26 @@ def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, Co
     with connected(url, replica=True) as connection, translated(OPTION):
         found = stored_table(connection, table)
     return {fold_name(name): kind for name, kind in found.types.items()} if found else {}
+
+
+def replica_identity(settings: DatabaseSettings | None, table: TableId) -> ReplicaIdentity | None:
+    """The columns that Postgres sends of a table's deleted row; None if nothing tells it.
+
+    A database that does not answer, or does not have the table, tells nothing. The records are then read by
+    what they show themselves.
+    """
+    if settings is None or not settings.url.get_secret_value().startswith("postgres"):
+        return None
+    from tidesink.sinks.batch.source_rows import OPTION, connected
+    from tidesink.source_database.database import stored_table, translated
+
+    url, replica = settings.url.get_secret_value(), settings.replica
+    try:
+        with connected(url, replica=replica) as connection, translated(OPTION):
+            found = stored_table(connection, table)
+    except (ConfigError, SourceError):
+        return None
+    return None if found is None else found.replica_identity
 
 
 def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | None:

@@ -50,12 +50,15 @@ from tidesink.sinks.plans.debezium_json import (
     writer_of,
 )
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan, lacks_checksums
+from tidesink.sinks.schema_sources.database_types import replica_identity
 from tidesink.sinks.schema_sources.open import LoneDecoding
 from tidesink.sinks.schema_sources.schema_history import SchemaUse
 from tidesink.typemap.projection import named_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tidesink.source_database.base import ReplicaIdentity
 
 
 _log = structlog.get_logger("tidesink.worker")
@@ -534,7 +537,23 @@ def open_flat_avro(
 _NO_REGISTRY: Final = "debezium-avro needs source.schema-registry: the schemas are there"
 
 
-class DebeziumAvroDecoding(RegisteredDecoding):
+class _WithIdentity(LoneDecoding):
+    """A decoding that asks the source's database which columns Postgres sends of a deleted row.
+
+    It is asked before the first plan, and before later ones until it answers.
+    """
+
+    _answer: ReplicaIdentity | None = None
+
+    @property
+    def _identity(self) -> ReplicaIdentity | None:
+        """The table's replica identity; not asked if the config states the key."""
+        if self._answer is None and self._settings.keys is None:
+            self._answer = replica_identity(self._context.config.source.database, self._settings.table)
+        return self._answer
+
+
+class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
     """One table's writer schemas, and the plan they make."""
 
     def __init__(
@@ -568,6 +587,7 @@ class DebeziumAvroDecoding(RegisteredDecoding):
             time_zone=settings.time_zone,
             modes=self._context.config.source.codec_options().debezium,
             logs=settings.mode == "append",
+            identity=self._identity,
         )
 
 
@@ -603,7 +623,7 @@ _NO_ROW: Final = (
 )
 
 
-class DebeziumJsonDecoding(LoneDecoding):
+class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     """One table's writers, and the plan they make."""
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
@@ -708,6 +728,7 @@ class DebeziumJsonDecoding(LoneDecoding):
             time_zone=settings.time_zone,
             options=self._options,
             logs=settings.mode == "append",
+            identity=self._identity,
         )
 
 
