@@ -39,6 +39,7 @@ _GEOMETRY: Final = {
     "name": "io.debezium.data.geometry.Geometry",
     "fields": [{"type": "bytes", "field": "wkb"}, {"type": "int32", "optional": True, "field": "srid"}],
 }
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _EMPTY: Final = {"wkb": "AQcAAAAAAAAA", "srid": None}
 _POINT: Final = {"wkb": "AQEAAAAAAAAAAADwPwAAAAAAAABA", "srid": 4326}
 
@@ -97,6 +98,9 @@ def _rows(plan: DecodePlan, *messages: Message) -> list[Json]:
         "value": pa.array([one.value for one in messages], pa.binary()),
         "timestamp": pa.array([1] * len(messages), pa.int64()),
     }
+    if plan.decoder.uses_headers:
+        named = [[{"key": name, "value": value} for name, value in one.headers] for one in messages]
+        columns["headers"] = pa.array(named, _HEADERS)
     found = decode_here(plan, pa.RecordBatch.from_pydict(columns))
     return [{"kind": one.kind, "reason": one.reason, "key": one.key, "after": one.after} for one in found]
 
@@ -458,6 +462,8 @@ _SHAPED: Final = {"id": _INT, "area": {**_GEOMETRY, "optional": False}}
     [
         ("u", None, _EMPTY, "postgresql", "bad"),
         ("u", {"id": 1, "area": _POINT}, _EMPTY, "postgresql", "upsert"),
+        ("u", {"id": 1, "area": _EMPTY}, _EMPTY, "postgresql", "bad"),  # REPLICA IDENTITY USING INDEX
+        ("u", {"id": 0, "area": _EMPTY}, _EMPTY, "postgresql", "bad"),
         ("u", None, _POINT, "postgresql", "upsert"),
         ("c", None, _EMPTY, "postgresql", "upsert"),
         ("u", None, _EMPTY, "mysql", "upsert"),
@@ -477,6 +483,82 @@ def test_an_empty_geometry_in_an_update_is_refused_where_it_may_stand_for_anothe
     assert found["kind"] == kind, found["reason"]
     if kind == "bad":
         assert "REPLICA IDENTITY FULL" in found["reason"]
+
+
+def test_an_empty_geometry_is_refused_in_the_insert_of_a_changed_key() -> None:
+    first = _message(_SHAPED, key={"id": 1}, after={"id": 1, "area": _POINT})
+    insert = _message(_SHAPED, key={"id": 2}, after={"id": 2, "area": _EMPTY})
+    moved = replace(insert, headers=(("__debezium.oldkey", b'{"id":1}'), ("other", None)))
+    plan = _plan(first)
+    assert plan.decoder.uses_headers
+    assert [one["kind"] for one in _rows(plan, insert, moved)] == ["upsert", "bad"]
+    sent = replace(_message(_SHAPED, key={"id": 2}, after={"id": 2, "area": _POINT}), headers=moved.headers)
+    assert [one["kind"] for one in _rows(plan, sent)] == ["upsert"]
+
+
+def test_so_is_it_where_nothing_types_the_column_or_only_an_older_schema_says_not_null() -> None:
+    headers = (("__debezium.oldkey", b'{"id":1}'),)
+    first = _bare({"id": 1}, after={"id": 1, "area": _POINT})
+    insert = _bare({"id": 2}, after={"id": 2, "area": _EMPTY})
+    moved = replace(insert, headers=headers)
+    assert [one["kind"] for one in _rows(_plan(first), insert, moved)] == ["upsert", "bad"]
+    nullable = {"id": _INT, "area": {**_GEOMETRY, "optional": True}}
+    older = _message(_SHAPED, key={"id": 1}, after={"id": 1, "area": _POINT})
+    newer = replace(_message(nullable, key={"id": 1}, after={"id": 1, "area": _POINT}), offset=9)
+    moved = replace(_message(_SHAPED, key={"id": 2}, after={"id": 2, "area": _EMPTY}), headers=headers)
+    assert [one["kind"] for one in _rows(_plan(older, newer), moved)] == ["bad"]
+
+
+def test_headers_are_fetched_for_geometries_of_postgres_alone() -> None:
+    plain = _message({"id": _INT, "a": _TEXT}, key={"id": 1}, after={"id": 1, "a": "x"})
+    optional = {"id": _INT, "area": {**_GEOMETRY, "optional": True}}
+    shaped = _message(optional, key={"id": 1}, after={"id": 1, "area": _POINT})
+    bare = _bare({"id": 1}, after={"id": 1, "a": "x"}, connector="mysql", db="public")
+    assert not any(_plan(one).decoder.uses_headers for one in (plain, shaped))
+    writer = first_writer(_first(bare))
+    assert not _plan_of(writer, keys=("id",)).decoder.uses_headers
+
+
+def test_a_whole_old_row_shows_that_a_geometry_is_empty() -> None:
+    kinds = {**_SHAPED, "a": _TEXT}
+    first = _message(kinds, key={"id": 1}, after={"id": 1, "area": _POINT, "a": "x"})
+    after = {"id": 1, "area": _EMPTY, "a": "y"}
+    for old, kind in (("x", "upsert"), (None, "bad")):
+        before = {"id": 1, "area": _EMPTY, "a": old}
+        (found,) = _rows(_plan(first), _message(kinds, key={"id": 1}, op="u", before=before, after=after))
+        assert found["kind"] == kind
+
+
+@pytest.mark.parametrize(("nullable", "kind"), [(False, "bad"), (True, "upsert"), (None, "bad")])
+def test_so_is_an_empty_geometry_without_a_schema(nullable: bool | None, kind: str) -> None:
+    definition = None
+    if nullable is not None:
+        columns = (Column("id", ColumnType("int")), Column("area", ColumnType("geometry"), nullable))
+        definition = TableSchema(_TABLE, columns)
+    first = _bare({"id": 1}, after={"id": 1, "area": _POINT})
+    update = _bare({"id": 1}, op="u", after={"id": 1, "area": _EMPTY})
+    row = first_row([first], CodecOptions(), definition)
+    assert row is not None
+    plan = _plan_of(first_writer(row), definition=definition)
+    found = _rows(plan, first, update)
+    assert [one["kind"] for one in found] == ["upsert", kind]
+
+
+def test_so_is_it_in_a_flattened_update() -> None:
+    codec = open_codec("debezium-json")
+
+    def row(area: Json, **added: Any) -> Message:
+        kinds = {**_SHAPED, **{name: {"type": "string", "optional": True} for name in added}}
+        value = {"schema": _struct(kinds), "payload": {"id": 1, "area": area, **added}}
+        key = {"schema": _struct({"id": _INT}), "payload": {"id": 1}}
+        return Message("app.public.t", 0, 0, *(json.dumps(one).encode() for one in (key, value)))
+
+    for added in ({"__op": "u", "__lsn": "1"}, {"__deleted": "false"}, {"__op": "u"}):
+        assert codec.decode(row(_POINT, **added))
+        with pytest.raises(DecodeError, match="empty geometry"):
+            codec.decode(row(_EMPTY, **added))
+    for added in ({"__op": "c", "__lsn": "1"}, {"__op": "r"}, {"__op": "u", "__connector": "mysql"}):
+        assert codec.decode(row(_EMPTY, **added))
 
 
 def test_a_workers_plan_knows_the_connector_of_json() -> None:

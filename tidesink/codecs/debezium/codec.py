@@ -26,15 +26,19 @@ from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.encode import AvroWriter, JsonWriter, TicdcWriter
 from tidesink.codecs.debezium.envelope import (
     OPS,
+    POSTGRES,
     TICDC,
     Change,
     RowRead,
     Rows,
     change_event,
+    check_shapes,
     commit_ts_of_source,
     connector_of,
     envelope_event,
     is_envelope,
+    is_snapshot,
+    moves_row,
     read_key,
     table_of_source,
     with_old_columns,
@@ -232,6 +236,11 @@ class DebeziumCodec(Codec):
         keyed = read_key(self._parser.read(message, "key"), row.table, self._rows)
         read = self._rows.read(row.columns, row.schema, row.table, skipped=is_added)
         deleted = row.op is Op.DELETE
+        # Without a field or a header that tells it, a row may be an update, and of any connector.
+        updated = row.op is Op.UPDATE or (row.op is Op.INSERT and moves_row(message))
+        untold = row.op is Op.UPSERT and not is_snapshot(row.source)
+        if (updated or untold) and connector_of(row.source) in (POSTGRES, ""):
+            check_shapes(row.columns, None, row.schema, self._rows.definitions.get(row.table))
         change = Change(
             op=row.op,
             table=row.table,

@@ -36,7 +36,6 @@ from tidesink.codecs.batch import (
 from tidesink.codecs.debezium.commit_positions import commit_positions
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.envelope import (
-    EMPTY_SHAPE,
     MONGODB,
     OPS,
     POSTGRES,
@@ -47,6 +46,7 @@ from tidesink.codecs.debezium.envelope import (
     Shape,
     binlog_file_number,
     is_blank,
+    is_unsent_shape,
     position_members,
     position_of_source,
     required_shapes,
@@ -206,7 +206,7 @@ class _Plan(NamedTuple):
     others: tuple[tuple[str, object], ...]
     # The same of the columns of the key.
     keys: tuple[tuple[str, object], ...]
-    # Columns in which an update may have the stand-in for a geometry that was not sent.
+    # On the wire the columns that may have the stand-in for a geometry that was not sent.
     shapes: tuple[str, ...]
     # The schemas, so that their ids stay their own.
     held: tuple[object, ...]
@@ -337,11 +337,10 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
     left = (codes == _LEFT) | (deleted == some.after.present) | (deleted & ~some.before.present)
     after = _read_image(plan.after, some.after, left)
     before = _read_image(plan.before, some.before, left)
-    for name, read in (after or {}).items():
-        if name not in plan.shapes:
-            continue
-        empty = pc.fill_null(pc.equal(read.values, pa.scalar(EMPTY_SHAPE)), False)
-        left |= some.after.spread(empty.to_numpy(zero_copy_only=False)) & ~some.before.present
+    # The row codec refuses them, or says why they are sure.
+    for wire in plan.shapes if some.after.present.any() else ():
+        unsent = [is_unsent_shape(one) for one in _listed(some.after.member(wire))]
+        left |= some.after.spread(np.array(unsent, np.bool_))
     left |= deleted & _blank_key(plan, some)
     key = _read_key(plan, some, left)
     cut = _key_alone(plan, some, left)

@@ -452,7 +452,9 @@ DOCUMENT: Final = "document"
 # The member of an event's extension that names the columns that only its key has.
 KEY_ONLY: Final = "key_only"
 _DOCUMENT_COLUMN: Final = Column(DOCUMENT, ColumnType("json"))
-_CHANGED_KEYS: Final = {"__debezium.newkey": "newkey", "__debezium.oldkey": "oldkey"}
+# Debezium's header of the insert that follows the delete of the old key.
+OLD_KEY: Final = "__debezium.oldkey"
+_CHANGED_KEYS: Final = {"__debezium.newkey": "newkey", OLD_KEY: "oldkey"}
 _EMPTY: Final = RowRead({}, ())
 
 
@@ -530,7 +532,9 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
     before, after = (_image(value, part, keyed, table, rows) for part in ("before", "after"))
     if op not in (Op.TRUNCATE, Op.DELETE) and after is None:
         raise SchemaMismatchError(f"an event with op {payload['op']} has no after")
-    _check_shapes(value, op, before, after)
+    if connector_of(source) == POSTGRES and (op is Op.UPDATE or (op is Op.INSERT and moves_row(message))):
+        row_schema = _image_schema(value.schema, "after")
+        check_shapes(payload["after"], payload.get("before"), row_schema, rows.definitions.get(table))
     change = Change(
         op=op,
         table=table,
@@ -551,19 +555,19 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
 # ``PostgisGeometry.createEmpty``).
 EMPTY_SHAPE: Final = bytes.fromhex("010700000000000000")
 _UNSENT_SHAPE: Final = (
-    "Column {!r} is NOT NULL, and the update has an empty geometry without SRID in it: the connector writes "
-    "that for an unchanged geometry that is stored out of line (TOAST). Set REPLICA IDENTITY FULL on the "
-    "table, and take a snapshot of the row"
+    "The update has an empty geometry without SRID in column {!r}: the connector writes that into a NOT NULL "
+    "column for an unchanged geometry that is stored out of line (TOAST). Set REPLICA IDENTITY FULL on the "
+    "table if it has another one, and take a snapshot of the row"
 )
-
-
-def required_shapes(row: ConnectSchema) -> tuple[str, ...]:
-    """The names of a row's columns of PostGIS that are NOT NULL."""
-    return tuple(one.name for one in row.fields if (one.schema.name in _POSTGIS and not one.schema.optional))
 
 
 _UNSENT_WKB: Final = (EMPTY_SHAPE, b64encode(EMPTY_SHAPE).decode("ascii"))
 _POSTGIS: Final = ("io.debezium.data.geometry.Geometry", "io.debezium.data.geometry.Geography")
+
+
+def required_shapes(row: ConnectSchema) -> tuple[str, ...]:
+    """The names on the wire of a row's columns of PostGIS that are NOT NULL."""
+    return tuple(one.wire for one in row.fields if one.schema.name in _POSTGIS and not one.schema.optional)
 
 
 def is_unsent_shape(raw: object) -> bool:
@@ -571,16 +575,45 @@ def is_unsent_shape(raw: object) -> bool:
     return isinstance(raw, Mapping) and raw.get("srid") is None and raw.get("wkb") in _UNSENT_WKB
 
 
-def _check_shapes(value: Parsed, op: Op, before: RowRead | None, after: RowRead | None) -> None:
-    """Refuses an update that has the connector's stand-in for a geometry that was not sent."""
-    if op is not Op.UPDATE or before is not None or after is None or value.schema is None:
-        return
-    if connector_of(value.payload["source"]) != POSTGRES:
-        return
-    row = _image_schema(value.schema, "after")
-    for name in required_shapes(row) if row is not None else ():
-        if after.values.get(name) == EMPTY_SHAPE:
+def moves_row(message: Message) -> bool:
+    """Whether a record is the insert of an update that changed the key: a header has the old one."""
+    return any(name == OLD_KEY for name, _ in message.headers)
+
+
+def check_shapes(
+    row: Mapping[str, Any],
+    before: Mapping[str, Any] | None,
+    schema: ConnectSchema | None,
+    definition: TableSchema | None,
+) -> None:
+    """Refuse an update of PostGIS that may have the connector's stand-in for a geometry that was not sent.
+
+    ``before`` is the old row if there is one. If it has the stand-in too, only a whole old row shows that the
+    geometry is empty.
+
+    Raises:
+        SchemaMismatchError: it may have one; context has the column.
+    """
+    if schema is not None:
+        names: Iterable[str] = required_shapes(schema)
+    else:
+        known = definition.by_name if definition is not None else {}
+        names = (name for name in row if name not in known or not known[name].nullable)
+    for name in names:
+        if not is_unsent_shape(row.get(name)):
+            continue
+        if before is None or (
+            is_unsent_shape(before.get(name)) and not _is_whole(before, schema, definition)
+        ):
             raise SchemaMismatchError(_UNSENT_SHAPE.format(name)).with_context(column=name)
+
+
+def _is_whole(
+    before: Mapping[str, Any], schema: ConnectSchema | None, definition: TableSchema | None
+) -> bool:
+    """Whether an old row has a value in a column that may be NULL, which no replica identity has."""
+    _, optional, blank = _old_columns(before, schema, definition)
+    return bool((before.keys() - blank) & optional)
 
 
 def _with_key_columns(change: Change, rows: Rows) -> Change:

@@ -95,6 +95,11 @@ def routed_field(added: Collection[str]) -> str:
     return f"key.field.name: {', '.join(sorted(added))}" if added else f"key.field.name, {ROUTED} by default"
 
 
+def has_required_shapes(columns: Iterable[Column]) -> bool:
+    """Whether a column of PostGIS is NOT NULL, so that an update may have a stand-in for its value."""
+    return any(one.type.name in _SHAPE_TYPES and not one.nullable for one in columns)
+
+
 def _is_nano(column: Column) -> bool:
     return column.type.name == "local datetime" and column.type.fsp == _NANO_DIGITS
 

@@ -23,7 +23,7 @@ from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
-from tidesink.codecs.debezium.envelope import TICDC, has_exact_names
+from tidesink.codecs.debezium.envelope import OLD_KEY, TICDC, has_exact_names
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
@@ -46,6 +46,7 @@ from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.sinks.plans.debezium_changes import (
     DebeziumDecoder,
     KeyFacts,
+    needs_old_keys,
     without_headers,
 )
 from tidesink.source_database.base import ReplicaIdentity
@@ -75,7 +76,7 @@ _DOCUMENTS: Final = "its records are MongoDB's documents, which a worker does no
 class DebeziumAvroDecoder(DebeziumDecoder):
     """Decodes the debezium-avro records of one table.
 
-    ``uses_headers``: some records have their schema ids in headers, which only a header shows.
+    ``uses_headers``: also if some records have their schema ids in headers, which only a header shows.
     ``control`` are the ids of value schemas whose records change no row: their keys are not looked at.
     ``added`` are columns that keys have and no row.
     """
@@ -83,7 +84,6 @@ class DebeziumAvroDecoder(DebeziumDecoder):
     schemas: RegisteredSchemas = field(kw_only=True)
     control: frozenset[int] = frozenset()
     added: frozenset[str] = frozenset()
-    uses_headers: bool = False
 
     @property
     def rows_tell_dropped(self) -> bool:
@@ -118,7 +118,7 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
     def _usable(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """The records without headers, and control records without their keys."""
-        records, control = without_headers(records), self._is_control(records)
+        records, control = without_headers(records, kept=(OLD_KEY,)), self._is_control(records)
         if not control.any():
             return records
         key = records.column("key")
@@ -264,6 +264,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         is_ticdc=read.is_ticdc,
         key_facts=key_facts,
         added=read.key_only,
+        uses_headers=needs_old_keys(read.rows.values(), read.connector),
     )
     names = {number: [column.name for column in columns] for number, columns in read.rows.items()}
     newest = names[used[-1]] if used else shape.by_name

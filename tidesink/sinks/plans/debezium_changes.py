@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
-from tidesink.codecs.debezium.remarks import ROUTED, routed_field
+from tidesink.codecs.debezium.envelope import POSTGRES
+from tidesink.codecs.debezium.remarks import ROUTED, has_required_shapes, routed_field
 from tidesink.codecs.debezium.stored import recorded_value
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
 from tidesink.events import Column, ColumnType, Event, Message, Op, TableId, TableSchema, fold_name
@@ -113,7 +114,8 @@ class DebeziumDecoder(TableDecoder):
     ``definition`` gives types where the config has them. ``tells_old_keys``: an update may come with another
     key in the row before it. Debezium sends a changed key as a delete and an insert. ``row_keys``: as
     ``ValueOptions.keys``. ``is_ticdc``: TiCDC wrote some of them. ``key_facts``: what tells whether keys of
-    deletes were sent.
+    deletes were sent. ``uses_headers``: a header is needed, such as the one that shows which inserts may have
+    the stand-in for a geometry.
     """
 
     table: TableId
@@ -124,6 +126,7 @@ class DebeziumDecoder(TableDecoder):
     row_keys: frozenset[str] | None = None
     is_ticdc: bool = False
     key_facts: KeyFacts = _NO_FACTS
+    uses_headers: bool = False
 
     @property
     @abstractmethod
@@ -245,7 +248,23 @@ class DebeziumDecoder(TableDecoder):
         return np.bincount(rows.to_numpy(), minlength=len(unsent))
 
 
-def without_headers(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The records alone: whether a null value is a delete is known of a topic, and not by a header."""
-    names = [name for name in records.schema.names if name != "headers"]
-    return records.select(names)
+def needs_old_keys(lists: Iterable[Iterable[Column]], connector: str) -> bool:
+    """Whether the header of a changed key is needed: an insert may have a stand-in for a geometry.
+
+    ``lists`` are the columns of each writer. ``connector`` is empty if it is not known.
+    """
+    return connector in (POSTGRES, "") and any(map(has_required_shapes, lists))
+
+
+def without_headers(records: pa.RecordBatch, *, kept: Collection[str] = ()) -> pa.RecordBatch:
+    """The records with no headers but these: whether a null value is a delete is known of a topic."""
+    if "headers" not in records.schema.names:
+        return records
+    if not kept:
+        return records.select([name for name in records.schema.names if name != "headers"])
+    found = records.column("headers")
+    if found.null_count == len(found):
+        return records
+    named = [[one for one in row or () if one["key"] in kept] for row in found.to_pylist()]
+    place = records.schema.get_field_index("headers")
+    return records.set_column(place, "headers", pa.array(named, found.type))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
-from tidesink.codecs.debezium.envelope import TICDC, has_exact_names
+from tidesink.codecs.debezium.envelope import OLD_KEY, POSTGRES, TICDC, has_exact_names
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
@@ -35,6 +35,7 @@ from tidesink.sinks.batch.target_rows import (
 from tidesink.sinks.plans.debezium_changes import (
     DebeziumDecoder,
     KeyFacts,
+    needs_old_keys,
     without_headers,
 )
 from tidesink.source_database.base import ReplicaIdentity
@@ -225,12 +226,12 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         """The records' events."""
         self._codec.forget()
         self._batch["timestamp"] = _timestamps(records)
-        return super().decode_batch(without_headers(records))
+        return super().decode_batch(without_headers(records, kept=(OLD_KEY,)))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """As ``TableDecoder``."""
         self._batch["timestamp"] = _timestamps(records)
-        return super().decode_new_rows(without_headers(records), keys)
+        return super().decode_new_rows(without_headers(records, kept=(OLD_KEY,)), keys)
 
     @property
     def uses_timestamps(self) -> bool:
@@ -403,10 +404,11 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     for name in keys or ():
         check_spelling("keys", name, shape)
     gone = _gone(shape, writers, definition)
+    connector = TICDC if _is_ticdc(writers) else writers.connector
     key_facts = KeyFacts.of(keys, definition, identity)
     remarks = column_remarks(
         found[-1],
-        connector=TICDC if _is_ticdc(writers) else writers.connector,
+        connector=connector,
         keys=shape.keys,
         is_confirmed=key_facts.confirm(shape.keys),
         gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
@@ -430,6 +432,8 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         key_facts=key_facts,
         row_keys=folded_keys(shape),
         knows_newest=_knows_newest(writers, definition),
+        uses_headers=needs_old_keys(found, connector)
+        or (connector in (POSTGRES, "") and any(one.guessed for one in writers.reported.values())),
     )
     return DecodePlan(
         TargetRows(shape, _dropped(writers, shape.fold)),
