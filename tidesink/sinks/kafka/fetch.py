@@ -36,6 +36,7 @@ from confluent_kafka.admin import AdminClient
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.kafka_client import SILENT, librdkafka_settings, open_client
 from tidesink.sinks.kafka.offsets import describe_topics, translated_kafka_errors
+from tidesink.sinks.state.progress import LastRecord
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.
 MOST_IDLE: Final = 4
@@ -206,6 +207,8 @@ SCHEMA: Final = pa.schema(
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("headers", HEADERS),
+        # Of the leader that wrote the record; null where Kafka or the record has none.
+        ("leader_epoch", pa.int32()),
     ]
 )
 
@@ -353,6 +356,19 @@ class _Part:
         self.stamps = _stamps(messages) if wanted.timestamps else None
         found = wanted.headers and any(map(Message.headers, messages))
         self.headers: list[Any] | None = list(map(Message.headers, messages)) if found else None
+        self.epochs = _epochs(messages)
+
+
+def _epochs(messages: Sequence[Message]) -> npt.NDArray[np.int32]:
+    """Return the leader epoch of each message, -1 where there is none."""
+    first, last = messages[0].leader_epoch(), messages[-1].leader_epoch()
+    if first == last:  # epochs never decrease along a log
+        return np.full(len(messages), _epoch(first), np.int32)
+    return np.fromiter((_epoch(one.leader_epoch()) for one in messages), np.int32, len(messages))
+
+
+def _epoch(found: int | None) -> int:
+    return -1 if found is None else found
 
 
 def _stamps(messages: Sequence[Message]) -> npt.NDArray[np.int64]:
@@ -370,6 +386,7 @@ def _record_batch(parts: Sequence[_Part], wanted: FetchRange) -> pa.RecordBatch:
         _bytes_column([part.keys for part in parts]),
         _bytes_column([part.values for part in parts]),
         _header_column(parts, count),
+        _epoch_column(np.concatenate([part.epochs for part in parts])),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -380,6 +397,17 @@ def _timestamp_column(parts: Sequence[npt.NDArray[np.int64]], count: int) -> pa.
     stamps = np.concatenate(parts)
     # librdkafka gives -1 for a record without a timestamp.
     return pa.array(stamps, mask=stamps < 0 if stamps.min() < 0 else None)
+
+
+def _epoch_column(epochs: npt.NDArray[np.int32]) -> pa.Array:
+    return pa.array(epochs, mask=epochs < 0 if epochs.min() < 0 else None)
+
+
+def last_record(records: pa.RecordBatch) -> LastRecord | None:
+    """Return the last of the records, which are in Kafka's order; None if it has no leader epoch."""
+    column = records.schema.get_field_index("leader_epoch")
+    epoch = records.column(column)[-1].as_py() if column >= 0 and records.num_rows else None
+    return None if epoch is None else LastRecord(records.column("offset")[-1].as_py(), epoch)
 
 
 def _header_column(parts: Sequence[_Part], count: int) -> pa.Array:
@@ -491,7 +519,7 @@ class _RangeReader:
             return
         if code == KafkaError._AUTO_OFFSET_RESET:
             raise self._out_of_range()
-        if code in _ABSENT:
+        if code in ABSENT:
             raise self._failure(
                 BrokerUnavailableError,
                 f"Kafka knows no such partition ({error.name()}): the topic was deleted, or its brokers are "
@@ -511,7 +539,7 @@ class _RangeReader:
             return
         waited = time.monotonic() - self._heard
         refused = self._opened.client_error
-        if refused is not None and refused.code() in _ABSENT and waited > _ABSENT_SECONDS:
+        if refused is not None and refused.code() in ABSENT and waited > _ABSENT_SECONDS:
             self._note_error(refused)
         if waited > self._limits.refusal:
             if self._opened.answer_refused:
@@ -597,7 +625,7 @@ _OF_THE_GROUP: Final = frozenset(
         KafkaError._WAIT_COORD,
     }
 )
-_ABSENT: Final = frozenset(
+ABSENT: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 )
 _LOGIN: Final = "check security.protocol, sasl.mechanism, and the user's name and password or token"

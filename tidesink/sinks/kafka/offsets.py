@@ -72,17 +72,23 @@ class PartitionOffsets(NamedTuple):
     latest: int
 
 
+# Of brokers and services that report no leader epochs (before Kafka 2.1).
+NO_EPOCHS: Final[Mapping[int, int]] = {}
+
+
 class TopicOffsets(NamedTuple):
     """One topic under Kafka's own id, which a topic made again does not share (but see ``NO_ID``).
 
     ``topic_id``: empty where the topic is not there yet, and without partitions. ``compaction``: None also
-    where this user may not ask for the topic's settings.
+    where this user may not ask for the topic's settings. ``leader_epochs``: by partition, the epoch of the
+    leader that answered with its end; a partition without one is absent.
     """
 
     topic: str
     topic_id: str
     partitions: Mapping[int, PartitionOffsets]
     compaction: Compaction | None = None
+    leader_epochs: Mapping[int, int] = NO_EPOCHS
 
 
 def limited(found: TopicOffsets, ends: Mapping[int, int] | None) -> Mapping[int, PartitionOffsets]:
@@ -123,8 +129,17 @@ class Look(NamedTuple):
 
 # Of all topics' names, those that are asked for.
 Choose = Callable[[Iterable[str]], Sequence[str]]
+
+
+class _Offset(NamedTuple):
+    """An offset of a partition; ``epoch``: the leader epoch that came with it, or None."""
+
+    offset: int
+    epoch: int | None
+
+
 # By topic and partition.
-_Offsets = dict[tuple[str, int], int]
+_Offsets = dict[tuple[str, int], _Offset]
 
 
 class KafkaOffsets:
@@ -319,14 +334,14 @@ class KafkaOffsets:
             # Some partition's broker refused or has just lost its lead, which ends the call for all.
             parts = [[place for place in places if place[0] == topic] for topic in topics]
             return {
-                place: offset
+                place: answer
                 for part in parts
-                for place, offset in self._offsets(part, which, unanswered).items()
+                for place, answer in self._offsets(part, which, unanswered).items()
             }
         found = {}
         for at in answers:
             if at.error is None:
-                found[at.topic, at.partition] = at.offset
+                found[at.topic, at.partition] = _Offset(at.offset, at.leader_epoch)
             else:
                 _note(unanswered, at.topic, at.error)
         return found
@@ -370,15 +385,19 @@ def _note(unanswered: dict[str, SourceError], topic: str, error: KafkaError) -> 
 
 
 def _is_same(known: TopicOffsets, numbers: frozenset[int], ends: _Offsets) -> bool:
+    # An election alone gives tables nothing to read: leader epochs are not compared.
+    found = {number: ends.get((known.topic, number)) for number in known.partitions}
     return known.partitions.keys() == numbers and all(
-        ends.get((known.topic, number)) == at.latest for number, at in known.partitions.items()
+        end is not None and end.offset == known.partitions[number].latest for number, end in found.items()
     )
 
 
 def _topic_offsets(name: str, described: Any, earliest: _Offsets, latest: _Offsets) -> TopicOffsets:
     numbers = sorted(part.id for part in described.partitions)
-    partitions = {n: PartitionOffsets(earliest[name, n], latest[name, n]) for n in numbers}
-    return TopicOffsets(name, str(described.topic_id), partitions)
+    partitions = {n: PartitionOffsets(earliest[name, n].offset, latest[name, n].offset) for n in numbers}
+    # Kafka answers a question for the end with the epoch of the leader that answers.
+    epochs = {n: epoch for n in numbers if (epoch := latest[name, n].epoch) is not None}
+    return TopicOffsets(name, str(described.topic_id), partitions, leader_epochs=epochs)
 
 
 @contextmanager
