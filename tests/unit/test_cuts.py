@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, Final
 
+import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records
@@ -30,7 +32,14 @@ from tidesink.sinks.batch.row_ddl import up_to
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress, from_json, to_json
+from tidesink.sinks.state.progress import (
+    LastRecord,
+    PartitionProgress,
+    Progress,
+    TopicProgress,
+    from_json,
+    to_json,
+)
 from tidesink.sinks.targets.lake.cuts import Cut, likely_lost
 
 SCHEMA: Final = parse_create_table("CREATE TABLE shop.t (id INT PRIMARY KEY)")
@@ -56,12 +65,21 @@ def _ddl(commit_ts: int) -> bytes:
     return json.dumps(row | {"data": None, "old": None, "_tidb": {"commitTs": commit_ts}}).encode()
 
 
-def _summary(*values: bytes, bound: int | None, fetched: int = 100, sent: int | None = None) -> BatchSummary:
+def _summary(
+    *values: bytes,
+    bound: int | None,
+    fetched: int = 100,
+    sent: int | None = None,
+    epochs: Sequence[int | None] = (),
+) -> BatchSummary:
     """What a task counts of the records, of which it is given so many at once; ``sent``: in ms since 1970."""
     plan = canal_json_plan(SCHEMA, options=CodecOptions(enable_tidb_extension=True))
     plan = plan.for_batch(1, EventRules(bound=bound), marks_deletes=False)
     messages = [Message("t", 0, at, None, value, sent) for at, value in enumerate(values)]
-    parts = [as_records(messages[at : at + fetched]) for at in range(0, len(messages), fetched)]
+    records = as_records(messages)
+    if epochs:
+        records = records.append_column("leader_epoch", pa.array(epochs, pa.int32()))
+    parts = [records.slice(at, fetched) for at in range(0, len(messages), fetched)]
     wanted = FetchRange("t", 0, 0, len(values))
     packed = list(RangeTask((wanted,), plan).packed(wanted, parts))
     errors = [row["error"] for one in packed for row in one.to_pylist() if row["error"]]
@@ -91,6 +109,21 @@ def test_nothing_is_read_behind_the_first_watermark_that_passes_the_bound(fetche
     place = found.places[Place("t", 0)]
     assert (place.waits, place.passed, place.watermark) == (2, 3, 10)
     assert (found.messages, found.upserts) == (4, 1)
+
+
+@pytest.mark.parametrize("fetched", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("bound", "last"), [(10, LastRecord(3, 5)), (12, LastRecord(6, 7)), (None, LastRecord(6, 7))]
+)
+def test_the_last_record_that_was_read_is_told_with_its_leader_epoch(
+    bound: int | None, last: LastRecord, fetched: int
+) -> None:
+    """Also of a record that is another table's, or none of a table."""
+    values = [_row(5), _mark(9), _row(11), _mark(10), _row(5), _row(6), b'{"id":0}']
+    found = _summary(*values, bound=bound, fetched=fetched, epochs=[4, 4, 4, 5, 5, 7, 7])
+    assert found.places[Place("t", 0)].last == last
+    assert _summary(*values, bound=bound, epochs=[None] * 7).places[Place("t", 0)].last is None
+    assert _summary(*values, bound=bound).places[Place("t", 0)].last is None
 
 
 def test_ddl_above_the_bound_is_met_again_under_the_next() -> None:

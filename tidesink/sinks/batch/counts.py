@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tidesink.errors import AccountingError
 from tidesink.sinks.batch.schema_rows import RowSpan
-from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.state.progress import LastRecord, Progress
 
 # The members of a ``BatchSummary`` that are sums over its topic-partitions.
 SUMS: Final = (
@@ -47,7 +47,8 @@ class PlaceSummary:
 
     ``waits``: the first offset with a row above the bound. ``passed``: that of the first watermark at or
     above it, behind which nothing was read (``batch.cuts``). ``writers``: by the registry id of a value
-    schema, the span of the rows that were written with it.
+    schema, the span of the rows that were written with it. ``last``: the last record that was read, of
+    whatever table, and its leader epoch; None if the records have no epoch.
     """
 
     messages: int
@@ -57,6 +58,7 @@ class PlaceSummary:
     waits: int | None = None
     passed: int | None = None
     writers: Mapping[int, RowSpan] = field(default_factory=dict)
+    last: LastRecord | None = None
 
 
 class UnplannedRecord(NamedTuple):
@@ -171,6 +173,11 @@ def distinct(found: Iterable[Any]) -> tuple[Any, ...]:
 def greatest(moments: Iterable[int | None]) -> int | None:
     """The greatest commit_ts; None where there is none."""
     return max((one for one in moments if one is not None), default=None)
+
+
+def latest(*records: LastRecord | None) -> LastRecord | None:
+    """Return the record with the greatest offset, or None if there is none."""
+    return max((one for one in records if one is not None), default=None)
 
 
 def least(moments: Iterable[int | None]) -> int | None:

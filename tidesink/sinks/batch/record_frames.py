@@ -20,7 +20,7 @@ from tidesink.errors import FramingError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.records import record_bytes
 from tidesink.sinks.batch.tasks import RangeTooLargeError, Work
-from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.fetch import FetchRange, last_record
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.spark.payloads import ipc_stream
 
@@ -158,7 +158,7 @@ def _with_values(batch: pa.RecordBatch, place: int, values: list[bytes | None]) 
 
 KEPT_DDL: Final = (
     "partition int, named string, records bigint, bytes bigint, strangers bigint, ddl bigint, "
-    "watermarks bigint, payload binary, error binary"
+    "watermarks bigint, last_offset bigint, last_epoch int, payload binary, error binary"
 )
 _KEPT: Final = pa.schema(
     [
@@ -169,6 +169,8 @@ _KEPT: Final = pa.schema(
         ("strangers", pa.int64()),
         ("ddl", pa.int64()),
         ("watermarks", pa.int64()),
+        ("last_offset", pa.int64()),
+        ("last_epoch", pa.int32()),
         ("payload", pa.binary()),
         ("error", pa.binary()),
     ]
@@ -183,8 +185,9 @@ class SplitByTable:
 
     A row of ``KEPT_DDL`` is a payload with the records of one table, raw and in their order. ``strangers``:
     how many of them are rows of a table that is not known; ``ddl``: how many are DDL events; ``watermarks``:
-    how many are watermarks. An error of ours is a row with it, so that it keeps its class. ``most_bytes``: of
-    one range.
+    how many are watermarks. ``last_offset`` and ``last_epoch`` are of the last record of the batch that the
+    payload is a part of, whichever table it names. An error of ours is a row with it, so that it keeps its
+    class. ``most_bytes``: of one range.
     """
 
     names: TableNames
@@ -207,6 +210,7 @@ class SplitByTable:
         order = np.argsort(found.codes, kind="stable")
         codes, starts = np.unique(found.codes[order], return_index=True)
         ends = [*starts[1:].tolist(), len(order)]
+        last = last_record(batch)
         for code, start, end in zip(codes.tolist(), starts.tolist(), ends, strict=True):
             mine = order[start:end]
             part = batch if len(mine) == len(batch) else batch.take(pa.array(mine))
@@ -218,6 +222,8 @@ class SplitByTable:
                 strangers=int(found.strangers[mine].sum()),
                 ddl=int(found.ddl[mine].sum()),
                 watermarks=int(found.watermarks[mine].sum()),
+                last_offset=None if last is None else last.offset,
+                last_epoch=None if last is None else last.epoch,
                 payload=ipc_stream(part),
             )
 

@@ -46,10 +46,12 @@ from tidesink.events import (
     WatermarkEvent,
     fold_name,
 )
-from tidesink.sinks.batch.counts import least
+from tidesink.sinks.batch.counts import latest, least
 from tidesink.sinks.batch.reduce import WARNING, named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.kafka.fetch import last_record
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
+from tidesink.sinks.state.progress import LastRecord
 from tidesink.typemap.table import row_of
 from tidesink.typemap.values import Convert, unchanged
 
@@ -385,7 +387,7 @@ class DecodedRecords:
     whatever table. ``void`` counts the row changes that are left out since the table was emptied behind
     them, ``void_records`` the records that begin with one; ``waiting_records`` the records that begin with
     one above the bound, of which ``waits`` is the first offset. ``passed``: the offset of the watermark that
-    ends the records under the bound.
+    ends the records under the bound. ``last``: as of ``PlaceSummary``.
     """
 
     tables: list[ChangeTable] = field(default_factory=list)
@@ -401,6 +403,7 @@ class DecodedRecords:
     waiting_records: int = 0
     waits: int | None = None
     passed: int | None = None
+    last: LastRecord | None = None
 
     @property
     def nbytes(self) -> int:
@@ -423,6 +426,7 @@ class DecodedRecords:
         self.waiting_records += other.waiting_records
         self.waits = least([self.waits, other.waits])
         self.passed = self.passed if other.passed is None else other.passed
+        self.last = latest(self.last, other.last)
 
 
 def decoded_records(
@@ -441,6 +445,7 @@ def decoded_records(
     """
     usable = decoder.usable(records)
     whole = DecodedRecords(strangers=decoder.strangers(records), ddl=decoder.ddl(records))
+    whole.last = last_record(records)
     if usable is not None and not usable.all():
         records = records.filter(pa.array(usable))
     whole.records, whole.bytes = records.num_rows, record_bytes(records)

@@ -94,6 +94,7 @@ def range_summary(
                 found.waits,
                 found.passed,
                 _spans(found.tables),
+                found.last,
             )
         },
         zero_dates=_marked(rows, "_zero_dates", shape, _DATES) if shape.zero_date == "null" else {},
