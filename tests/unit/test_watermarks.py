@@ -58,9 +58,9 @@ class _Broker:
         self.assigned: list[tuple[str, int, int]] = []
         self.now = 0.0
 
-    def found(self, topic: str, topic_id: str = "id") -> TopicOffsets:
+    def found(self, topic: str, topic_id: str = "id", epoch: int = 0) -> TopicOffsets:
         ends = {n: PartitionOffsets(0, len(log)) for (name, n), log in self.logs.items() if name == topic}
-        return TopicOffsets(topic, topic_id, ends)
+        return TopicOffsets(topic, topic_id, ends, leader_epochs=dict.fromkeys(ends, epoch))
 
     def incremental_assign(self, places: list[Any]) -> None:
         assert not [one for one in places if (one.topic, one.partition) in self.at]
@@ -128,6 +128,16 @@ def test_what_is_known_holds_when_tables_come_after_and_not_when_they_go_back(br
     assert follower.look({"t": made_again}) == {"t"}
     assert follower.look({}) == frozenset()
     assert broker.at == {}
+
+
+def test_what_is_known_does_not_hold_under_a_new_leader(broker: _Broker) -> None:
+    """Its log may have been cut, and have rows now where there were watermarks."""
+    broker.logs = {("t", 0): [ROW, *[WATERMARK] * 5]}
+    follower = _follower(broker)
+    assert follower.look(_standing(broker, "t", {0: 1})) == {"t"}
+    broker.logs["t", 0][3] = ROW
+    assert follower.look(_standing(broker, "t", {0: 1})) == {"t"}
+    assert follower.look({"t": Standing(broker.found("t", epoch=1), {0: 1})}) == frozenset()
 
 
 def test_records_that_do_not_come_are_left_to_a_batch(broker: _Broker) -> None:

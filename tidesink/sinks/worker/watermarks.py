@@ -94,12 +94,14 @@ class Standing(NamedTuple):
 class _Followed:
     """What is known of a topic: from ``starts`` up to ``seen`` it has nothing but watermarks.
 
+    ``leader_epochs``: of the look before; a new leader's log may have been cut (``kafka.leader_epochs``).
     ``other``: partition and offset of the first record that is none; nothing is read behind it. ``marks``:
     the greatest watermark of each partition.
     ``awaited``: records that are there and were not seen, by the end of each partition, and since when.
     """
 
     topic_id: str
+    leader_epochs: Mapping[int, int]
     starts: dict[int, int]
     seen: dict[int, int]
     marks: dict[int, int] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class _Followed:
         if (
             standing is None
             or self.topic_id != standing.found.topic_id
+            or self.leader_epochs != standing.found.leader_epochs
             or self.starts.keys() != standing.starts.keys()
         ):
             return False
@@ -201,7 +204,7 @@ class WatermarkFollower:
             [TopicPartition(name, n, at) for name, one in begun.items() for n, at in one.starts.items()]
         )
         for name, (found, starts) in begun.items():
-            self._topics[name] = _Followed(found.topic_id, dict(starts), dict(starts))
+            self._topics[name] = _Followed(found.topic_id, found.leader_epochs, dict(starts), dict(starts))
 
     def _unassign(self, names: Iterable[str]) -> None:
         places = [TopicPartition(name, number) for name in names for number in self._topics[name].starts]
