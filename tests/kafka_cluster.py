@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,12 +101,13 @@ class TwoBrokers:
         """End a broker at once, as a crash does."""
         kill_daemon(self._nodes[number].files)
 
-    def make_topic(self, name: str) -> None:
-        """A topic of one partition, which broker 1 leads as long as it runs."""
-        admin = AdminClient({"bootstrap.servers": self.brokers})
-        topic = NewTopic(name, num_partitions=1, replica_assignment=[[1, 2]])
+    def make_topic(self, name: str, *, replicas: Sequence[Sequence[int]] = ((1, 2),)) -> None:
+        """A topic with the given brokers for each partition; the first one leads as long as it runs."""
+        admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
+        assigned = [[*numbers] for numbers in replicas]
+        topic = NewTopic(name, num_partitions=len(assigned), replica_assignment=assigned)
         admin.create_topics([topic])[name].result()
-        self.await_leader(name, 1)
+        self.await_leader(name, assigned[0][0])
 
     def await_leader(self, topic: str, number: int, *, followers: int | None = None) -> None:
         """Wait until a broker leads the topic's partition; ``followers``: as many copies are in sync."""

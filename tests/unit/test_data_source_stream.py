@@ -26,15 +26,18 @@ GIVEN: Final = {"kafka.bootstrap.servers": "h:9092", "topic": "t", "protocol": "
 
 
 class Answers(KafkaOffsets):
-    """The ends that the brokers give, one look after the other; the last one stays."""
+    """The ends that the brokers give, one look after the other; the last one stays. ``log`` has leaders."""
 
-    def __init__(self, *ends: Sequence[int], ids: Iterable[str] = ("id",)) -> None:
-        self._ends, self._ids = [*ends], [*ids]
+    def __init__(self, *ends: Sequence[int], ids: Iterable[str] = ("id",), log: Log | None = None) -> None:
+        self._ends, self._ids, self._log = [*ends], [*ids], log
 
     def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
         ends = self._ends.pop(0) if len(self._ends) > 1 else self._ends[0]
         topic_id = self._ids.pop(0) if len(self._ids) > 1 else self._ids[0]
-        return {topic: TopicOffsets(topic, topic_id, _partitions(ends)) for topic in topics}
+        epochs = {} if self._log is None else dict.fromkeys(range(len(ends)), self._log.epochs[-1][1])
+        return {
+            topic: TopicOffsets(topic, topic_id, _partitions(ends), leader_epochs=epochs) for topic in topics
+        }
 
 
 def _partitions(ends: Sequence[int]) -> Mapping[int, PartitionOffsets]:
@@ -132,24 +135,30 @@ def test_a_start_behind_the_end_is_not_moved_to_it() -> None:
 
 
 class Log(LeaderEpochs):
-    """A log of one partition: at which offset which leader epoch begins."""
+    """A log of one partition: at which offset which leader epoch begins. ``asked``: how many looks it had."""
 
     def __init__(self, *epochs: tuple[int, int]) -> None:
-        self.epochs = [*epochs]
+        self.epochs, self.asked = [*epochs], 0
 
     def _epoch(self, offset: int) -> int:
         return next(epoch for start, epoch in reversed(self.epochs) if start <= offset)
 
-    def last(self, topic: str, ends: Mapping[int, int], found: object) -> dict[int, LastRecord]:  # noqa: ARG002
+    def last(self, found: TopicOffsets, ends: Mapping[int, int]) -> dict[int, LastRecord]:  # noqa: ARG002
+        self.asked += bool(ends)
         return {n: LastRecord(end - 1, self._epoch(end - 1)) for n, end in ends.items() if end}
 
-    def cuts(self, topic: str, known: Mapping[int, LastRecord], found: object) -> dict[int, int]:  # noqa: ARG002
+    def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:  # noqa: ARG002
+        self.asked += 1
         return {n: self.epochs[-1][0] for n, one in known.items() if self._epoch(one.offset) != one.epoch}
+
+
+def _logged(log: Log, *ends: Sequence[int]) -> ChangeStreamReader:
+    return ChangeStreamReader(_task(), Answers(*ends, log=log), log=log, pause=0)
 
 
 def test_a_log_that_was_cut_and_grew_is_an_error_also_after_a_restart() -> None:
     log = Log((0, 1))
-    reader = ChangeStreamReader(_task(), Answers((100,), (150,), (160,)), log=log, pause=0)
+    reader = _logged(log, (100,), (150,), (160,))
     first = reader.latestOffset()
     assert first["last"] == {"0": [99, 1]}
     second = json.loads(json.dumps(reader.latestOffset()))
@@ -157,7 +166,7 @@ def test_a_log_that_was_cut_and_grew_is_an_error_also_after_a_restart() -> None:
     log.epochs.append((120, 3))
     with pytest.raises(SourceError, match=r"cut at offset 120 .* The checkpoint was not changed"):
         reader.latestOffset()
-    again = ChangeStreamReader(_task(), Answers((160,)), log=log, pause=0)
+    again = _logged(log, (160,))
     third = again.latestOffset()
     with pytest.raises(SourceError, match=r"cut at offset 120 .* No record was read"):
         again.partitions(second, third)
@@ -168,8 +177,47 @@ def test_a_log_that_was_cut_and_grew_is_an_error_also_after_a_restart() -> None:
 
 
 def test_an_end_with_nothing_new_is_the_same_offset() -> None:
-    reader = ChangeStreamReader(_task(), Answers((100,)), log=Log((0, 1)), pause=0)
+    reader = _logged(Log((0, 1)), (100,))
     assert reader.latestOffset() == reader.latestOffset()
+
+
+def test_a_batch_asks_for_no_record_while_the_leader_is_the_same() -> None:
+    log = Log((0, 1))
+    reader = _logged(log, (100,), (150,), (200,), (250,), (300,), (350,))
+    offsets = [reader.latestOffset() for _ in range(3)]
+    assert [one["last"]["0"] for one in offsets] == [[99, 1], [149, 1], [199, 1]]
+    assert _ranges(reader, offsets[1], offsets[2]) == [(0, 150, 200)]
+    assert log.asked == 1
+    # A new leader, whose log has what was read: that is looked at, and once the last record.
+    log.epochs.append((230, 2))
+    assert [reader.latestOffset()["last"]["0"] for _ in range(3)] == [[249, 2], [299, 2], [349, 2]]
+    assert log.asked == 3
+
+
+class _Elected(Log):
+    """A log that gets a leader with epoch 3 between a look at its end and one at its records."""
+
+    def last(self, found: TopicOffsets, ends: Mapping[int, int]) -> dict[int, LastRecord]:
+        if found.leader_epochs == {0: 2}:
+            self.epochs = [(0, 1), (140, 3)]
+        return super().last(found, ends)
+
+
+def test_an_end_is_given_once_it_was_checked_under_the_leader_that_wrote_it() -> None:
+    log = _Elected((0, 1))
+    reader = _logged(log, (100,), (150,))
+    first = reader.latestOffset()
+    log.epochs.append((120, 2))
+    assert reader.latestOffset() == first
+    assert reader.latestOffset()["last"] == {"0": [149, 3]}
+
+
+def test_without_leader_epochs_nothing_is_checked() -> None:
+    log = Log((0, 1))
+    reader = ChangeStreamReader(_task(), Answers((100,), (150,)), log=log, pause=0)
+    first, second = reader.latestOffset(), reader.latestOffset()
+    log.epochs.append((90, 3))
+    assert _ranges(reader, first, second) == [(0, 100, 150)]
 
 
 @pytest.mark.parametrize("more", [{}, {"endingOffsets": '{"t": {"0": 400}}'}])

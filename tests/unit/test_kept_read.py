@@ -20,12 +20,13 @@ from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch.record_frames import SplitByTable, StoredRanges, full_name, table_of
-from tidesink.sinks.batch.shared_reads import KeptRead
+from tidesink.sinks.batch.shared_reads import KeptRead, TableRecords
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, RecordSize, TopicOffsets
 from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.state.progress import LastRecord
 
 RANGES = (OffsetRange("t", 0, 0, 9),)
 _SESSION = cast("Any", None)
@@ -89,9 +90,13 @@ WANTED = (FetchRange("cdc", 0, 0, 9), FetchRange("cdc", 2, 0, 9))
 NAMELESS = b'{"id":0}'
 
 
-def _split(values: Sequence[bytes | None], *, most: int = 1 << 20) -> list[dict[str, Any]]:
+def _split(
+    values: Sequence[bytes | None], *, most: int = 1 << 20, epochs: Sequence[int] = ()
+) -> list[dict[str, Any]]:
     """The payloads of records of partition 2, read in two batches."""
     records = as_records(Message("cdc", 2, at, None, value) for at, value in enumerate(values))
+    if epochs:
+        records = records.append_column("leader_epoch", pa.array(epochs, pa.int32()))
     split: SplitByTable = pickle.loads(pickle.dumps(SplitByTable(TableNames(frozenset({T, U})), most)))  # noqa: S301
     found = split(WANTED[1], iter([records.slice(0, 4), records.slice(4)]))
     return [row for batch in found for row in batch.to_pylist()]
@@ -125,6 +130,51 @@ def test_each_table_is_given_its_records_and_those_without_a_name() -> None:
     assert _worked(rows, T) == ["[(2, 2), (2, 0), (2, 3), (2, 4), (2, 7)]"]
     assert _worked(rows, U) == ["[(2, 2), (2, 1), (2, 4), (2, 5)]"]
     assert table_of(full_name(T)) == T
+
+
+class _Frame:
+    """A frame of Spark's with the payloads that tasks gave."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        self._rows = rows
+
+    def persist(self, _level: object) -> _Frame:
+        return self
+
+    def drop(self, _name: str) -> _Frame:
+        return self
+
+    def collect(self) -> Sequence[dict[str, Any]]:
+        return self._rows
+
+
+class _Split(KafkaSource):
+    """Kafka, whose records the tasks have split."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        super().__init__(no_fetch)
+        self._rows = rows
+
+    def over(self, *_asked: Any) -> Any:
+        return _Frame(self._rows)
+
+
+def test_a_table_knows_the_last_record_of_a_shared_read_of_whatever_table() -> None:
+    """Or a log that is cut behind its own records would lose it what was written there since."""
+    rows = _split(
+        [row_bytes({"id": "1"}, table=name) for name in "tuuutuuu"], epochs=[3, 3, 4, 4, 4, 4, 6, 6]
+    )
+    tables = cast("Any", SimpleNamespace(known=lambda: (T, U), add=lambda _names: None))
+    source = _Split(rows)
+    kept = KeptRead(source, tables, DDL, (OffsetRange("cdc", 2, 0, 9),), FOUND, RecordSize())
+    mine = TableRecords(kept, source, T, commits=True)
+    assert mine.last == {}
+    kept._read(_SESSION)
+    assert mine.last == {2: LastRecord(7, 6)}
+    # Records from before Kafka 0.11 have no epoch.
+    plain = KeptRead(_Split(_split([NAMELESS] * 8)), tables, DDL, RANGES, FOUND, RecordSize())
+    plain._read(_SESSION)
+    assert plain.last == {}
 
 
 def test_an_error_of_the_read_keeps_its_class_also_where_a_lost_payload_is_read_again() -> None:

@@ -5,17 +5,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
+import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 
-from tidesink.errors import SourceError
+from tests.memory_target import MemoryTarget
+from tests.surroundings import no_fetch
+from tests.unit.config_samples import CANAL_JSON, right
+from tests.unit.worker_bed import surroundings
+from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.events import TableId
+from tidesink.sinks.batch.counts import BatchSummary, Place, PlaceSummary
 from tidesink.sinks.batch.cuts import topic_after
-from tidesink.sinks.kafka.leader_epochs import LeaderEpochs
-from tidesink.sinks.kafka.offsets import PartitionOffsets
+from tidesink.sinks.batch.run import BatchPlan, Hold, Reduction
+from tidesink.sinks.batch.shared_reads import TableRecords, Topics
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.dead_letters import Chosen
+from tidesink.sinks.kafka.fetch import FetchRange, fetch, last_record
+from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs, _Look, follows
+from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.rewind import rewound_offsets
 from tidesink.sinks.state.progress import (
     LastRecord,
     PartitionProgress,
@@ -24,10 +39,15 @@ from tidesink.sinks.state.progress import (
     from_json,
     to_json,
 )
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.continuity import Continuity
+from tidesink.sinks.worker.replay import ReplayTask
+from tidesink.sinks.worker.table_task import TableTask
 
 TABLE: Final = TableId("shop", "orders")
 COUNT: Final = 40
-FOUND: Final = {0: PartitionOffsets(0, COUNT)}
+# No broker: a question to it is an error at once.
+NOWHERE: Final = {"bootstrap.servers": "127.0.0.1:1"}
 
 
 @pytest.fixture(scope="module")
@@ -47,36 +67,174 @@ def log(brokers: str) -> LeaderEpochs:
     return LeaderEpochs({"bootstrap.servers": brokers})
 
 
+@pytest.fixture
+def nobody() -> LeaderEpochs:
+    """Fails whoever asks it."""
+    return LeaderEpochs(NOWHERE, is_stopped=lambda: True)
+
+
+def found(*epochs: int, earliest: int = 0, end: int = COUNT) -> TopicOffsets:
+    """The topic, whose partitions have leaders of these epochs; none: they report no epoch."""
+    parts = {number: PartitionOffsets(earliest, end) for number in range(max(1, len(epochs)))}
+    return TopicOffsets("t", "id", parts, leader_epochs=dict(enumerate(epochs)))
+
+
 def test_the_record_at_an_end_is_found_again(log: LeaderEpochs) -> None:
-    last = log.checked("t", "id", {}, {0: 10}, FOUND)
+    last = log.last(found(), {0: 10})
     assert last == {0: LastRecord(9, 0)}
-    for _ in range(3):
-        assert log.checked("t", "id", last, {0: COUNT}, FOUND) == {0: LastRecord(COUNT - 1, 0)}
-    assert log.last("t", {0: 1}, FOUND) == {0: LastRecord(0, 0)}
+    assert log.cuts(found(1), last) == {}
+    assert log.last(found(), {0: COUNT}) == {0: LastRecord(COUNT - 1, 0)}
+    assert log.last(found(), {0: 1}) == {0: LastRecord(0, 0)}
     # Nothing to read, a partition that is not there, an end that a broker does not know of.
-    assert log.last("t", {0: 0, 7: 5}, FOUND) == {}
-    assert log.last("t", {0: COUNT + 1}, FOUND) == {}
+    assert log.last(found(), {0: 0, 7: 5}) == {}
+    assert log.last(found(), {0: COUNT + 1}) == {}
 
 
-def test_another_record_at_its_offset_is_an_error_that_says_what_to_do(log: LeaderEpochs) -> None:
-    """The log was written by an earlier leader than the one that is known: no order of events gives that."""
-    with pytest.raises(SourceError, match="was cut and has grown again") as caught:
-        log.check("t", {0: LastRecord(30, 4)}, FOUND)
-    text = str(caught.value)
-    assert "offset 30, which was read under leader epoch 4" in text
-    for words in ("tidesink offsets rewind TABLE --to-offset 0=", "tidesink resync TABLE"):
-        assert words in text
+def test_a_fetch_has_the_leader_epoch_of_each_record(brokers: str) -> None:
+    batches = [*fetch(FetchRange("t", 0, 5, COUNT), {"bootstrap.servers": brokers})]
+    assert {epoch for one in batches for epoch in one.column("leader_epoch").to_pylist()} == {0}
+    assert last_record(batches[-1]) == LastRecord(COUNT - 1, 0)
+    # Records from before Kafka 0.11, and columns without epochs.
+    names = pa.schema([("offset", pa.int64()), ("leader_epoch", pa.int32())])
+    assert last_record(pa.RecordBatch.from_pylist([{"offset": 3}], names)) is None
+    assert last_record(pa.record_batch({"offset": [3]})) is None
+    assert last_record(pa.RecordBatch.from_pylist([], names)) is None
 
 
-def test_what_other_checks_report_is_left_to_them(log: LeaderEpochs) -> None:
-    later = {0: PartitionOffsets(20, COUNT)}
+def test_what_other_checks_report_is_left_to_them(nobody: LeaderEpochs) -> None:
     for record in (LastRecord(COUNT, 4), LastRecord(COUNT + 9, 4)):
-        assert log.cuts("t", {0: record}, FOUND) == {}
-    assert log.cuts("t", {0: LastRecord(19, 4), 3: LastRecord(1, 4)}, later) == {}
+        assert nobody.cuts(found(9), {0: record}) == {}
+    assert nobody.cuts(found(9, earliest=20), {0: LastRecord(19, 4), 3: LastRecord(1, 4)}) == {}
 
 
-def test_without_a_record_at_the_offset_the_leader_is_asked(log: LeaderEpochs) -> None:
-    assert not log._is_cut("t", 0, LastRecord(30, 0))
+def test_another_record_at_the_offset_is_a_cut(log: LeaderEpochs) -> None:
+    """The log was written by an earlier leader than the one that is known: no order of events gives that."""
+    # All records are of epochs up to the known one, so that nothing before the record is in doubt.
+    assert log.cuts(found(9), {0: LastRecord(30, 4)}) == {0: 31}
+
+
+def test_without_a_record_at_the_offset_the_leader_is_asked(brokers: str) -> None:
+    look = _Look({"bootstrap.servers": brokers}, "t", lambda: False, 60.0)
+    assert look.ended({0: LastRecord(30, 0)}) == set()
+    look.close()
+
+
+def test_nobody_is_asked_before_a_partition_has_a_new_leader(nobody: LeaderEpochs) -> None:
+    logs, known = CheckedLogs(nobody), {0: LastRecord(9, 3), 1: LastRecord(5, 2)}
+    assert logs.cuts(found(3, 2), known) == {}
+    # A service without leader epochs, an answer from before, and a partition of which nothing is known.
+    for epochs in ((), (2, 1), (3, 2, 8)):
+        assert logs.cuts(found(*epochs), known) == {}
+    with pytest.raises(BrokerUnavailableError):
+        logs.cuts(found(3, 3), known)
+    # What was not answered is asked again.
+    with pytest.raises(BrokerUnavailableError):
+        logs.cuts(found(3, 3), known)
+    assert CheckedLogs(None).cuts(found(9), known) == {}
+
+
+def test_a_record_is_looked_up_once_for_each_leader(brokers: str) -> None:
+    stopped = list[int]()
+    log = LeaderEpochs({"bootstrap.servers": brokers}, is_stopped=lambda: bool(stopped))
+    logs, known = CheckedLogs(log), {0: LastRecord(9, 0)}
+    assert logs.cuts(found(1), known) == {}
+    stopped.append(1)
+    # Neither for this table, nor for another that has the same record.
+    assert logs.cuts(found(1), known) == {}
+    assert logs.cuts(found(1), {0: LastRecord(20, 0)}) == {}
+    assert CheckedLogs(log).cuts(found(1), known) == {}
+    for again, record in ((CheckedLogs(log), LastRecord(20, 0)), (logs, known[0])):
+        with pytest.raises(BrokerUnavailableError, match="A stop was requested"):
+            again.cuts(found(2), {0: record})
+    # Nor does what was seen of a topic hold for one that was created again under its name.
+    with pytest.raises(BrokerUnavailableError, match="A stop was requested"):
+        logs.cuts(found(1)._replace(topic_id="another"), known)
+
+
+def test_a_log_that_ends_before_the_record_is_checked_once_it_has_grown(nobody: LeaderEpochs) -> None:
+    """It was cut, and nobody has written since, or a leader that lags has answered."""
+    logs, known = CheckedLogs(nobody), {0: LastRecord(9, 3)}
+    for end in (5, 9):
+        assert logs.cuts(found(4, end=end), known) == {}
+    with pytest.raises(BrokerUnavailableError):
+        logs.cuts(found(4), known)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "known", "read", "counts"),
+    [
+        ((2,), LastRecord(99, 1), LastRecord(149, 1), True),
+        ((2,), LastRecord(99, 1), LastRecord(149, 2), True),
+        # A leader that was elected after the check.
+        ((2,), LastRecord(99, 1), LastRecord(149, 3), False),
+        # Epochs never decrease along a log.
+        ((2,), LastRecord(99, 1), LastRecord(149, 0), False),
+        # Rows that waited for a later bound are read again.
+        ((2,), LastRecord(99, 2), LastRecord(60, 1), True),
+        # Nothing was read, nothing is known, and nothing is reported of the leader.
+        ((2,), LastRecord(99, 5), LastRecord(99, 5), True),
+        ((2,), None, LastRecord(149, 3), True),
+        ((), LastRecord(99, 1), LastRecord(149, 3), True),
+    ],
+)
+def test_records_of_a_leader_elected_after_the_check_do_not_count(
+    epochs: Sequence[int], known: LastRecord | None, read: LastRecord, *, counts: bool
+) -> None:
+    """The log may have been cut before the known record, between the check and the read."""
+    assert follows(found(*epochs), {} if known is None else {0: known}, {0: read}) == counts
+    assert follows(found(*epochs), {} if known is None else {0: known}, {})
+
+
+class _Records:
+    """A consumer that gives a record of partition 0 whenever it is asked, and none of partition 1."""
+
+    def __init__(self) -> None:
+        self.assigned = [0, 1]
+
+    def assign(self, _places: Sequence[TopicPartition]) -> None:
+        self.assigned = [0, 1]
+
+    def incremental_unassign(self, places: Sequence[TopicPartition]) -> None:
+        self.assigned = [number for number in self.assigned if number not in {p.partition for p in places}]
+
+    def consume(self, _most: int, _seconds: float) -> list[Any]:
+        message = SimpleNamespace(topic=lambda: "t", partition=lambda: 0, error=lambda: None)
+        return [message] * (0 in self.assigned)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_partition_without_an_answer_ends_the_look_whatever_others_give(*, answers: bool) -> None:
+    look = _Look(NOWHERE, "t", lambda: False, 0.3)
+    consumer = cast("Any", _Records())
+    met = list[int]()
+
+    def read() -> None:
+        for message in look._messages(consumer, [TopicPartition("t", number, 0) for number in (0, 1)]):
+            met.append(message.partition())
+            if answers:
+                look._done(consumer, 0)
+
+    with pytest.raises(BrokerUnavailableError, match="No answer from the partition's leader") as caught:
+        read()
+    assert caught.value.context["partition"] == (1 if answers else 0)
+    assert len(met) == 1 or not answers
+    look.close()
+
+
+def test_a_broker_that_is_down_is_an_error_in_time() -> None:
+    with pytest.raises(BrokerUnavailableError, match="No answer from the partition's leader"):
+        LeaderEpochs(NOWHERE, seconds=0.2).cuts(found(9), {0: LastRecord(9, 1)})
+
+
+def test_a_topic_that_was_deleted_is_named(brokers: str) -> None:
+    log = LeaderEpochs({"bootstrap.servers": brokers})
+    gone = found(0, 0, 0, 0, 0, 0, 0, 0, 0)
+    with pytest.raises(BrokerUnavailableError, match="the topic was deleted") as caught:
+        log.last(gone, {8: 5})
+    assert caught.value.context["topic"] == "t"
+
+
+# What is kept
 
 
 def _progress(at: PartitionProgress) -> Progress:
@@ -94,14 +252,151 @@ def test_progress_keeps_the_record_and_reads_what_earlier_versions_stored() -> N
     assert from_json(stored).topics["t"].partitions[0] == PartitionProgress(5, 5, again_to=9)
 
 
+def _after(
+    before: Progress, end: int, *read: Mapping[int, LastRecord], summary: PlaceSummary | None = None
+) -> PartitionProgress:
+    return topic_after(before, "t", "id", {0: (end, summary)}, None, *read).partitions[0]
+
+
 def test_a_batch_brings_a_newer_record_and_a_rewind_forgets_it() -> None:
     before = _progress(PartitionProgress(100, 100, last=LastRecord(99, 1)))
 
-    def after(end: int, last: dict[int, LastRecord]) -> LastRecord | None:
-        return topic_after(before, "t", "id", {0: (end, None)}, None, last).partitions[0].last
+    def after(end: int, *read: Mapping[int, LastRecord]) -> LastRecord | None:
+        return _after(before, end, *read).last
 
     assert after(150, {0: LastRecord(149, 2)}) == LastRecord(149, 2)
+    assert after(150, {0: LastRecord(120, 2)}, {0: LastRecord(149, 2)}, {}) == LastRecord(149, 2)
     assert after(150, {}) == LastRecord(99, 1)
     assert after(100, {}) == LastRecord(99, 1)
     assert after(90, {}) is None
     assert after(20, {}) is None
+    summary = PlaceSummary(1, 140, last=LastRecord(140, 1))
+    assert _after(before, 150, summary=summary).last == LastRecord(140, 1)
+
+
+@pytest.mark.parametrize("passed", [None, 49])
+def test_a_batch_that_ends_early_keeps_no_record_behind_its_end(passed: int | None) -> None:
+    """It ends before a bad record, a truncate, at half of its range, or at a watermark that is the bound."""
+    before = Progress(TABLE, "shop", 1, 1, {})
+    end = 50 if passed is None else 100
+    read = LastRecord(40, 5) if passed is None else LastRecord(49, 5)
+    summary = PlaceSummary(1, 49, passed=passed, last=read)
+    at = _after(before, end, {0: LastRecord(99, 5)}, summary=summary)
+    assert (at.next_offset, at.last) == (50, read)
+    assert _after(before, end, {0: LastRecord(99, 5)}).last == (None if passed is None else LastRecord(99, 5))
+
+
+# Whom it stops
+
+
+def _context(log: LeaderEpochs, folder: Path) -> Any:
+    store = SqlStateStore(str(folder / "state.db"))
+    config = right(CANAL_JSON)
+    topics = Topics(config.pipeline, KafkaSource(no_fetch), store, ask=lambda: cast("Any", None), log=log)
+    return replace(surroundings(config, store=store), topics=topics)
+
+
+def _checks(log: LeaderEpochs, folder: Path) -> Continuity:
+    context = _context(log, folder)
+    return Continuity(context, "t", context.config.table_config(TABLE))
+
+
+def _at(next_offset: int, last: LastRecord | None) -> TopicProgress:
+    return TopicProgress("t", "id", {0: PartitionProgress(next_offset, next_offset, last=last)})
+
+
+def test_a_cut_is_an_error_whose_advice_a_rewind_takes(log: LeaderEpochs, tmp_path: Path) -> None:
+    checks, progress = _checks(log, tmp_path), _at(35, LastRecord(30, 4))
+    with pytest.raises(SourceError, match="was cut and has grown again") as caught:
+        checks.check_topic(progress, found(9))
+    text = str(caught.value)
+    assert "offset 30, which was read under leader epoch 4" in text
+    for words in ("tidesink offsets rewind TABLE --to-offset 0=31", "tidesink resync TABLE"):
+        assert words in text
+    settings = right(CANAL_JSON).table_config(TABLE)
+    assert rewound_offsets(progress, found(9), {0: 31}, settings) == {0: 31}
+
+
+def test_a_cut_behind_what_is_applied_is_no_loss(
+    log: LeaderEpochs, nobody: LeaderEpochs, tmp_path: Path
+) -> None:
+    # An earlier version stored the record at the end of the range that it had planned.
+    assert _checks(nobody, tmp_path).check_topic(_at(20, LastRecord(30, 4)), found(9))
+    # Records that went by without a commit are read again.
+    checks, progress = _checks(log, tmp_path), _at(20, LastRecord(15, 0))
+    assert not checks.check_topic(progress, found(9), passed={0: LastRecord(30, 4)})
+    assert checks.check_topic(progress, found(9))
+
+
+class _Shared(TableRecords):
+    """A shared read that ends with another table's record."""
+
+    def __init__(self, last: LastRecord) -> None:
+        self.commits = False
+        self._kept = cast("Any", SimpleNamespace(last={0: last}))
+
+    def concern(self, _session: object) -> bool:
+        return False
+
+
+def _task(log: LeaderEpochs, folder: Path, at: TopicProgress) -> TableTask:
+    task = TableTask(replace(_context(log, folder), target=MemoryTarget()), "t", TABLE)
+    task._hold = Hold(cast("Any", None), 1, Progress(TABLE, "shop", 1, 1, {"t": at}))
+    task._decoding = cast("Any", SimpleNamespace(row_ddl=lambda: ()))
+    return task
+
+
+def test_records_that_go_by_are_known_to_the_batch_behind_them(log: LeaderEpochs, tmp_path: Path) -> None:
+    """Also to one that reads nothing, as a part of a snapshot: it commits that they went by."""
+    at = _at(10, LastRecord(9, 0))
+    task = _task(log, tmp_path, at)
+    plan = BatchPlan((OffsetRange("t", 0, 10, 20),), found(1))
+    # They are of a leader that was elected after the check.
+    assert task._pass_by(plan, _Shared(LastRecord(19, 2)), at)
+    assert task._next_offsets() == {0: 10}
+    assert task._pass_by(plan, _Shared(LastRecord(19, 1)), at)
+    assert task._next_offsets() == {0: 20}
+    batch = task._batch(BatchPlan((OffsetRange("t", 0, 20, 20),), found(1)), KafkaSource(no_fetch))
+    after = batch._following_progress(batch._plan, BatchSummary()).topics["t"].partitions[0]
+    assert (after.next_offset, after.last) == (20, LastRecord(19, 1))
+
+
+@pytest.mark.parametrize(("epoch", "counts"), [(0, True), (1, True), (2, False)])
+def test_a_batch_that_was_read_under_a_new_leader_is_not_applied(
+    log: LeaderEpochs, tmp_path: Path, epoch: int, *, counts: bool
+) -> None:
+    task = _task(log, tmp_path, _at(10, LastRecord(9, 0)))
+    batch = task._batch(BatchPlan((OffsetRange("t", 0, 10, 20),), found(1)), KafkaSource(no_fetch))
+    read = PlaceSummary(10, 19, last=LastRecord(19, epoch))
+    reduction = Reduction(
+        batch._plan, cast("Any", SimpleNamespace(summary=BatchSummary(places={Place("t", 0): read})))
+    )
+    progress = batch._next_progress(reduction)
+    assert batch._follows(progress) == counts
+    if not counts:
+        outcome = batch._applied(reduction)
+        assert (outcome.progress, outcome.account) == (batch._hold.progress, None)
+
+
+class _Letters:
+    """No letter: a replay looks at the topic first."""
+
+    def letters(self, _chosen: object) -> list[object]:
+        return []
+
+
+def test_a_replay_is_refused_where_the_log_was_cut(log: LeaderEpochs, tmp_path: Path) -> None:
+    context = _context(log, tmp_path)
+    at = _at(35, LastRecord(30, 4))
+
+    class Task(ReplayTask):
+        """A task whose table is open."""
+
+        def _open(self, _found: TopicOffsets) -> Hold:
+            return Hold(cast("Any", None), 1, Progress(TABLE, "shop", 1, 1, {"t": at}))
+
+    brokers = SimpleNamespace(lookup=lambda _topics: {"t": found(9)})
+    topics = Topics("shop", KafkaSource(no_fetch), context.store, ask=lambda: cast("Any", brokers), log=log)
+    task = Task(replace(context, topics=topics, target=MemoryTarget()), "t", TABLE)
+    with pytest.raises(SourceError, match="was cut and has grown again"):
+        task.replay(cast("Any", _Letters()), Chosen("shop", str(TABLE), "t"))

@@ -81,7 +81,7 @@ def test_an_unforeseen_failure_of_the_look_stops_no_other_table() -> None:
 def test_a_topic_that_lost_its_beginning_says_a_way_out_that_the_mode_has(mode: str) -> None:
     """``tidesink resync`` is refused in the modes that keep what the source has no more."""
     config = right(changed(CANAL_JSON, source__enable_tidb_extension=True, defaults={"mode": mode}))
-    context = cast("Any", SimpleNamespace(config=config, store=None))
+    context = cast("Any", SimpleNamespace(config=config, store=None, topics=SimpleNamespace(log=None)))
     checks = Continuity(context, "app", config.table_config(TABLES[0]))
     found = TopicOffsets("app", "id", {0: PartitionOffsets(5, 9)})
     with pytest.raises(SourceError, match="partition 0 at 5") as refused:

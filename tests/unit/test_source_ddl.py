@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,9 @@ from tidesink.sinks.batch.schema_change_topic import SchemaChangeTopic, SourceSt
 from tidesink.sinks.batch.schema_changes import Accepted, Pending, Policies, SchemaChange
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.leader_epochs import LeaderEpochs
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.progress import LastRecord
 from tidesink.sinks.state.sql_store import open_state_store
 from tidesink.sinks.worker.source_ddl import _change, _pending
 
@@ -100,18 +102,24 @@ class _Topic:
         self.topic_id = "first"
         self._store = folder / "state.db"
         self.reads = self.earliest = 0
+        # The leader's epoch, which the records have that are read under it.
+        self.epoch = 1
 
     def fetch(self, part: FetchRange) -> Iterator[pa.RecordBatch]:
         self.reads += 1
-        yield as_records(self.records[part.start : part.end])
+        records = as_records(self.records[part.start : part.end])
+        yield records.append_column("leader_epoch", pa.array([self.epoch] * records.num_rows, pa.int32()))
 
-    def reader(self) -> SchemaChangeTopic:
+    def reader(self, log: LeaderEpochs | None = None) -> SchemaChangeTopic:
         store = open_state_store(self._store)
-        return SchemaChangeTopic(TOPIC, pipeline="shop", source=KafkaSource(self.fetch), store=store)
+        return SchemaChangeTopic(TOPIC, pipeline="shop", source=KafkaSource(self.fetch), store=store, log=log)
 
     def look(self, reader: SchemaChangeTopic) -> Look:
-        ends = {0: PartitionOffsets(self.earliest, len(self.records))}
-        found = {TOPIC: TopicOffsets(TOPIC, self.topic_id, ends), "rows": TopicOffsets("rows", "id", {})}
+        ends, epochs = {0: PartitionOffsets(self.earliest, len(self.records))}, {0: self.epoch}
+        found = {
+            TOPIC: TopicOffsets(TOPIC, self.topic_id, ends, leader_epochs=epochs),
+            "rows": TopicOffsets("rows", "id", {}),
+        }
         return reader.take(Look(found, {}), CODEC.decode)
 
 
@@ -163,6 +171,36 @@ def test_records_that_expired_unread_are_told_until_the_topic_is_made_again(tmp_
     topic.topic_id = "second"
     topic.look(reader)
     assert reader.problem == ""
+
+
+class _Cut(LeaderEpochs):
+    """A log that was cut at an offset; ``known``: the records that were looked up."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset, self.known = offset, list[LastRecord]()
+
+    def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:  # noqa: ARG002
+        self.known += known.values()
+        return {n: self.offset for n, record in known.items() if record.offset >= self.offset}
+
+
+def test_a_topic_that_was_cut_and_has_grown_again_is_read_from_the_cut(tmp_path: Path) -> None:
+    """It is looked up once it has a new leader, also by a worker that is started again."""
+    topic, log = _Topic(tmp_path), _Cut(20)
+    records = topic.records
+    topic.records = records[:22]
+    topic.look(topic.reader(log))
+    topic.records = records[:24]
+    topic.look(reader := topic.reader(log))
+    assert (reader.problem, log.known) == ("", [])
+    topic.epoch, topic.records = 2, records
+    topic.look(reader := topic.reader(log))
+    assert "unclean leader election" in reader.problem
+    assert log.known == [LastRecord(23, 1)]
+    assert [one.ddl.kind for one in reader.of(A)][-1] == "drop-table"
+    topic.records = [*records, replace(records[21], offset=len(records))]
+    topic.look(reader)
+    assert log.known == [LastRecord(23, 1)]
 
 
 def test_a_record_that_nobody_foresaw_stops_no_table(tmp_path: Path) -> None:

@@ -48,8 +48,11 @@ class _Topic:
         self.kept.append(_Records(ranges))
         return self.kept[-1]
 
-    def plan(self, table: str, at: Offsets, ends: Offsets, *, topic_id: str = "id") -> PlannedRead[_Records]:
-        found = TopicOffsets("t", topic_id, {n: PartitionOffsets(0, end) for n, end in ends.items()})
+    def plan(
+        self, table: str, at: Offsets, ends: Offsets, *, topic_id: str = "id", epoch: int = 0
+    ) -> PlannedRead[_Records]:
+        parts = {n: PartitionOffsets(0, end) for n, end in ends.items()}
+        found = TopicOffsets("t", topic_id, parts, leader_epochs=dict.fromkeys(ends, epoch))
         available = [OffsetRange("t", n, at[n], ends[n]) for n in at]
         return self.reads.plan(_table(table), available, found, limits=self._limits)
 
@@ -184,6 +187,15 @@ def test_a_topic_made_again_is_another_one() -> None:
     topic = _Topic("a", "b")
     old = topic.plan("a", {0: 0}, {0: 10})
     assert topic.plan("b", {0: 0}, {0: 10}, topic_id="another").kept is not old.kept
+
+
+def test_what_was_read_under_another_leader_is_read_again() -> None:
+    """The partition's log may have been cut since."""
+    topic = _Topic("a", "b", "c")
+    old = topic.plan("a", {0: 0}, {0: 10})
+    new = topic.plan("b", {0: 0}, {0: 10}, epoch=1)
+    assert new.kept is not old.kept
+    assert topic.plan("c", {0: 0}, {0: 10}, epoch=1).kept is new.kept
 
 
 def test_the_end_of_the_worker_lets_everything_go() -> None:

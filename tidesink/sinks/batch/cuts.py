@@ -22,13 +22,12 @@ import pyarrow.compute as pc
 
 from tidesink.ddl.history import ddl_moment
 from tidesink.events import LOGICAL_BITS
-from tidesink.sinks.batch.counts import PlaceSummary, greatest, least
+from tidesink.sinks.batch.counts import PlaceSummary, greatest, latest, least
 from tidesink.sinks.batch.records import DDL, WATERMARK, DecodedRecords
 from tidesink.sinks.state.progress import LastRecord, PartitionProgress, Progress, TopicProgress
 
 Marks = Mapping[int, int]
 NO_MARKS: Final[Marks] = {}
-NO_RECORDS: Final[Mapping[int, LastRecord]] = {}
 
 
 def up_to_bound(
@@ -99,23 +98,23 @@ def topic_after(
     topic_id: str,
     read: Mapping[int, tuple[int, PlaceSummary | None]],
     bound: int | None,
-    last: Mapping[int, LastRecord] = NO_RECORDS,
+    *last: Mapping[int, LastRecord],
 ) -> TopicProgress:
     """A topic's progress once ranges of it are applied, by their ends and what they held.
 
-    ``last``: a record at the end of each range, where one is known.
+    ``last``: records that were read of the partitions besides those of the ranges' summaries.
     """
     old = before.topics[topic].partitions if topic in before.topics else {}
     stands = {number: _under(at, before.bound, bound) for number, at in old.items()}
     new = {
-        number: _after(stands.get(number), end, found, last.get(number))
+        number: _after(stands.get(number), end, found, [one.get(number) for one in last])
         for number, (end, found) in read.items()
     }
     return TopicProgress(topic, topic_id, {**stands, **new})
 
 
 def _after(
-    at: PartitionProgress | None, end: int, found: PlaceSummary | None, last: LastRecord | None
+    at: PartitionProgress | None, end: int, found: PlaceSummary | None, last: Iterable[LastRecord | None]
 ) -> PartitionProgress:
     passed = found.passed if found else None
     following = end if passed is None else passed + 1
@@ -130,15 +129,16 @@ def _after(
         ),
         watermark=greatest([at.watermark if at else None, found.watermark if found else None]),
         again_to=applied if following < applied else None,
-        last=last or _still(at, following),
+        last=_last_before(following, at.last if at else None, found.last if found else None, *last),
     )
 
 
-def _still(at: PartitionProgress | None, following: int) -> LastRecord | None:
-    """The record that was known before, unless the partition is rewound to before it."""
-    if at is None or at.last is None or (following < at.next_offset and following <= at.last.offset):
-        return None
-    return at.last
+def _last_before(following: int, *records: LastRecord | None) -> LastRecord | None:
+    """Return the last record before the next offset.
+
+    A batch can end before the range that was read: at a bad record, a truncate, or a bound.
+    """
+    return latest(*(one for one in records if one is not None and one.offset < following))
 
 
 def _under(at: PartitionProgress, former: int | None, bound: int | None) -> PartitionProgress:

@@ -72,6 +72,7 @@ from tidesink.sinks.batch.source import (
 )
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
+from tidesink.sinks.kafka.leader_epochs import follows
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
 from tidesink.sinks.state.progress import LastRecord, Progress, SnapshotProgress, TopicProgress
 from tidesink.sinks.targets.base import (
@@ -129,7 +130,7 @@ _log = structlog.get_logger("tidesink.worker")
 class BatchPlan:
     """The offsets of one batch. ``found``: the topic as it stood when they were chosen.
 
-    ``last``: a record at the end of each range (``kafka.leader_epochs``).
+    ``last``: by partition, the last record that went by without a commit (``kafka.leader_epochs``).
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -146,8 +147,8 @@ class BatchPlan:
 class BatchOutcome:
     """What came of one batch. ``bad`` is the record the table pauses before, if there is one.
 
-    ``read`` and ``account`` are None where nothing before the bad record was left to apply, and where
-    changes of the columns are ``pending``.
+    ``read`` and ``account`` are None where nothing before the bad record was left to apply, where changes of
+    the columns are ``pending``, and where the batch is to be read again.
     ``left``: what Spark did with the batch of a lake that was not written as files, and why, else empty; None
     where it had no rows.
     """
@@ -536,6 +537,10 @@ class Batch:
     def _applied(self, reduction: Reduction) -> BatchOutcome:
         """Decide on columns, keep what is not applied, commit rows and progress, and account for them."""
         context, summary = self._context, reduction.summary
+        progress = self._next_progress(reduction)
+        if not self._follows(progress):
+            _log.info("batch read again after an election", table=str(self._settings.table))
+            return BatchOutcome(self._hold.progress)
         schema_decision = self._schema_decision(self._shape())
         if schema_decision.pending:
             return BatchOutcome(self._hold.progress, pending=schema_decision.pending)
@@ -546,7 +551,6 @@ class Batch:
                 "the columns changed after the batch was staged, and nothing of it was written",
                 table=str(self._settings.table),
             )
-        progress = self._next_progress(reduction)
         evolved = self._prepared(progress, schema_decision)
         with self._step("rejected"):
             rejected = self._reject(reduction, progress)
@@ -599,7 +603,15 @@ class Batch:
         }
         found = plan.found
         before, bound = self._hold.progress, self._hold.bound
-        return topic_after(before, found.topic, found.topic_id, read, bound, plan.last)
+        # A read that tables share ends with records of other tables.
+        shared = self._reader.last if isinstance(self._reader, TableRecords) else {}
+        return topic_after(before, found.topic, found.topic_id, read, bound, plan.last, shared)
+
+    def _follows(self, progress: Progress) -> bool:
+        """Whether the batch was read from logs that have what was read before it."""
+        found, before = self._plan.found, self._hold.progress.topics.get(self._plan.found.topic)
+        known = {**(before.last_records if before is not None else {}), **self._plan.last}
+        return follows(found, known, progress.topics[found.topic].last_records)
 
     def _checked_account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
         """The batch's account, which holds."""

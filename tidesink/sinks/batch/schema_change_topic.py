@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from tidesink.codecs.batch import messages
 from tidesink.ddl.row_changes import (
     NOT_UNDERSTOOD,
     RowChange,
@@ -30,7 +31,8 @@ from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import DdlEvent, Event, Message, TableId
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.topic_ddl import newest_row_ddl, row_ddl_of
-from tidesink.sinks.kafka.leader_epochs import LeaderEpochs
+from tidesink.sinks.kafka.fetch import last_record
+from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs, follows
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, is_other_topic
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import LastRecord, StateStore
@@ -82,7 +84,7 @@ class SchemaChangeTopic:
         log: LeaderEpochs | None = None,
     ) -> None:
         self.topic = topic
-        self._log, self._last = log, dict[int, LastRecord]()
+        self._logs, self._last = CheckedLogs(log), dict[int, LastRecord]()
         self.topic_id = ""
         self.problem = ""
         self._name = f"{pipeline}/{topic}"
@@ -128,25 +130,29 @@ class SchemaChangeTopic:
         at = found.partitions[PARTITION]
         if not self.topic_id or is_other_topic(self.topic_id, found.topic_id):
             self._restore(found.topic_id)
-        if self._next < at.latest and self._log is not None:
-            self._follow_cut(self._log, found)
+        if self._next < at.latest:
+            self._follow_cut(found)
         while self._next < at.latest:
             start = max(self._next, at.earliest)
             self._lacks |= start > self._next > 0
             end = min(at.latest, start + _PAGE_RECORDS)
             part = OffsetRange(self.topic, PARTITION, start, end)
-            read = [
-                one for message in self._source.messages_here([part]) for one in statements(message, decode)
-            ]
+            read, last = list[SourceStatement](), dict(self._last)
+            for records in self._source.read_here([part]):
+                record = last_record(records)
+                last |= {} if record is None else {PARTITION: record}
+                for message in messages(records):
+                    read += statements(message, decode) if message.value is not None else ()
+            if not follows(found, self._last, last):
+                return  # it is read again after the next look
+            self._last = last
             self._keep([*self._known, *read], end)
 
-    def _follow_cut(self, log: LeaderEpochs, found: TopicOffsets) -> None:
+    def _follow_cut(self, found: TopicOffsets) -> None:
         """Read on from where the topic's log was cut, if it was: what Kafka lost there nobody knows."""
-        last = log.last(self.topic, {PARTITION: found.partitions[PARTITION].latest}, found.partitions)
-        cut = log.cuts(self.topic, self._last, found.partitions).get(PARTITION)
+        cut = self._logs.cuts(found, self._last).get(PARTITION)
         if cut is not None:
-            self._lacks, self._next = True, min(self._next, cut)
-        self._last = {**self._last, **last}
+            self._lacks, self._next, self._last = True, min(self._next, cut), {}
 
     def _restore(self, topic_id: str) -> None:
         kept: Any = self._store.load_document(_KIND, self._name)
@@ -155,7 +161,10 @@ class SchemaChangeTopic:
         if kept is not None and not is_other_topic(kept["topic_id"], topic_id):
             known = tuple(SourceStatement(row_ddl_of(*one), sent) for one, sent in kept["statements"])
             next_offset = int(kept["next_offset"])
-            last = {PARTITION: LastRecord(*kept["last"])} if kept.get("last") else {}
+            # Earlier versions could keep a record that was not read yet.
+            kept_last = LastRecord(*kept["last"]) if kept.get("last") else None
+            if kept_last is not None and kept_last.offset < next_offset:
+                last = {PARTITION: kept_last}
         self._lacks = bool(kept is not None and kept.get("lacks") and next_offset)
         with self._lock:
             self.topic_id, self._known, self._next, self._last = topic_id, known, next_offset, last

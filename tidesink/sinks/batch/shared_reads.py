@@ -54,7 +54,7 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.sinks.spark.session import in_session
-from tidesink.sinks.state.progress import StateStore
+from tidesink.sinks.state.progress import LastRecord, StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,8 +97,15 @@ class Topics:
         self._reads: dict[str, TopicReads[KeptRead]] = {}
 
     @classmethod
-    def of(cls, config: Config, source: KafkaSource, store: StateStore) -> Topics:
-        """The topics of a config's brokers."""
+    def of(
+        cls,
+        config: Config,
+        source: KafkaSource,
+        store: StateStore,
+        *,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> Topics:
+        """The topics of a config's brokers. ``is_stopped``: whether a stop was requested."""
 
         def ask() -> KafkaOffsets:
             return KafkaOffsets(config.source.confluent_properties())
@@ -110,7 +117,7 @@ class Topics:
             ask=ask,
             interval=config.batch.watermark_interval,
             schema_changes=config.source.debezium.schema_change_topic,
-            log=LeaderEpochs(config.source.confluent_properties()),
+            log=LeaderEpochs(config.source.confluent_properties(), is_stopped=is_stopped),
         )
 
     @property
@@ -342,7 +349,9 @@ class TopicReads(Generic[K]):
 
     def _joined(self, starts: Offsets, found: TopicOffsets) -> _Open[K] | None:
         for read in self._open:
-            if not read.closed and read.starts == starts and read.found.topic_id == found.topic_id:
+            # What was read under another leader may be cut off by now (``kafka.leader_epochs``).
+            same = (read.found.topic_id, read.found.leader_epochs) == (found.topic_id, found.leader_epochs)
+            if not read.closed and read.starts == starts and same:
                 return read
         return None
 
@@ -408,6 +417,8 @@ class KeptRead:
         self._frame: DataFrame | None = None
         # The tables that are named, and whether something names none and is no watermark.
         self._named, self._for_all = frozenset[str](), True
+        # By partition the last record, if it has a leader epoch; known once the records were read.
+        self.last: Mapping[int, LastRecord] = {}
         self._failed: tuple[int, Exception | None] = (0, None)
 
     def frame(self, session: SparkSession) -> DataFrame:
@@ -457,6 +468,7 @@ class KeptRead:
             if any(head["ddl"] for head in heads):
                 # It may be about tables that it does not name, to which it is given no more than to others.
                 self._ddl.scan(session, self._found)
+            self.last = _last_records(heads)
             self._named = frozenset(head["named"] for head in heads if head["named"] is not None)
             self._for_all = any(
                 head["named"] is None and head["watermarks"] < head["records"] for head in heads
@@ -466,6 +478,15 @@ class KeptRead:
             raise
         self._size.learn(*(sum(head[name] for head in heads) for name in ("records", "bytes")))
         return frame
+
+
+def _last_records(heads: Iterable[Any]) -> dict[int, LastRecord]:
+    found = dict[int, LastRecord]()
+    for head in heads:
+        if head["last_epoch"] is not None:
+            record = LastRecord(head["last_offset"], head["last_epoch"])
+            found[head["partition"]] = max(record, found.get(head["partition"], record))
+    return found
 
 
 class TableRecords:
@@ -481,6 +502,11 @@ class TableRecords:
         """Whether the records hold anything for the table but watermarks; raises as a batch of them."""
         with translated_read_errors(self._kept.ranges[0].topic):
             return self._kept.concerns(self._table, session)
+
+    @property
+    def last(self) -> Mapping[int, LastRecord]:
+        """The last record of each partition, of whatever table; empty before the records were read."""
+        return self._kept.last
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """As ``KafkaSource.over``: of what names the table, and what names none.
@@ -506,17 +532,20 @@ class PassedRecords:
         self._interval, self._clock = interval, clock
         self._ends = dict[int, int]()
         self._since = 0.0
+        # The last record of each partition that went by, if it has a leader epoch.
+        self.last: Mapping[int, LastRecord] = {}
 
     @property
     def owe_commit(self) -> bool:
         """Whether the first of them went by as long ago as may be."""
         return bool(self._ends) and self._clock() - self._since >= self._interval
 
-    def add(self, ranges: Iterable[OffsetRange]) -> None:
-        """Have records gone by."""
+    def add(self, ranges: Iterable[OffsetRange], last: Mapping[int, LastRecord] | None = None) -> None:
+        """Have records gone by; ``last``: the last one of each partition, if it has a leader epoch."""
         if not self._ends:
             self._since = self._clock()
         self._ends |= {part.partition: part.end for part in ranges if part.records}
+        self.last = {**self.last, **(last or {})}
 
     def behind(self, committed: Mapping[int, int]) -> dict[int, int]:
         """The next offset of each partition, also of one that nothing is committed of."""
@@ -530,6 +559,7 @@ class PassedRecords:
     def clear(self) -> None:
         """The table stands where its target says."""
         self._ends.clear()
+        self.last = {}
 
 
 def _unpersist(frame: DataFrame) -> None:

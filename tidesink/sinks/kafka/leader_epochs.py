@@ -5,29 +5,38 @@ producers write others at the same offsets. Neither the topic's id nor its offse
 record the *epoch* of the leader that wrote it (KIP-101, KIP-320): two records that were written at one offset
 always have two epochs.
 
-So a worker keeps the offset and the epoch of a record at the end of each batch (``LastRecord``). Before the
-next batch it looks whether that record is still there. If the offset has no record by now, as in a compacted
-topic or at the end of a transaction, librdkafka asks the leader where the epoch ended
-(``OffsetForLeaderEpoch``). librdkafka 2.16 does so for the first assignment of a client only: a partition
-that is assigned again is not validated. So a new client is opened for each of these questions.
+The law, for each partition of a topic:
 
-Records from before Kafka 0.11 have no epoch, and some services give none: then nothing is kept or checked.
+1. A reader keeps the last record that it read (``LastRecord``): its offset and its epoch, as of the fetch.
+2. Before it reads on, it has the leader's epoch, which Kafka reports with the end of a partition (ListOffsets
+   from version 4 on, Kafka 2.1). If that epoch is greater than the record's, and greater than at the last
+   check, the record is looked up (``CheckedLogs``). Otherwise nothing is asked: a log loses a record that it
+   had by an election only, and each election gives the partition a greater epoch.
+3. What is read then counts if the epoch of its last record is at least the known record's, and at most the
+   leader's at the check (``follows``). If not, a leader was elected meanwhile, whose log may have been cut
+   before the known record: what was read is dropped, and read again after the next check.
+
+If the offset has no record by then, as in a compacted topic, librdkafka asks the leader where the epoch ended
+(``OffsetForLeaderEpoch``). librdkafka 2.16 does so for the first assignment of a client only: a partition
+that is assigned again is not validated. So a client is opened for the question.
+
+Records from before Kafka 0.11 have no epoch, and some services report none: then nothing is kept or checked.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.kafka_client import SILENT, librdkafka_settings, open_client
-from tidesink.sinks.kafka.fetch import FIXED_SETTINGS, REFUSED, open_consumer
-from tidesink.sinks.kafka.offsets import PartitionOffsets, translated_error
+from tidesink.sinks.kafka.fetch import ABSENT, FIXED_SETTINGS, REFUSED
+from tidesink.sinks.kafka.offsets import TopicOffsets, translated_error
 from tidesink.sinks.state.progress import LastRecord
 
 # A few records are read: nothing is fetched ahead of them.
@@ -36,202 +45,318 @@ _FEW: Final[Mapping[str, str]] = {
     "fetch.message.max.bytes": "1",
     "fetch.wait.max.ms": "10",
     "fetch.queue.backoff.ms": "2",
+    "topic.metadata.propagation.max.ms": "2000",
 }
 _ALIASES: Final = {"max.partition.fetch.bytes"}
 # So many offsets before an end are looked at: the last ones may be a transaction's markers.
 _BEHIND: Final = 16
 _SECONDS: Final = 60.0
+# A refused login is an error after so long.
+_REFUSAL_SECONDS: Final = 10.0
+# A question is asked again after so long.
+_ASK_SECONDS: Final = 1.0
 _CONSUME_SECONDS: Final = 0.02
 _CONSUME_RECORDS: Final = 100
-# Answers of one topic that are kept, for tables that ask the same at about the same time.
-_KEPT: Final = 4
-
-
-class _Log(NamedTuple):
-    """What was asked of a topic: what is known by partition, and the ends of the next ranges."""
-
-    topic_id: str
-    known: tuple[tuple[int, LastRecord], ...]
-    ends: tuple[tuple[int, int], ...]
+# So many records are remembered to be there, for tables that ask for the same one.
+_MOST_KNOWN: Final = 10_000
 
 
 class LeaderEpochs:
-    """Asks one cluster. ``properties``: ``client_properties``. Used by several threads."""
+    """Looks records up in one cluster. ``properties``: ``client_properties``. Used by several threads.
 
-    def __init__(self, properties: Mapping[str, Any]) -> None:
+    ``is_stopped``: whether a stop was requested, which ends a look with SourceUnavailableError. ``seconds``:
+    how long one look may take.
+    """
+
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        *,
+        is_stopped: Callable[[], bool] = lambda: False,
+        seconds: float = _SECONDS,
+    ) -> None:
         given = {n: v for n, v in properties.items() if n not in _ALIASES}
         self._properties: dict[str, Any] = {**given, **_FEW}
+        self._is_stopped, self._seconds = is_stopped, seconds
         self._lock = threading.Lock()
-        self._answers: dict[str, deque[tuple[_Log, dict[int, LastRecord]]]] = {}
+        # By topic id, partition and record the greatest epoch of a leader that has the record.
+        self._there: dict[tuple[str, str, int, LastRecord], int] = {}
 
-    def checked(
-        self,
-        topic: str,
-        topic_id: str,
-        known: Mapping[int, LastRecord],
-        ends: Mapping[int, int],
-        found: Mapping[int, PartitionOffsets],
-    ) -> dict[int, LastRecord]:
-        """The last records before ``ends``, once the log is known to have those that are ``known``.
+    def last(self, found: TopicOffsets, ends: Mapping[int, int]) -> dict[int, LastRecord]:
+        """Return a record at or shortly before each end, or the first one behind it.
 
-        ``found``: where the partitions begin and end now. The last records are looked at first: whatever is
-        cut off after that shows in them the next time. A partition whose records have no epoch is absent.
+        A partition whose records have no epoch is absent.
 
         Raises:
-            SourceError: a log was cut.
-            SourceUnavailableError: no broker answers.
+            SourceError: the brokers refuse us, or the topic was deleted.
+            SourceUnavailableError: not all partitions answer.
         """
-        asked = _Log(topic_id, tuple(sorted(known.items())), tuple(sorted(ends.items())))
-        with self._lock:
-            answers = self._answers.setdefault(topic, deque(maxlen=_KEPT))
-            for before, answer in answers:
-                if before == asked:
-                    return answer
-        last = self.last(topic, ends, found)
-        self.check(topic, known, found)
-        with self._lock:
-            answers.append((asked, last))
-        return last
-
-    def last(
-        self, topic: str, ends: Mapping[int, int], found: Mapping[int, PartitionOffsets]
-    ) -> dict[int, LastRecord]:
-        """A record at or shortly before each end, or the first one behind it.
-
-        Raises:
-            SourceError: the brokers refuse us.
-            SourceUnavailableError: no broker answers.
-        """
-        starts = {n: max(found[n].earliest, end - _BEHIND) for n, end in ends.items() if n in found}
-        starts = {n: at for n, at in starts.items() if at < ends[n] <= found[n].latest}
-        read = self._read(topic, starts, {n: ends[n] - 1 for n in starts})
+        parts = found.partitions
+        starts = {n: max(parts[n].earliest, end - _BEHIND) for n, end in ends.items() if n in parts}
+        starts = {n: at for n, at in starts.items() if at < ends[n] <= parts[n].latest}
+        if not starts:
+            return {}
+        with self._look(found.topic) as look:
+            read = look.records(starts, {n: ends[n] - 1 for n in starts})
         return {n: record for n, record in read.items() if record is not None}
 
-    def check(
-        self, topic: str, known: Mapping[int, LastRecord], found: Mapping[int, PartitionOffsets]
-    ) -> None:
-        """Raise SourceError where a record is not the one that was read. Raises: as ``checked``."""
-        for number, offset in sorted(self.cuts(topic, known, found).items()):
-            record = known[number]
-            raise SourceError(
-                _CUT.format(record, offset, number), topic=topic, partition=number, offset=record.offset
-            )
+    def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:
+        """Return the partitions whose logs lack the record that is known, with the offsets of the cuts.
 
-    def cuts(
-        self, topic: str, known: Mapping[int, LastRecord], found: Mapping[int, PartitionOffsets]
-    ) -> dict[int, int]:
-        """The partitions whose logs were cut and have grown again, each with the offset of the cut.
+        From such an offset on there are other records now. What expired, and what is missing at the end of a
+        partition, other checks report.
 
         Raises: as ``last``.
         """
-        # What expired, or is missing at the end, other checks report.
+        parts, epochs = found.partitions, found.leader_epochs
         there = {
             n: record
             for n, record in known.items()
-            if n in found and found[n].earliest <= record.offset < found[n].latest
+            if n in parts
+            and parts[n].earliest <= record.offset < parts[n].latest
+            and not self._is_known(found, n, record)
         }
-        read = self._read(topic, {n: record.offset for n, record in there.items()}, {})
-        cut = {}
-        for number, record in there.items():
-            now = read.get(number)
-            # Of two records at one offset the epochs tell; without one, the leader.
-            same = now == record if now is not None and now.offset == record.offset else None
-            if same is False or (same is None and self._is_cut(topic, number, record)):
-                cut[number] = self._first_of_later_epochs(topic, number, record, found[number])
+        if not there:
+            return {}
+        with self._look(found.topic) as look:
+            read = look.records({n: record.offset for n, record in there.items()}, {})
+            # Of two records at one offset the epochs tell. Without one, the leader does.
+            gone = {n for n, now in read.items() if now is None or now.offset != there[n].offset}
+            cut = {n for n in there.keys() - gone if read[n] != there[n]}
+            cut |= look.ended({n: there[n] for n in gone})
+            starts = {n: look.earliest(n) for n in cut}
+            # What expired meanwhile looks as if it was cut off.
+            cut = {n for n in cut if starts[n] <= there[n].offset}
+            found_cuts = {n: look.first_of_later_epochs(n, there[n], starts[n]) for n in cut}
+        with self._lock:
+            for n in there.keys() - cut:
+                self._there[found.topic, found.topic_id, n, there[n]] = epochs.get(n, -1)
+            while len(self._there) > _MOST_KNOWN:
+                del self._there[next(iter(self._there))]
+        return found_cuts
+
+    def _is_known(self, found: TopicOffsets, number: int, record: LastRecord) -> bool:
+        epoch = found.leader_epochs.get(number)
+        with self._lock:
+            seen = self._there.get((found.topic, found.topic_id, number, record))
+        return epoch is not None and seen is not None and seen >= epoch
+
+    @contextmanager
+    def _look(self, topic: str) -> Iterator[_Look]:
+        look = _Look(self._properties, topic, self._is_stopped, self._seconds)
+        try:
+            yield look
+        finally:
+            look.close()
+
+
+class CheckedLogs:
+    """Up to which leader epoch one reader's partitions of one topic were checked. For one thread at a time.
+
+    The known record of a partition must be one that was read after the check before, or the same again.
+    """
+
+    def __init__(self, log: LeaderEpochs | None) -> None:
+        self._log = log
+        self._topic_id, self._epochs = "", dict[int, int]()
+
+    def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:
+        """As ``LeaderEpochs.cuts``; asks nothing while no partition has a new leader.
+
+        A partition without a leader epoch is not checked.
+        """
+        if self._log is None:
+            return {}
+        if found.topic_id != self._topic_id:
+            self._topic_id, self._epochs = found.topic_id, {}
+        epochs = found.leader_epochs
+        due = {n: record for n, record in known.items() if self._is_due(n, record, epochs.get(n, -1))}
+        cut = self._log.cuts(found, due) if due else {}
+        # A log that ends before the record has it lost, or is a follower's that lags: it is checked later.
+        short = {n for n, at in found.partitions.items() if n in due and due[n].offset >= at.latest}
+        for number in epochs.keys() - cut.keys() - short:
+            self._epochs[number] = max(epochs[number], self._epochs.get(number, -1))
         return cut
 
-    def _first_of_later_epochs(
-        self, topic: str, number: int, known: LastRecord, found: PartitionOffsets
-    ) -> int:
-        """The offset at which the log was cut: all records before it are as they were."""
-        low, high = found.earliest, known.offset + 1
+    def _is_due(self, number: int, record: LastRecord, epoch: int) -> bool:
+        return epoch > max(record.epoch, self._epochs.get(number, -1))
+
+
+def follows(found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]) -> bool:
+    """Whether records that were read after a check come from logs that have the records known before.
+
+    ``found``: the topic as it was checked. ``known`` and ``read``: the last record of each partition.
+    """
+    return all(
+        _follows(known[number], record, found.leader_epochs[number])
+        for number, record in read.items()
+        if number in known and number in found.leader_epochs
+    )
+
+
+def _follows(known: LastRecord, read: LastRecord, epoch: int) -> bool:
+    if read == known:
+        return True  # nothing was read
+    # Rows that waited for a later bound are read again from before the known record.
+    grows = read.epoch >= known.epoch or read.offset < known.offset
+    return grows and read.epoch <= epoch
+
+
+def cut_error(topic: str, number: int, record: LastRecord, offset: int) -> SourceError:
+    """Return the error of a partition whose log was cut at an offset, and lacks the record."""
+    return SourceError(
+        _CUT.format(record, offset, number), topic=topic, partition=number, offset=record.offset
+    )
+
+
+class _Look:
+    """One look at some partitions of a topic, which ends by a deadline."""
+
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        topic: str,
+        is_stopped: Callable[[], bool],
+        seconds: float,
+    ) -> None:
+        self._settings = librdkafka_settings(properties)
+        self._topic, self._is_stopped, self._seconds = topic, is_stopped, seconds
+        self._begun = time.monotonic()
+        self._client_error: KafkaError | None = None
+        self._consumer = self._open()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+    def records(self, starts: Mapping[int, int], until: Mapping[int, int]) -> dict[int, LastRecord | None]:
+        """Of each partition the first record from an offset on, or the last one up to an offset of ``until``.
+
+        If there is no such record, the first one behind; None: of one without an epoch, or of none.
+        """
+        found: dict[int, LastRecord | None] = dict.fromkeys(starts)
+        met = set[int]()
+        places = [TopicPartition(self._topic, n, at) for n, at in sorted(starts.items())]
+        for message in self._messages(self._consumer, places):
+            number, offset = message.partition(), message.offset()
+            if message.error() is not None:
+                self._done(self._consumer, number)
+            elif offset >= starts[number]:
+                last = until.get(number, -1)
+                if number not in met or offset <= last:
+                    epoch = message.leader_epoch()
+                    found[number] = None if epoch is None else LastRecord(offset, epoch)
+                    met.add(number)
+                if offset >= last:
+                    self._done(self._consumer, number)
+        return found
+
+    def ended(self, known: Mapping[int, LastRecord]) -> set[int]:
+        """Return the partitions in which the leader's log of a record's epoch ends before the record."""
+        if not known:
+            return set()
+        cut = set[int]()
+        consumer = self._open()
+        try:
+            places = [
+                TopicPartition(self._topic, n, record.offset + 1, leader_epoch=record.epoch)
+                for n, record in sorted(known.items())
+            ]
+            for message in self._messages(consumer, places):
+                error = message.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    cut.add(message.partition())
+                self._done(consumer, message.partition())
+        finally:
+            consumer.close()
+        return cut
+
+    def earliest(self, number: int) -> int:
+        """Return the first offset that a partition has now."""
+        self._open_partitions = {number}
+        while True:
+            self._check_time()
+            try:
+                place = TopicPartition(self._topic, number)
+                return int(self._consumer.get_watermark_offsets(place, timeout=_ASK_SECONDS)[0])
+            except KafkaException as exc:
+                self._raise_refused(exc.args[0], number)
+
+    def first_of_later_epochs(self, number: int, known: LastRecord, earliest: int) -> int:
+        """Return the offset at which the log was cut: all records before it are as they were."""
+        low, high = earliest, known.offset + 1
         while low < high:
             middle = (low + high) // 2
-            record = self._read(topic, {number: middle}, {}).get(number)
+            record = self.records({number: middle}, {})[number]
             if record is not None and record.offset <= known.offset and record.epoch <= known.epoch:
                 low = record.offset + 1
             else:
                 high = middle
         return low
 
-    def _is_cut(self, topic: str, number: int, known: LastRecord) -> bool:
-        """Whether the leader's log of the record's epoch ends before the record."""
-        settings = librdkafka_settings(self._properties)
-        own = {**FIXED_SETTINGS, "group.id": "tidesink-fetch", "error_cb": lambda _error: None}
-        consumer = open_client(Consumer, settings, own, logger=SILENT)
-        try:
-            consumer.assign([TopicPartition(topic, number, known.offset + 1, leader_epoch=known.epoch)])
-            for message in _messages(consumer, topic):
-                error = message.error()
-                if error is None or error.code() == KafkaError._PARTITION_EOF:
-                    return False
-                # Where the policy is ``error`` this is the code for a cut log, too.
-                if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
-                    return True
-                _raise_refused(error, topic)
-        finally:
-            consumer.close()
-        return False
+    def _open(self) -> Consumer:
+        own = {**FIXED_SETTINGS, "group.id": "tidesink-fetch", "error_cb": self._note}
+        return open_client(Consumer, self._settings, own, logger=SILENT)
 
-    def _read(
-        self, topic: str, starts: Mapping[int, int], until: Mapping[int, int]
-    ) -> dict[int, LastRecord | None]:
-        """Of each partition the first record from an offset on, or the last one up to an offset of ``until``.
+    def _note(self, error: KafkaError) -> None:
+        self._client_error = error
 
-        If there is no such record, the first one behind; None: of one without an epoch, or of none.
+    def _done(self, consumer: Consumer, number: int) -> None:
+        """Read no further in a partition, so that its records do not hide another's silence."""
+        if number in self._open_partitions:
+            self._open_partitions.discard(number)
+            consumer.incremental_unassign([TopicPartition(self._topic, number)])
+
+    def _messages(self, consumer: Consumer, places: list[TopicPartition]) -> Iterator[Any]:
+        """Yield the messages of partitions until each is ``_done``: records, ends, and offsets that are gone.
+
+        Raises: as ``LeaderEpochs.last``.
         """
-        found: dict[int, LastRecord | None] = {}
-        if not starts:
-            return found
-        open_, here = {*starts}, {*starts}
-        with open_consumer(self._properties) as opened:
-            opened.consumer.assign([TopicPartition(topic, n, at) for n, at in sorted(starts.items())])
-            for message in _messages(opened.consumer, topic):
-                number, error = message.partition(), message.error()
-                if message.topic() != topic or number not in here:
-                    if error is not None:
-                        _raise_refused(error, topic)
-                    continue
-                if error is not None and error.code() not in _NO_RECORD:
-                    _raise_refused(error, topic)
-                elif error is not None:
-                    open_.discard(number)
-                elif number in open_ and message.offset() >= starts[number]:
-                    epoch = message.leader_epoch()
-                    if number not in found or message.offset() <= until.get(number, -1):
-                        found[number] = None if epoch is None else LastRecord(message.offset(), epoch)
-                    if message.offset() >= until.get(number, -1):
-                        open_.discard(number)
-                if not open_:
-                    break
-        return found
+        self._open_partitions = {place.partition for place in places}
+        consumer.assign(places)
+        while self._open_partitions:
+            self._check_time()
+            for message in consumer.consume(_CONSUME_RECORDS, _CONSUME_SECONDS):
+                error = message.error()
+                if error is not None and error.code() not in _ANSWERS:
+                    self._raise_refused(error, message.partition())
+                elif message.topic() == self._topic and message.partition() in self._open_partitions:
+                    yield message
+        consumer.unassign()
+
+    def _check_time(self) -> None:
+        if self._is_stopped():
+            raise BrokerUnavailableError("A stop was requested while the log was checked.", topic=self._topic)
+        waited = time.monotonic() - self._begun
+        error = self._client_error
+        if error is not None and (error.code() in ABSENT or waited > _REFUSAL_SECONDS):
+            self._raise_refused(error, None)
+        if waited > self._seconds:
+            number = min(self._open_partitions)
+            raise BrokerUnavailableError(
+                f"No answer from the partition's leader for {self._seconds:.0f} seconds. Check that all "
+                "brokers run.",
+                topic=self._topic,
+                partition=number,
+            )
+
+    def _raise_refused(self, error: KafkaError, number: int | None) -> None:
+        """Raise an error that librdkafka does not get over by itself."""
+        if error.code() in ABSENT:
+            raise BrokerUnavailableError(
+                f"Kafka knows no such partition ({error.name()}): the topic was deleted, or its brokers are "
+                "starting; look at the topic again",
+                topic=self._topic,
+                partition=number,
+            )
+        if error.fatal() or error.code() in REFUSED:
+            raise translated_error(error, self._topic)
 
 
-_NO_RECORD: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET})
-
-
-def _messages(consumer: Consumer, topic: str) -> Iterator[Any]:
-    """The messages of a consumer, for as long as somebody wants them.
-
-    Raises:
-        BrokerUnavailableError: for a minute there was none.
-    """
-    heard = time.monotonic()
-    while time.monotonic() - heard < _SECONDS:
-        for message in consumer.consume(_CONSUME_RECORDS, _CONSUME_SECONDS):
-            heard = time.monotonic()
-            yield message
-    raise BrokerUnavailableError(
-        f"no answer from Kafka for {_SECONDS:.0f} seconds: do the brokers run?", topic=topic
-    )
-
-
-def _raise_refused(error: KafkaError, topic: str) -> None:
-    """Raise an error that librdkafka does not get over by itself."""
-    if error.fatal() or error.code() in REFUSED:
-        raise translated_error(error, topic)
-
-
+# What answers a look. Where the policy is ``error``, a cut log is an error of the first or the second kind.
+_ANSWERS: Final = frozenset(
+    {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION}
+)
 _CUT: Final = (
     "The partition's log was cut and has grown again, as after an unclean leader election or with a lost "
     "disk. The record at offset {0.offset}, which was read under leader epoch {0.epoch}, is not there. From "

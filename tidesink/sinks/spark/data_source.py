@@ -42,7 +42,7 @@ from tidesink.kafka_client import client_settings, librdkafka_settings
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import subject
 from tidesink.sinks.kafka.fetch import FetchRange, fetch
-from tidesink.sinks.kafka.leader_epochs import LeaderEpochs
+from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs, follows
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, is_other_topic
 from tidesink.sinks.state.progress import LastRecord
 from tidesink.typemap.table import TimePolicies
@@ -670,7 +670,6 @@ class ChangeStreamReader(DataSourceStreamReader):
         self._asked, self._log = asked, log
         self._pause = pause
         self._read: dict[str, Any] | None = None
-        self._checked = set[tuple[int, LastRecord]]()
         self._seen: TopicOffsets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -678,7 +677,6 @@ class ChangeStreamReader(DataSourceStreamReader):
             "_asked": None,
             "_log": None,
             "_read": None,
-            "_checked": set(),
             "_seen": None,
         }
         return {"_task": self._task, "_pause": self._pause, **state}
@@ -717,17 +715,24 @@ class ChangeStreamReader(DataSourceStreamReader):
         if self._log is None:
             return latest
         known = _last_records(self._read)
-        # They are looked at first: whatever is cut off after that shows in them the next time.
-        last = self._log.last(latest["topic"], _numbers(latest), self._newest().partitions)
         self._check_log(latest["topic"], known, _NOT_STORED)
-        self._checked = {*known.items(), *last.items()}
-        records = {str(number): [*record] for number, record in sorted({**known, **last}.items())}
-        return {**latest, "last": records}
+        found, ends = self._newest(), _numbers(latest)
+        grown = {
+            n: end for n, end in ends.items() if self._read is None or _numbers(self._read).get(n) != end
+        }
+        # What follows a record of the present leader is of this leader, too: nothing is read for it.
+        same = {n for n in grown if n in known and known[n].epoch == found.leader_epochs.get(n)}
+        read = self._log.last(found, {n: end for n, end in grown.items() if n not in same})
+        read |= {n: LastRecord(grown[n] - 1, known[n].epoch) for n in same}
+        if self._read is not None and not follows(found, known, read):
+            return self._read  # a leader was elected meanwhile: they are asked for again
+        last = {**known, **read}
+        return {**latest, "last": {str(number): [*record] for number, record in sorted(last.items())}}
 
     def _check_log(self, topic: str, known: Mapping[int, LastRecord], way_out: str) -> None:
         if self._log is None or not known:
             return
-        for number, offset in sorted(self._log.cuts(topic, known, self._newest().partitions).items()):
+        for number, offset in sorted(CheckedLogs(self._log).cuts(self._newest(), known).items()):
             raise SourceError(
                 f"The partition's log was cut at offset {offset} and has grown again (an unclean leader "
                 f"election, a lost disk): from there on it has other records than the stream read. {way_out}",
@@ -743,9 +748,8 @@ class ChangeStreamReader(DataSourceStreamReader):
             SourceError: as ``latestOffset``, since the checkpoint.
         """
         _check_follows(start, end, _STORED)
-        if {*_last_records(start).items()} - self._checked:
-            # Of a checkpoint that another process wrote.
-            self._check_log(end["topic"], _last_records(start), _STORED)
+        # Of a checkpoint that another process wrote they were not looked at.
+        self._check_log(end["topic"], _last_records(start), _STORED)
         if self._read is None or not _lost(self._read, end):
             self._read = end
         begins, ends = _numbers(start), _numbers(end)

@@ -234,7 +234,7 @@ class PartitionProgress:
     (both TiDB TSO; None where the topic carries none).
     ``again_to``: the offset up to which the partition was applied before it was rewound, until it is applied
     up to there again; None else.
-    ``last``: a record at the end of what was read, which shows whether the log was cut since
+    ``last``: the last record before ``next_offset``, which shows whether the log was cut since
     (``kafka.leader_epochs``); None where records have no leader epoch, and in what earlier versions stored.
     """
 
@@ -273,6 +273,16 @@ class TopicProgress:
             number: OffsetsAgain(at.next_offset, at.again_to)
             for number, at in self.partitions.items()
             if at.again_to is not None
+        }
+
+    @property
+    def last_records(self) -> dict[int, LastRecord]:
+        """The last applied record of each partition, if its leader epoch is known."""
+        # Earlier versions could keep a record behind what is applied, of which nothing is lost.
+        return {
+            number: at.last
+            for number, at in self.partitions.items()
+            if at.last is not None and at.last.offset < at.next_offset
         }
 
 

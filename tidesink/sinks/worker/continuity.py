@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, cast
 
@@ -15,11 +15,11 @@ from tidesink.sinks.batch.run import Hold
 from tidesink.sinks.batch.schema_changes import KnownColumns
 from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.kafka.compaction import CaughtUp, Compaction, digest_of, missed_deletes, refusal
+from tidesink.sinks.kafka.leader_epochs import CheckedLogs, cut_error
 from tidesink.sinks.kafka.offsets import (
     NO_ID,
     FirstRecord,
     KafkaOffsets,
-    OffsetRange,
     TopicOffsets,
     check_continuity,
     made_again,
@@ -31,6 +31,7 @@ from tidesink.sinks.worker.control import Pauses, Unaccepted, check_not_restored
 from tidesink.sinks.worker.tally import Tally, Tombstones
 
 _FIRST_RECORDS: Final = "first-records"
+NO_RECORDS: Final[Mapping[int, LastRecord]] = {}
 
 
 class Continuity:
@@ -39,6 +40,7 @@ class Continuity:
     def __init__(self, context: WorkerContext, topic: str, settings: TableConfig) -> None:
         self._context = context
         self._settings = settings
+        self._logs = CheckedLogs(context.topics.log)
         self._first_records = FirstRecords(
             settings.table, topic, pipeline=context.config.pipeline, store=context.store
         )
@@ -52,15 +54,22 @@ class Continuity:
             raise ConfigError(reason, table=str(self._settings.table), topic=found.topic)
 
     def check_topic(
-        self, progress: TopicProgress | None, found: TopicOffsets, *, repaired: bool = False
-    ) -> None:
+        self,
+        progress: TopicProgress | None,
+        found: TopicOffsets,
+        *,
+        repaired: bool = False,
+        passed: Mapping[int, LastRecord] = NO_RECORDS,
+    ) -> bool:
         """Check that a topic is the one that was read, and holds what comes next.
 
         ``repaired``: the table is to be compared with its source, whatever the topic has lost of it before it
-        was first seen.
+        was first seen. ``passed``: by partition, the last record that went by without a commit. Returns False
+        if only such records are gone: they are to be read again from the offsets that are applied.
 
         Raises:
-            SourceError: it is not.
+            SourceError: it is not, or a partition's log was cut below what is applied, and has grown again.
+            SourceUnavailableError: no broker answers.
             StateStoreError: the store does not answer.
         """
         if progress is not None and progress.topic_id:
@@ -69,6 +78,18 @@ class Continuity:
             _check_beginning(found, self._settings)
         retry = self._context.retry(self._settings.table)
         retry.call(lambda: self._first_records.check(progress, found, lambda: self._context.brokers))
+        return progress is None or retry.call(lambda: self._has_log(progress, found, passed))
+
+    def _has_log(
+        self, progress: TopicProgress, found: TopicOffsets, passed: Mapping[int, LastRecord]
+    ) -> bool:
+        """Whether the log has what was read of it; raises where it was cut below what is applied."""
+        known = {**progress.last_records, **passed}
+        cuts = self._logs.cuts(found, known)
+        for number, offset in sorted(cuts.items()):
+            if number in progress.partitions and offset < progress.partitions[number].next_offset:
+                raise cut_error(found.topic, number, known[number], offset)
+        return not cuts
 
     def check(
         self,
@@ -79,19 +100,22 @@ class Continuity:
         caught_up: CaughtUp,
         pauses: Pauses,
         repaired: bool = False,
-    ) -> None:
+        passed: Mapping[int, LastRecord] = NO_RECORDS,
+    ) -> bool:
         """Check that a topic goes on from what is applied; ``batch``: the last one.
 
-        ``progress``: None where nothing of the topic is applied, which begins ``caught_up``. ``repaired``: as
-        in ``check_topic``.
+        ``progress``: None where nothing of the topic is applied, which begins ``caught_up``. ``repaired`` and
+        ``passed``, and what is returned: as of ``check_topic``.
 
         Raises:
-            SourceError: the topic was made again, or deletes may be gone unread.
+            SourceError: as ``check_topic``, or deletes may be gone unread.
+            SourceUnavailableError: no broker answers.
             StateStoreError: the store does not answer.
         """
-        self.check_topic(progress, found, repaired=repaired)
+        if not self.check_topic(progress, found, repaired=repaired, passed=passed):
+            return False
         if found.compaction is None:
-            return
+            return True
         retry, now = self._context.retry(self._settings.table), time.time()
         if progress is None:
             caught_up.begin(now, batch)
@@ -103,23 +127,7 @@ class Continuity:
                 self._accept_missed(progress, found.compaction, pauses)
                 caught_up.begin(now, batch)
         pauses.missed = None
-
-    def last_records(
-        self, progress: TopicProgress | None, ranges: Sequence[OffsetRange], found: TopicOffsets
-    ) -> Mapping[int, LastRecord]:
-        """A record at the end of each range of the next batch, once the log has what was read of it.
-
-        Raises:
-            SourceError: a partition's log was cut since, and has grown again.
-            SourceUnavailableError: no broker answers.
-        """
-        log = self._context.topics.log
-        if log is None:
-            return {}
-        parts = progress.partitions if progress is not None else {}
-        known = {n: at.last for n, at in parts.items() if at.last is not None}
-        ends = {part.partition: part.end for part in ranges if part.records}
-        return log.checked(found.topic, found.topic_id, known, ends, found.partitions)
+        return True
 
     def _accept_missed(self, progress: TopicProgress, compaction: Compaction, pauses: Pauses) -> None:
         """Raise SourceError unless a person accepted that deletes may be missing."""

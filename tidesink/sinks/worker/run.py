@@ -450,7 +450,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             config=config,
             spark=spark,
             source=source,
-            topics=Topics.of(config, source, store),
+            topics=Topics.of(config, source, store, is_stopped=lambda: bool(stop)),
             target=target_module(config.target).open_target(config, spark, store),
             store=store,
             dead_letters=cache(partial(dead_letters_of, config)),

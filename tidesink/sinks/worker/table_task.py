@@ -36,6 +36,7 @@ from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecord
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.kafka.compaction import Compaction
+from tidesink.sinks.kafka.leader_epochs import follows
 from tidesink.sinks.kafka.offsets import (
     AddedPartitions,
     OffsetRange,
@@ -382,15 +383,7 @@ class TableTask:
             self._tally.warnings += (self._snapshot.tell_outrun(self._hold.progress),)
             self._change("RUNNING", None)
             return
-        self._continuity.check(
-            progress,
-            found,
-            batch=self._hold.progress.batch,
-            caught_up=self._tally.caught_up,
-            pauses=self._pauses,
-            repaired=self._snapshot.repairs(self._hold.progress),
-        )
-        if not self._may_read:
+        if not self._goes_on(progress, found) or not self._may_read:
             return  # the bound is raised first
         if self._takes_other_turn(self._hold.progress, found):
             return
@@ -401,13 +394,27 @@ class TableTask:
             return
         # Watermarks count where cuts are published: they are in the progress.
         passes &= context.config.cuts is None
-        if passes and progress is not None and self._is_for_others(reader):
-            self._passed.add(plan.ranges)
+        if passes and self._pass_by(plan, reader, progress):
             return
-        last = retry.call(lambda: self._continuity.last_records(progress, plan.ranges, plan.found))
-        plan = replace(plan, last=last)
         if self._begins(plan.records, left=max(0, self._unapplied(plan.found) - plan.records)):
             self._take(retry.call(lambda: self._batch(plan, reader).run()))
+
+    def _goes_on(self, progress: TopicProgress | None, found: TopicOffsets) -> bool:
+        """Check that the topic goes on from what was read; False where the table steps back by itself."""
+        assert self._hold is not None  # noqa: S101  (opened before)
+        holds = self._continuity.check(
+            progress,
+            found,
+            batch=self._hold.progress.batch,
+            caught_up=self._tally.caught_up,
+            pauses=self._pauses,
+            repaired=self._snapshot.repairs(self._hold.progress),
+            passed=self._passed.last,
+        )
+        if not holds:
+            # Where records without anything for the table went by, there are others now.
+            self._passed.clear()
+        return holds
 
     def _begins(self, records: int, *, left: int) -> bool:
         """Tell of the next batch; False where the table is another worker's."""
@@ -552,14 +559,18 @@ class TableTask:
             if n in starts
         ]
 
-    def _is_for_others(self, reader: RecordReader) -> bool:
-        """Whether records that tables share hold nothing but watermarks for this one."""
-        if not isinstance(reader, TableRecords) or reader.commits:
+    def _pass_by(self, plan: BatchPlan, reader: RecordReader, progress: TopicProgress | None) -> bool:
+        """Let records go by that tables share, if they hold nothing but watermarks for this one."""
+        if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:
-            return not self._context.retry(self.table).call(lambda: reader.concern(self._session))
+            if self._context.retry(self.table).call(lambda: reader.concern(self._session)):
+                return False
         except RangeTooLargeError:
             return False  # the batch cuts its ranges
+        if follows(plan.found, {**progress.last_records, **self._passed.last}, reader.last):
+            self._passed.add(plan.ranges, reader.last)
+        return True
 
     def _settle(self, *, away: bool = False) -> None:
         """Say where the table stands now, so that what is kept for it alone is let go."""
@@ -591,7 +602,7 @@ class TableTask:
             self._decoding,
             settings=self._settings,
             session=self._session,
-            plan=plan,
+            plan=replace(plan, last=self._passed.last),
             reader=reader,
         )
 
