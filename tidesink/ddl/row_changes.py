@@ -234,6 +234,22 @@ def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...
     return tuple(found)
 
 
+def made_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
+    """Returns the tables that CREATE TABLE makes or replaces.
+
+    IF NOT EXISTS is left out: where the table exists, it does nothing.
+
+    Raises:
+        ConfigError: as ``row_changes``.
+    """
+    found = list[TableId]()
+    for sql in producer_statements(query):
+        creation = read_creation(sql)
+        if creation is not None and not (creation.if_absent or creation.temporary):
+            found.append(read_table_name(sql, default_schema))
+    return tuple(found)
+
+
 def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
     """The tables whose rows an ALTER TABLE puts under other table ids: other partitions', or another table's.
 

@@ -24,6 +24,7 @@ from tidesink.ddl.row_changes import (
     RowChange,
     RowDdl,
     converted_columns,
+    made_tables,
     renamed_columns,
     row_changes,
 )
@@ -53,11 +54,19 @@ _EXPIRED: Final = (
     "keep all of that topic (retention.ms=-1)"
 )
 
+# The kind of a statement whose record has no ``tableChanges``.
+_NO_CHANGES: Final = "QUERY"
 _RENAMED: Final = "values of before stay under the old name, and are NULL under the new one ({})"
 
 _CONVERTED: Final = (
     "values of {} that its new definition does not hold were rounded or cut at the source, and are unchanged "
     "here (tidesink resync brings them)"
+)
+
+_OLD_COLUMNS: Final = (
+    "the connector did not read the new columns from it and still has the old ones. Unless the columns are "
+    "the same in the same order, it sends later values under wrong names, also after a resync: first have it "
+    "read its schema again (docs/schema-changes.md, A table that is replaced)"
 )
 
 Decode = Callable[[Message], tuple[Event, ...]]
@@ -210,7 +219,7 @@ def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
     about = [TableId(schema, name) for name in names] or [TableId(schema, "")]
     try:
         found = row_changes(event.query, schema, about=about[0])
-        found = (*found, *_renames(event), *_conversions(event))
+        found = (*found, *_renames(event), *_conversions(event), *_replacements(event))
     except ConfigError:
         found = (RowChange(about[0], "unknown", NOT_UNDERSTOOD),)
     more = (one._replace(table=table) for one in found if one.kind == "unknown" for table in about[1:])
@@ -233,6 +242,17 @@ def _conversions(event: DdlEvent) -> Iterator[RowChange]:
         names.setdefault(table, []).append(column)
     for table, columns in names.items():
         yield RowChange(table, "values", _CONVERTED.format(", ".join(columns)))
+
+
+def _replacements(event: DdlEvent) -> Iterator[RowChange]:
+    """The tables that were made again while the connector kept the columns of the old one.
+
+    It reads columns from CREATE TABLE only if it knows no table of the name. Otherwise the record has an
+    empty ``tableChanges`` (Debezium 3.5.0.Final with MariaDB, seen with CREATE OR REPLACE TABLE).
+    """
+    if event.kind == _NO_CHANGES:
+        for table in made_tables(event.query, event.table.schema):
+            yield RowChange(table, "unknown", _OLD_COLUMNS)
 
 
 def _place(source: Mapping[str, Any]) -> str:
