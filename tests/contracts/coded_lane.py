@@ -86,6 +86,7 @@ def config_of(
     definition: str | None = None,
     keys: Sequence[str] = (),
     retry_for: str = "0s",
+    table: Mapping[str, Any] | None = None,
     **defaults: Any,
 ) -> Config:
     """A pipeline that says of its changefeed what the changefeed's own options say."""
@@ -110,8 +111,8 @@ def config_of(
         "retry": {"for": retry_for},
     }
     said = {word: what for word, what in (("definition", definition), ("keys", list(keys))) if what}
-    if said:
-        given["tables"] = [{"name": str(feed.schema.table), **said}]
+    if said or table:
+        given["tables"] = [{"name": str(feed.schema.table), **said, **(table or {})}]
     return right(given)
 
 
