@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.full import TEST_ALL
 from tidesink.sinks.batch.context import FAILPOINTS, LAKE_FAILPOINTS
 
 _TIMEOUT_SECONDS = 300
@@ -92,6 +93,15 @@ def steps_of(kind: str) -> tuple[str, ...]:
         return FAILPOINTS
     at = FAILPOINTS.index("staged")
     return (*FAILPOINTS[:at], *LAKE_FAILPOINTS, *FAILPOINTS[at:])
+
+
+def steps_of_a_part(kind: str) -> tuple[str, ...]:
+    """The failpoints at which a batch of a snapshot is killed.
+
+    It goes through the steps of any batch, and ``make test`` kills a worker at each of those in test_kill.py:
+    here it kills at the steps where the progress of a snapshot may be written twice, or not at all.
+    """
+    return steps_of(kind) if TEST_ALL else ("committing", "staged", "committed")
 
 
 def failpoints_hit(config: Path) -> list[str]:

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.e2e.forked_worker import die_at, drain
-from tests.e2e.killing import steps_of
+from tests.e2e.killing import steps_of, steps_of_a_part
 from tests.e2e.live_source import (
     LiveTable,
     ask_snapshot,
@@ -134,7 +134,7 @@ def test_killed_at_each_step_of_a_part_of_the_deletes(
             _run(config, batches=1)
         assert shown_snapshot(config)["deletes"]["done"] == 0
         assert shown_snapshot(config)["deletes"]["parts"] >= 4
-        for step in steps_of(kind):
+        for step in steps_of_a_part(kind):
             for _ in range(10):
                 table.change()
             die_at(step, spark, path, log)

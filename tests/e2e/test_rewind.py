@@ -21,7 +21,7 @@ from tests.e2e.places import KINDS, Place, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.sql_beside import execute
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
-from tests.full import FULL, quick_on
+from tests.full import FULL, TEST_ALL, quick_on
 from tests.servers import create_topics
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions
@@ -39,7 +39,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.servers]
 NAME: Final = "again"
 TABLE: Final = TableId("shop", NAME)
 # A rewind has neither records nor rows.
-STEPS: Final = ("planned", "recorded", "evolved", "committing", "committed", "accounted", "reported")
+ALL_STEPS: Final = ("planned", "recorded", "evolved", "committing", "committed", "accounted", "reported")
+# The steps of any batch are killed at in test_kill.py: here those around what a rewind writes.
+STEPS: Final = ALL_STEPS if TEST_ALL else ("recorded", "committing", "committed")
 LOADED: Final = dict.fromkeys(range(10), "second")
 DAMAGE: Final = (
     "DELETE FROM {} WHERE id < 6",
@@ -110,8 +112,9 @@ def _loaded(folder: Path, servers: Servers, place: Place) -> tuple[Path, TableWr
     return config, writer
 
 
+# In Postgres rows that were lost come back in the test of kills below.
 @pytest.mark.parametrize("kind", KINDS)
-@quick_on("delta", "postgres")
+@quick_on("delta")
 def test_what_the_target_lost_comes_back(
     servers: Servers, spark: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 
 from tests.e2e.forked_worker import die_at, drain
-from tests.e2e.killing import steps_of
+from tests.e2e.killing import steps_of, steps_of_a_part
 from tests.e2e.live_source import (
     COLUMNS,
     LiveTable,
@@ -196,7 +196,7 @@ def test_killed_at_each_step_of_a_part(
     with _source(kind, mariadb_url, tmp_path) as url, live_table(url, servers) as table:
         table.load(9_000)
         config = live_config(tmp_path, servers, table, url, target=place.target)
-        for step in steps_of(kind):
+        for step in steps_of_a_part(kind):
             for _ in range(20):
                 table.change()
             # Dead letters are of records alone.
