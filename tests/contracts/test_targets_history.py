@@ -182,7 +182,7 @@ def test_a_batch_delivered_again_answers_the_same(bed: Bed) -> None:
     assert did(result) == (1, 0, 1, 1)
 
 
-@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
+# On every target with reads among the events: test_reads_and_events_in_any_order_end_in_the_same_versions.
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
 def test_any_order_and_any_cut_end_in_the_same_versions(bed: Bed, seed: int) -> None:
     chosen = random.Random(seed)

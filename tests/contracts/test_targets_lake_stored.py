@@ -86,7 +86,7 @@ MODES: Final = [
     case("iceberg", "source, reduced again", sequenced=True, packed=False),
     case("delta", "source, reduced again", sequenced=True, packed=False),
     case("delta", "left out", kept=("name",)),
-    case("iceberg", "left out", quick=True, kept=("name",)),
+    case("iceberg", "left out", kept=("name",)),
     case("delta", "soft", delete_mode="soft", on_delete={"amount": 77}),
     case("iceberg", "soft", delete_mode="soft"),
     case("delta", "soft, left out", delete_mode="soft", kept=("name", "amount")),
