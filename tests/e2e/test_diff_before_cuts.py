@@ -12,7 +12,7 @@ from tests.e2e.books import Books, books, books_config
 from tests.e2e.diffing import drain, table_of_diff
 from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
-from tests.full import quick_on
+from tests.full import FULL
 from tidesink.cli.main import app
 from tidesink.config import load_config
 from tidesink.events import TableId
@@ -25,7 +25,8 @@ __all__ = ["books"]
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 
 
-@quick_on("postgres")
+# What is applied is read before a cut as behind it: test_targets_sql_cuts.py, into each database.
+@FULL
 @pytest.mark.parametrize("kind", ["postgres", "mysql"])
 def test_a_database_with_cuts_is_compared_as_it_is_applied(
     spark: SparkSession,

@@ -145,7 +145,7 @@ def _run_beside(config: Config, batches: _Batches, steps: Callable[[], None]) ->
     return report
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(300, marks=FULL)])
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=FULL)])
 def test_idle_tables_cost_no_batches_and_leave_a_busy_one_its_turns(
     spark: SparkSession, tmp_path: Path, servers: Servers, count: int
 ) -> None:

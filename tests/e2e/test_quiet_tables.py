@@ -29,7 +29,7 @@ from tests.e2e.live_source import (
 from tests.e2e.places import KINDS, Place, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
-from tests.full import quick_on
+from tests.full import FULL, quick_on
 from tests.servers import delete_topic
 from tests.tidb_front import next_tso
 from tidesink.cli.main import app
@@ -252,6 +252,9 @@ def test_a_topic_that_is_not_there_yet(
         assert "the topic was deleted and made again" in error
 
 
+# test_a_topic_that_is_not_there_yet reads a topic that comes behind a snapshot, test_worker_stops.py one that
+# comes while a worker runs.
+@FULL
 def test_a_topic_that_comes_between_two_parts(
     spark: SparkSession, tmp_path: Path, servers: Servers, mariadb_url: str, request: pytest.FixtureRequest
 ) -> None:

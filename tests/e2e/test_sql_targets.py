@@ -53,12 +53,14 @@ def wrong(workload: Path, server: Server, tables: set[str]) -> list[str]:
         return wrong_in_database(SqlTarget(connections), expected)
 
 
-@quick_on("mysql")
+# A stream of each type into each database, wherever it is cut: test_targets_codecs.py; whole workloads into a
+# lake: test_replay.py.
+@FULL
 @pytest.mark.parametrize(
     ("configuration", "size"),
     [
         pytest.param("avro_long", 900, id="avro"),
-        pytest.param("canal_ext_partial", None, id="canal", marks=FULL),
+        pytest.param("canal_ext_partial", None, id="canal"),
     ],
 )
 def test_the_database_ends_as_tidb_held_it(
