@@ -194,7 +194,8 @@ def test_killed_at_each_step_of_a_part(
     """The rows of a part are tried at each step; the changes between the kills are of rows of every range."""
     place, log = place_of(kind, request, tmp_path), tmp_path / "worker.log"
     with _source(kind, mariadb_url, tmp_path) as url, live_table(url, servers) as table:
-        table.load(9_000)
+        # One batch and a half for each step.
+        table.load(750 * len(steps_of_a_part(kind)))
         config = live_config(tmp_path, servers, table, url, target=place.target)
         for step in steps_of_a_part(kind):
             for _ in range(20):
