@@ -50,7 +50,7 @@ def plain_session(more: Mapping[str, str] | None = None, *, target: str | None =
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
-        "spark.jars": ",".join(map(str, [*spark_connector_jars(target=target), *kafka_connector_jars()])),
+        "spark.jars": ",".join(map(str, [*spark_connector_jars(targets=[target]), *kafka_connector_jars()])),
         **(more or {}),
     }
     session = SparkSession.builder.master("local[*]").config(map=settings).getOrCreate()

@@ -13,7 +13,15 @@ import pytest
 
 from tests.full import TEST_ALL
 from tidesink.dev.stack import broker_jars, registry_runner
-from tidesink.sinks.spark.jvm import IN_SPARK, Coordinate, JarSet, drop_shipped, fetch, spark_jars_directory
+from tidesink.sinks.spark.jvm import (
+    IN_SPARK,
+    Coordinate,
+    JarSet,
+    drop_shipped,
+    fetch,
+    spark_connector_jars,
+    spark_jars_directory,
+)
 from tidesink.sinks.spark.session import build_session, make_class_archive
 
 if TYPE_CHECKING:
@@ -86,7 +94,8 @@ def hadoop_settings(session: SparkSession) -> Any:
 def keep_classes() -> bool:
     """Fetch the jars and keep Spark's classes, unless they are there: a run starts Spark again and again."""
     beside_spark()
-    return all([make_class_archive(), make_class_archive(target=WITH_TARGET)])
+    spark_connector_jars(targets=[WITH_TARGET])
+    return make_class_archive()
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +113,7 @@ def spark(kept_classes: bool, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with pytest.MonkeyPatch.context() as environment:
         # Spark puts this last on the class path: the classes that are kept fit what is in front of it.
         environment.setenv("SPARK_DIST_CLASSPATH", os.pathsep.join(map(str, beside_spark())))
-        session = build_session(master="local[2]", conf=conf, target=WITH_TARGET, driver_memory="3g")
+        session = build_session(master="local[2]", conf=conf, targets=[WITH_TARGET], driver_memory="3g")
     yield session
     session.stop()
 

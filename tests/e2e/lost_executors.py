@@ -173,7 +173,7 @@ def main(kind: str, folder: Path, endpoint: Endpoint | None) -> None:
     """Apply two batches."""
     paths = {f"spark.executorEnv.{name}": os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     conf = {**SMALL_SPARK, **paths, "spark.default.parallelism": str(_TASKS)}
-    spark = build_session(master="local-cluster[2,1,1024]", conf=conf, target=kind)
+    spark = build_session(master="local-cluster[2,1,1024]", conf=conf, targets=[kind])
     feed, lost = changes(), LosesBeforeTheCommit()
     losing = LosingPostgres(folder)
     database = None if endpoint is None else Observed(losing, endpoint, TABLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.full import FULL
-from tests.sessions import WITH_TARGET
 from tidesink.sinks.spark.jvm import all_connector_jars, find_java, spark_connector_jars
 from tidesink.sinks.spark.session import archive_options, class_archive
 from tidesink.sinks.targets import TARGETS
@@ -23,7 +23,7 @@ def test_a_session_starts_from_the_kept_classes(kept_classes: bool, spark: Spark
     gateway: Any = spark.sparkContext._gateway
     # The launcher's shell is replaced by the JVM: one process.
     maps = Path(f"/proc/{gateway.proc.pid}/maps").read_text(encoding="utf-8")
-    assert str(class_archive(spark_connector_jars(target=WITH_TARGET))) in maps
+    assert str(class_archive(spark_connector_jars())) in maps
 
 
 def test_without_an_archive_there_is_nothing_to_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +54,25 @@ def test_a_path_with_a_space_is_not_handed_to_the_jvm(
     assert archive_options(()) == ""
 
 
-def test_a_target_finds_its_jars_among_those_that_are_fetched_ahead() -> None:
+def test_a_container_finds_the_archive_that_its_image_was_built_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer of an image keeps no fractions of a second."""
+    monkeypatch.setenv("TIDESINK_CACHE", str(tmp_path))
+    jar = tmp_path / "delta-1.jar"
+    jar.write_bytes(b"x")
+    os.utime(jar, ns=(1_700_000_000_987_654_321,) * 2)
+    built = class_archive([jar])
+    os.utime(jar, ns=(1_700_000_000_000_000_000,) * 2)
+    assert class_archive([jar]) == built
+    os.utime(jar, ns=(1_700_000_001_000_000_000,) * 2)
+    assert class_archive([jar]) != built
+
+
+def test_all_targets_have_one_class_path_once_their_jars_are_here() -> None:
     ahead = all_connector_jars()
     assert len(set(ahead)) == len(ahead)
-    for target in (None, *TARGETS):
-        assert set(spark_connector_jars(target=target)) <= set(ahead)
     assert {jar.name.split("-")[0] for jar in ahead} >= {"delta", "iceberg"}
+    for target in TARGETS:
+        assert spark_connector_jars(targets=[target]) == ahead
+    assert spark_connector_jars() == ahead

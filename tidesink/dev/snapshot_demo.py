@@ -272,7 +272,7 @@ def _session(config: Config) -> Iterator[SparkSession]:
         app_name="tidesink snapshot-demo",
         master=config.spark.master,
         conf=config.spark.conf_values(),
-        target=config.target.type,
+        targets=[config.target.type],
     )
     try:
         yield session

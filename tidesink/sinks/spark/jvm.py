@@ -300,33 +300,32 @@ def jar_directory() -> Path:
     return cache_directory() / "jars"
 
 
-def spark_connector_jars(*, target: str | None = None, progress: Progress = silent) -> list[Path]:
+def spark_connector_jars(*, targets: Iterable[str] = (), progress: Progress = silent) -> list[Path]:
     """The connector jars for the installed Spark, fetched when not yet here.
 
-    ``target`` is the type of a target, whose own jars come last. Fit for ``spark.jars``: what Spark ships
-    itself is left out. Raises ConfigError for a Spark of an unknown version, DevStackError when the jars
-    cannot be fetched.
+    ``targets`` are types of targets, some of which need jars of their own. Those of other targets are
+    among the jars if they were fetched before: one class path, and so one archive of classes, serves all.
+    Fit for ``spark.jars``: what Spark ships itself is left out.
+
+    Raises:
+        ConfigError: a Spark of an unknown version.
+        DevStackError: the jars cannot be fetched.
     """
-    version = spark_version()
-    wanted = connector_set(version)
+    version, wanted = spark_version(), frozenset(targets)
+    known = connector_set(version)
     name = f"spark-{minor_version(version)}"
-    sets = [JarSet(name, wanted.connectors, excluded=IN_SPARK)]
-    more = wanted.targets.get(target or "")
-    if more:
-        sets.append(JarSet(f"{name}-{target}", more, excluded=IN_SPARK))
+    sets = [JarSet(name, known.connectors, excluded=IN_SPARK)]
+    for target, modules in known.targets.items():
+        own = JarSet(f"{name}-{target}", modules, excluded=IN_SPARK)
+        if target in wanted or is_complete(jar_directory() / own.folder_name):
+            sets.append(own)
     fetched = [fetch(jar_set, progress=progress, finish=drop_shipped) for jar_set in sets]
     return [jar for folder in fetched for jar in sorted(folder.glob("*.jar"))]
 
 
-def connector_jars_of(targets: Iterable[str], *, progress: Progress = silent) -> list[Path]:
-    """As ``spark_connector_jars``, of targets of several types."""
-    found = (spark_connector_jars(target=target, progress=progress) for target in (None, *targets))
-    return list(dict.fromkeys(jar for jars in found for jar in jars))
-
-
 def all_connector_jars(*, progress: Progress = silent) -> list[Path]:
-    """The connector jars of every target for the installed Spark, as each one asks for them."""
-    return connector_jars_of(connector_set(spark_version()).targets, progress=progress)
+    """The connector jars of every target for the installed Spark."""
+    return spark_connector_jars(targets=connector_set(spark_version()).targets, progress=progress)
 
 
 def fetch(jar_set: JarSet, *, progress: Progress = silent, finish: Finish = _leave) -> Path:

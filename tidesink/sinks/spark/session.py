@@ -34,7 +34,6 @@ from tidesink.sinks.spark.jvm import (
     JavaRuntime,
     Progress,
     cache_directory,
-    connector_jars_of,
     find_java,
     silent,
     spark_connector_jars,
@@ -128,8 +127,7 @@ def session_of(
         app_name=f"tidesink {config.pipeline}",
         master=config.spark.master,
         conf=_joined_conf((config, *others)),
-        jars=connector_jars_of(types, progress=progress) if others and not was_there else None,
-        target=config.target.type,
+        targets=types,
         progress=progress,
     )
     if modules is not None and not was_there and _is_one_jvm(config.spark.master):
@@ -161,14 +159,14 @@ def build_session(
     master: str = "local[*]",
     conf: Mapping[str, str] | None = None,
     jars: Sequence[Path] | None = None,
-    target: str | None = None,
+    targets: Iterable[str] = (),
     driver_memory: str = "2g",
     progress: Progress = silent,
 ) -> SparkSession:
     """A Spark session that writes Delta: the one of this process, which keeps its settings, or a new one.
 
-    ``jars`` are the connector jars (default: those of the installed Spark, with what a ``target`` of this
-    type needs besides, fetched when not yet here).
+    ``jars`` are the connector jars (default: those of the installed Spark, with what ``targets`` of these
+    types need besides, fetched when not yet here).
     On a cluster ``master`` is its URL and jars are shipped by Spark.
     Spark logs errors alone, unless ``conf`` has a ``spark.log.level`` or the user a Log4j configuration.
     ``progress`` hears what is waited for.
@@ -187,7 +185,7 @@ def build_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Spark starts whatever python3 stands first on the PATH otherwise, without our packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    found = list(jars) if jars is not None else spark_connector_jars(target=target, progress=progress)
+    found = list(jars) if jars is not None else spark_connector_jars(targets=targets, progress=progress)
     settings |= _with_jars(found, settings, master=master)
     settings |= {"spark.app.name": app_name, "spark.master": master}
     progress("starting Spark")
@@ -453,11 +451,15 @@ def class_archive(connectors: Sequence[Path]) -> Path:
 
 
 def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:
-    """Changes with what the JVM holds an archive against: itself, and each jar's path, size and time."""
+    """Changes with what the JVM holds an archive against: itself, and each jar's path, size and time.
+
+    Times count in whole seconds, as for the JVM itself (JDK 17, ``SharedClassPathEntry``): a layer of an
+    image keeps no fractions, so that a container sees other times than the build did.
+    """
     jars = sorted(spark_jars_directory().glob("*.jar"))
     release = runtime.home / "release"
     files = [*connectors, *jars, *([release] if release.is_file() else [])]
-    reported = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    reported = [(str(file), file.stat().st_size, int(file.stat().st_mtime)) for file in files]
     return hashlib.sha256(repr((str(runtime.path), reported)).encode()).hexdigest()[:16]
 
 
@@ -475,28 +477,27 @@ def archive_options(connectors: Sequence[Path]) -> str:
     return f"-Xshare:auto -XX:SharedArchiveFile={archive} {_QUIET}"
 
 
-def make_class_archive(progress: Progress = silent, *, target: str | None = None) -> bool:
-    """Make the archive unless it is there; True where it is there afterwards.
+def make_class_archive(progress: Progress = silent) -> bool:
+    """Make the archive for the jars that are here unless it is there; True where it is there afterwards.
 
-    ``target`` is the type of a target that has jars of its own. The archive only saves time, so that
-    a JVM which cannot make one is no error.
+    The archive only saves time, so that a JVM which cannot make one is no error.
     """
-    archive = class_archive(spark_connector_jars(target=target))
+    archive = class_archive(spark_connector_jars())
     if archive.is_file():
         return True
     progress("Spark's classes are kept for the next starts (once)")
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as work:
         part = Path(work) / "part.jsa"
-        _start_once(part, target)
+        _start_once(part)
         if not part.is_file():
             return False
         part.replace(archive)
     return True
 
 
-def _start_once(part: Path, target: str | None) -> None:
-    command = [sys.executable, "-m", "tidesink.sinks.spark.session", str(part), *([target] if target else [])]
+def _start_once(part: Path) -> None:
+    command = [sys.executable, "-m", "tidesink.sinks.spark.session", str(part)]
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=_MAKING_SECONDS, check=False, cwd=part.parent
@@ -508,15 +509,23 @@ def _start_once(part: Path, target: str | None) -> None:
         _log.warning("Spark's classes could not be kept", said=answer.stderr[-500:])
 
 
-def _run_and_keep(part: Path, target: str | None = None) -> None:
+def _run_and_keep(part: Path) -> None:
     """Start Spark on a JVM that writes its classes to ``part`` when it ends, and wait for that."""
-
     options = f"-XX:ArchiveClassesAtExit={part} {_QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     conf = {"spark.driver.extraJavaOptions": options, "spark.sql.warehouse.dir": str(part.parent)}
+    jars = spark_connector_jars()
+    has_iceberg = any(jar.name.startswith("iceberg-") for jar in jars)
+    if has_iceberg:
+        catalog = "spark.sql.catalog.iceberg"
+        conf |= {
+            catalog: "org.apache.iceberg.spark.SparkCatalog",
+            f"{catalog}.type": "hadoop",
+            f"{catalog}.warehouse": str(part.parent),
+        }
     session = build_session(
-        app_name="tidesink-classes", master="local[2]", conf=conf, target=target, driver_memory="1g"
+        app_name="tidesink-classes", master="local[2]", conf=conf, jars=jars, driver_memory="1g"
     )
-    _small_job(session, part.with_name("table"))
+    _small_job(session, part.with_name("table"), has_iceberg=has_iceberg)
     process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
     session.stop()
     # The JVM ends, and writes, when its standard input is closed.
@@ -524,18 +533,22 @@ def _run_and_keep(part: Path, target: str | None = None) -> None:
     process.wait(_MAKING_SECONDS)
 
 
-def _small_job(session: SparkSession, path: Path) -> None:
-    """What each batch loads first: an aggregation, a join, a Delta table written and read."""
+def _small_job(session: SparkSession, path: Path, *, has_iceberg: bool) -> None:
+    """What each batch loads first: an aggregation, a join, a table written and read."""
     rows = session.range(1_000).selectExpr(
         "id", "cast(id % 7 as string) as text", "current_timestamp() as at"
     )
     rows.write.format("delta").save(str(path))
-    read = session.read.format("delta").load(str(path))
-    read.groupBy("text").agg({"id": "max", "at": "max"}).join(rows.limit(10), "text").collect()
+    reads = [session.read.format("delta").load(str(path))]
+    if has_iceberg:
+        rows.writeTo("iceberg.kept.rows").using("iceberg").create()
+        reads.append(session.table("iceberg.kept.rows"))
+    for read in reads:
+        read.groupBy("text").agg({"id": "max", "at": "max"}).join(rows.limit(10), "text").collect()
 
 
 if __name__ == "__main__":
-    _run_and_keep(Path(sys.argv[1]), *sys.argv[2:])
+    _run_and_keep(Path(sys.argv[1]))
 
 
 T = TypeVar("T")

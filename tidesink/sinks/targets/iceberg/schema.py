@@ -227,7 +227,7 @@ def _check_class_path(session: SparkSession) -> None:
     if not isinstance(jvm.org.apache.iceberg.spark.SparkCatalog, JavaClass):
         raise ConfigError(
             "the Spark session that runs here has no Iceberg on its class path: let the worker start its "
-            "own, or start it with build_session(target='iceberg')"
+            "own, or start it with build_session(targets=['iceberg'])"
         )
 
 
