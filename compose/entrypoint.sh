@@ -4,7 +4,6 @@ set -eu
 config=${TIDESINK_CONFIG:-/etc/tidesink/tidesink.yaml}
 if [ "${1:-run}" = run ]; then
     [ "$#" -gt 0 ] && shift
-    tidesink validate --config "$config"
     exec tidesink run --config "$config" "$@"
 fi
 exec tidesink "$@"

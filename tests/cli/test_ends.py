@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from tests.cli.samples import CANAL, capture
-from tidesink.cli.terminal import guarded
+from tidesink.cli.terminal import Terminated, guarded, stops_cleanly
 
 
 def tidesink(*args: str) -> subprocess.Popen[bytes]:
@@ -22,8 +22,8 @@ def tidesink(*args: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_with_130(number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_ends_with_a_code_of_its_own(number: signal.Signals, code: int) -> None:
     with tidesink("decode", "--protocol", "canal-json", "--input", "-", "-o", "json") as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -33,8 +33,26 @@ def test_an_interrupt_ends_with_130(number: signal.Signals) -> None:
         assert b'"insert"' in process.stdout.readline()
         os.kill(process.pid, number)
         process.wait(120)
-        assert process.returncode == 130
+        assert process.returncode == code
         assert b"Traceback" not in process.stderr.read()
+
+
+def test_sigterm_before_the_first_batch_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    @guarded
+    def starting(error: BaseException) -> None:
+        with stops_cleanly():
+            try:
+                raise error
+            finally:
+                raise RuntimeError("Spark did not start")
+
+    for error, code, said in (
+        (Terminated(), 0, "stopped before the first batch\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ):
+        with pytest.raises(typer.Exit) as ended:
+            starting(error)
+        assert (ended.value.exit_code, capsys.readouterr().err) == (code, said)
 
 
 def test_a_reader_that_has_had_enough_is_no_error() -> None:

@@ -107,6 +107,13 @@ def test_exit_codes(states: list[TableState], interrupted: bool, error: str | No
     assert RunReport("shop", tables, interrupted=interrupted, error=error).exit_code == code
 
 
+@pytest.mark.parametrize(("abandoned", "code"), [(False, 0), (True, 143)])
+def test_a_stop_by_sigterm_is_a_failure_if_it_lost_work(abandoned: bool, code: int) -> None:
+    tables = (TableReport(TABLE, "shop_orders", "PAUSED"),)
+    report = RunReport("shop", tables, interrupted=True, terminated=True, abandoned=abandoned)
+    assert report.exit_code == code
+
+
 def test_rows_whose_checksum_does_not_match_are_counted_and_told_once_a_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

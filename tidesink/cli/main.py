@@ -44,6 +44,7 @@ from tidesink.cli.terminal import (
     log_to_stderr,
     note,
     show_table,
+    stops_cleanly,
     write_json,
 )
 from tidesink.config import Config
@@ -86,7 +87,10 @@ def run_worker(
         from tidesink.sinks.worker.run import run
 
         try:
-            report = run(settings, until=until.value if until else None, batches=batches, listeners=listeners)
+            with stops_cleanly():
+                report = run(
+                    settings, until=until.value if until else None, batches=batches, listeners=listeners
+                )
         except BrokerUnavailableError as error:
             raise error.with_context(brokers=settings.source.bootstrap_servers) from None
     if output is OutputFormat.JSON:
@@ -150,7 +154,7 @@ def show_report(report: RunReport) -> None:
             typer.echo(f"{entry.table}: {line}", err=True)
     if report.error:
         typer.echo(f"error: {report.error}", err=True)
-    ending = "interrupted" if report.interrupted else "done"
+    ending = "stopped" if report.terminated else "interrupted" if report.interrupted else "done"
     typer.echo(f"{report.pipeline}: {ending} after {report.seconds:.1f} s")
 
 

@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from enum import Enum
 from io import StringIO
 from pathlib import Path
@@ -185,33 +185,56 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         log_to_stderr(LogFormat.TEXT)
         try:
             return command(*args, **kwargs)
+        except typer.Exit:
+            raise
         except TidesinkError as error:
             _show(error)
             raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILED) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             sys.stderr.write("interrupted\n")
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(TERMINATED if isinstance(error, Terminated) else INTERRUPTED) from None
         except BrokenPipeError:
             # The reader of our output has closed it: what is left must not fail on exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(DONE) from None
         except Exception as error:
-            if not _was_interrupted(error):
+            interrupt = _interrupt_behind(error)
+            if interrupt is None:
                 raise
             sys.stderr.write("interrupted\n")
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
         finally:  # whoever called the command as a function has a stderr of its own
             structlog.configure(**before)
 
     return run
 
 
-def _was_interrupted(error: BaseException) -> bool:
-    """Whether an error came when an interrupt was dealt with: the call of a JVM that it cut off, say."""
+class Terminated(KeyboardInterrupt):
+    """A SIGTERM came."""
+
+
+@contextmanager
+def stops_cleanly() -> Iterator[None]:
+    """A command that SIGTERM ends here ends well: it had not begun its work.
+
+    Raises:
+        Exit: by SIGTERM, with the code of success.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if not isinstance(_interrupt_behind(error), Terminated):
+            raise
+        sys.stderr.write("stopped before the first batch\n")
+        raise typer.Exit(DONE) from None
+
+
+def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The interrupt during which an error came, if any: it may have cut off a call of the JVM."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__context__
-    return cause is not None
+    return cause
 
 
 def _show(error: TidesinkError) -> None:
@@ -247,10 +270,10 @@ def show_fault(error: Exception) -> None:
 
 
 def interrupt_on_sigterm() -> None:
-    """Take SIGTERM as Ctrl-C, so that containers stop a command the same way as a person does."""
+    """Have SIGTERM end a command as Ctrl-C does, with an exit code of its own."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise Terminated
 
     signal.signal(signal.SIGTERM, interrupt)
 
@@ -259,7 +282,8 @@ DONE: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
 UNWELL: Final = 3  # finished, but some table is paused or failing
-INTERRUPTED: Final = 130
+INTERRUPTED: Final = 130  # by Ctrl-C
+TERMINATED: Final = 143  # by SIGTERM
 
 
 DEFAULT_CONFIG = Path("tidesink.yaml")

@@ -159,6 +159,8 @@ class StopFlag:
     def __init__(self) -> None:
         self._event = threading.Event()
         self.hurried = False
+        # The signal that asked for the stop, if one did.
+        self.signal: int | None = None
 
     def hurry(self) -> None:
         """Ask for the stop a second time: batches under way are not waited for.
@@ -167,8 +169,10 @@ class StopFlag:
         """
         self.hurried = True
 
-    def set(self) -> None:
-        """Ask the worker to stop."""
+    def set(self, number: int | None = None) -> None:
+        """Ask the worker to stop; ``number``: the signal that asks for it."""
+        if not self:
+            self.signal = number
         self._event.set()
 
     def __bool__(self) -> bool:
@@ -217,10 +221,10 @@ def stop_on_signals(stop: StopFlag) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
         if stop:
             stop.hurry()
-        stop.set()
+        stop.set(number)
 
     for number in _SIGNALS:
         signal.signal(number, handle)

@@ -208,6 +208,7 @@ class MetricsListener:
 DONE: Final = 0
 UNWELL: Final = 3
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 
 
 @dataclass(frozen=True)
@@ -235,17 +236,29 @@ class TableReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """All tables at the end of a run. ``error``: what ails the run as a whole."""
+    """All tables at the end of a run.
+
+    ``interrupted``: it was asked to stop, ``terminated``: by SIGTERM. ``abandoned``: a batch under way was
+    not waited for. ``error``: what ails the run as a whole.
+    """
 
     pipeline: str
     tables: tuple[TableReport, ...]
     interrupted: bool = False
+    terminated: bool = False
+    abandoned: bool = False
     seconds: float = 0.0
     error: str | None = None
 
     @property
     def exit_code(self) -> int:
-        """0 done; 3 done but some table is paused or failing; 130 interrupted."""
+        """0: done, or stopped by SIGTERM; 3: done, but some table is paused or failing.
+
+        130: interrupted by Ctrl-C; 143: stopped by SIGTERM, and a batch was abandoned. SIGTERM is how
+        containers and services end, so that a stop by it which loses no work is no failure.
+        """
+        if self.interrupted and self.terminated:
+            return TERMINATED if self.abandoned else DONE
         if self.interrupted:
             return INTERRUPTED
         unwell = self.error or any(table.state in ("PAUSED", "FAILING") for table in self.tables)

@@ -189,6 +189,7 @@ def build_session(
     settings |= _with_jars(found, settings, master=master)
     settings |= {"spark.app.name": app_name, "spark.master": master}
     progress("starting Spark")
+    _quieten_calls_cut_off()
     _start_jvm(settings)
     from pyspark.sql import SparkSession
 
@@ -261,25 +262,29 @@ def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: st
 
 
 def _quieten_broken_connections(session: SparkSession) -> None:
-    """Have connections to the JVM that break not printed with their tracebacks.
-
-    They break where the JVM ends before us; whoever waits for an answer hears of that by itself.
-    """
-    # py4j logs them on the root logger and on its own, with the traceback, beside raising them.
-    for name in (None, "py4j.java_gateway", "py4j.clientserver"):
-        logging.getLogger(name).addFilter(_is_no_broken_connection)
+    """Have reports of tasks that break off not printed: the JVM may end before us."""
     server: Any = getattr(session.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda _request, _address: _log.debug("a task's report was cut off")
 
 
-def _is_no_broken_connection(record: logging.LogRecord) -> bool:
+def _quieten_calls_cut_off() -> None:
+    """Have calls of the JVM that are cut off not printed with their tracebacks.
+
+    The JVM ended before us, or a signal interrupted the call; whoever waits for an answer hears of that by
+    itself.
+    """
+    # py4j logs them on the root logger and on its own, with the traceback, beside raising them.
+    for name in (None, "py4j.java_gateway", "py4j.clientserver"):
+        logging.getLogger(name).addFilter(_is_not_cut_off)
+
+
+def _is_not_cut_off(record: logging.LogRecord) -> bool:
     from py4j.protocol import Py4JNetworkError
 
     error = record.exc_info[1] if record.exc_info else None
-    return not (
-        record.module in ("java_gateway", "clientserver") and isinstance(error, Py4JNetworkError | OSError)
-    )
+    cut_off = Py4JNetworkError | OSError | KeyboardInterrupt
+    return not (record.module in ("java_gateway", "clientserver") and isinstance(error, cut_off))
 
 
 def running_session() -> SparkSession | None:

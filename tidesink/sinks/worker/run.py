@@ -7,6 +7,7 @@ One look-up of offsets serves all tables; a table with nothing to read costs no 
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -138,6 +139,7 @@ class Worker:
             bounds = open_bounds(context, cuts, watermark_of)
             self._cuts = Cuts(context, cuts, bounds, beat=self._heartbeat.beat)
         self._gave_overdue = False
+        self._abandoned = False
 
     def run(self) -> RunReport:
         """Work to the end; the report says how each table stands."""
@@ -150,8 +152,14 @@ class Worker:
         reports = tuple(table_task.report() for table_task in self._table_tasks)
         self._table_tasks.close()
         seconds = time.monotonic() - started
+        stop = self._context.stop
         return RunReport(
-            self._context.config.pipeline, reports, interrupted=bool(self._context.stop), seconds=seconds
+            self._context.config.pipeline,
+            reports,
+            interrupted=bool(stop),
+            terminated=stop.signal == signal.SIGTERM,
+            abandoned=self._abandoned,
+            seconds=seconds,
         )
 
     def _work(self) -> None:
@@ -413,6 +421,7 @@ class Worker:
         self._table_tasks.end_look_ups()
         late = self._late()
         if late:
+            self._abandoned = True
             _log.warning(
                 "batches abandoned", tables=[str(self._busy[one].table) for one in late if one in self._busy]
             )
