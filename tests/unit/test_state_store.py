@@ -13,7 +13,11 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tidesink.errors import ConfigError, StateStoreError
+from tidesink.sinks.batch.observers import StepRetried, WorkerEvent
 from tidesink.sinks.state.sql_store import SqlStateStore, _made_by_others
+from tidesink.sinks.worker.run import run
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,31 @@ def test_a_file_that_another_has_locked_is_waited_for(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_file_that_cannot_be_used_is_refused_at_once(tmp_path: Path) -> None:
+    """Root may write what others may not: a folder in the file's place, and a file of something else."""
+    folder, other = tmp_path / "folder", tmp_path / "notes.txt"
+    folder.mkdir()
+    other.write_text("no database" * 100, encoding="utf-8")
+    below = other / "state.db"
+    for place, reason in (
+        (folder, "unable to open database file"),
+        (other, "file is not a database"),
+        (below, "Not a directory|File exists"),
+    ):
+        with pytest.raises(ConfigError, match=reason) as refused:
+            SqlStateStore(str(place))
+        assert str(place.parent) in refused.value.message
+
+
+def test_a_store_that_can_only_be_read_is_refused_to_a_worker(tmp_path: Path) -> None:
+    place = tmp_path / "s.db"
+    SqlStateStore(str(place)).close()
+    store = SqlStateStore(f"sqlite:///file:{place}?mode=ro&uri=true")
+    with pytest.raises(ConfigError, match=r"readonly database.* set state to another place"):
+        store.try_write()
+    store.close()
+
+
 @contextmanager
 def _locked_for_a_while(place: Path) -> Iterator[None]:
     holder = sqlite3.connect(place, isolation_level=None, check_same_thread=False)
@@ -61,3 +90,23 @@ def _locked_for_a_while(place: Path) -> Iterator[None]:
     yield
     assert released.is_set()
     end.join()
+
+
+class _Heard:
+    def __init__(self) -> None:
+        self.events: list[WorkerEvent] = []
+
+    def hear(self, event: WorkerEvent) -> None:
+        self.events.append(event)
+
+
+def test_a_worker_says_at_each_try_that_its_store_does_not_answer() -> None:
+    config = right(
+        changed(CANAL_JSON, state="postgresql+psycopg://tidesink@127.0.0.1:1/x", retry={"for": "1s"})
+    )
+    heard = _Heard()
+    with pytest.raises(StateStoreError):
+        run(config, listeners=[heard])
+    told = [event for event in heard.events if isinstance(event, StepRetried)]
+    assert told
+    assert all(isinstance(event.error, StateStoreError) and event.table is None for event in told)

@@ -570,6 +570,7 @@ def _state_store(config: Config) -> str:
     from tidesink.sinks.state.sql_store import open_state_store
 
     with closing(open_state_store(config.state)) as store:
+        store.try_write()
         return f"{len(store.statuses(config.pipeline))} tables known"
 
 

@@ -7,6 +7,7 @@ own, so that threads of a worker share the store. Tested on SQLite, Postgres and
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import (
     ArgumentError,
+    DBAPIError,
     IntegrityError,
     NoSuchModuleError,
     OperationalError,
@@ -43,7 +45,8 @@ def open_state_store(url: str | Path) -> SqlStateStore:
     """The state store at a SQLAlchemy URL, or in a SQLite file at a path; made when missing.
 
     Raises:
-        ConfigError: SQLAlchemy is not installed, or the URL names no database it knows.
+        ConfigError: SQLAlchemy is not installed, the URL names no database it knows, or SQLite may not
+            open or write the file.
         StateStoreError: the store does not answer, or was written by a newer tidesink.
     """
 
@@ -51,6 +54,15 @@ def open_state_store(url: str | Path) -> SqlStateStore:
 
 
 T = TypeVar("T")
+# What SQLite says of a file that it may not open or write, or that is none of its own (sqlite3ErrStr,
+# SQLite 3.40). Of a locked file, or a full disk, it says other things, which may pass.
+_FOR_GOOD: Final = (
+    "unable to open database file",
+    "attempt to write a readonly database",
+    "access permission denied",
+    "authorization denied",
+    "file is not a database",
+)
 STORE_VERSION: Final = 1
 # History of a table beyond this many batches is dropped: Delta keeps its own log for 30 days.
 KEPT_BATCHES: Final = 1000
@@ -231,8 +243,22 @@ class SqlStateStore:
         """Give back connections."""
         self._engine.dispose()
 
+    def try_write(self) -> None:
+        """Write what is there once more, to know at once whether the store takes a worker's writes.
+
+        Raises:
+            ConfigError: SQLite may not write the file.
+            StateStoreError: the store does not answer.
+        """
+        with _unusable_files_refused(self._engine.url), self._transaction() as connection:
+            connection.execute(sa.update(_version).values(version=_version.c.version))
+
     def _make_tables(self) -> None:
         """Create the missing tables; another process may create them at the same moment."""
+        with _unusable_files_refused(self._engine.url):
+            self._make_tables_together()
+
+    def _make_tables_together(self) -> None:
         retrying = Retrying(
             # The next attempt finds what another process created, so each attempt gets further.
             retry=retry_if_exception(lambda error: _made_by_others(error.__cause__)),
@@ -290,7 +316,7 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
         try:
             Path(database).parent.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise StateStoreError(f"the folder of the state store cannot be created: {exc}") from exc
+            raise _unusable(database, str(exc.strerror)) from exc
 
     @sa.event.listens_for(engine, "connect")
     def _set_pragmas(connection: Any, _record: Any) -> None:
@@ -301,6 +327,28 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
         _set_wal(cursor)
         cursor.execute(f"PRAGMA busy_timeout={_LOCK_SECONDS * 1000}")
         cursor.close()
+
+
+@contextmanager
+def _unusable_files_refused(url: sa.URL) -> Iterator[None]:
+    """What SQLite says of a file that no later try can use is an error of the config."""
+    try:
+        yield
+    except StateStoreError as exc:
+        cause = exc.__cause__
+        reason = str(cause.orig) if isinstance(cause, DBAPIError) and url.database else ""
+        if reason not in _FOR_GOOD:
+            raise
+        raise _unusable(str(url.database), reason) from cause
+
+
+def _unusable(path: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the state store {path} cannot be written ({reason}): let user {os.getuid()} write to its folder "
+        f"{Path(path).parent} (in Kubernetes, fsGroup gives a volume to the group of the container's user), "
+        "or set state to another place",
+        key="state",
+    )
 
 
 def _set_wal(cursor: Any) -> None:

@@ -33,7 +33,7 @@ from tidesink.sinks.batch.context import (
     signals_kept,
     stop_on_signals,
 )
-from tidesink.sinks.batch.observers import Heartbeat, Listener, Listeners, RunReport, Waiting
+from tidesink.sinks.batch.observers import Heartbeat, Listener, Listeners, RunReport, StepRetried, Waiting
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import dead_letters_of
@@ -445,7 +445,8 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
     failpoints = Failpoints.from_environment()
     with ExitStack() as closing:
         registry = _registry(config, closing, stop)
-        store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
+        retry = RetryPolicy(config.retry.for_, stop=stop, on_retry=partial(_tell_retry, Listeners(listeners)))
+        store = retry.call(lambda: _store(config, closing))
         spark = closing.enter_context(
             session_of(
                 config,
@@ -481,4 +482,9 @@ def _registry(config: Config, closing: ExitStack, stop: StopFlag) -> SchemaRegis
 def _store(config: Config, closing: ExitStack) -> SqlStateStore:
     store = open_state_store(config.state)
     closing.callback(store.close)
+    store.try_write()
     return store
+
+
+def _tell_retry(listeners: Listeners, error: TidesinkError, pause: float) -> None:
+    listeners.hear(StepRetried(None, error, pause))

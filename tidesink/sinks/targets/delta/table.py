@@ -62,6 +62,7 @@ from tidesink.sinks.targets.lake.tables import (
     table_path,
     transaction,
     try_path,
+    try_path_of,
 )
 from tidesink.sinks.targets.sharing import Turns, holds, quote_identifier
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
@@ -152,8 +153,13 @@ _VIEW: Final = "_tidesink_batch"
 
 
 def open_target(config: Config, spark: SparkSession, store: StateStore) -> DeltaTarget:
-    """The Delta tables of a config, with the state store as their history."""
+    """The Delta tables of a config, with the state store as their history.
+
+    Raises:
+        ConfigError: their path is a local one that cannot be written to.
+    """
     settings = cast("DeltaSettings", config.target)
+    try_path_of(spark, settings.path)
     return DeltaTarget(
         spark,
         settings.path,

@@ -48,7 +48,7 @@ from tidesink.sinks.targets.lake.batches import FEWEST_STAGED, FilesOrMerge, pat
 from tidesink.sinks.targets.lake.cuts import CutLog
 from tidesink.sinks.targets.lake.files import FileSink
 from tidesink.sinks.targets.lake.merge import rows_that_live
-from tidesink.sinks.targets.lake.tables import long_names_refused, table_names
+from tidesink.sinks.targets.lake.tables import long_names_refused, table_names, try_path_of
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 
@@ -122,13 +122,20 @@ PREFLIGHT: Final = iceberg_schema.IcebergPreflight(
 
 
 def open_target(config: Config, spark: SparkSession, _store: StateStore) -> IcebergTarget:
-    """The Iceberg tables of a config."""
+    """The Iceberg tables of a config.
+
+    Raises:
+        ConfigError: their warehouse is a local path that cannot be written to.
+    """
     settings = cast("IcebergSettings", config.target)
+    properties = settings.catalog_values()
+    if properties.get("type") == "hadoop" and "warehouse" in properties:
+        try_path_of(spark, properties["warehouse"], setting="target.catalog-properties.warehouse")
     return IcebergTarget(
         spark,
         settings.catalog,
         template=settings.table,
-        properties=settings.catalog_values(),
+        properties=properties,
         table_properties=settings.table_properties,
     )
 

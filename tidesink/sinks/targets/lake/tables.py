@@ -104,6 +104,17 @@ def try_path(path: str, *, setting: str = "target.path") -> str:
     return f"{root} can be written to, and holds {tables} directories"
 
 
+def try_path_of(session: SparkSession, path: str, *, setting: str = "target.path") -> None:
+    """As ``try_path``, when a worker starts: nothing if Spark takes the path for one of another file system.
+
+    Raises: as ``try_path``.
+    """
+    java: Any = session.sparkContext._jsc
+    usual = str(java.hadoopConfiguration().get("fs.defaultFS") or "file:")
+    if path.startswith("file:") or (not scheme_of(path) and usual.startswith("file:")):
+        try_path(path, setting=setting)
+
+
 SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
 SEQUENCE_COMMENT: Final = "position of the change at the source that the row is of"
 
