@@ -245,6 +245,12 @@ class StateStoreError(TidesinkError):
     remedy: ClassVar[Remedy] = "retry"
 
 
+class SparkEndedError(TidesinkError):
+    """Spark's JVM has ended under a worker, which cannot go on without it."""
+
+    remedy: ClassVar[Remedy] = "retry"
+
+
 class NotKeptError(TidesinkError):
     """No dead letter, or DDL event, is kept where one was asked for; says what was looked for."""
 

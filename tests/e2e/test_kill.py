@@ -224,6 +224,46 @@ def test_sigterm_ends_a_worker_cleanly(
 
 
 @FULL
+@pytest.mark.parametrize("moment", ["batch 1", "nothing is left"])
+def test_a_worker_whose_jvm_is_killed_ends_and_says_so(
+    moment: str, spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
+) -> None:
+    config = _prepared(workload, tmp_path, servers, 4)
+    log = tmp_path / "worker.log"
+    worker = start_worker(config, log, drains=False)
+    try:
+        assert wait_for(log, "batch 1", worker)
+        if moment != "batch 1":
+            _wait_for_rows(workload, tmp_path)
+        children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text(encoding="ascii")
+        (jvm,) = (int(one) for one in children.split() if _runs_java(int(one)))
+        os.kill(jvm, signal.SIGKILL)
+        assert worker.wait(240) == 1, log.read_text(encoding="utf-8")
+    finally:
+        kill_group(worker)
+    said = log.read_text(encoding="utf-8")
+    assert "SparkEndedError: Spark's JVM was killed" in said
+    assert "Traceback" not in said
+    drain(spark, config, log)
+    _expect(workload, tmp_path)
+
+
+def _runs_java(pid: int) -> bool:
+    return b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0", 1)[0]
+
+
+def _wait_for_rows(workload: Path, folder: Path) -> None:
+    """Until every row is right, after which the worker is idle."""
+    deadline = time.monotonic() + 240
+    while True:
+        try:
+            return _expect(workload, folder)
+        except (AssertionError, FileNotFoundError, KeyError):
+            assert time.monotonic() < deadline
+            time.sleep(1)
+
+
+@FULL
 @pytest.mark.skipif(CHAOS == 0, reason="long: make chaos N=500")
 def test_chaos(tmp_path: Path, workload: Path, servers: Servers) -> None:
     # The others leave the JVM warm, and are ten times as quick: tests/e2e/test_bank.py.

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, SparkEndedError
 from tidesink.sinks.spark.daemon import import_modules
 from tidesink.sinks.spark.jvm import (
     JavaRuntime,
@@ -188,6 +189,9 @@ def build_session(
     found = list(jars) if jars is not None else spark_connector_jars(targets=targets, progress=progress)
     settings |= _with_jars(found, settings, master=master)
     settings |= {"spark.app.name": app_name, "spark.master": master}
+    remark = memory_remark(settings["spark.driver.memory"], memory_limit())
+    if remark is not None:
+        _log.warning(remark)
     progress("starting Spark")
     _quieten_calls_cut_off()
     _start_jvm(settings)
@@ -323,6 +327,72 @@ def stop_session(session: SparkSession) -> None:
     """Stop Spark; where its JVM has ended already there is nothing to stop."""
     with _jvm_may_be_gone():
         session.stop()
+
+
+def check_jvm(session: SparkSession, seconds: float = 0.0) -> None:
+    """Ask whether the JVM that this process started runs, and wait so long for its end.
+
+    Raises:
+        SparkEndedError: it has ended.
+    """
+    process: Any = getattr(session.sparkContext._gateway, "proc", None)
+    if process is None:  # PySpark joined a JVM that another process started
+        return
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+    limit = memory_limit()
+    room = "" if limit is None else f" This container may use {_shown_bytes(limit)} of memory."
+    killed = "was killed, for want of memory as a rule" if code == -signal.SIGKILL else f"ended with {code}"
+    raise SparkEndedError(
+        f"Spark's JVM {killed}.{room} Nothing is lost: a worker that starts again goes on. If it comes "
+        "again, give the container more memory, or lower spark.driver.memory under spark.conf"
+    )
+
+
+# What a worker needs beside the JVM's heap: the rest of the JVM, and Python with the batches in Arrow.
+_BESIDE_HEAP: Final = 700 * 2**20
+# cgroup v2 and v1; where there is no limit v1 has a number close to 2**63.
+_MEMORY_LIMITS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def memory_limit(files: Iterable[Path] = _MEMORY_LIMITS) -> int | None:
+    """The bytes of memory that the cgroup of this process allows; None if it sets no limit.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2 (``memory.max``) and cgroup-v1 (memory).
+    """
+    for file in files:
+        try:
+            text = file.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        return int(text) if text.isdigit() and int(text) < 2**60 else None
+    return None
+
+
+def memory_remark(heap: str, limit: int | None) -> str | None:
+    """What to say of a heap (as ``spark.driver.memory`` has it) under a limit in bytes; None if it fits."""
+    match = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", heap.strip().lower())
+    if match is None or limit is None:
+        return None
+    # Spark takes a number without a unit for MiB.
+    size = int(match[1]) * _UNITS[match[2] or "m"]
+    if size + _BESIDE_HEAP <= limit:
+        return None
+    return (
+        f"this container may use {_shown_bytes(limit)} of memory, and spark.driver.memory gives Spark's heap "
+        f"{_shown_bytes(size)} of it; some {_shown_bytes(_BESIDE_HEAP)} are needed besides, so that the "
+        "kernel may kill Spark. Give the container more, or lower spark.driver.memory under spark.conf"
+    )
+
+
+def _shown_bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count // 2**20} MiB"
 
 
 def cancel_jobs(session: SparkSession, tag: str) -> None:

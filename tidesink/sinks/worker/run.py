@@ -20,7 +20,7 @@ import structlog
 
 from tidesink.config import Config
 from tidesink.config.models import idle_patterns
-from tidesink.errors import SourceError, TidesinkError
+from tidesink.errors import SourceError, SparkEndedError, TidesinkError
 from tidesink.events import Event, Message
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.context import (
@@ -39,7 +39,7 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import dead_letters_of
 from tidesink.sinks.kafka.fetch import KafkaFetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
-from tidesink.sinks.spark.session import cancel_jobs, session_of, start_thread, threads_tagged
+from tidesink.sinks.spark.session import cancel_jobs, check_jvm, session_of, start_thread, threads_tagged
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
@@ -61,6 +61,8 @@ _log = structlog.get_logger("tidesink.worker")
 # How long a stop waits for batches under way before their Spark jobs are cancelled.
 GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
+# The JVM's connections break a moment before the JVM has ended.
+_JVM_END_SECONDS: Final = 2.0
 # A table whose watermarks wait for so many intervals gets every second turn, however busy others are.
 _MOST_INTERVALS: Final = 10
 # What a task was last asked by: what was seen of its topic, what people asked, and its bound with its ends.
@@ -168,6 +170,10 @@ class Worker:
                 pass
         except StopRequestedError:
             _log.debug("stopped while waiting")
+        except Exception:
+            # What fails when the JVM has ended says less than that.
+            self._check_jvm(_JVM_END_SECONDS)
+            raise
         finally:
             self._finish()
             self._watermarks.close()
@@ -175,6 +181,14 @@ class Worker:
                 self._cuts.close()
             self._context.topics.release()
             self._heartbeat.end()
+
+    def _check_jvm(self, seconds: float = 0.0) -> None:
+        """Raise SparkEndedError if Spark's JVM has ended; what is under way is then stopped."""
+        try:
+            check_jvm(self._context.spark, seconds)
+        except SparkEndedError:
+            self._context.stop.set()
+            raise
 
     def cancel(self) -> None:
         """Cancel the Spark jobs of batches and look-ups under way.
@@ -189,6 +203,7 @@ class Worker:
         It ends by a look that still holds: what a batch found out by its end while that look was taken, and
         a topic none of whose tables reads on since, are for another look.
         """
+        self._check_jvm()
         self._heartbeat.beat()
         self._requests.look()
         self._table_tasks.collect()
