@@ -78,9 +78,10 @@ def decode(
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show the events in Kafka records, from a topic, a capture file or stdin.
+    """Show the events in Kafka records.
 
-    The exit code is 1 if a record cannot be decoded. Its line has the reason and the bytes.
+    The records come from a topic, a capture file or stdin. The exit code is 1 if a record cannot be
+    decoded. Its line has the reason and the bytes.
     """
     codec = found.open_codec()
     checked = _strict(found) if strict else None
@@ -358,7 +359,7 @@ def encode(
     ] = False,
     output: Output = OutputFormat.JSON,
 ) -> None:
-    """Turn decoded lines back into records: the inverse of decode -o json.
+    """Turn lines of decode -o json back into records.
 
     It reads JSON Lines and writes capture lines. A line of type error gives its bytes unchanged. The exit
     code is 1 if a line cannot be written: stderr has its number and the reason; the others are written.

@@ -35,7 +35,10 @@ def list_cuts(
     limit: Annotated[int, typer.Option(min=1, help="Show the newest N cuts.")] = 20,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """List the cuts that are kept, newest first, and what the next one waits for."""
+    """List the cuts that are kept, the newest first.
+
+    It also says what the next one waits for.
+    """
     settings = chosen_config(None, config_option)
     note(f"{settings.pipeline}: starting Spark")
     with started_spark(settings) as spark:
@@ -68,9 +71,10 @@ def show(
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show a cut: the version of each table, and whether it can still be read.
+    """Show the version of each table in a cut.
 
-    The newest cut if no time is given. The exit code is 3 if a version is gone.
+    It says for each whether the version can still be read. The newest cut if no time is given. The exit
+    code is 3 if a version is gone.
     """
     settings = chosen_config(None, config_option)
     note(f"{settings.pipeline}: starting Spark")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.worker.control import TableControl
 
 app = typer.Typer(
-    help="Changes of tables: what waits for a person, and what DDL was read.",
+    help="Changes of tables: those that wait, and the DDL read.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -122,8 +122,9 @@ def list_changes(
     most: Limit = 1000,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """List the changes that wait, what was decided of others, and the DDL events that workers read.
+    """List changes and DDL events.
 
+    The changes that wait are first, then what was decided of others, then the DDL events that workers read.
     A change is shown with its digest, by which it is approved or rejected, and with what is possible. What
     people decided comes before what the policies of the config did by themselves. Of DDL events, which are
     for information, the oldest of each table are first.
@@ -247,9 +248,10 @@ def approve(
     all_of: AllOf = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Apply changes that wait: of tables, by their digests, or with --all-of of one kind.
+    """Apply changes that wait.
 
-    It holds for exactly what the status shows. A table with other changes that wait goes on waiting.
+    They are named by table, by digest, or with --all-of by kind. It holds for exactly what the status
+    shows. A table with other changes that wait goes on waiting.
     """
     _decide(config, named, all_of, "apply", output)
 
@@ -263,9 +265,10 @@ def reject(
     all_of: AllOf = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Go on without changes that wait: of tables, by their digests, or with --all-of of one kind.
+    """Go on without changes that wait.
 
-    It holds for exactly what the status shows. A table with other changes that wait goes on waiting.
+    They are named by table, by digest, or with --all-of by kind. It holds for exactly what the status
+    shows. A table with other changes that wait goes on waiting.
     """
     _decide(config, named, all_of, "ignore", output)
 

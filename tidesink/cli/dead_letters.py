@@ -73,8 +73,10 @@ _COLUMNS: Final = ("table", "error", "count", "first", "last", "where")
 def list_letters(
     table: AnyTable = None, config: ConfigOption = None, output: Output = OutputFormat.TEXT
 ) -> None:
-    """Count the dead letters by table, error and partition, with the time and the place of the first and
-    last of each."""
+    """Count the dead letters.
+
+    A line for each table, error and partition has the time and the place of the first and the last letter.
+    """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     settings = chosen_config(None, config)
@@ -99,9 +101,10 @@ def show(
     topic_id: TopicId = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show one dead letter: its reason, its bytes, and what the codec makes of it today.
+    """Show one dead letter.
 
-    The exit code is 1 if there is none at this place.
+    It shows the reason, the bytes, and what the codec makes of them today. The exit code is 1 if there is
+    none at this place.
     """
     settings = chosen_config(None, config)
     row = _one(settings, chosen_records(settings.pipeline, table, place, topic_id), place)
@@ -138,9 +141,10 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Drop dead letters for good: of a table, one of them, or with --all of every table. Asks first.
+    """Drop dead letters for good, after a question.
 
-    If stdin is no terminal, nobody can be asked: without --yes nothing is dropped and the exit code is 2.
+    It drops those of a table, one of them, or with --all those of every table. If stdin is no terminal,
+    nobody can be asked: without --yes nothing is dropped and the exit code is 2.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
@@ -176,11 +180,11 @@ def replay(
     error: Annotated[str | None, typer.Option(help="Only those of this error, such as FramingError.")] = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Decode a table's dead letters again, by the config and the schemas of today, and apply them.
+    """Decode a table's dead letters again, and apply them.
 
-    If a newer change of the same row was applied, it wins, and so does a resync that read the row later.
-    Letters that were applied, superseded or settled are removed; the others stay, with today's reason. No
-    worker may run. The exit code is 3 if letters stay.
+    The config and the schemas of today are used. If a newer change of the same row was applied, it wins,
+    and so does a resync that read the row later. Letters that were applied, superseded or settled are
+    removed; the others stay, with today's reason. No worker may run. The exit code is 3 if letters stay.
     """
     from tidesink.sinks.worker.replay import replay as replayed
 

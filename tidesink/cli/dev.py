@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="A real broker and registry on this machine, without Docker, and a workload for them.",
+    help="A broker, a registry and a workload on this machine.",
     no_args_is_help=True,
 )
 
@@ -70,7 +70,10 @@ def up(
     registry_port: RegistryPort = REGISTRY_PORT,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Start the servers that do not run yet, and wait until all of them answer."""
+    """Start the servers that do not run yet.
+
+    It waits until all of them answer.
+    """
     addresses = DevStack(
         directory, kafka_port=kafka_port, controller_port=controller_port, registry_port=registry_port
     ).up(note)
@@ -122,7 +125,10 @@ def workload(
     directory: Directory = DIRECTORY,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Write a seeded shop workload through tidesink's own encoders, and the expected final state."""
+    """Write the changes of a shop to the topics.
+
+    They come from a seed through tidesink's own encoders. The expected final state is written too.
+    """
     from tidesink.dev.workload import WorkloadOptions, write_workload
     from tidesink.schema_registry import open_registry
 
@@ -190,7 +196,7 @@ def demo(
     directory: Directory = DIRECTORY,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Copy from Kafka to Delta on this machine, from nothing, and check that every value is right.
+    """Copy from Kafka to Delta here, and check every value.
 
     It starts a broker and a registry, writes a workload, runs the worker until the topics are drained, and
     checks every column of every row. The exit code is 1 if a value is wrong. It leaves nothing running.
@@ -258,9 +264,10 @@ def _progress(say: Say) -> ProgressLines:
 @app.command()
 @guarded
 def jars(output: Output = OutputFormat.TEXT) -> None:
-    """Fetch the connector jars of Spark and of every target, so that a worker starts without a network.
+    """Fetch the jars of Spark and of every target.
 
-    It also stores an archive of Spark's classes, with which the JVM starts in two thirds of the time.
+    A worker then starts without a network. It also stores an archive of Spark's classes, with which the
+    JVM starts in two thirds of the time.
     """
     found = all_connector_jars(progress=note)
     archive = make_class_archive(note)

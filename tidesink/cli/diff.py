@@ -87,12 +87,13 @@ def diff(
     ] = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Compare tables at the target with their source, row by row, while both change.
+    """Compare tables at the target with their source.
 
-    It reads all rows of source.database and of the target; with --against those of another pipeline's target
-    and of this one's; with --at those of a lake's cut and of TiDB as of its instant. A row that differs is
-    looked at again until its changes are applied. The exit code is 3 if a row differs, or is not settled, and
-    2 if a table could not be compared that may be.
+    Rows are compared one by one, while both sides change. It reads all rows of source.database and of the
+    target; with --against those of another pipeline's target and of this one's; with --at those of a
+    lake's cut and of TiDB as of its instant. A row that differs is looked at again until its changes are
+    applied. The exit code is 3 if a row differs, or is not settled, and 2 if a table could not be
+    compared that may be.
     """
     settings = chosen_config(None, config_option)
     other = load_config(against) if against is not None else None

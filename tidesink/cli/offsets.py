@@ -73,7 +73,10 @@ def show(
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show for each partition what is applied, where Kafka begins and ends, and what waits."""
+    """Show for each partition what is applied.
+
+    Beside it stand where Kafka begins and ends, and how much waits.
+    """
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store, _brokers(settings) as brokers:
         statuses = _chosen(settings, store, tables or [])
@@ -197,10 +200,11 @@ def rewind(
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Have a table read its topic again from an earlier place, up to where it was applied.
+    """Have a table read its topic again from an earlier place.
 
-    Rows may be older than they were until that is done. A rewind after which the table would lose or double
-    rows, or keep older ones, is refused. The worker does it at the table's next turn.
+    It reads up to where it was applied. Rows may be older than they were until that is done. A rewind
+    after which the table would lose or double rows, or keep older ones, is refused. The worker does it at
+    the table's next turn.
     """
     from tidesink.sinks.kafka.offsets import TopicGrowth
     from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets, steps_back

@@ -224,11 +224,11 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Write a commented config to start from, or the config that reads a changefeed.
+    """Write a commented config to start from.
 
-    With --sink-uri (and --changefeed, its TOML) the config names the changefeed's brokers, topics and
-    options. Passwords become references. A changefeed that a pipeline cannot read, or whose
-    order would be lost, is refused with the reason. TiCDC itself checks the other options.
+    With --sink-uri (and --changefeed, its TOML) it reads that changefeed, and names the changefeed's
+    brokers, topics and options. Passwords become references. A changefeed that a pipeline cannot read, or
+    whose order would be lost, is refused with the reason. TiCDC itself checks the other options.
 
     Without --sink-uri, --brokers and --schema-registry, the config names the servers that `tidesink dev up`
     started in this folder; if none run, 127.0.0.1:9092 and http://127.0.0.1:8081.
@@ -306,11 +306,12 @@ def plan(
     ] = 2000,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show each table's topic, columns with types and reasons, keys, policies, and what the target cannot do.
+    """Show what a worker would do with each table.
 
-    It starts no Spark and does not connect to the target. The exit code is 2 if a table needs something that
-    the config does not give, if the target cannot have such a table, or if there can be no topic for dead
-    letters.
+    Each table has its topic, its columns with types and reasons, its key, its policies, and what the
+    target cannot do for it. It starts no Spark and does not connect to the target. The exit code is 2 if
+    a table needs something that the config does not give, if the target cannot have such a table, or if
+    there can be no topic for dead letters.
     """
     # Here, since every command imports this module: the targets' libraries take a second to load.
     from tidesink.cli.table_plans import (

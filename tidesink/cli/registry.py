@@ -48,7 +48,7 @@ from tidesink.schema_registry.compatibility import (
 )
 
 app = typer.Typer(
-    help="The schema registry: list, show, export, check before a DDL runs, register.",
+    help="The schema registry: look, check before DDL, register.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -224,9 +224,9 @@ def _entry_row(entry: SubjectEntry) -> tuple[str, str, str, str]:
 @guarded
 @with_registry
 def export(*, place: Place, subjects: Patterns = None) -> None:
-    """Write every version of the subjects to stdout, a line of JSON each: the same bytes each time.
+    """Write every version of the subjects to stdout.
 
-    `tidesink decode --schemas` reads such a file.
+    Each is a line of JSON, the same bytes each time. `tidesink decode --schemas` reads such a file.
     """
     with opened(place) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
@@ -256,7 +256,10 @@ def show(
     version: Annotated[str, typer.Argument(help="A version's number, or latest.")] = "latest",
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show a schema field by field: of a subject's version, or of an id."""
+    """Show a schema field by field.
+
+    It is that of a version of a subject, or of an id.
+    """
     with opened(place) as found:
         item = schema_at(found.registry, subject, version)
         level = found.registry.compatibility_level(item.subject) if item.subject else None
@@ -377,10 +380,11 @@ def check(
     ] = True,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Check, per subject and field, whether the registry would take the schemas that TiCDC registers.
+    """Check whether the registry would take the schemas.
 
-    The tables come from --table-definition or --config. Avro's rules check them and, if there is one, a live
-    registry. The exit code is 1 if a schema is not taken.
+    It checks those that TiCDC registers, for each subject and field. The tables come from
+    --table-definition or --config. Avro's rules check them and, if there is one, a live registry. The
+    exit code is 1 if a schema is not taken.
     """
     wanted = None if level is None else require_level(level.upper())
     request = Request(given, table_definition, database, topic_rule, previous)
@@ -432,9 +436,10 @@ def register(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Register a schema file, or what TiCDC would register for the tables of a definition.
+    """Register a schema file, or the schemas of tables.
 
-    The verdict is shown first. If one schema would be refused, nothing is registered and the exit code is 1.
+    Of tables of a definition it registers what TiCDC would. The verdict is shown first. If one schema
+    would be refused, nothing is registered and the exit code is 1.
     """
     if output is OutputFormat.JSON and not yes:
         raise ConfigError("-o json cannot ask: give --yes, or run tidesink registry check first")

@@ -67,9 +67,10 @@ def start(
     where: Where = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Read all rows of tables from source.database, beside their changes.
+    """Read all rows of tables from source.database.
 
-    A snapshot that is under way begins again. Rows that the source does not have any more stay at the target.
+    Their changes are applied meanwhile. A snapshot that is under way begins again. Rows that the source
+    does not have any more stay at the target.
     """
     settings, now = _startable(config_option), time.time()
     word = "snapshot asked for"
@@ -98,10 +99,11 @@ def resync(
     where: Where = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Repair tables at the target: write all rows of source.database again, and delete what it has not.
+    """Repair tables at the target from source.database.
 
-    The tables' changes are applied meanwhile. It is a snapshot with a second phase, so that tidesink snapshot
-    status shows how far it is, and tidesink snapshot pause, resume and cancel are for it too.
+    All rows of the source are written again, and rows that it does not have are deleted. The tables'
+    changes are applied meanwhile. It is a snapshot with a second phase, so that tidesink snapshot status
+    shows how far it is, and tidesink snapshot pause, resume and cancel are for it too.
     """
     settings, now = _startable(config_option), time.time()
     word = "resync asked for"
@@ -266,7 +268,10 @@ def pause(tables: Tables, config_option: ConfigOption = None, output: Output = O
 
 
 def resume(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
-    """Go on with snapshots that were paused, behind the last row that was applied."""
+    """Go on with snapshots that were paused.
+
+    They go on behind the last row that was applied.
+    """
     settings = chosen_config(None, config_option)
     _ask(settings, tables, lambda asked, _: replace(asked, rests=False), output, "snapshot goes on")
 

@@ -362,7 +362,10 @@ WHERE_IT_ENDS = {
 
 
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
-    """Pause tables after their current batch, until tidesink resume. The pause outlasts restarts."""
+    """Pause tables after their current batch.
+
+    They rest until tidesink resume, also if the worker starts again.
+    """
     settings = chosen_config(None, config_option)
     asked = ask_tables(settings, tables, lambda _table, _status: lambda control: control.pause())
     _show(settings, asked, output, word="rests")
@@ -380,11 +383,11 @@ def resume(
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Resume tables that were paused by a person, by a change of columns or rows, or by a failure.
+    """Resume tables that are paused.
 
-    The worker checks a pending change again, and the table goes on only if the change is gone: tidesink ddl
-    approve and reject decide it. A table whose counts did not add up, or in which deletes may be missing,
-    goes on only with --accept.
+    A person paused them, or a change of columns or rows, or a failure. The worker checks a pending change
+    again, and the table goes on only if the change is gone: tidesink ddl approve and reject decide it. A
+    table whose counts did not add up, or in which deletes may be missing, goes on only with --accept.
     """
     settings = chosen_config(None, config_option)
 
@@ -492,10 +495,10 @@ def accept_restored(
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Let a table go on after its target was restored from a backup.
+    """Let a table go on after its target was restored.
 
-    The next worker reads again from Kafka what came after the backup. This accepts one restore, not a later
-    one.
+    Its target has a state of a backup. The next worker reads again from Kafka what came after the backup.
+    This accepts one restore, not a later one.
     """
     from tidesink.sinks.worker.control import accept_restored
 
