@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,11 +68,21 @@ def run_worker(
     *,
     until: Annotated[Until | None, typer.Option(help="End when everything in the topics is applied.")] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="End after N batches of each table.")] = None,
-    log: Annotated[LogFormat, typer.Option(help="How steps are shown on stderr.")] = LogFormat.TEXT,
+    log: Annotated[
+        LogFormat, typer.Option(envvar="TIDESINK_LOG", help="How steps are shown on stderr.")
+    ] = LogFormat.TEXT,
     metrics_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            envvar="TIDESINK_METRICS_PORT",
+            help="Serve /metrics (Prometheus), /healthz and /readyz on this port.",
+        ),
     ] = None,
-    metrics_host: Annotated[str, typer.Option(help="The address to serve metrics on.")] = "127.0.0.1",
+    metrics_host: Annotated[
+        str, typer.Option(envvar="TIDESINK_METRICS_HOST", help="The address to serve them on.")
+    ] = "127.0.0.1",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Spark's warnings too.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -81,9 +92,12 @@ def run_worker(
         raise ConfigError("--until and --batches exclude each other: keep one")
     if verbose:
         settings = _with_warnings_of_spark(settings)
-    with _listening(log, until, settings) as listener:
+    with ExitStack() as closing:
+        listener = closing.enter_context(_listening(log, until, settings))
         log_to_stderr(log)
-        listeners = [listener, *_metrics(metrics_host, metrics_port)]
+        listeners = [listener]
+        if metrics_port is not None:
+            listeners += closing.enter_context(_endpoints(metrics_host, metrics_port))
         from tidesink.sinks.worker.run import run
 
         try:
@@ -118,19 +132,14 @@ def _listening(log: LogFormat, until: Until | None, config: Config) -> AbstractC
     return nullcontext(ProgressLines(note, brokers=brokers))
 
 
-def _metrics(host: str, port: int | None) -> list[Listener]:
-    if port is None:
-        return []
-    from prometheus_client import start_http_server
-
+@contextmanager
+def _endpoints(host: str, port: int) -> Iterator[list[Listener]]:
     from tidesink.sinks.batch.observers import MetricsListener
+    from tidesink.sinks.worker.endpoints import Health, served
 
-    metrics = MetricsListener()
-    try:
-        start_http_server(port, addr=host, registry=metrics.registry)
-    except OSError as error:
-        raise ConfigError(f"metrics cannot be served on {host}:{port}: {error.strerror}") from error
-    return [metrics]
+    health, metrics = Health(), MetricsListener()
+    with served(host, port, health, metrics.registry):
+        yield [health, metrics]
 
 
 def report_json(report: RunReport) -> dict[str, Any]:

@@ -385,7 +385,7 @@ class ProgressLines:
             brokers = f" (brokers {self._brokers})" if isinstance(event.error, BrokerUnavailableError) else ""
             reason = f"{type(event.error).__name__}: {event.error}{brokers}"
             return f"{subject}  {reason}; again in {event.pause:.1f} s"
-        return self._new_state(event)
+        return self._new_state(event) if isinstance(event, TableChanged) else None
 
     def _new_state(self, event: TableChanged) -> str | None:
         status = event.status

@@ -25,6 +25,11 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Turned:
+    """The worker begins to look at the topics once more."""
+
+
+@dataclass(frozen=True)
 class BatchStarted:
     """A batch is fixed: so many records between its offsets.
 
@@ -71,7 +76,7 @@ class TableChanged:
     status: TableStatus
 
 
-WorkerEvent = Waiting | BatchStarted | BatchApplied | StepRetried | TableChanged
+WorkerEvent = Waiting | Turned | BatchStarted | BatchApplied | StepRetried | TableChanged
 
 
 class Listener(Protocol):
@@ -100,8 +105,9 @@ class LogListener:
     """Writes each event as one structured log line."""
 
     def hear(self, event: WorkerEvent) -> None:
-        """Log one event."""
-        _LINES[type(event)](_log, event)
+        """Log one event, unless it is a turn, which comes several times a second."""
+        if not isinstance(event, Turned):
+            _LINES[type(event)](_log, event)
 
 
 def _waiting(log: Any, event: Waiting) -> None:
@@ -176,11 +182,15 @@ class MetricsListener:
         self._seconds = Histogram("tidesink_batch_seconds", "Seconds a batch took", one, registry=place)
         self._commit_ts = Gauge("tidesink_commit_ts", "Greatest commit_ts applied", one, registry=place)
         about = ("table", "state")
+        turned = "tidesink_last_turn_timestamp_seconds"
+        self._turned = Gauge(turned, "When the worker last began to look at the topics", registry=place)
         self._state = Gauge("tidesink_table_state", "1 for the state a table is in", about, registry=place)
 
     def hear(self, event: WorkerEvent) -> None:
         """Count one event."""
-        if isinstance(event, BatchApplied):
+        if isinstance(event, Turned):
+            self._turned.set_to_current_time()
+        elif isinstance(event, BatchApplied):
             self._applied(event)
         elif isinstance(event, StepRetried):
             self._retries.labels(str(event.table or "")).inc()

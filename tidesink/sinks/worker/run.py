@@ -33,7 +33,15 @@ from tidesink.sinks.batch.context import (
     signals_kept,
     stop_on_signals,
 )
-from tidesink.sinks.batch.observers import Heartbeat, Listener, Listeners, RunReport, StepRetried, Waiting
+from tidesink.sinks.batch.observers import (
+    Heartbeat,
+    Listener,
+    Listeners,
+    RunReport,
+    StepRetried,
+    Turned,
+    Waiting,
+)
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import dead_letters_of
@@ -204,7 +212,7 @@ class Worker:
         a topic none of whose tables reads on since, are for another look.
         """
         self._check_jvm()
-        self._heartbeat.beat()
+        self._context.listeners.hear(Turned())
         self._requests.look()
         self._table_tasks.collect()
         self._collect()
