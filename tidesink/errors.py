@@ -245,6 +245,12 @@ class StateStoreError(TidesinkError):
     remedy: ClassVar[Remedy] = "retry"
 
 
+class UnusableStateStoreError(StateStoreError):
+    """The state store's file cannot be opened or written, and no later try will find otherwise."""
+
+    remedy: ClassVar[Remedy] = "fix"
+
+
 class SparkEndedError(TidesinkError):
     """Spark's JVM has ended under a worker, which cannot go on without it."""
 

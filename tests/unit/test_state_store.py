@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.unit.config_samples import CANAL_JSON, changed, right
-from tidesink.errors import ConfigError, StateStoreError
+from tidesink.errors import StateStoreError, UnusableStateStoreError
 from tidesink.sinks.batch.observers import StepRetried, WorkerEvent
 from tidesink.sinks.state.sql_store import SqlStateStore, _made_by_others
 from tidesink.sinks.worker.run import run
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_used_is_refused_at_once(tmp_path: Path) -> None:
         (other, "file is not a database"),
         (below, "Not a directory|File exists"),
     ):
-        with pytest.raises(ConfigError, match=reason) as refused:
+        with pytest.raises(UnusableStateStoreError, match=reason) as refused:
             SqlStateStore(str(place))
         assert str(place.parent) in refused.value.message
 
@@ -70,7 +70,7 @@ def test_a_store_that_can_only_be_read_is_refused_to_a_worker(tmp_path: Path) ->
     place = tmp_path / "s.db"
     SqlStateStore(str(place)).close()
     store = SqlStateStore(f"sqlite:///file:{place}?mode=ro&uri=true")
-    with pytest.raises(ConfigError, match=r"readonly database.* set state to another place"):
+    with pytest.raises(UnusableStateStoreError, match=r"readonly database.* set state to another place"):
         store.try_write()
     store.close()
 

@@ -30,7 +30,7 @@ from sqlalchemy.exc import (
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_fixed
 
 from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
-from tidesink.errors import ConfigError, StateStoreError
+from tidesink.errors import ConfigError, StateStoreError, UnusableStateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.state.progress import (
     BATCHES_PER_EPOCH,
@@ -45,8 +45,8 @@ def open_state_store(url: str | Path) -> SqlStateStore:
     """The state store at a SQLAlchemy URL, or in a SQLite file at a path; made when missing.
 
     Raises:
-        ConfigError: SQLAlchemy is not installed, the URL names no database it knows, or SQLite may not
-            open or write the file.
+        ConfigError: SQLAlchemy is not installed, or the URL names no database it knows.
+        UnusableStateStoreError: SQLite may not open or write the file.
         StateStoreError: the store does not answer, or was written by a newer tidesink.
     """
 
@@ -247,7 +247,7 @@ class SqlStateStore:
         """Write what is there once more, to know at once whether the store takes a worker's writes.
 
         Raises:
-            ConfigError: SQLite may not write the file.
+            UnusableStateStoreError: SQLite may not write the file.
             StateStoreError: the store does not answer.
         """
         with _unusable_files_refused(self._engine.url), self._transaction() as connection:
@@ -331,7 +331,7 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
 
 @contextmanager
 def _unusable_files_refused(url: sa.URL) -> Iterator[None]:
-    """What SQLite says of a file that no later try can use is an error of the config."""
+    """What SQLite says of a file that no later try can use is an error of its own."""
     try:
         yield
     except StateStoreError as exc:
@@ -342,11 +342,11 @@ def _unusable_files_refused(url: sa.URL) -> Iterator[None]:
         raise _unusable(str(url.database), reason) from cause
 
 
-def _unusable(path: str, reason: str) -> ConfigError:
-    return ConfigError(
-        f"the state store {path} cannot be written ({reason}): let user {os.getuid()} write to its folder "
-        f"{Path(path).parent} (in Kubernetes, fsGroup gives a volume to the group of the container's user), "
-        "or set state to another place",
+def _unusable(path: str, reason: str) -> UnusableStateStoreError:
+    return UnusableStateStoreError(
+        f"the state store {path} cannot be used ({reason}): let user {os.getuid()} write to this file and "
+        f"its folder {Path(path).parent} (in Kubernetes, fsGroup gives a volume to the group of the container's "
+        "user), or set state to another place",
         key="state",
     )
 
