@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -25,6 +26,18 @@ def test_a_jvm_that_runs_and_one_of_another_process_are_left_alone() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         check_jvm(_session(process))
         check_jvm(_session(None))
+
+
+def test_a_process_that_was_forked_does_not_take_its_parents_jvm_for_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        child = os.fork()
+        if not child:
+            try:
+                check_jvm(_session(process))
+                os._exit(0)
+            except SparkEndedError:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -336,11 +337,8 @@ def check_jvm(session: SparkSession, seconds: float = 0.0) -> None:
         SparkEndedError: it has ended.
     """
     process: Any = getattr(session.sparkContext._gateway, "proc", None)
-    if process is None:  # PySpark joined a JVM that another process started
-        return
-    try:
-        code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
+    code = None if process is None else _end_of(process, seconds)
+    if code is None:
         return
     limit = memory_limit()
     room = "" if limit is None else f" This container may use {_shown_bytes(limit)} of memory."
@@ -351,6 +349,27 @@ def check_jvm(session: SparkSession, seconds: float = 0.0) -> None:
     )
 
 
+def _end_of(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The exit code of a process of ours, or the negative signal; None if it runs, or is not ours.
+
+    ``Popen.wait`` takes a child of another process, which a forked one inherits, for one that ended well.
+    """
+    if process.returncode is not None:
+        return process.returncode
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except (ChildProcessError, AttributeError):  # macOS has no waitid before Python 3.13
+            return None
+        if found is not None:
+            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_END_LOOK_SECONDS)
+
+
+_END_LOOK_SECONDS: Final = 0.05
 # What a worker needs beside the JVM's heap: the rest of the JVM, and Python with the batches in Arrow.
 _BESIDE_HEAP: Final = 700 * 2**20
 # cgroup v2 and v1; where there is no limit v1 has a number close to 2**63.

@@ -345,8 +345,8 @@ def _unusable_files_refused(url: sa.URL) -> Iterator[None]:
 def _unusable(path: str, reason: str) -> UnusableStateStoreError:
     return UnusableStateStoreError(
         f"the state store {path} cannot be used ({reason}): let user {os.getuid()} write to this file and "
-        f"its folder {Path(path).parent} (in Kubernetes, fsGroup gives a volume to the group of the container's "
-        "user), or set state to another place",
+        f"its folder {Path(path).parent} (in Kubernetes, fsGroup gives a volume to the group of the "
+        "container's user), or set state to another place",
         key="state",
     )
 
