@@ -201,7 +201,9 @@ def test_the_columns_that_postgres_sends_of_a_deleted_row(database: Database) ->
     assert found == {"d": {"id"}, "i": {"no", "tenant"}, "f": None, "n": frozenset()}
     settings = DatabaseSettings(url=database.url)
     answers = {name: replica_identity(settings, TableId("public", name)) for name in "dinf"}
-    assert answers["d"] == ReplicaIdentity(frozenset({"id"}), frozenset({"id", "tenant"}))
+    sent = frozenset({"id"})
+    assert answers["d"] == ReplicaIdentity(sent, frozenset({"id", "tenant"}), primary=sent)
+    assert [one.primary for one in answers.values() if one is not None] == [{"id"}] * 4
     assert [name for name, one in answers.items() if one is not None and one.is_full] == ["f"]
     assert replica_identity(settings, TableId("public", "absent")) is None
     assert identity_problem(("ID",), database.stored("d")) is None

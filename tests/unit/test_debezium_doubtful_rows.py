@@ -22,6 +22,7 @@ from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, source_plan
+from tidesink.sinks.plans.debezium_changes import KeyFacts
 from tidesink.sinks.plans.debezium_json import (
     JsonWriter,
     Writers,
@@ -186,9 +187,11 @@ def test_plan_names_the_field_that_keeps_routed_tables_apart() -> None:
 # Keys of message.key.columns
 
 
-def _sent(*names: str, table: Collection[str], is_full: bool = False) -> ReplicaIdentity:
+def _sent(
+    *names: str, table: Collection[str], is_full: bool = False, primary: Collection[str] = ()
+) -> ReplicaIdentity:
     """What Postgres sends of the deleted rows of a table with these columns."""
-    return ReplicaIdentity(frozenset(names), frozenset(table), is_full)
+    return ReplicaIdentity(frozenset(names), frozenset(table), is_full, frozenset(primary))
 
 
 _KEYED: Final = {"id": _INT, "tenant": _INT, "a": _TEXT}
@@ -367,6 +370,60 @@ def test_a_replica_identity_that_was_set_later_confirms_no_earlier_delete() -> N
     assert not any("message.key.columns" in text for text in plan.warnings)
 
 
+def _defined(*primary: str) -> TableSchema:
+    """A definition of the orders with this primary key."""
+    numbers = (
+        Column(name, ColumnType("int"), nullable=False, primary_key=name in primary)
+        for name in _ORDERS
+        if name != "note"
+    )
+    return TableSchema(_TABLE, (*numbers, Column("note", ColumnType("text"))))
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_columns_of_the_primary_key_are_sent_whether_the_old_row_is_whole_or_not(bare: bool) -> None:
+    """REPLICA IDENTITY FULL may be newer than the record; before it the primary key was sent, too."""
+    key, full = {"nr": 0, "line": 0}, _sent(*_ORDERS, table=_ORDERS, is_full=True)
+    both = {"nr", "line"}
+    after, before = {**key, "amount": 3, "note": "x"}, {**key, "amount": 3, "note": None}
+    if bare:
+        first, delete = _bare(key, op="r", after=after), _bare(key, op="d", before=before)
+    else:
+        first = _message(_ORDERS, key=key, op="r", after=after)
+        delete = _message(_ORDERS, key=key, op="d", before=before)
+    for identity, definition, kind in (
+        (None, None, "bad"),
+        (full, None, "bad"),
+        (full._replace(primary=frozenset(both)), None, "delete"),
+        (full._replace(primary=frozenset({*both, "amount"})), None, "delete"),
+        (full._replace(primary=frozenset({"nr"})), None, "bad"),
+        (None, ("nr", "line"), "delete"),
+        (None, ("nr", "line", "amount"), "delete"),
+        (None, ("nr",), "bad"),
+        # The database decides: an index is the identity, or the table has another primary key by now.
+        (_sent("amount", table=_ORDERS, primary=both), ("nr", "line"), "bad"),
+        (full._replace(primary=frozenset({"nr"})), ("nr", "line"), "bad"),
+        # A transform renamed a column, so that the database tells nothing of it.
+        (_sent("number", table={"number", "line"}, primary={"number"}), ("nr", "line"), "delete"),
+    ):
+        defined = None if definition is None else _defined(*definition)
+        row = first_row([first], CodecOptions(), defined)
+        assert row is not None
+        plan = _plan_of(first_writer(row), definition=defined, identity=identity)
+        (found,) = _rows(plan, delete)
+        assert found["kind"] == kind, (identity, definition, found["reason"])
+
+
+def test_a_refused_delete_names_each_setting_that_would_tell_its_key() -> None:
+    key = {"nr": 0, "line": 0}
+    first = _message(_ORDERS, key=key, op="r", after={**key, "amount": 3, "note": "x"})
+    (found,) = _rows(
+        _plan(first), _message(_ORDERS, key=key, op="d", before={**key, "amount": 3, "note": None})
+    )
+    for words in ("tables: keys: [nr, line]", "definition", "source.database", "REPLICA IDENTITY FULL"):
+        assert words in found["reason"]
+
+
 def test_no_old_row_without_a_schema_contradicts_the_database() -> None:
     # The default of tenant, which nothing in the record tells.
     key = {"tenant": 5}
@@ -403,9 +460,8 @@ def test_the_field_of_a_routed_key_is_in_no_replica_identity() -> None:
 def test_a_definition_tells_which_columns_may_be_null_where_no_schema_does(
     before: Json, bare: str, defined: str
 ) -> None:
-    columns = tuple(
-        Column(name, ColumnType("int"), nullable=False, primary_key=True) for name in ("nr", "line")
-    )
+    # Without a primary key: with one that has these columns the key is sent.
+    columns = tuple(Column(name, ColumnType("int"), nullable=False) for name in ("nr", "line"))
     definition = TableSchema(
         _TABLE,
         (
@@ -450,6 +506,16 @@ def test_plan_takes_the_warning_away_where_the_database_answers() -> None:
         assert (found.warnings, found.problem is not None) == (warnings, is_problem)
     found = with_identity(plan, StoredTable(types, ("nr",), 0, 0, sends_rows=True))
     assert (found.warnings, found.problem) == (("other",), None)
+
+
+def test_a_stored_table_tells_its_primary_key_with_its_identity() -> None:
+    types, primary = {name: ColumnType("int") for name in ("nr", "line", "n")}, frozenset({"nr", "line"})
+    stored = StoredTable(types, ("nr", "line"), 0, 0, primary=primary)
+    for one in (stored._replace(sends_rows=True), stored._replace(identity=primary)):
+        identity = one.replica_identity
+        assert identity is not None
+        assert identity.primary == primary
+        assert KeyFacts(identity=identity).are_sent(["nr", "line"])
 
 
 # PostGIS: an unchanged value that is stored out of line

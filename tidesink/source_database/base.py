@@ -44,12 +44,13 @@ NO_AS_OF: Final = (
 class ReplicaIdentity(NamedTuple):
     """Which columns Postgres sends of a table's deleted rows now; ``columns`` are all that it has.
 
-    ``is_full``: it is ``REPLICA IDENTITY FULL``.
+    ``is_full``: it is ``REPLICA IDENTITY FULL``. ``primary``: the primary key; empty if there is none.
     """
 
     sent: frozenset[str]
     columns: frozenset[str]
     is_full: bool = False
+    primary: frozenset[str] = frozenset()
 
 
 class StoredTable(NamedTuple):
@@ -62,7 +63,8 @@ class StoredTable(NamedTuple):
     of them that are no column of a query, by their texts: all rows have the same. ``order``: digest of what
     decides the order of the key: types, collations and their versions (``order_digest``). ``identity``: the
     columns that Postgres sends of a deleted row (its replica identity); None where it sends all, or for
-    another database. ``sends_rows``: Postgres sends whole old rows (``REPLICA IDENTITY FULL``).
+    another database. ``sends_rows``: Postgres sends whole old rows (``REPLICA IDENTITY FULL``). ``primary``:
+    the columns of the primary key in Postgres; empty if there is none, or for another database.
     """
 
     types: dict[str, ColumnType]
@@ -77,14 +79,17 @@ class StoredTable(NamedTuple):
     order: str = ""
     identity: frozenset[str] | None = None
     sends_rows: bool = False
+    primary: frozenset[str] = frozenset()
 
     @property
     def replica_identity(self) -> ReplicaIdentity | None:
         """What Postgres sends of a deleted row; None if nothing tells it, or for another database."""
         columns = frozenset((*self.types, *self.generated))
         if self.sends_rows:
-            return ReplicaIdentity(columns, columns, is_full=True)
-        return None if self.identity is None else ReplicaIdentity(self.identity, columns)
+            return ReplicaIdentity(columns, columns, is_full=True, primary=self.primary)
+        if self.identity is None:
+            return None
+        return ReplicaIdentity(self.identity, columns, primary=self.primary)
 
     @property
     def key_types(self) -> dict[str, ColumnType]:

@@ -151,6 +151,11 @@ SELECT pg_catalog.array_to_json(coalesce((
         AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
 ), CAST(ARRAY[] AS pg_catalog.name[])))
 FROM pg_catalog.pg_class c WHERE c.oid = CAST(:oid AS oid) AND c.relkind = 'r' AND c.relreplident <> 'f'"""
+_PRIMARY: Final = """
+SELECT a.attname FROM pg_catalog.pg_index i
+CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) AS p(at)
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[p.at]
+WHERE i.indrelid = CAST(:oid AS oid) AND i.indisprimary"""
 _TABLE: Final = """
 SELECT c.oid, c.relkind, EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid),
     c.relkind = 'r' AND c.relreplident = 'f'
@@ -222,6 +227,7 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
         order=order_digest([(name, order[name]) for name in key]),
         identity=_identity(connection, place),
         sends_rows=_is_true(sends_rows),
+        primary=frozenset(plain(name) for (name,) in connection.execute(sa.text(_PRIMARY), place)),
     )
 
 

@@ -44,7 +44,8 @@ _UNSURE: Final = (
 _UNSURE_KEY: Final = _UNSURE + (
     "If so, set REPLICA IDENTITY FULL on the table, or leave these columns out of message.key.columns. If "
     "the columns are the table's primary key or its replica identity, or if REPLICA IDENTITY FULL was set "
-    "when the row was deleted, say so under tables: keys: [{0}]"
+    "when the row was deleted, say so under tables: keys: [{0}]. If they are the primary key, a definition "
+    "of the table that has it, or the URL of the database under source.database, does the same"
 )
 _UNSURE_ROW: Final = _UNSURE + (
     "The table in source.database has REPLICA IDENTITY FULL now. If it had when the row was deleted, say so "
@@ -87,21 +88,27 @@ class KeyFacts:
     def are_sent(self, keys: Collection[str]) -> bool | None:
         """Whether Postgres sends all columns of a key of records; None if only its old rows may show it.
 
-        Whole rows tell nothing, since ``REPLICA IDENTITY FULL`` may be newer than the record: the delete
-        that was refused without it must not be applied because it was set. Nor does a column that the table
-        does not have: a transform renamed it.
+        Columns of the primary key are sent under ``REPLICA IDENTITY DEFAULT`` and under ``FULL``. Of other
+        columns ``FULL`` tells nothing, since it may be newer than the record: the delete that was refused
+        without it must not be applied because it was set. An index as the identity need not have the primary
+        key, so the database decides over the ``definition``. It does not decide about a column that the
+        table does not have, which a transform renamed.
         """
         known, named = self.identity, frozenset(keys)
         if self.stated:
             return True
-        if known is None or known.is_full or not named or not named <= known.columns:
+        if not named:
             return None
+        if known is None or not named <= known.columns:
+            return True if named <= self.primary else None
+        if known.is_full:
+            return True if named <= known.primary else None
         return named <= known.sent
 
     def confirm(self, keys: Collection[str]) -> bool:
         """Whether something says that the columns of a key are sent, now and in later deletes."""
         is_full = self.identity is not None and self.identity.is_full
-        return is_full or bool(self.are_sent(keys)) or frozenset(keys) == self.primary
+        return is_full or bool(self.are_sent(keys))
 
 
 _NO_FACTS: Final = KeyFacts()
