@@ -18,7 +18,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.inference import first_row, key_only
 from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, key_remark
-from tidesink.errors import DecodeError
+from tidesink.errors import ConfigError, DecodeError, SourceUnavailableError, TidesinkError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.source_rows import ColumnGap, SourceDecoder, source_plan
@@ -29,6 +29,7 @@ from tidesink.sinks.plans.debezium_json import (
     debezium_json_plan,
     first_writer,
 )
+from tidesink.sinks.schema_sources.database_types import AskedIdentity
 from tidesink.source_database.base import ReplicaIdentity, StoredTable
 
 Json = dict[str, Any]
@@ -506,6 +507,22 @@ def test_plan_takes_the_warning_away_where_the_database_answers() -> None:
         assert (found.warnings, found.problem is not None) == (warnings, is_problem)
     found = with_identity(plan, StoredTable(types, ("nr",), 0, 0, sends_rows=True))
     assert (found.warnings, found.problem) == (("other",), None)
+
+
+def test_a_database_is_asked_for_the_replica_identity_until_it_answers() -> None:
+    for answer in (None, _sent("nr", table=_ORDERS), ConfigError("refuses the user")):
+        answers: list[Any] = [answer, SourceUnavailableError("down"), SourceUnavailableError("down")]
+
+        def ask(answers: list[Any] = answers) -> ReplicaIdentity | None:
+            found = answers.pop()
+            if isinstance(found, TidesinkError):
+                raise found
+            assert found is None or isinstance(found, ReplicaIdentity)
+            return found
+
+        asked, told = AskedIdentity(ask), answer if isinstance(answer, ReplicaIdentity) else None
+        # A third answer would be one too many: the list is empty by then.
+        assert [asked.get() for _ in range(5)] == [None, None, told, told, told]
 
 
 def test_a_stored_table_tells_its_primary_key_with_its_identity() -> None:

@@ -150,10 +150,12 @@ def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, Co
 
 
 def replica_identity(settings: DatabaseSettings | None, table: TableId) -> ReplicaIdentity | None:
-    """The columns that Postgres sends of a table's deleted row; None if nothing tells it.
+    """The columns that Postgres sends of a table's deleted row; None if the database does not tell.
 
-    A database that does not answer, or does not have the table, tells nothing. The records are then read by
-    what they show themselves.
+    It does not tell for another kind of database, a table that it does not have, and a partitioned table,
+    whose partitions have identities of their own.
+
+    Raises: as ``look_into`` says.
     """
     if settings is None or not settings.url.get_secret_value().startswith("postgres"):
         return None
@@ -161,12 +163,35 @@ def replica_identity(settings: DatabaseSettings | None, table: TableId) -> Repli
     from tidesink.source_database.database import stored_table, translated
 
     url, replica = settings.url.get_secret_value(), settings.replica
-    try:
-        with connected(url, replica=replica) as connection, translated(OPTION):
-            found = stored_table(connection, table)
-    except (ConfigError, SourceError):
-        return None
+    with connected(url, replica=replica) as connection, translated(OPTION):
+        found = stored_table(connection, table)
     return None if found is None else found.replica_identity
+
+
+class AskedIdentity:
+    """A table's replica identity, which the database is asked for until it answers.
+
+    ``ask``: as ``replica_identity`` with its arguments. An answer that tells nothing is an answer, and so is
+    a refusal, which only another config or another user's rights would change. Without an identity records
+    are read by what they show themselves.
+    """
+
+    def __init__(self, ask: Callable[[], ReplicaIdentity | None]) -> None:
+        self._ask = ask
+        self._answer: ReplicaIdentity | None = None
+        self._is_answered = False
+
+    def get(self) -> ReplicaIdentity | None:
+        """The identity; None if the database does not tell it, or does not answer."""
+        if not self._is_answered:
+            try:
+                self._answer = self._ask()
+            except SourceError:
+                return None
+            except ConfigError:
+                pass
+            self._is_answered = True
+        return self._answer
 
 
 def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | None:

@@ -15,6 +15,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
@@ -50,7 +51,7 @@ from tidesink.sinks.plans.debezium_json import (
     writer_of,
 )
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan, lacks_checksums
-from tidesink.sinks.schema_sources.database_types import replica_identity
+from tidesink.sinks.schema_sources.database_types import AskedIdentity, replica_identity
 from tidesink.sinks.schema_sources.open import LoneDecoding
 from tidesink.sinks.schema_sources.schema_history import SchemaUse
 from tidesink.typemap.projection import named_columns
@@ -543,14 +544,15 @@ class _WithIdentity(LoneDecoding):
     It is asked before the first plan, and before later ones until it answers.
     """
 
-    _answer: ReplicaIdentity | None = None
+    @cached_property
+    def _asked(self) -> AskedIdentity:
+        database, table = self._context.config.source.database, self._settings.table
+        return AskedIdentity(partial(replica_identity, database, table))
 
     @property
     def _identity(self) -> ReplicaIdentity | None:
         """The table's replica identity; not asked if the config states the key."""
-        if self._answer is None and self._settings.keys is None:
-            self._answer = replica_identity(self._context.config.source.database, self._settings.table)
-        return self._answer
+        return self._asked.get() if self._settings.keys is None else None
 
 
 class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
