@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 import pytest
+from pydantic import SecretStr
 
 from tests.columns import ID
 from tests.decoded_batches import as_records
@@ -19,6 +20,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.envelope import has_exact_names
 from tidesink.codecs.debezium.inference import first_row
 from tidesink.config import Config
+from tidesink.config.source import DatabaseSettings
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.schema_changes import SchemaChange
@@ -27,6 +29,7 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
+from tidesink.sinks.schema_sources.database_types import database_connector
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.typemap.projection import Layout, laid_out, read_filter
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, check_spelling, shape_of
@@ -112,10 +115,9 @@ def test_what_is_accepted_of_one_column_does_not_hold_for_the_other() -> None:
 # Which sources tell names apart
 
 
-def test_a_connector_that_nothing_names_may_tell_names_apart() -> None:
-    assert [name for name in (*SOURCES, "sqlserver", "db2", "") if has_exact_names(name)] == [
-        *("postgresql", "oracle", "sqlserver", "db2", "")
-    ]
+def test_names_must_be_exact_for_postgres_alone() -> None:
+    connectors = (*SOURCES, "sqlserver", "db2", "informix", "yugabytedb", "")
+    assert [name for name in connectors if has_exact_names(name)] == ["postgresql", "yugabytedb"]
 
 
 def _message(connector: str, row: dict[str, Any], *, at: int = 0, flattened: bool = False) -> Message:
@@ -133,7 +135,7 @@ def test_records_tell_the_connector(connector: str, flattened: bool) -> None:
     row = first_row([message], CodecOptions())
     assert row is not None
     writers = Writers().with_new([first_writer(row)])
-    exact = connector in ("postgresql", "oracle")
+    exact = connector == "postgresql"
     assert debezium_json_plan(T, writers=writers).shape.exact_names is exact
     # A plan that was made before, and records that tasks report, say no more.
     again = writers.with_new([replace(first_writer(row), connector="")], later=True)
@@ -146,7 +148,80 @@ def test_records_tell_the_connector(connector: str, flattened: bool) -> None:
         assert debezium_json_plan(T, writers=writers, keys=("ID",)).shape.keys == ("id",)
 
 
-@pytest.mark.parametrize(("name", "exact"), [("postgresql", True), ("mysql", False), ("mariadb", False)])
+UNQUOTED: Final = {
+    "oracle": {"connector": "oracle", "schema": "public", "table": "people"},
+    "sqlserver": {"connector": "sqlserver", "schema": "public", "table": "people"},
+    # ExtractNewRecordState without add.fields: nothing names the connector.
+    "": None,
+}
+
+
+def _written(connector: str, row: dict[str, Any], at: int = 0) -> Message:
+    """A record of a source in which a name in another case means the column, as long as there is one."""
+    source, key = UNQUOTED[connector], {name: one for name, one in row.items() if name.lower() == "id"}
+    image = _struct({name: "int64" if name in key else "string" for name in row})
+    value = {"schema": {**image, "optional": False, "name": f"{TOPIC}.Value"}, "payload": row}
+    if source is not None:
+        kinds = {"before": image, "after": image, "source": _struct(dict.fromkeys(source, "string"))}
+        payload = {"before": None, "after": row, "source": source, "op": "c"}
+        value = {"schema": _struct({**kinds, "op": "string"}), "payload": payload}
+    keyed = {"schema": _struct(dict.fromkeys(key, "int64")), "payload": key}
+    return Message(TOPIC, 0, at, json.dumps(keyed).encode(), json.dumps(value).encode(), 1000 + at)
+
+
+def _struct(kinds: dict[str, Any]) -> dict[str, Any]:
+    """A struct's schema; ``kinds`` are schemas, or names of Kafka Connect's types."""
+    fields = [
+        {**(kind if isinstance(kind, dict) else {"type": kind}), "optional": True, "field": name}
+        for name, kind in kinds.items()
+    ]
+    return {"type": "struct", "fields": fields, "optional": True}
+
+
+def _written_by(*messages: Message) -> Writers:
+    writers = Writers()
+    for message in messages:
+        row = first_row([message], CodecOptions())
+        assert row is not None
+        writers = writers.with_new([first_writer(row)], later=bool(writers.reported))
+    return writers
+
+
+@pytest.mark.parametrize("connector", UNQUOTED)
+def test_a_name_in_another_case_means_the_one_column_that_fits(connector: str) -> None:
+    writers = _written_by(_written(connector, {"ID": 1, "NAME": "a"}))
+    plan = debezium_json_plan(T, writers=writers, keys=("Id",))
+    assert plan.shape.keys == ("ID",)
+    laid = laid_out(Layout(except_columns=("name",)), plan.shape, own=())
+    assert [one.name for one in laid.shape.columns] == ["ID"]
+
+
+@pytest.mark.parametrize("connector", UNQUOTED)
+def test_a_column_renamed_in_case_stays_one_column_until_a_row_has_both(connector: str) -> None:
+    one, other = _written(connector, {"id": 1, "name": "a"}), _written(connector, {"id": 1, "Name": "a"}, 1)
+    plan = debezium_json_plan(T, writers=_written_by(one, other), keys=("id",))
+    assert [c.name for c in plan.shape.columns] == ["id", "name"]
+    both = _written(connector, {"id": 1, "name": "a", "Name": "b"}, 2)
+    plan = debezium_json_plan(T, writers=_written_by(one, both), keys=("id",))
+    assert [c.name for c in plan.shape.columns] == ["id", "name", "Name"]
+    with pytest.raises(ConfigError, match="can be name or Name, which are different columns"):
+        laid_out(Layout(except_columns=("NAME",)), plan.shape, own=())
+
+
+def test_the_url_of_the_database_tells_what_records_without_a_connector_do_not() -> None:
+    writers = _written_by(_written("", {"id": 1, "name": "a"}))
+    for scheme in ("postgresql", "postgresql+psycopg", "mysql", "mysql+pymysql"):
+        settings = DatabaseSettings.model_construct(url=SecretStr(f"{scheme}://reader@db/shop"))
+        connector = database_connector(settings)
+        plan = debezium_json_plan(T, writers=writers, connector=connector, keys=("id",))
+        assert plan.shape.exact_names is scheme.startswith("postgresql")
+    assert database_connector(None) == ""
+    # The records tell it themselves.
+    written = _written_by(_written("oracle", {"id": 1, "name": "a"}))
+    assert not debezium_json_plan(T, writers=written, connector="postgresql").shape.exact_names
+
+
+@pytest.mark.parametrize(("name", "exact"), [("postgresql", True), ("mysql", False), ("sqlserver", False)])
 def test_avro_schemas_tell_the_connector(name: str, exact: bool) -> None:
     texts = {1: _avro_envelope(name, "name")}
     assert debezium_avro_plan(T, key_schemas={}, value_schemas=texts, keys=("id",)).shape.exact_names is exact

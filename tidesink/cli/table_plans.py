@@ -49,6 +49,7 @@ from tidesink.sinks.batch.schema_changes import doubt_of
 from tidesink.sinks.kafka.compaction import refusal
 from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_changes import KeyFacts
+from tidesink.sinks.schema_sources.database_types import database_connector
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import OWN_COLUMNS, SOFT_DELETE_COLUMN, Limit, PreflightResult
 from tidesink.sinks.targets.lake.tables import table_names
@@ -515,7 +516,8 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
         schema = dataclasses.replace(found.schema, columns=columns)
         shape = _shape(schema, settings, settings.keys or tuple(found.key or ()))
         if CODECS[config.source.protocol].connectors:
-            shape = dataclasses.replace(shape, exact_names=has_exact_names(connector))
+            told = connector or database_connector(config.source.database)
+            shape = dataclasses.replace(shape, exact_names=has_exact_names(told))
         for name in settings.keys or ():
             check_spelling("keys", name, shape)
     except TidesinkError as error:

@@ -634,8 +634,8 @@ def _check_named(
         other = named.setdefault((setting, found.name), name)
         if other != name and setting != "filter":
             raise ConfigError(
-                f"{setting}: {other} and {name} are one column of {source.table}, whose names are not "
-                "case-sensitive. Remove one of them",
+                f"{setting}: {other} and {name} are one column of {source.table}, {found.name}: no record so "
+                "far has two columns whose names differ only in case. Remove one of them",
                 table=str(source.table),
                 column=name,
             )

@@ -3,9 +3,9 @@
 A schema grows only in ways that lose nothing: columns are added, integers and decimals become wider. Any
 other difference between two writers of one table is a conflict, refused by name. Column names are compared
 as MySQL compares them, without regard to case, unless a table has two names that differ only in case (see
-``events.folding``). Names in the config must be spelled as the source does where the source keeps such names
-apart (``TableShape.exact_names``): the second column may come later, and a setting must not change its
-meaning then.
+``events.folding``). Names in the config must be spelled as the source does if it is Postgres
+(``TableShape.exact_names``): the second column may come later, and a setting must not change its meaning
+then.
 
 TiDB's row key can be the key of a table that has none. TiDB stores a table without a primary key, or a
 unique key of NOT NULL columns, under a number of its own, ``_tidb_rowid``. New TiCDC (ticdc b813e76) writes
@@ -108,8 +108,8 @@ class TableShape:
     ``time_zone`` is the zone in which TIMESTAMP texts of this table are read, ``ambiguous_time`` the policy
     for those that come twice there. ``origin`` is the source table where the target's has another name,
     ``shard`` is given where several source tables share it. ``omitted`` are the source's columns that the
-    config leaves out, in lower case. ``exact_names``: the source's database keeps names apart that differ
-    only in case, so that the config must spell them as the source does.
+    config leaves out, in lower case. ``exact_names``: the source is Postgres, which keeps names
+    apart that differ only in case, so that the config must spell them as the source does.
     """
 
     table: TableId
@@ -224,8 +224,8 @@ def check_spelling(setting: str, name: str, shape: TableShape) -> None:
     column = shape.find(name)
     if shape.exact_names and column is not None and column.name != name:
         raise ConfigError(
-            f"{setting}: {shape.source} has no column {name}, but a column {column.name}. Names that differ "
-            "only in case are names of different columns in this source's database. If you mean "
+            f"{setting}: {shape.source} has no column {name}, but a column {column.name}. In PostgreSQL and "
+            "YugabyteDB names that differ only in case are names of different columns. If you mean "
             f"{column.name}, spell it so; if you mean {name}, set it once the table has such a column",
             table=str(shape.source),
             column=name,

@@ -200,16 +200,19 @@ def connector_of(source: Source) -> str:
     return name if isinstance(name, str) else ""
 
 
-# Connectors of databases that compare the names of columns without regard to case.
-_FOLDS_NAMES: Final = frozenset({"mysql", "mariadb", "vitess", TICDC})
+# Connectors of Postgres and what is built on it, where a second column whose name differs only in case may
+# come at any time.
+_EXACT_NAMES: Final = frozenset({POSTGRES, "yugabytedb"})
 
 
 def has_exact_names(connector: str) -> bool:
-    """Whether a table of the connector may have columns whose names differ only in case.
+    """Whether names of columns must be spelled exactly, also while no second column fits them.
 
-    True if the connector is not known (an empty name).
+    Other databases compare names without regard to case (MySQL, MariaDB, TiDB, and SQL Server by default), or
+    fold names without quotes to one case (Oracle, Db2, Informix). There, and if the connector is not known
+    (an empty name), names are exact only once one row has two columns whose names differ in case.
     """
-    return connector not in _FOLDS_NAMES
+    return connector in _EXACT_NAMES
 
 
 def table_of_source(source: Source) -> TableId:

@@ -214,6 +214,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     modes: DebeziumModes = _DEFAULT_MODES,
     logs: bool = False,
     identity: ReplicaIdentity | None = None,
+    connector: str = "",
 ) -> DecodePlan:
     """A plan for a table from the texts of its writer schemas, by registry id.
 
@@ -224,7 +225,8 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     target has; it is only added to. ``keys`` override the key record's columns, ``definition`` the types of
     the schemas. ``unknown_ids``: ids that were looked up in vain, each with the reason; their records are
     bad. ``logs``: see ``DecodePlan``; a table needs no key in a plan that ``logs``. ``identity``: as
-    ``source.database`` has it.
+    ``source.database`` has it. ``connector``: by ``source.database``, for the case of names in schemas that
+    do not name theirs; empty if unknown.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -235,7 +237,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     named = _key_names(table, keys, base, read.keys, needed=not logs)
     used = in_order(history, read.rows)
     known = [read.rows[one] for one in dict.fromkeys(used)] or [*read.keys.values()]
-    is_exact = bool(used) and has_exact_names(TICDC if read.is_ticdc else read.connector)
+    is_exact = bool(used) and has_exact_names(TICDC if read.is_ticdc else read.connector or connector)
     shapes = [
         replace(
             shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone),

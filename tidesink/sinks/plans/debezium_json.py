@@ -375,13 +375,15 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     options: CodecOptions = _NO_OPTIONS,
     logs: bool = False,
     identity: ReplicaIdentity | None = None,
+    connector: str = "",
 ) -> DecodePlan:
     """A plan for a table from what its records had so far.
 
     A column that a writer's schema lacks is filled with its default where only later ones have it, and is
     null where an earlier one had it. ``base`` is the shape the target has; it is only added to. ``keys``
     override the key record's columns, ``definition`` the types. ``logs``: see ``DecodePlan``;
-    a table needs no key in a plan that ``logs``. ``identity``: as ``source.database`` has it.
+    a table needs no key in a plan that ``logs``. ``identity``: as ``source.database`` has it. ``connector``:
+    by ``source.database``, for the case of names in records that do not name theirs; empty if unknown.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -391,7 +393,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     found = _column_lists(table, writers, definition)
     if not (named or logs):
         raise ConfigError(_NO_KEY.format(table), table=str(table))
-    is_exact = _has_exact_names(writers)
+    is_exact = _has_exact_names(writers, connector)
     shapes = [
         replace(
             shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone),
@@ -404,11 +406,11 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     for name in keys or ():
         check_spelling("keys", name, shape)
     gone = _gone(shape, writers, definition)
-    connector = TICDC if _is_ticdc(writers) else writers.connector
+    told = TICDC if _is_ticdc(writers) else writers.connector
     key_facts = KeyFacts.of(keys, definition, identity)
     remarks = column_remarks(
         found[-1],
-        connector=connector,
+        connector=told,
         keys=shape.keys,
         is_confirmed=key_facts.confirm(shape.keys),
         gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
@@ -432,8 +434,8 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         key_facts=key_facts,
         row_keys=folded_keys(shape),
         knows_newest=_knows_newest(writers, definition),
-        uses_headers=needs_old_keys(found, connector)
-        or (connector in (POSTGRES, "") and any(one.guessed for one in writers.reported.values())),
+        uses_headers=needs_old_keys(found, told)
+        or (told in (POSTGRES, "") and any(one.guessed for one in writers.reported.values())),
     )
     return DecodePlan(
         TargetRows(shape, _dropped(writers, shape.fold)),
@@ -500,10 +502,10 @@ def _is_ticdc(writers: Writers) -> bool:
     return writers.reported_ticdc or any(one.is_ticdc for one in writers.with_schema)
 
 
-def _has_exact_names(writers: Writers) -> bool:
+def _has_exact_names(writers: Writers, connector: str) -> bool:
     """As ``envelope.has_exact_names``; not before a record of a row is known."""
     is_known = bool(writers.with_schema or writers.reported)
-    return is_known and not _is_ticdc(writers) and has_exact_names(writers.connector)
+    return is_known and not _is_ticdc(writers) and has_exact_names(writers.connector or connector)
 
 
 def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.codecs.canal_json.schema import agrees
+from tidesink.codecs.debezium.envelope import POSTGRES
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import Column, ColumnType, TableId, fold_name
 from tidesink.sinks.state.progress import StateStore
@@ -149,6 +150,15 @@ def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, Co
     return {fold_name(name): kind for name, kind in found.types.items()} if found else {}
 
 
+def database_connector(settings: DatabaseSettings | None) -> str:
+    """The connector of Debezium that reads a database; empty if there is none, or its URL fits several."""
+    return POSTGRES if settings is not None and _is_postgres(settings) else ""
+
+
+def _is_postgres(settings: DatabaseSettings) -> bool:
+    return settings.url.get_secret_value().startswith("postgres")
+
+
 def replica_identity(settings: DatabaseSettings | None, table: TableId) -> ReplicaIdentity | None:
     """The columns that Postgres sends of a table's deleted row; None if the database does not tell.
 
@@ -157,7 +167,7 @@ def replica_identity(settings: DatabaseSettings | None, table: TableId) -> Repli
 
     Raises: as ``look_into`` says.
     """
-    if settings is None or not settings.url.get_secret_value().startswith("postgres"):
+    if settings is None or not _is_postgres(settings):
         return None
     from tidesink.sinks.batch.source_rows import OPTION, connected
     from tidesink.source_database.database import stored_table, translated

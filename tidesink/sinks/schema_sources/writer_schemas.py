@@ -51,7 +51,11 @@ from tidesink.sinks.plans.debezium_json import (
     writer_of,
 )
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan, lacks_checksums
-from tidesink.sinks.schema_sources.database_types import AskedIdentity, replica_identity
+from tidesink.sinks.schema_sources.database_types import (
+    AskedIdentity,
+    database_connector,
+    replica_identity,
+)
 from tidesink.sinks.schema_sources.open import LoneDecoding
 from tidesink.sinks.schema_sources.schema_history import SchemaUse
 from tidesink.typemap.projection import named_columns
@@ -554,6 +558,11 @@ class _WithIdentity(LoneDecoding):
         """The table's replica identity; not asked if the config states the key."""
         return self._asked.get() if self._settings.keys is None else None
 
+    @property
+    def _connector(self) -> str:
+        """The connector by the source's database, for records that do not name theirs."""
+        return database_connector(self._context.config.source.database)
+
 
 class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
     """One table's writer schemas, and the plan they make."""
@@ -590,6 +599,7 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
             modes=self._context.config.source.codec_options().debezium,
             logs=settings.mode == "append",
             identity=self._identity,
+            connector=self._connector,
         )
 
 
@@ -658,11 +668,13 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
             self._look_at_ends(found)
 
     def _lacks_named(self) -> bool:
-        """Whether the config names a column that the first record does not have: newer ones may."""
+        """Whether the config names a column that the first record does not have: newer ones may.
+
+        A column of another case is none: newer records may have both.
+        """
         shape = self.columns().shape
         names = [name for _, name in named_columns(self._settings.layout)]
-        spelled = [None if (column := shape.find(name)) is None else column.name for name in names]
-        return None in spelled or (shape.exact_names and spelled != names)
+        return names != [None if (column := shape.find(name)) is None else column.name for name in names]
 
     def learn(self, missed: Missed) -> bool:
         """Take the writers that the batch has and the plan lacks."""
@@ -731,6 +743,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
             options=self._options,
             logs=settings.mode == "append",
             identity=self._identity,
+            connector=self._connector,
         )
 
 
