@@ -260,12 +260,6 @@ _REGION: Final = {"type": "string", "optional": False, "default": "eu"}
             {"id": 0, "mail": "a@b", "tenant": 0, "a": None},
         ),
         ({"id": _INT, "mail": _REQUIRED, "a": _TEXT}, ["id"], {"id": 0, "mail": "a@b", "a": None}),
-        # A part of the key is in the replica identity.
-        (
-            {"id": _INT, "line": _INT, "tenant": _INT, "n": _INT},
-            ["id", "tenant"],
-            {"id": 1, "line": 2, "tenant": 0, "n": 0},
-        ),
         # A column that may be NULL is in no replica identity.
         (
             {"id": _INT, "code": {**_TEXT, "default": "x"}, "n": _INT, "a": _TEXT},
@@ -334,6 +328,57 @@ def test_a_primary_key_with_a_zero_in_it_is_deleted(bare: bool, before: Json) ->
     (found,) = _rows(_plan(first), delete)
     assert found["kind"] == "delete", found["reason"]
     assert {name: int(one) for name, one in found["key"].items()} == key
+
+
+_LINES: Final = {"nr": _INT, "line": _INT, "n": _INT, "is_gift": {"type": "boolean"}, "region": _REGION}
+_CODED: Final = {"nr": _INT, "b": _INT, "code": _REQUIRED, "note": _TEXT}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "key", "before"),
+    [
+        # REPLICA IDENTITY FULL, and a line with the number 0.
+        (_LINES, ["nr", "line"], {"nr": 7, "line": 0, "n": 3, "is_gift": False, "region": "us"}),
+        (_LINES, ["nr", "line"], {"nr": 7, "line": 0, "n": 3, "is_gift": True, "region": "eu"}),
+        (_LINES, ["nr", "line"], {"nr": 7, "line": 0, "n": 3, "is_gift": True, "region": "us"}),
+        (_ORDERS, ["nr", "line"], {"nr": 7, "line": 0, "amount": 3, "note": None}),
+        # The primary key may be (nr, b) as well, and code not sent.
+        (_CODED, ["nr", "code"], {"nr": 7, "b": 3, "code": "", "note": None}),
+    ],
+)
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_delete_whose_key_is_blank_in_part_is_applied_with_a_warning(
+    bare: bool, kinds: Json, key: list[str], before: Json
+) -> None:
+    values = {name: before[name] for name in key}
+    after = {**before, **dict.fromkeys(before.keys() & {"note"}, "x")}
+    if bare:
+        first, delete = _bare(values, op="r", after=after), _bare(values, op="d", before=before)
+    else:
+        first = _message(kinds, key=values, op="r", after=after)
+        delete = _message(kinds, key=values, op="d", before=before)
+    sent, full = (
+        _sent(*names, table=kinds, is_full=is_full, primary=key)
+        for names, is_full in ((key, False), (kinds, True))
+    )
+    # Each of them confirms the key.
+    for options in ({"keys": tuple(key)}, {"identity": sent}, {"identity": full}):
+        (found,) = _rows(_plan(first, **options), delete)
+        assert (found["kind"], found["reason"]) == ("delete", None)
+    (found,) = _rows(_plan(first), delete)
+    assert found["kind"] == "delete"
+    assert {name: str(one) for name, one in found["key"].items()} == {k: str(v) for k, v in values.items()}
+    for words in (f"keys: [{', '.join(key)}]", f"column {key[1]} ", "tidesink resync"):
+        assert words in found["reason"]
+
+
+def test_no_delete_is_warned_of_that_shows_no_other_identity() -> None:
+    key = {"nr": 7, "line": 0}
+    first = _message(_ORDERS, key=key, op="r", after={**key, "amount": 3, "note": "x"})
+    for amount, note in ((0, None), (3, "x")):
+        delete = _message(_ORDERS, key=key, op="d", before={**key, "amount": amount, "note": note})
+        (found,) = _rows(_plan(first), delete)
+        assert (found["kind"], found["reason"]) == ("delete", None)
 
 
 def test_the_database_says_whether_a_key_was_sent() -> None:
@@ -452,8 +497,9 @@ def test_the_field_of_a_routed_key_is_in_no_replica_identity() -> None:
     ("before", "bare", "defined"),
     [
         ({"nr": 0, "line": 0, "amount": 3, "note": "x"}, "bad", "delete"),  # a note may be NULL: whole
-        ({"nr": 7, "line": 0, "amount": 0, "region": "us"}, "delete", "bad"),
-        ({"nr": 7, "line": 0, "amount": 2, "region": "eu"}, "delete", "bad"),  # the default
+        ({"nr": 7, "line": 0, "amount": 0, "region": "us"}, "delete", "delete"),
+        ({"nr": 0, "line": 0, "amount": 0, "region": "eu"}, "bad", "delete"),  # the default
+        ({"nr": 0, "line": 0, "amount": 2, "region": "eu"}, "bad", "bad"),
         ({"nr": 7, "line": 0, "amount": 0, "note": None, "region": "eu"}, "delete", "delete"),
         ({"nr": 7, "line": 0, "amount": 3, "note": None}, "delete", "delete"),
     ],

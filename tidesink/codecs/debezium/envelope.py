@@ -452,6 +452,8 @@ OPS: Final[Mapping[object, Op]] = {
     "t": Op.TRUNCATE,
 }
 DOCUMENT: Final = "document"
+# The member of an event's extension that names the columns of a delete's key that may not have been sent.
+DOUBTED_KEY: Final = "doubted_key"
 # The member of an event's extension that names the columns that only its key has.
 KEY_ONLY: Final = "key_only"
 _DOCUMENT_COLUMN: Final = Column(DOCUMENT, ColumnType("json"))
@@ -718,7 +720,9 @@ def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] |
         return keyed.row if change.op is Op.DELETE and before is None else before and before.values
     if connector_of(change.source) != POSTGRES:
         return before.values
-    unsent = _stand_ins(change, definition)
+    unsent, doubted = _stand_ins(change, definition)
+    if doubted:
+        change.extension[DOUBTED_KEY] = doubted
     if unsent:
         return {name: one for name, one in before.values.items() if name not in unsent}
     if _is_key_alone(change):
@@ -735,8 +739,19 @@ def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, 
     return tuple(column.name for column in before.columns if column.name in unsent)
 
 
-def _stand_ins(change: Change, definition: TableSchema | None) -> frozenset[str]:
-    """The columns that a Postgres delete lacks, if its old row shows that one of its key is among them.
+class _StandIns(NamedTuple):
+    """What a Postgres delete may lack.
+
+    ``unsent``: the columns that it lacks, if one of its key is among them. ``doubted``: columns of the key
+    that may be among them, if the delete is applied.
+    """
+
+    unsent: frozenset[str] = frozenset()
+    doubted: tuple[str, ...] = ()
+
+
+def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
+    """Whether the old row of a Postgres delete shows that a column of its key was not sent.
 
     Postgres sends a whole old row, or only the columns of the replica identity, which are NOT NULL. The
     connector fills in the rest: null, the type's zero or the default, here called blank. A blank column of
@@ -746,26 +761,31 @@ def _stand_ins(change: Change, definition: TableSchema | None) -> frozenset[str]
     - A blank column of the key may be NULL: no replica identity has it, so it was not sent.
     - No other column has a value: the key is taken as the replica identity, since a primary key with a zero
       in it is far more frequent than the rest.
-    - All columns of the key are blank, or some are and so is another NOT NULL column: what was sent is the
-      other column's value, and the key was not.
-    - Else the row has too many values to be filled in: the key is the row's.
+    - All columns of the key are blank: what was sent is the other column's value, and the key was not. A
+      table has one row with such a key, if the key is its own, and so at most one delete that is refused for
+      nothing. If it is not, each delete has this key, and no row would ever be deleted.
+    - Some columns of the key are blank, such as (7, 0). Under ``REPLICA IDENTITY FULL`` that is an ordinary
+      row: line numbers begin with 0, and a table has many. Under another identity it needs
+      ``message.key.columns`` with a part of the identity and a column outside of it, which is rare. Nothing
+      in the record tells the two apart. So the key is taken as the row's, and the delete is doubted:
+      a warning, and counted.
 
     A row's schema or its table's ``definition`` tells which columns may be NULL; without them none is known
     to be NULL or NOT NULL.
     """
     raw = change.raw_before
     if change.op is not Op.DELETE or raw is None:
-        return frozenset()
+        return _StandIns()
     own, optional, blank = _old_columns(raw, change.row_schema, definition)
     names = frozenset(raw)
     key = change.keyed.wires & names
-    required, others = own.keys() - optional, names - key
     if not key & blank or (names - blank) & optional:
-        return frozenset()
-    is_other_sent = not others <= blank and (key <= blank or bool(others & blank & required))
-    if not (key & blank & optional or is_other_sent):
-        return frozenset()
-    return frozenset(own.get(name, name) for name in blank)
+        return _StandIns()
+    is_other_sent = not names - key <= blank
+    if key & blank & optional or (is_other_sent and key <= blank):
+        return _StandIns(frozenset(own.get(name, name) for name in blank))
+    found = (own.get(name, name) for name in raw if name in key & blank)
+    return _StandIns(doubted=tuple(found) if is_other_sent else ())
 
 
 def _old_columns(

@@ -114,8 +114,8 @@ class BatchSummary:
     ``max_commit_ts`` is of every row event, ``min_commit_ts`` of the rows to apply.
     ``zero_dates``: values made null, by column, among the rows to apply; ``ambiguous_times``: local times
     that come twice, of which the policy chose one. ``key_range`` holds the smallest and largest value of the
-    first key column among the rows to apply. ``doubted`` counts those among them whose checksum does not
-    match, where that is asked and they are applied all the same;
+    first key column among the rows to apply. ``doubted`` counts those among them with a
+    warning: their checksum does not match, or a column of a delete's key may not have been sent;
     ``omitted`` those that leave out values which the target is to keep. ``unmatched`` counts row events, to
     apply or superseded, whose row the table's filter took out.
     """

@@ -46,7 +46,7 @@ class BatchStarted:
 class BatchApplied:
     """A batch and its progress are in the target. ``seconds`` by step, in the order of the batch.
 
-    ``doubted``: rows among it whose checksum does not match; ``doubts``: the first of each partition.
+    ``doubted``: rows among it that are applied with a warning; ``doubts``: the first of each partition.
     """
 
     table: TableId
@@ -131,7 +131,7 @@ def _applied(log: Any, event: BatchApplied) -> None:
     if event.doubts:
         first = event.doubts[0]
         log.warning(
-            "rows applied whose checksum does not match",
+            "rows applied with a warning",
             table=str(event.table),
             batch=event.batch,
             rows=event.doubted,
@@ -176,7 +176,7 @@ class MetricsListener:
         self._row_codec = counter("row_codec_records", "Records decoded one by one")
         self._batches = counter("batches", "Batches applied")
         self._bytes = counter("read_bytes", "Bytes read from Kafka")
-        self._doubted = counter("checksum_mismatches", "Rows applied whose checksum does not match")
+        self._doubted = counter("doubted_rows", "Rows applied with a warning: their checksum or their key")
         self._retries = counter("retries", "Steps tried again")
         one = ("table",)
         self._seconds = Histogram("tidesink_batch_seconds", "Seconds a batch took", one, registry=place)

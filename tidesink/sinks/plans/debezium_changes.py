@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,11 +15,21 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
-from tidesink.codecs.debezium.envelope import POSTGRES
+from tidesink.codecs.debezium.envelope import DOUBTED_KEY, POSTGRES
 from tidesink.codecs.debezium.remarks import ROUTED, has_required_shapes, routed_field
 from tidesink.codecs.debezium.stored import recorded_value
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
-from tidesink.events import Column, ColumnType, Event, Message, Op, TableId, TableSchema, fold_name
+from tidesink.events import (
+    ChangeEvent,
+    Column,
+    ColumnType,
+    Event,
+    Message,
+    Op,
+    TableId,
+    TableSchema,
+    fold_name,
+)
 from tidesink.sinks.batch.records import TableDecoder
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.values import Convert
@@ -46,6 +57,12 @@ _UNSURE_KEY: Final = _UNSURE + (
     "the columns are the table's primary key or its replica identity, or if REPLICA IDENTITY FULL was set "
     "when the row was deleted, say so under tables: keys: [{0}]. If they are the primary key, a definition "
     "of the table that has it, or the URL of the database under source.database, does the same"
+)
+_DOUBTED: Final = (
+    "A delete was applied by its key ({0}), whose column {1} has a value that Debezium writes for a column "
+    "that Postgres did not send. This is right if the columns are the primary key or the replica identity, "
+    "or if the table has REPLICA IDENTITY FULL: say so under tables: keys: [{0}]. Else the deleted row is "
+    "still there: repair the table with tidesink resync, and leave the column out of message.key.columns"
 )
 _UNSURE_ROW: Final = _UNSURE + (
     "The table in source.database has REPLICA IDENTITY FULL now. If it had when the row was deleted, say so "
@@ -142,16 +159,47 @@ class DebeziumDecoder(TableDecoder):
 
     def decode(self, message: Message) -> tuple[Event, ...]:
         """One record's event."""
-        return self._codec.decode(message)
+        return self._noting(self._codec.decode(message))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """As ``TableDecoder``."""
         named = frozenset(fold_name(name) for name in keys)
 
         def decode(message: Message) -> tuple[Event, ...]:
-            return self._codec.decode_new_row(message, named)
+            return self._noting(self._codec.decode_new_row(message, named))
 
         return rows_from_events(records, decode, self.values)
+
+    def _noting(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
+        """The events; takes note of deletes whose key is doubted, for ``warnings``."""
+        for event in events:
+            doubted = isinstance(event, ChangeEvent) and (event.extension or {}).get(DOUBTED_KEY)
+            if isinstance(doubted, tuple):
+                place = event.position
+                self._doubts[place.topic, place.partition, place.offset] = doubted
+        return events
+
+    @property
+    def warns(self) -> bool:
+        """Whether keys of deletes may be doubted."""
+        return not (self.key_facts.stated or self.is_ticdc)
+
+    def warnings(self, changes: ChangeTable) -> pa.Array | None:
+        """Deletes that are applied though a column of their key may not have been sent."""
+        if not self._doubts:
+            return None
+        places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
+        doubts = [self._doubts.pop(place, None) for place in zip(*places, strict=True)]
+        key = [member.name for member in changes.rows.schema.field("key").type]
+        if self.key_facts.are_sent([name for name in key if name not in self.key_only(changes)]):
+            return None
+        reasons = (one and _DOUBTED.format(", ".join(key), ", ".join(one)) for one in doubts)
+        return pa.array(reasons, pa.string())
+
+    @cached_property
+    def _doubts(self) -> dict[tuple[str, int, int], tuple[str, ...]]:
+        """By topic, partition and offset, the doubted columns of a delete's key."""
+        return {}
 
     @property
     def values(self) -> ValueOptions:

@@ -23,8 +23,9 @@ _TOMBSTONES: Final = "tombstones"
 # In a status's details: what Spark did with the last batch of a lake instead of writing it as files, and why.
 LEFT: Final = "left_to_spark"
 _DOUBTED: Final = (
-    "rows were applied whose checksum does not match: the log has the first of each batch. Compare the table "
-    "with the source; source.checksum: reject keeps such rows out"
+    "Rows were applied with a warning: the log has the first of each batch and the reason. Compare the table "
+    "with the source. If their checksums do not match, source.checksum: reject keeps such rows out. If the "
+    "keys of deletes may be wrong, list the table's key under tables: keys if it is right"
 )
 
 
