@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema
 from tidesink.sinks.batch import observers
 from tidesink.sinks.batch.context import WorkerContext
-from tidesink.sinks.batch.observers import Listeners, TableChanged, WorkerEvent, seconds_since_beat
+from tidesink.sinks.batch.observers import Heartbeat, Listeners, TableChanged, WorkerEvent, seconds_since_beat
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, PartitionOffsets, TopicOffsets
@@ -407,6 +408,7 @@ def test_signs_of_life_are_left_while_kafka_keeps_a_look_up_waiting(
     store = _MarkedStore(str(tmp_path / "state.db"), source)
     settings = {"batch": {"poll-interval": "10ms"}, "source__protocol": protocol}
     around = _around(store, source, source__topics=["shop_orders"], **settings)
+    around = replace(around, listeners=Listeners((Heartbeat(store, around.config.pipeline),)))
     report = Worker(around, until="drained", offsets=_Looks(TableId("shop", "orders"))).run()
     assert report.tables == ()
     assert source.read == [OffsetRange("shop_orders", 0, 0, 9)]
@@ -478,3 +480,18 @@ def test_a_stop_does_not_wait_for_a_registry_that_hangs(store: SqlStateStore) ->
         with connection:
             around.stop.set()
             assert run.result(60).interrupted
+
+
+def test_a_stop_that_cuts_off_look_ups_alone_abandons_no_batch(store: SqlStateStore) -> None:
+    source = _Source()
+    source.answers.clear()
+    around = _around(store, source, source__topics=["shop_orders"], batch={"poll-interval": "10ms"})
+    # Spark's answer to the cancelled job.
+    cast("Any", around.spark).sparkContext.cancelJobsWithTag = lambda _tag: source.answers.set()
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(Worker(around, offsets=_Looks(TableId("shop", "orders"))).run)
+        assert source.begun.wait(60)
+        around.stop.set(signal.SIGTERM)
+        around.stop.hurry()
+        report = run.result(60)
+    assert (report.abandoned, report.exit_code) == (False, 0)

@@ -112,6 +112,8 @@ def test_a_stop_by_sigterm_is_a_failure_if_it_lost_work(abandoned: bool, code: i
     tables = (TableReport(TABLE, "shop_orders", "PAUSED"),)
     report = RunReport("shop", tables, interrupted=True, terminated=True, abandoned=abandoned)
     assert report.exit_code == code
+    # What ails the run as a whole is none of the stop's.
+    assert replace(report, error="Spark ended").exit_code == 3
 
 
 def test_rows_whose_checksum_does_not_match_are_counted_and_told_once_a_batch(

@@ -262,13 +262,15 @@ class RunReport:
 
     @property
     def exit_code(self) -> int:
-        """0: done, or stopped by SIGTERM; 3: done, but some table is paused or failing.
+        """0: done, or stopped by SIGTERM; 3: done, but the run has an error, or a table is paused or failing.
 
         130: interrupted by Ctrl-C; 143: stopped by SIGTERM, and a batch was abandoned. SIGTERM is how
-        containers and services end, so that a stop by it which loses no work is no failure.
+        containers and services end, so that a stop by it which loses no work is no failure. If the run as a
+        whole has an error, a stop by SIGTERM does not hide it: 3.
         """
         if self.interrupted and self.terminated:
-            return TERMINATED if self.abandoned else DONE
+            stopped = TERMINATED if self.abandoned else DONE
+            return UNWELL if self.error else stopped
         if self.interrupted:
             return INTERRUPTED
         unwell = self.error or any(table.state in ("PAUSED", "FAILING") for table in self.tables)

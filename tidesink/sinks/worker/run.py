@@ -443,11 +443,10 @@ class Worker:
         """Let what is under way end; cancel what takes too long after a stop."""
         self._table_tasks.end_look_ups()
         late = self._late()
-        if late:
+        # Look-ups that are cut off lose no work: the next worker looks again.
+        if tables := [str(self._busy[one].table) for one in late if one in self._busy]:
             self._abandoned = True
-            _log.warning(
-                "batches abandoned", tables=[str(self._busy[one].table) for one in late if one in self._busy]
-            )
+            _log.warning("batches abandoned", tables=tables)
         while late:  # a batch between two jobs begins the next one after it was cancelled
             self.cancel()
             _, late = wait(late, timeout=_LOOK_SECONDS)
