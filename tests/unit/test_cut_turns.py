@@ -24,6 +24,7 @@ from tidesink.errors import (
 )
 from tidesink.events import TableId
 from tidesink.sinks.batch.cuts import least_bound
+from tidesink.sinks.batch.observers import Listeners, WorkerEvent
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
@@ -48,6 +49,10 @@ class _Log:
     fails: TidesinkError | None = None
     slow: bool = False
     beats: threading.Event = field(default_factory=threading.Event)
+
+    def hear(self, _event: WorkerEvent) -> None:
+        """Take note of a sign of life, as the worker's heartbeat and its probes do."""
+        self.beats.set()
 
     def last(self) -> int | None:
         return self.cuts[-1][0] if self.cuts else None
@@ -139,9 +144,10 @@ class _Run:
         """A worker that knows nothing yet."""
         target: Any = SimpleNamespace(cut_log=lambda _pipeline: self.log)
         context = replace(surroundings(right(CONFIG), store=self.store), target=target)
+        context = replace(context, listeners=Listeners((self.log,)))
         settings = CutSettings.model_validate({"every": "2s"})
         bounds = bounds or WatermarkBounds(context.source, settings.every, lambda _message: None)
-        self.cuts = Cuts(context, settings, bounds, beat=self.log.beats.set)
+        self.cuts = Cuts(context, settings, bounds)
 
     def turn(self, *busy: _Table, silent: Sequence[str] = ()) -> bool:
         tables = [self.first, self.second]

@@ -10,7 +10,7 @@ import requests
 
 from tests.servers import free_ports
 from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.sinks.batch.observers import MetricsListener, StepRetried, Turned, Waiting
+from tidesink.sinks.batch.observers import MetricsListener, StepRetried, StillAtWork, Turned, Waiting
 from tidesink.sinks.worker.endpoints import Health, served
 
 
@@ -45,8 +45,10 @@ def test_a_worker_that_shows_no_sign_of_life_is_said(worker: _Served) -> None:
     worker.now[0] += 61.0
     said = "the worker has shown no sign of life for 61 s\n"
     assert worker.answers() == {"/healthz": (503, said), "/readyz": (503, said)}
-    worker.health.hear(StepRetried(None, SourceUnavailableError("Kafka does not answer"), 1.0))
-    assert worker.answers() == {"/healthz": (200, "ok\n"), "/readyz": (200, "ok\n")}
+    for sign in (StepRetried(None, SourceUnavailableError("Kafka does not answer"), 1.0), StillAtWork()):
+        worker.health.hear(sign)
+        assert worker.answers() == {"/healthz": (200, "ok\n"), "/readyz": (200, "ok\n")}
+        worker.now[0] += 61.0
 
 
 def test_metrics_are_beside_them(worker: _Served) -> None:

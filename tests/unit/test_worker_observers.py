@@ -18,6 +18,7 @@ from tidesink.sinks.batch.observers import (
     MetricsListener,
     RunReport,
     StepRetried,
+    StillAtWork,
     TableChanged,
     TableReport,
     Waiting,
@@ -33,6 +34,7 @@ APPLIED = BatchApplied(
 )
 EVENTS: list[WorkerEvent] = [
     Waiting("starting Spark"),
+    StillAtWork(),
     BatchStarted(TABLE, 7, 10),
     APPLIED,
     StepRetried(None, SourceUnavailableError("down"), 0.5),

@@ -30,6 +30,11 @@ class Turned:
 
 
 @dataclass(frozen=True)
+class StillAtWork:
+    """A step that takes its time goes on: a sign of life, each second."""
+
+
+@dataclass(frozen=True)
 class BatchStarted:
     """A batch is fixed: so many records between its offsets.
 
@@ -76,7 +81,7 @@ class TableChanged:
     status: TableStatus
 
 
-WorkerEvent = Waiting | Turned | BatchStarted | BatchApplied | StepRetried | TableChanged
+WorkerEvent = Waiting | Turned | StillAtWork | BatchStarted | BatchApplied | StepRetried | TableChanged
 
 
 class Listener(Protocol):
@@ -105,8 +110,8 @@ class LogListener:
     """Writes each event as one structured log line."""
 
     def hear(self, event: WorkerEvent) -> None:
-        """Log one event, unless it is a turn, which comes several times a second."""
-        if not isinstance(event, Turned):
+        """Log one event, unless it is a mere sign of life: turns come several times a second."""
+        if not isinstance(event, Turned | StillAtWork):
             _LINES[type(event)](_log, event)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -19,6 +19,7 @@ import structlog
 from tidesink.errors import StaleProgressError, TidesinkError
 from tidesink.sinks.batch.context import WorkerContext, may_pass
 from tidesink.sinks.batch.cuts import marks_at, stands_at
+from tidesink.sinks.batch.observers import StillAtWork
 from tidesink.sinks.kafka.offsets import Look, TopicOffsets
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets.base import TargetTable
@@ -51,17 +52,13 @@ class Cuts:
         context: WorkerContext,
         settings: CutSettings,
         bounds: Bounds,
-        *,
-        beat: Callable[[], None],
     ) -> None:
-        """``beat`` gives a sign of life while a cut takes its time."""
         self.bound: int | None = None
         self._bounds = bounds
         # The bound whose cut was published or passed over.
         self._done: int | None = None
         self._context = context
         self._settings = settings
-        self._beat = beat
         self._log: CutPublisher | None = None
         self._last: int | None = None
         self._published_at: float | None = None
@@ -191,12 +188,12 @@ class Cuts:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        """Give signs of life: a database may merge for minutes."""
+        """Tell the listeners that the worker is alive: a database may merge for minutes."""
         done = threading.Event()
 
         def beat() -> None:
             while not done.wait(_BEAT_SECONDS):
-                self._beat()
+                self._context.listeners.hear(StillAtWork())
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()

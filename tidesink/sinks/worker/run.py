@@ -147,7 +147,7 @@ class Worker:
         self._cuts = None
         if cuts is not None:
             bounds = open_bounds(context, cuts, watermark_of)
-            self._cuts = Cuts(context, cuts, bounds, beat=self._heartbeat.beat)
+            self._cuts = Cuts(context, cuts, bounds)
         self._gave_overdue = False
         self._abandoned = False
 
