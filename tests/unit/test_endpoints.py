@@ -66,3 +66,32 @@ def test_an_address_in_use_is_said() -> None:
             served("127.0.0.1", port, Health(), MetricsListener().registry),
         ):
             pass
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+def test_an_address_of_ipv6() -> None:
+    (port,) = free_ports(1)
+    with served("::1", port, Health(), MetricsListener().registry):
+        assert requests.get(f"http://[::1]:{port}/healthz", timeout=60).text == "ok\n"
+
+
+def test_a_name_with_addresses_of_both_kinds_is_served_on_that_of_ipv4() -> None:
+    (port,) = free_ports(1)
+    with served("localhost", port, Health(), MetricsListener().registry):
+        assert requests.get(f"http://127.0.0.1:{port}/healthz", timeout=60).text == "ok\n"
+
+
+def test_a_host_without_an_address_is_said() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"metrics cannot be served on no\.such\.host\.invalid:9"),
+        served("no.such.host.invalid", 9, Health(), MetricsListener().registry),
+    ):
+        pass

@@ -6,6 +6,7 @@ liveness and readiness: 200, or 503 with the reason as text.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -75,7 +76,8 @@ def served(host: str, port: int, health: Health, registry: CollectorRegistry) ->
 
     app = _application(health, make_wsgi_app(registry))
     try:
-        server = make_server(host, port, app, server_class=_Server, handler_class=_Silent)
+        server_class = type("_Server", (_Server,), {"address_family": _family(host, port)})
+        server = make_server(host, port, app, server_class=server_class, handler_class=_Silent)
     except OSError as error:
         raise ConfigError(f"metrics cannot be served on {host}:{port}: {error.strerror}") from error
     Thread(target=server.serve_forever, name="endpoints", daemon=True).start()
@@ -84,6 +86,17 @@ def served(host: str, port: int, health: Health, registry: CollectorRegistry) ->
     finally:
         server.shutdown()
         server.server_close()
+
+
+def _family(host: str, port: int) -> int:
+    """Return the address family to listen with: IPv6 only if the host has no IPv4 address.
+
+    Raises:
+        OSError: the host has no address.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    families = [family for family, *_ in found]
+    return socket.AF_INET if socket.AF_INET in families else families[0]
 
 
 def _application(health: Health, metrics: _Application) -> _Application:
