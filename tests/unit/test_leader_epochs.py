@@ -21,14 +21,15 @@ from tests.unit.config_samples import CANAL_JSON, right
 from tests.unit.worker_bed import surroundings
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.events import TableId
+from tidesink.sinks.batch.context import may_pass
 from tidesink.sinks.batch.counts import BatchSummary, Place, PlaceSummary
 from tidesink.sinks.batch.cuts import topic_after
-from tidesink.sinks.batch.run import BatchPlan, Hold, Reduction
+from tidesink.sinks.batch.run import BatchOutcome, BatchPlan, Hold, Reduction
 from tidesink.sinks.batch.shared_reads import TableRecords, Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import Chosen
 from tidesink.sinks.kafka.fetch import FetchRange, fetch, last_record
-from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs, _Look, follows
+from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, CheckedLogs, LeaderEpochs, _Look, follows
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.kafka.rewind import rewound_offsets
 from tidesink.sinks.state.progress import (
@@ -110,7 +111,7 @@ def test_what_other_checks_report_is_left_to_them(nobody: LeaderEpochs) -> None:
 def test_another_record_at_the_offset_is_a_cut(log: LeaderEpochs) -> None:
     """The log was written by an earlier leader than the one that is known: no order of events gives that."""
     # All records are of epochs up to the known one, so that nothing before the record is in doubt.
-    assert log.cuts(found(9), {0: LastRecord(30, 4)}) == {0: 31}
+    assert log.cuts(found(9), {0: LastRecord(30, 4)}) == {0: 30}
 
 
 def test_without_a_record_at_the_offset_the_leader_is_asked(brokers: str) -> None:
@@ -122,9 +123,12 @@ def test_without_a_record_at_the_offset_the_leader_is_asked(brokers: str) -> Non
 def test_nobody_is_asked_before_a_partition_has_a_new_leader(nobody: LeaderEpochs) -> None:
     logs, known = CheckedLogs(nobody), {0: LastRecord(9, 3), 1: LastRecord(5, 2)}
     assert logs.cuts(found(3, 2), known) == {}
-    # A service without leader epochs, an answer from before, and a partition of which nothing is known.
-    for epochs in ((), (2, 1), (3, 2, 8)):
+    # A service without leader epochs, and a partition of which nothing is known.
+    for epochs in ((), (3, 2, 8)):
         assert logs.cuts(found(*epochs), known) == {}
+    # An answer from before, or epochs that decrease.
+    with pytest.raises(BrokerUnavailableError):
+        logs.cuts(found(2, 2), known)
     with pytest.raises(BrokerUnavailableError):
         logs.cuts(found(3, 3), known)
     # What was not answered is asked again.
@@ -167,6 +171,11 @@ def test_a_log_that_ends_before_the_record_is_checked_once_it_has_grown(nobody: 
         ((2,), LastRecord(99, 1), LastRecord(149, 2), True),
         # A leader that was elected after the check.
         ((2,), LastRecord(99, 1), LastRecord(149, 3), False),
+        # A service that reports other epochs of leaders than of records: the known record was looked up.
+        ((2,), LastRecord(99, 7), LastRecord(149, 7), True),
+        ((2,), LastRecord(99, 7), LastRecord(149, 8), False),
+        # The metadata is of an older state.
+        ((2,), LastRecord(99, 7), LastRecord(149, 2), False),
         # Epochs never decrease along a log.
         ((2,), LastRecord(99, 1), LastRecord(149, 0), False),
         # Rows that waited for a later bound are read again.
@@ -183,6 +192,22 @@ def test_records_of_a_leader_elected_after_the_check_do_not_count(
     """The log may have been cut before the known record, between the check and the read."""
     assert follows(found(*epochs), {} if known is None else {0: known}, {0: read}) == counts
     assert follows(found(*epochs), {} if known is None else {0: known}, {})
+
+
+@pytest.mark.parametrize("read", [LastRecord(149, 2), LastRecord(149, 8)])
+def test_records_that_never_follow_are_an_error_that_says_what_to_do(read: LastRecord) -> None:
+    logs, known = CheckedLogs(None), {0: LastRecord(99, 7)}
+    for epoch in range(3):  # as long as leaders change, the next check may differ
+        assert [logs.follows(found(epoch), known, {0: read}) for _ in range(MOST_DROPS - 1)] == [False] * 19
+    assert logs.follows(found(2), known, known)
+    assert [logs.follows(found(2), known, {0: read}) for _ in range(MOST_DROPS - 1)] == [False] * 19
+    for _ in range(2):
+        with pytest.raises(SourceError) as caught:
+            logs.follows(found(2), known, {0: read})
+        text = str(caught.value)
+        assert f"offset 149 has leader epoch {read.epoch}, and the partition's leader reports epoch 2" in text
+        assert "tidesink offsets rewind TABLE --to-offset 0=99" in text
+        assert not may_pass(caught.value)
 
 
 class _Records:
@@ -311,10 +336,10 @@ def test_a_cut_is_an_error_whose_advice_a_rewind_takes(log: LeaderEpochs, tmp_pa
         checks.check_topic(progress, found(9))
     text = str(caught.value)
     assert "offset 30, which was read under leader epoch 4" in text
-    for words in ("tidesink offsets rewind TABLE --to-offset 0=31", "tidesink resync TABLE"):
+    for words in ("tidesink offsets rewind TABLE --to-offset 0=30", "tidesink resync TABLE"):
         assert words in text
     settings = right(CANAL_JSON).table_config(TABLE)
-    assert rewound_offsets(progress, found(9), {0: 31}, settings) == {0: 31}
+    assert rewound_offsets(progress, found(9), {0: 30}, settings) == {0: 30}
 
 
 def test_a_cut_behind_what_is_applied_is_no_loss(
@@ -376,6 +401,42 @@ def test_a_batch_that_was_read_under_a_new_leader_is_not_applied(
     if not counts:
         outcome = batch._applied(reduction)
         assert (outcome.progress, outcome.account) == (batch._hold.progress, None)
+
+
+def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
+    log: LeaderEpochs, tmp_path: Path
+) -> None:
+    """The metadata of the cluster is of an older state: the leader's epoch is less than the record's."""
+    at = _at(100, LastRecord(99, 7))
+    task = _task(log, tmp_path, at)
+    plan = BatchPlan((OffsetRange("t", 0, 100, 150),), found(2, end=150))
+    read = PlaceSummary(100, 149, last=LastRecord(149, 2))
+    reduction = Reduction(
+        plan, cast("Any", SimpleNamespace(summary=BatchSummary(places={Place("t", 0): read})))
+    )
+
+    def applied() -> BatchOutcome:
+        return task._batch(plan, KafkaSource(no_fetch))._applied(reduction)
+
+    for _ in range(MOST_DROPS - 2):
+        assert applied().account is None
+    assert task._pass_by(plan, _Shared(LastRecord(149, 2)), at)
+    assert task._next_offsets() == {0: 100}
+    with pytest.raises(SourceError, match="were dropped each time"):
+        applied()
+    with pytest.raises(SourceError, match="were dropped each time"):
+        task._pass_by(plan, _Shared(LastRecord(149, 2)), at)
+    settings = right(CANAL_JSON).table_config(TABLE)
+    (back,) = rewound_offsets(at, found(2, end=150), {0: 99}, settings).items()
+    before = _progress(at.partitions[0])
+    rewound = topic_after(before, "t", "id", {back[0]: (back[1], None)}, None)
+    assert follows(found(2), rewound.last_records, {0: LastRecord(149, 2)})
+
+
+def test_a_cut_at_the_last_record_that_was_applied_is_an_error(log: LeaderEpochs, tmp_path: Path) -> None:
+    """The record at its offset is another one now, of an epoch that is not greater."""
+    with pytest.raises(SourceError, match="was cut and has grown again"):
+        _checks(log, tmp_path).check_topic(_at(31, LastRecord(30, 4)), found(2))
 
 
 class _Letters:

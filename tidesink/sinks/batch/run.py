@@ -130,12 +130,14 @@ _log = structlog.get_logger("tidesink.worker")
 class BatchPlan:
     """The offsets of one batch. ``found``: the topic as it stood when they were chosen.
 
-    ``last``: by partition, the last record that went by without a commit (``kafka.leader_epochs``).
+    ``last``: by partition, the last record that went by without a commit. ``follows``: whether what was read
+    counts. Both as of ``kafka.leader_epochs``.
     """
 
     ranges: tuple[OffsetRange, ...]
     found: TopicOffsets
     last: Mapping[int, LastRecord] = field(default_factory=dict)
+    follows: Callable[[TopicOffsets, Mapping[int, LastRecord], Mapping[int, LastRecord]], bool] = follows
 
     @property
     def records(self) -> int:
@@ -608,10 +610,14 @@ class Batch:
         return topic_after(before, found.topic, found.topic_id, read, bound, plan.last, shared)
 
     def _follows(self, progress: Progress) -> bool:
-        """Whether the batch was read from logs that have what was read before it."""
+        """Whether the batch was read from logs that have what was read before it.
+
+        Raises:
+            SourceError: as ``CheckedLogs.follows``.
+        """
         found, before = self._plan.found, self._hold.progress.topics.get(self._plan.found.topic)
         known = {**(before.last_records if before is not None else {}), **self._plan.last}
-        return follows(found, known, progress.topics[found.topic].last_records)
+        return self._plan.follows(found, known, progress.topics[found.topic].last_records)
 
     def _checked_account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
         """The batch's account, which holds."""

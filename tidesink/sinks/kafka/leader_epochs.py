@@ -11,10 +11,14 @@ The law, for each partition of a topic:
 2. Before it reads on, it has the leader's epoch, which Kafka reports with the end of a partition (ListOffsets
    from version 4 on, Kafka 2.1). If that epoch is greater than the record's, and greater than at the last
    check, the record is looked up (``CheckedLogs``). Otherwise nothing is asked: a log loses a record that it
-   had by an election only, and each election gives the partition a greater epoch.
+   had by an election only, and each election gives the partition a greater epoch. A leader's epoch that is
+   less than the record's is an answer from before, or Kafka's own law does not hold: then the record is
+   looked up, too.
 3. What is read then counts if the epoch of its last record is at least the known record's, and at most the
-   leader's at the check (``follows``). If not, a leader was elected meanwhile, whose log may have been cut
-   before the known record: what was read is dropped, and read again after the next check.
+   leader's at the check, or the known record's if that is greater (``follows``). If not, a leader was elected
+   meanwhile, whose log may have been cut before the known record: what was read is dropped, and read again
+   after the next check. That it does not count under the same leaders so many times is an error: epochs
+   decrease, as with metadata that was restored, and no other check will differ.
 
 If the offset has no record by then, as in a compacted topic, librdkafka asks the leader where the epoch ended
 (``OffsetForLeaderEpoch``). librdkafka 2.16 does so for the first assignment of a client only: a partition
@@ -57,6 +61,8 @@ _REFUSAL_SECONDS: Final = 10.0
 _ASK_SECONDS: Final = 1.0
 _CONSUME_SECONDS: Final = 0.02
 _CONSUME_RECORDS: Final = 100
+# What was read is dropped so many times under the same leaders. One answer from before may cost a few.
+MOST_DROPS: Final = 20
 # So many records are remembered to be there, for tables that ask for the same one.
 _MOST_KNOWN: Final = 10_000
 
@@ -159,6 +165,8 @@ class CheckedLogs:
     def __init__(self, log: LeaderEpochs | None) -> None:
         self._log = log
         self._topic_id, self._epochs = "", dict[int, int]()
+        # How often what was read was dropped, under these leader epochs.
+        self._drops, self._dropped_under = 0, ("", dict[int, int]())
 
     def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:
         """As ``LeaderEpochs.cuts``; asks nothing while no partition has a new leader.
@@ -170,7 +178,7 @@ class CheckedLogs:
         if found.topic_id != self._topic_id:
             self._topic_id, self._epochs = found.topic_id, {}
         epochs = found.leader_epochs
-        due = {n: record for n, record in known.items() if self._is_due(n, record, epochs.get(n, -1))}
+        due = {n: record for n, record in known.items() if n in epochs and self._is_due(n, record, epochs[n])}
         cut = self._log.cuts(found, due) if due else {}
         # A log that ends before the record has it lost, or is a follower's that lags: it is checked later.
         short = {n for n, at in found.partitions.items() if n in due and due[n].offset >= at.latest}
@@ -179,7 +187,25 @@ class CheckedLogs:
         return cut
 
     def _is_due(self, number: int, record: LastRecord, epoch: int) -> bool:
-        return epoch > max(record.epoch, self._epochs.get(number, -1))
+        return epoch < record.epoch or epoch > max(record.epoch, self._epochs.get(number, -1))
+
+    def follows(
+        self, found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
+    ) -> bool:
+        """As the function ``follows``; an error once it was false too often under the same leaders.
+
+        Raises:
+            SourceError: what is read does not follow what is known, and another check will not differ.
+        """
+        if follows(found, known, read):
+            self._drops = 0
+            return True
+        under = found.topic_id, dict(found.leader_epochs)
+        self._drops = self._drops + 1 if under == self._dropped_under else 1
+        self._dropped_under = under
+        if self._drops >= MOST_DROPS:
+            raise _unsettled_error(found, known, read, self._drops)
+        return False
 
 
 def follows(found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]) -> bool:
@@ -199,7 +225,21 @@ def _follows(known: LastRecord, read: LastRecord, epoch: int) -> bool:
         return True  # nothing was read
     # Rows that waited for a later bound are read again from before the known record.
     grows = read.epoch >= known.epoch or read.offset < known.offset
-    return grows and read.epoch <= epoch
+    # A leader that was elected after the check has a greater epoch than a record that the check found.
+    return grows and read.epoch <= max(epoch, known.epoch)
+
+
+def _unsettled_error(
+    found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord], drops: int
+) -> SourceError:
+    """Return the error of a partition whose records never follow what was read before."""
+    epochs = found.leader_epochs
+    number = min(
+        n for n, record in read.items()
+        if n in known and n in epochs and not _follows(known[n], record, epochs[n])
+    )  # fmt: skip
+    text = _UNSETTLED.format(known[number], read[number], epochs[number], drops, number)
+    return SourceError(text, topic=found.topic, partition=number, offset=known[number].offset)
 
 
 def cut_error(topic: str, number: int, record: LastRecord, offset: int) -> SourceError:
@@ -283,8 +323,11 @@ class _Look:
                 self._raise_refused(exc.args[0], number)
 
     def first_of_later_epochs(self, number: int, known: LastRecord, earliest: int) -> int:
-        """Return the offset at which the log was cut: all records before it are as they were."""
-        low, high = earliest, known.offset + 1
+        """Return the offset at which the log was cut: all records before it are as they were.
+
+        The known record is not there, so it is at most the record's own offset.
+        """
+        low, high = earliest, known.offset
         while low < high:
             middle = (low + high) // 2
             record = self.records({number: middle}, {})[number]
@@ -363,4 +406,15 @@ _CUT: Final = (
     "offset {1} on there are other records now, and the topic lacks what was there before. Nothing was read "
     "or skipped. Read the new records with `tidesink offsets rewind TABLE --to-offset {2}={1}`. Then repair "
     "what the topic lost with `tidesink resync TABLE`, or load the table again from a new topic"
+)
+_UNSETTLED: Final = (
+    "The records that follow were read {3} times, and were dropped each time. The record at offset "
+    "{0.offset} was read under leader epoch {0.epoch}, the one at offset {1.offset} has leader epoch "
+    "{1.epoch}, and the partition's leader reports epoch {2}. Epochs that decrease come from cluster "
+    "metadata that was restored from an older state, from a topic that was created again, or from a service that "
+    "counts them in another way. Nothing of these records was applied. If a broker was replaced just now, "
+    "read them again with `tidesink resume TABLE`. If the topic is still the same one, "
+    "`tidesink offsets rewind TABLE --to-offset {4}={0.offset}` and `tidesink resume TABLE` read on from "
+    "that record, whatever its epoch, and `tidesink resync TABLE` repairs what the topic lost. If the topic "
+    "was created again, load the table again"
 )

@@ -42,7 +42,7 @@ from tidesink.kafka_client import client_settings, librdkafka_settings
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import subject
 from tidesink.sinks.kafka.fetch import FetchRange, fetch
-from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs, follows
+from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, is_other_topic
 from tidesink.sinks.state.progress import LastRecord
 from tidesink.typemap.table import TimePolicies
@@ -667,7 +667,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         pause: float = 0.5,
     ) -> None:
         self._task = task
-        self._asked, self._log = asked, log
+        self._asked, self._log, self._logs = asked, log, CheckedLogs(log)
         self._pause = pause
         self._read: dict[str, Any] | None = None
         self._seen: TopicOffsets | None = None
@@ -676,6 +676,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         state: dict[str, Any] = {
             "_asked": None,
             "_log": None,
+            "_logs": CheckedLogs(None),
             "_read": None,
             "_seen": None,
         }
@@ -724,7 +725,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         same = {n for n in grown if n in known and known[n].epoch == found.leader_epochs.get(n)}
         read = self._log.last(found, {n: end for n, end in grown.items() if n not in same})
         read |= {n: LastRecord(grown[n] - 1, known[n].epoch) for n in same}
-        if self._read is not None and not follows(found, known, read):
+        if self._read is not None and not self._logs.follows(found, known, read):
             return self._read  # a leader was elected meanwhile: they are asked for again
         last = {**known, **read}
         return {**latest, "last": {str(number): [*record] for number, record in sorted(last.items())}}

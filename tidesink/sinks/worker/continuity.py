@@ -80,6 +80,12 @@ class Continuity:
         retry.call(lambda: self._first_records.check(progress, found, lambda: self._context.brokers))
         return progress is None or retry.call(lambda: self._has_log(progress, found, passed))
 
+    def follows(
+        self, found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
+    ) -> bool:
+        """As ``CheckedLogs.follows``."""
+        return self._logs.follows(found, known, read)
+
     def _has_log(
         self, progress: TopicProgress, found: TopicOffsets, passed: Mapping[int, LastRecord]
     ) -> bool:

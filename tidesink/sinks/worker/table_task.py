@@ -36,7 +36,6 @@ from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecord
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.kafka.compaction import Compaction
-from tidesink.sinks.kafka.leader_epochs import follows
 from tidesink.sinks.kafka.offsets import (
     AddedPartitions,
     OffsetRange,
@@ -568,7 +567,7 @@ class TableTask:
                 return False
         except RangeTooLargeError:
             return False  # the batch cuts its ranges
-        if follows(plan.found, {**progress.last_records, **self._passed.last}, reader.last):
+        if self._continuity.follows(plan.found, {**progress.last_records, **self._passed.last}, reader.last):
             self._passed.add(plan.ranges, reader.last)
         return True
 
@@ -602,7 +601,7 @@ class TableTask:
             self._decoding,
             settings=self._settings,
             session=self._session,
-            plan=replace(plan, last=self._passed.last),
+            plan=replace(plan, last=self._passed.last, follows=self._continuity.follows),
             reader=reader,
         )
 
