@@ -24,7 +24,7 @@ from tidesink.sinks.batch.schema_change_topic import SchemaChangeTopic, SourceSt
 from tidesink.sinks.batch.schema_changes import Accepted, Pending, Policies, SchemaChange
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.kafka.leader_epochs import LeaderEpochs
+from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, LeaderEpochs
 from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import LastRecord
 from tidesink.sinks.state.sql_store import open_state_store
@@ -201,6 +201,49 @@ def test_a_topic_that_was_cut_and_has_grown_again_is_read_from_the_cut(tmp_path:
     topic.records = [*records, replace(records[21], offset=len(records))]
     topic.look(reader)
     assert log.known == [LastRecord(23, 1)]
+
+
+def test_a_topic_that_was_cut_and_is_shorter_is_read_again_at_the_second_look(tmp_path: Path) -> None:
+    """A broker can answer from before; and it may not outgrow its old end for months."""
+    topic = _Topic(tmp_path)
+    records = topic.records
+    topic.records = records[:20]
+    topic.look(reader := topic.reader())
+    known = reader.of(A)
+    # One answer from before changes nothing.
+    topic.records = records[:10]
+    topic.look(reader)
+    topic.records = records[:20]
+    topic.look(reader)
+    assert (reader.problem, topic.reads) == ("", 1)
+    # It was cut at 10, and has had another statement since.
+    topic.epoch, topic.records = 2, [*records[:10], replace(records[21], offset=10)]
+    for _ in range(2):
+        assert (reader.problem, reader.of(A)) == ("", known)
+        topic.look(reader)
+    assert "unclean leader election" in reader.problem
+    assert [one.ddl.offset for one in reader.of(A) if one not in known] == [10]
+    again = topic.reader()
+    topic.look(again)
+    assert (again.of(A), again.problem) == (reader.of(A), reader.problem)
+
+
+def test_records_that_never_follow_those_before_are_told_and_read_on(tmp_path: Path) -> None:
+    """The cluster's metadata is of an older state."""
+    topic, log = _Topic(tmp_path), _Cut(99)
+    records = topic.records
+    topic.records, topic.epoch = records[:20], 7
+    topic.look(reader := topic.reader(log))
+    topic.records, topic.epoch = records, 2
+    for _ in range(MOST_DROPS - 1):
+        topic.look(reader)
+        assert reader.problem == ""
+    topic.look(reader)
+    assert "were dropped each time" in reader.problem
+    known = reader.of(A)
+    topic.look(reader)
+    assert "unclean leader election" in reader.problem
+    assert len(reader.of(A)) > len(known)
 
 
 def test_a_record_that_nobody_foresaw_stops_no_table(tmp_path: Path) -> None:

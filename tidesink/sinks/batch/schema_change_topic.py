@@ -33,7 +33,7 @@ from tidesink.events import DdlEvent, Event, Message, TableId
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.topic_ddl import newest_row_ddl, row_ddl_of
 from tidesink.sinks.kafka.fetch import last_record
-from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs, follows
+from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs
 from tidesink.sinks.kafka.offsets import Look, OffsetRange, TopicOffsets, is_other_topic
 from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import LastRecord, StateStore
@@ -102,6 +102,8 @@ class SchemaChangeTopic:
         self._next = 0
         # Whether records were gone before they were read.
         self._lacks = False
+        # Whether the last look had a shorter topic than was read.
+        self._was_short = False
         self._known: tuple[SourceStatement, ...] = ()
 
     def of(self, table: TableId) -> tuple[SourceStatement, ...]:
@@ -139,8 +141,9 @@ class SchemaChangeTopic:
         at = found.partitions[PARTITION]
         if not self.topic_id or is_other_topic(self.topic_id, found.topic_id):
             self._restore(found.topic_id)
-        if self._next < at.latest:
-            self._follow_cut(found)
+        if self._is_short(at.latest):
+            return
+        self._follow_cut(found)
         while self._next < at.latest:
             start = max(self._next, at.earliest)
             self._lacks |= start > self._next > 0
@@ -152,16 +155,41 @@ class SchemaChangeTopic:
                 last |= {} if record is None else {PARTITION: record}
                 for message in messages(records):
                     read += statements(message, decode) if message.value is not None else ()
-            if not follows(found, self._last, last):
-                return  # it is read again after the next look
+            try:
+                if not self._logs.follows(found, self._last, last):
+                    return  # it is read again after the next look
+            except SourceError:
+                # Nobody could have it go on, so that it does: from here on what is read counts.
+                self._lacks, self._last = True, {}
+                raise
             self._last = last
             self._keep([*self._known, *read], end)
+
+    def _is_short(self, latest: int) -> bool:
+        """Whether the topic holds less than was read of it, by one look: a broker can answer from before.
+
+        At the second look Kafka has lost the rest. What is there may be other records from anywhere on, so
+        the topic is read again from its beginning.
+        """
+        if latest >= self._next:
+            self._was_short = False
+            return False
+        if not self._was_short:
+            self._was_short = True
+            return True
+        self._was_short = False
+        self._step_back(0)
+        return False
 
     def _follow_cut(self, found: TopicOffsets) -> None:
         """Read on from where the topic's log was cut, if it was: what Kafka lost there nobody knows."""
         cut = self._logs.cuts(found, self._last).get(PARTITION)
         if cut is not None:
-            self._lacks, self._next, self._last = True, min(self._next, cut), {}
+            self._step_back(min(self._next, cut))
+
+    def _step_back(self, offset: int) -> None:
+        """Read again from an offset. It is stored with the next page: until then the loss is found again."""
+        self._lacks, self._next, self._last = True, offset, {}
 
     def _restore(self, topic_id: str) -> None:
         kept: Any = self._store.load_document(_KIND, self._name)
