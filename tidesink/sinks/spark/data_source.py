@@ -676,7 +676,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         state: dict[str, Any] = {
             "_asked": None,
             "_log": None,
-            "_logs": CheckedLogs(None),
+            "_logs": None,
             "_read": None,
             "_seen": None,
         }

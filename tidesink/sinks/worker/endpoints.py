@@ -76,7 +76,7 @@ def served(host: str, port: int, health: Health, registry: CollectorRegistry) ->
 
     app = _application(health, make_wsgi_app(registry))
     try:
-        server_class = type("_Server", (_Server,), {"address_family": _family(host, port)})
+        server_class: type[_Server] = type("_Server", (_Server,), {"address_family": _family(host, port)})
         server = make_server(host, port, app, server_class=server_class, handler_class=_Silent)
     except OSError as error:
         raise ConfigError(f"metrics cannot be served on {host}:{port}: {error.strerror}") from error
