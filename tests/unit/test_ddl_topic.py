@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
+import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records
@@ -17,12 +18,14 @@ from tests.surroundings import no_fetch
 from tests.watched_lock import WatchedLock
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowDdl, altered_tables
-from tidesink.errors import SourceUnavailableError
+from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.events import Message, TableId
 from tidesink.sinks.batch import topic_ddl
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, _statement, applied
+from tidesink.sinks.batch.topic_ddl import DdlStatement, TopicDdl, _Page, _statement, applied
+from tidesink.sinks.kafka.leader_epochs import MOST_DROPS, LeaderEpochs
 from tidesink.sinks.kafka.offsets import NO_ID, OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.progress import LastRecord
 from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:
@@ -137,9 +140,9 @@ class _ScriptedDdl(TopicDdl):
 
     topic: tuple[str, ...] = ()
 
-    def _read(self, _session: Any, part: OffsetRange) -> tuple[list[DdlStatement], int]:
+    def _read(self, _session: Any, part: OffsetRange) -> _Page:
         statements = [DdlStatement("s", sql, at) for at, sql in enumerate(self.topic)]
-        return statements[part.start : part.end], part.end
+        return _Page(statements[part.start : part.end], part.end)
 
 
 @pytest.fixture
@@ -202,7 +205,7 @@ def test_ddl_that_changes_rows_outlives_a_restart_and_is_known_once(store: SqlSt
     ]
     assert [one.kind for one in first.row_ddl(TableId("s", "u"))] == ["drop-table"]
     resent = [DdlStatement("s", sql, at, offset=90 + at) for at, sql in enumerate(topic)]
-    assert topic_ddl.with_rows(first._rows, resent) == first._rows
+    assert topic_ddl.with_rows(first._known.rows, resent) == first._known.rows
     again = _ddl(store, *topic)
     again.recall(_ends(4))
     assert again.row_ddl(T) == known
@@ -311,7 +314,7 @@ class _SlowDdl(_ScriptedDdl):
         self.topic, self.reads = topic, 0
         self.begun, self.goes_on = threading.Event(), threading.Event()
 
-    def _read(self, session: Any, part: OffsetRange) -> tuple[list[DdlStatement], int]:
+    def _read(self, session: Any, part: OffsetRange) -> _Page:
         self.reads += 1
         self.begun.set()
         assert self.goes_on.wait(240)
@@ -403,11 +406,11 @@ def test_a_tables_own_failure_is_no_other_tables(store: SqlStateStore) -> None:
 class _MadeAgain(_SlowDdl):
     """Its topic has other statements once it was made again."""
 
-    def _read(self, session: Any, part: OffsetRange) -> tuple[list[DdlStatement], int]:
+    def _read(self, session: Any, part: OffsetRange) -> _Page:
         slow = not self.goes_on.is_set()
         found = super()._read(session, part)
         again = DdlStatement("s", "create table t (id int primary key, n int)", 1)
-        return found if slow else ([again], part.end)
+        return found if slow else _Page([again], part.end)
 
 
 @pytest.mark.parametrize("by", ["scan", "recall"])
@@ -519,11 +522,189 @@ class _Topic:
         (part,) = ranges
         middle = part.start + part.records // 2
         found = [question(self._batches(*ends)) for ends in ((part.start, middle), (middle, part.end))]
-        self.answers += [sum(map(len, one.values)) for one in found]
+        self.answers += [sum(map(len, one.values)) for one, _ in found]
         return found
 
     def _batches(self, start: int, end: int) -> Iterator[Any]:
         return (self.records.slice(at, min(2, end - at)) for at in range(start, end, 2))
+
+
+class _Log:
+    """Partition 0 of a topic: statements and rows, each with the epoch of the leader that wrote it."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str | None, int]] = []
+        self.earliest, self.looked_up, self.again = 0, list[LastRecord](), list[int]()
+        # Whether somebody wrote since the look.
+        self.elected: list[tuple[str | None, int]] = []
+
+    def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Any]:
+        (part,) = ranges
+        self.again.append(part.start)
+        if self.elected:
+            self.records, self.elected = self.elected, []
+        numbers = range(part.start, min(part.end, len(self.records)))
+        found = as_records(Message("cdc", 0, n, None, _event(n, self.records[n][0])) for n in numbers)
+        epochs = pa.array([self.records[number][1] for number in numbers], pa.int32())
+        yield found.append_column("leader_epoch", epochs)
+
+    def cuts(self, _found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:
+        """As of ``LeaderEpochs``: of a record that is there at its offset the epoch tells."""
+        (record,) = known.values()
+        self.looked_up.append(record)
+        if record.offset >= len(self.records) or self.records[record.offset][1] == record.epoch:
+            return {}
+        return {0: next(at for at, (_, epoch) in enumerate(self.records) if epoch > record.epoch)}
+
+    def look(self, epoch: int | None = None) -> TopicOffsets:
+        epoch = self.records[-1][1] if epoch is None else epoch
+        ends = {0: PartitionOffsets(self.earliest, len(self.records))}
+        return TopicOffsets("cdc", "one", ends, leader_epochs={0: epoch})
+
+    def ddl(self, store: SqlStateStore, **more: Any) -> TopicDdl:
+        source, log = cast("KafkaSource", self), cast("LeaderEpochs", self)
+        return TopicDdl("cdc", pipeline="p", source=source, store=store, log=log, **more)
+
+
+def _event(number: int, sql: str | None) -> bytes:
+    """Of a row: nothing that is DDL."""
+    event = {"isDdl": sql is not None, "database": "s", "sql": sql, "_tidb": {"commitTs": number + 1}}
+    return json.dumps(event).replace('"isDdl": true', '"isDdl":true').encode()
+
+
+def _kinds(ddl: TopicDdl) -> list[Any]:
+    table = ddl.get(T)
+    return [table and [*table.by_name], [one.kind for one in ddl.row_ddl(T)]]
+
+
+ROW: Final = (None, 3)
+ADD_X: Final = "ALTER TABLE t ADD COLUMN x INT"
+ADD_C: Final = "ALTER TABLE t ADD COLUMN c INT DEFAULT 5"
+CREATED: Final = (CREATE, 3)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_ddl_is_read_again_from_where_the_log_was_cut(
+    store: SqlStateStore, rows: int, *, restarted: bool
+) -> None:
+    """The table has applied less, so that nothing of it was cut: the log may be shorter now, or longer."""
+    log = _Log()
+    log.records = [CREATED, ROW, ROW, ROW, ROW]
+    ddl = log.ddl(store)
+    ddl.scan(NO_SESSION, log.look())
+    assert not ddl.scan(NO_SESSION, log.look())
+    assert log.looked_up == []
+    log.records = [CREATED, ROW, (ADD_C, 4), ("TRUNCATE TABLE t", 4), *[(None, 4)] * rows]
+    log.again.clear()
+    if restarted:
+        ddl = log.ddl(store)
+    assert ddl.scan(NO_SESSION, log.look())
+    assert log.again == [2 if rows else 0]  # nobody knows where a log was cut that is shorter
+    assert _kinds(ddl) == [["id", "a", "b", "c"], ["truncate"]]
+    assert not [one for one in ddl.warnings(T) if "log was cut" in one]
+    assert not ddl.scan(NO_SESSION, log.look())
+    assert _kinds(log.ddl(store)) == [None, []]
+    (again := log.ddl(store)).recall(log.look())
+    assert _kinds(again) == _kinds(ddl)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_learned_from_behind_a_cut_is_dropped(store: SqlStateStore, *, restarted: bool) -> None:
+    log = _Log()
+    log.records = [CREATED, ROW, (ADD_X, 3), ("TRUNCATE TABLE t", 3), ROW]
+    ddl = log.ddl(store)
+    ddl.scan(NO_SESSION, log.look())
+    assert _kinds(ddl) == [["id", "a", "b", "x"], ["truncate"]]
+    log.records = [CREATED, ROW, (ADD_C, 4)]
+    if restarted:
+        ddl = log.ddl(store)
+    assert ddl.scan(NO_SESSION, log.look())
+    assert log.again[-1] == 0
+    assert _kinds(ddl) == [["id", "a", "b", "c"], []]
+    general, truncate = [one for one in ddl.warnings(T) if "cut at offset 3 or before" in one]
+    assert "resync" in general
+    assert truncate.endswith("TRUNCATE TABLE t")
+    (again := log.ddl(store)).recall(log.look())
+    assert (_kinds(again), again.warnings(T)) == (_kinds(ddl), ddl.warnings(T))
+
+
+def test_a_cut_log_whose_beginning_expired_keeps_what_nobody_can_read_again(store: SqlStateStore) -> None:
+    log = _Log()
+    log.records = [CREATED, ROW, ("TRUNCATE TABLE t", 3), ROW]
+    ddl = log.ddl(store)
+    ddl.scan(NO_SESSION, log.look())
+    log.earliest, log.records = 1, [CREATED, ROW, (ADD_C, 4), (None, 4), (None, 4)]
+    ddl.scan(NO_SESSION, log.look())
+    assert log.again[-1] == 2
+    assert _kinds(ddl) == [["id", "a", "b", "c"], []]
+
+
+def test_ddl_of_a_leader_that_was_elected_after_the_look_is_read_by_another_look(
+    store: SqlStateStore,
+) -> None:
+    """The log was cut between the look and the read: the next look finds that."""
+    log = _Log()
+    log.records = [CREATED, ROW]
+    ddl = log.ddl(store, ends_now=lambda _found: log.look())
+    ddl.scan(NO_SESSION, log.look())
+    log.records.append((ADD_X, 3))
+    seen = log.look()
+    log.elected = [CREATED, ("TRUNCATE TABLE t", 4), (ADD_C, 4)]
+    with pytest.raises(SourceUnavailableError, match="elected while the topic's DDL was read"):
+        ddl.scan(NO_SESSION, seen)
+    assert _kinds(ddl) == [["id", "a", "b"], []]
+    assert ddl.scan(NO_SESSION, seen)
+    assert _kinds(ddl) == [["id", "a", "b", "c"], ["truncate"]]
+
+
+def test_ddl_that_never_follows_is_an_error_and_read_again_for_who_goes_on(store: SqlStateStore) -> None:
+    """The cluster's metadata is of an older state."""
+    log = _Log()
+    log.records = [(CREATE, 7), (None, 7)]
+    ddl = log.ddl(store)
+    ddl.scan(NO_SESSION, log.look())
+    log.records.append((ADD_C, 2))
+    for _ in range(MOST_DROPS - 1):
+        with pytest.raises(SourceUnavailableError, match="was elected"):
+            ddl.scan(NO_SESSION, log.look())
+    with pytest.raises(SourceError, match="were dropped each time"):
+        ddl.scan(NO_SESSION, log.look())
+    ddl.scan(NO_SESSION, log.look())
+    assert _kinds(ddl) == [["id", "a", "b", "c"], []]
+
+
+def test_ddl_that_is_read_again_after_a_rewind_is_known_once(store: SqlStateStore) -> None:
+    log = _Log()
+    swap = "ALTER TABLE t RENAME COLUMN a TO y"
+    statements = (CREATE, ADD_X, "TRUNCATE TABLE t", swap, "ALTER TABLE t DROP COLUMN b", ADD_C)
+    log.records = [(one, 3) for one in statements]
+    ddl = log.ddl(store)
+    ddl.scan(NO_SESSION, log.look())
+    known = _kinds(ddl), ddl.warnings(T), ddl.row_ddl(T)
+    for offset in (*range(6), 9):
+        ddl.rewind(log.look(), offset)
+        assert (_kinds(ddl), ddl.warnings(T), ddl.row_ddl(T)) == known
+        ddl.scan(NO_SESSION, log.look())
+        assert (_kinds(ddl), ddl.warnings(T), ddl.row_ddl(T)) == known
+    assert log.again == [0, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_document_of_before_the_last_record_was_kept_is_read(store: SqlStateStore) -> None:
+    log = _Log()
+    log.records = [CREATED, ROW, ROW]
+    log.ddl(store).scan(NO_SESSION, log.look())
+    kept: Any = store.load_document("topic-ddl", "p/cdc")
+    del kept["last"], kept["newest"]
+    store.save_document("topic-ddl", "p/cdc", kept)
+    log.records.append((ADD_X, 3))
+    ddl = log.ddl(store)
+    ddl.scan(NO_SESSION, log.look())
+    assert (log.again[-1], _kinds(ddl)) == (3, [["id", "a", "b", "x"], []])
+    # Where nobody knows how far DDL goes all of it is read again.
+    log.records = [CREATED, ROW, (ADD_C, 4), (None, 4)]
+    ddl.scan(NO_SESSION, log.look())
+    assert (log.again[-1], _kinds(ddl)) == (0, [["id", "a", "b", "c"], []])
 
 
 _SESSION: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))

@@ -19,9 +19,10 @@ from tests.memory_target import MemoryTarget
 from tests.surroundings import no_fetch
 from tests.unit.config_samples import CANAL_JSON, right
 from tests.unit.worker_bed import surroundings
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.events import TableId
-from tidesink.sinks.batch.context import may_pass
+from tidesink.sinks.batch.context import StopRequestedError, may_pass
 from tidesink.sinks.batch.counts import BatchSummary, Place, PlaceSummary
 from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.batch.run import BatchOutcome, BatchPlan, Hold, Reduction
@@ -42,6 +43,7 @@ from tidesink.sinks.state.progress import (
 )
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity
+from tidesink.sinks.worker.control import RewindControl
 from tidesink.sinks.worker.replay import ReplayTask
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -431,6 +433,24 @@ def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
     before = _progress(at.partitions[0])
     rewound = topic_after(before, "t", "id", {back[0]: (back[1], None)}, None)
     assert follows(found(2), rewound.last_records, {0: LastRecord(149, 2)})
+
+
+def test_a_rewind_has_ddl_read_again_before_its_commit(log: LeaderEpochs, tmp_path: Path) -> None:
+    """Also that which was read ahead of the table; a worker may be killed before the commit."""
+    task = _task(log, tmp_path, _at(40, LastRecord(39, 0)))
+
+    def columns() -> object:
+        raise StopRequestedError
+
+    task._decoding = cast("Any", SimpleNamespace(row_ddl=lambda: (), warnings=(), columns=columns))
+    store = task._context.store
+    ddl = {"topic_id": "id", "timed": True, "definitions": TableDefinitions().to_json(), "next_offset": 38}
+    store.save_document("topic-ddl", "shop/t", ddl)
+    task._rewinds.asked = RewindControl(1, "t", "id", {0: 30})
+    with pytest.raises(StopRequestedError):
+        task._rewind(found(1))
+    kept: Any = store.load_document("topic-ddl", "shop/t")
+    assert (kept["next_offset"], kept["last"]) == (30, None)
 
 
 def test_a_cut_at_the_last_record_that_was_applied_is_an_error(log: LeaderEpochs, tmp_path: Path) -> None:

@@ -137,7 +137,12 @@ class Topics:
         with self._lock:
             if topic not in self._ddl:
                 self._ddl[topic] = TopicDdl(
-                    topic, pipeline=self._pipeline, source=self._source, store=self._store
+                    topic,
+                    pipeline=self._pipeline,
+                    source=self._source,
+                    store=self._store,
+                    log=self.log,
+                    ends_now=self.ends_now,
                 )
             return self._ddl[topic]
 

@@ -4,6 +4,10 @@ TiCDC writes DDL events to partition 0 alone (tiflow c7b2588, ticdc b813e76). Th
 rows, up to partition 0's end, in pages: a row on another partition can be read before the ALTER that gave it
 its columns. The state store remembers the definitions and how far they go; where it was lost, partition 0
 is read again from its beginning.
+
+Partition 0's log can be cut and grow again (``kafka.leader_epochs``), also behind what a table has applied.
+So the last record that was read is remembered, and looked up under a new leader. DDL is then read again from
+the cut. What was learned from behind it is dropped: partition 0 is read from its beginning if it held DDL.
 """
 
 from __future__ import annotations
@@ -35,10 +39,13 @@ from tidesink.ddl.row_changes import (
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema, fold_name
 from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.fetch import last_record
+from tidesink.sinks.kafka.leader_epochs import CheckedLogs, LeaderEpochs
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, is_other_topic
-from tidesink.sinks.state.progress import StateStore
+from tidesink.sinks.state.progress import LastRecord, StateStore
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 
@@ -130,42 +137,76 @@ def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | N
     )
 
 
+class _Known(NamedTuple):
+    """What was learned of a topic.
+
+    ``last``: the last record that was read, if it has a leader epoch. ``newest``: the offset of the last DDL
+    event, -1 if there was none; None: an earlier version did not keep it.
+    """
+
+    definitions: TableDefinitions
+    warnings: tuple[DdlWarning, ...] = ()
+    rows: tuple[RowDdl, ...] = ()
+    last: LastRecord | None = None
+    newest: int | None = -1
+
+
 class _Unread(NamedTuple):
     """What of partition 0 was not read yet, and what was known when that was found.
 
-    ``changed``: a page of this read changed a definition.
+    ``stands``: what is in use. ``cut``: the log was cut at this offset or before it. Then what is learned
+    again is used once all of it is read. ``changed``: a page of this read changed a definition.
     """
 
     part: OffsetRange
-    definitions: TableDefinitions
-    warnings: tuple[DdlWarning, ...]
-    rows: tuple[RowDdl, ...]
+    known: _Known
+    stands: _Known
+    cut: int | None = None
     changed: bool = False
+
+
+class _Page(NamedTuple):
+    """The first statements of a range, the offset up to which they go, and the last record before it."""
+
+    statements: list[DdlStatement]
+    end: int
+    last: LastRecord | None = None
 
 
 class TopicDdl:
     """The definitions of one topic. Shared by the tasks of its tables."""
 
-    def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
+    def __init__(
+        self,
+        topic: str,
+        *,
+        pipeline: str,
+        source: KafkaSource,
+        store: StateStore,
+        log: LeaderEpochs | None = None,
+        ends_now: Callable[[TopicOffsets], TopicOffsets] | None = None,
+    ) -> None:
+        """``log`` notices that the log was cut; ``ends_now`` looks at the topic again."""
         self._topic = topic
         self._name = f"{pipeline}/{topic}"
         self._source = source
         self._store = store
+        self._logs, self._ends_now = CheckedLogs(log), ends_now
+        # Whether the last read was dropped, so that a look from before it is of no use.
+        self._looks_again = False
         # One reads, whoever only asks what is known does not wait for it.
         self._reading = threading.Lock()
         self._failed: tuple[int, SourceError | None] = (0, None)
         self._lock = threading.Lock()
-        self._definitions = TableDefinitions()
+        self._known = _Known(TableDefinitions())
         self._topic_id: str | None = None
         self._next = 0
-        self._warnings: tuple[DdlWarning, ...] = ()
-        self._rows: tuple[RowDdl, ...] = ()
         # By table, of which rows which ones are about it: it is asked before each batch.
         self._about: dict[TableId, tuple[tuple[RowDdl, ...], tuple[RowDdl, ...]]] = {}
 
     def row_ddl(self, table: TableId) -> tuple[RowDdl, ...]:
         """The DDL read so far that changes rows of a table, in its order."""
-        rows = self._rows
+        rows = self._known.rows
         known, found = self._about.get(table, (None, ()))
         if known is not rows:
             found = tuple(one for one in rows if one.concerns(table))
@@ -174,28 +215,28 @@ class TopicDdl:
 
     def warnings(self, table: TableId, *, defined: bool = False) -> tuple[str, ...]:
         """What to say at a table of the DDL read so far; ``defined``: the config has its definition."""
-        about = [warning for warning in self._warnings if warning.is_about(table)]
+        about = [warning for warning in self._known.warnings if warning.is_about(table)]
         return tuple(warning.text for warning in about if not (defined and warning.unreported))
 
     def get(self, table: TableId) -> TableSchema | None:
         """A table as the topic's DDL has it so far."""
         with self._lock:
-            return self._definitions.get(table)
+            return self._known.definitions.get(table)
 
     def former(self, table: TableId) -> tuple[Column, ...]:
         """Columns that a table of this name had and has no more."""
         with self._lock:
-            return self._definitions.former(table)
+            return self._known.definitions.former(table)
 
     def reported(self, table: TableId) -> TopicTable | None:
         """All that the DDL says of a table so far, as of one moment; None where it names none."""
         with self._lock:
-            return reported_by(self._definitions, table)
+            return reported_by(self._known.definitions, table)
 
     def tables(self) -> tuple[TableId, ...]:
         """Every table the topic's DDL knows."""
         with self._lock:
-            return tuple(self._definitions)
+            return tuple(self._known.definitions)
 
     def recall(self, found: TopicOffsets) -> None:
         """Restore what an earlier run read, and read nothing.
@@ -211,26 +252,43 @@ class TopicDdl:
 
         Raises:
             SourceError: Kafka refuses, or does not answer: to all who waited for this read. Who asks then
-                reads again.
-            SourceUnavailableError: the topic was made again while it was read, which is then not used.
+                reads again. Or what is read never follows what was read before.
+            SourceUnavailableError: the topic was made again while it was read, or a leader was elected. What
+                was read is then not used.
             StateStoreError: what was read cannot be kept.
         """
         asked_at, _ = self._failed
-        if self._left(found) is None:
+        if self._left(found) is None and not self._is_in_doubt(found):
             return False
         with self._reading:
             failures, error = self._failed
-            unread = self._left(found)
+            if self._looks_again and self._ends_now is not None:
+                found = self._ends_now(found)
+            unread = self._behind_cut(found) or self._left(found)
             if unread is None:
                 return False
             if error is not None and failures != asked_at:
                 # One after the other would wait as long as that read did.
                 raise error
             while True:
-                statements, end = self._read_or_fail(session, unread.part)
-                unread = self._take(statements, end, found.topic_id, unread)
+                page = self._read_or_fail(session, unread.part)
+                self._check_follows(found, unread.known.last, page.last)
+                unread = self._take(page, found.topic_id, unread)
                 if unread.part.records <= 0:
                     return unread.changed
+
+    def rewind(self, found: TopicOffsets, offset: int) -> None:
+        """Read again from an offset that a table goes back to; what is known already is known once.
+
+        Raises:
+            StateStoreError: it cannot be kept.
+        """
+        with self._reading, self._lock:
+            self._restore(found)
+            if offset < self._next:
+                known = self._known._replace(last=None)
+                self._save(self._topic_id or found.topic_id, known, offset)
+                self._known, self._next = known, offset
 
     def define(self, found: TopicOffsets, statement: DdlStatement) -> None:
         """Take a CREATE TABLE that the topic does not have, as one that stands before what is read next.
@@ -241,11 +299,10 @@ class TopicDdl:
         with self._reading:
             with self._lock:
                 self._restore(found)
-                end = self._next
+                end, known = self._next, self._known
                 nothing = OffsetRange(self._topic, DDL_PARTITION, end, end)
-                unread = _Unread(nothing, self._definitions, self._warnings, self._rows)
                 topic_id = self._topic_id or found.topic_id
-            self._take([statement], end, topic_id, unread)
+            self._take(_Page([statement], end), topic_id, _Unread(nothing, known, known))
 
     def _left(self, found: TopicOffsets) -> _Unread | None:
         """What of partition 0 was not read yet."""
@@ -255,54 +312,130 @@ class TopicDdl:
             if at is None or at.latest <= self._next:
                 return None
             part = OffsetRange(self._topic, DDL_PARTITION, max(self._next, at.earliest), at.latest)
-            return _Unread(part, self._definitions, self._warnings, self._rows)
+            return _Unread(part, self._known, self._known)
 
-    def _read_or_fail(self, session: SparkSession, part: OffsetRange) -> tuple[list[DdlStatement], int]:
+    def _is_in_doubt(self, found: TopicOffsets) -> bool:
+        """Whether the log is to be checked before it counts as read."""
+        last = self._known.last
+        return last is not None and self._logs.is_due(found, {DDL_PARTITION: last})
+
+    def _behind_cut(self, found: TopicOffsets) -> _Unread | None:
+        """What is to be read again of a log that was cut; None where it was not.
+
+        Raises:
+            SourceUnavailableError: no broker answers.
+            SourceError: the brokers refuse us.
+        """
+        with self._lock:
+            self._restore(found)
+            known, next_offset = self._known, self._next
+        at, last = found.partitions.get(DDL_PARTITION), known.last
+        if at is None or last is None:
+            return None
+        cut = self._logs.cuts(found, {DDL_PARTITION: last}).get(DDL_PARTITION)
+        start = cut = None if cut is None else min(cut, next_offset)
+        if start is None or cut is None:
+            if at.latest > last.offset or found.leader_epochs.get(DDL_PARTITION, -1) <= last.epoch:
+                return None
+            # A later leader's log ends before a record of an earlier one. Nobody knows since where it has
+            # other records.
+            start, cut = 0, at.latest
+        held_ddl = known.newest is None or known.newest >= start
+        if held_ddl and at.earliest == 0:
+            start, learned = 0, _Known(TableDefinitions())
+        elif held_ddl:
+            # Of definitions nothing can be taken back; what changes rows says where it was read.
+            rows = tuple(one for one in known.rows if one.offset < cut)
+            learned = known._replace(rows=rows, last=None, newest=None)
+        else:
+            learned = known._replace(last=None)
+        start = max(start, at.earliest)
+        part = OffsetRange(self._topic, DDL_PARTITION, start, max(start, at.latest))
+        _log.warning("DDL is read again, since the log was cut", topic=self._topic, cut=cut, start=start)
+        return _Unread(part, learned, known, cut=cut)
+
+    def _check_follows(self, found: TopicOffsets, known: LastRecord | None, read: LastRecord | None) -> None:
+        """Raise unless a page is of a log that has what was read before it."""
+        before, after = ({} if one is None else {DDL_PARTITION: one} for one in (known, read))
+        try:
+            self._looks_again = not self._logs.follows(found, before, after)
+        except SourceError:
+            # A person has the tables go on; then DDL is read from the beginning, whatever its epochs.
+            with self._lock:
+                self._known, self._next = self._known._replace(last=None), 0
+            raise
+        if self._looks_again:
+            raise SourceUnavailableError(
+                "A leader of the partition was elected while the topic's DDL was read. That DDL is "
+                "discarded, and the topic is looked at again.",
+                topic=self._topic,
+                partition=DDL_PARTITION,
+            )
+
+    def _read_or_fail(self, session: SparkSession, part: OffsetRange) -> _Page:
         try:
             return self._read(session, part)
         except SourceError as exc:
             self._failed = self._failed[0] + 1, exc
             raise
 
-    def _take(self, statements: list[DdlStatement], end: int, topic_id: str, unread: _Unread) -> _Unread:
-        """Follow the statements, which go up to ``end``, nobody else does meanwhile; what is left then."""
-        definitions = TableDefinitions.from_json(unread.definitions.to_json())
-        before = definitions.version
-        new = applied(definitions, statements, self._topic)
-        warnings = tuple(dict.fromkeys((*unread.warnings, *new)))[-_MOST_WARNINGS:]
-        rows = with_rows(unread.rows, statements)
+    def _take(self, page: _Page, topic_id: str, unread: _Unread) -> _Unread:
+        """Follow the statements of a page, which nobody else does meanwhile; what is left then."""
+        before = unread.known
+        definitions = TableDefinitions.from_json(before.definitions.to_json())
+        version = definitions.version
+        new = applied(definitions, page.statements, self._topic)
+        warnings = tuple(dict.fromkeys((*before.warnings, *new)))[-_MOST_WARNINGS:]
+        newest = max((one.offset for one in page.statements), default=-1)
+        known = _Known(
+            definitions,
+            warnings,
+            with_rows(before.rows, page.statements),
+            page.last or before.last,
+            None if before.newest is None else max(before.newest, newest),
+        )
+        left = unread.part._replace(start=page.end)
+        if unread.cut is not None:
+            if left.records > 0:
+                # Nobody sees the half of what is learned again, nor does the store: the cut is found again.
+                return unread._replace(part=left, known=known)
+            lost = _lost(unread.stands, known, unread.cut)
+            known = known._replace(warnings=(*warnings, *lost)[-_MOST_WARNINGS:])
         with self._lock:
-            if self._definitions is not unread.definitions:
+            if self._known.definitions is not unread.stands.definitions:
                 raise SourceUnavailableError(
                     "the topic was deleted and made again while its DDL was read: that DDL is discarded, and "
                     "the topic is read again",
                     topic=self._topic,
                 )
             # Stored before it is used here: a scan that is retried begins where this one did.
-            self._save(topic_id, definitions, warnings, rows, end)
-            self._definitions, self._warnings, self._rows, self._next = definitions, warnings, rows, end
-        for warning in warnings:
-            if warning not in unread.warnings:
+            self._save(topic_id, known, page.end)
+            self._known, self._next = known, page.end
+        for warning in known.warnings:
+            if warning not in unread.stands.warnings:
                 _log.warning("DDL to check", topic=self._topic, warning=warning.text)
-        changed = unread.changed or definitions.version != before
-        return _Unread(unread.part._replace(start=end), definitions, warnings, rows, changed)
+        changed = unread.changed or unread.cut is not None or definitions.version != version
+        return _Unread(left, known, known, changed=changed)
 
     def _restore(self, found: TopicOffsets) -> None:
         if self._topic_id is not None and not is_other_topic(self._topic_id, found.topic_id):
             self._topic_id = found.topic_id or self._topic_id
             return
         kept: Any = self._store.load_document(_KIND, self._name)
-        self._topic_id, self._next, self._definitions = found.topic_id, 0, TableDefinitions()
-        self._warnings, self._rows = (), ()
+        self._topic_id, self._next, self._known = found.topic_id, 0, _Known(TableDefinitions())
         if kept is None or is_other_topic(kept["topic_id"], found.topic_id):
             return
         self._topic_id = found.topic_id or kept["topic_id"]
         if kept.get("timed") or self._is_cut(found):
-            self._warnings = tuple(_warning(*one) for one in kept.get("warnings", ()))
-            # What an earlier version passed over it did not keep, and stays passed over.
-            self._rows = tuple(row_ddl_of(*one) for one in kept.get("rows", ()))
             self._next = int(kept["next_offset"])
-            self._definitions = TableDefinitions.from_json(kept["definitions"])
+            self._known = _Known(
+                TableDefinitions.from_json(kept["definitions"]),
+                tuple(_warning(*one) for one in kept.get("warnings", ())),
+                # What an earlier version passed over it did not keep, and stays passed over.
+                tuple(row_ddl_of(*one) for one in kept.get("rows", ())),
+                LastRecord(*kept["last"]) if kept.get("last") else None,
+                kept.get("newest"),
+            )
 
     @staticmethod
     def _is_cut(found: TopicOffsets) -> bool:
@@ -310,42 +443,69 @@ class TopicDdl:
         at = found.partitions.get(DDL_PARTITION)
         return at is not None and at.earliest > 0
 
-    def _save(
-        self,
-        topic_id: str,
-        definitions: TableDefinitions,
-        warnings: tuple[DdlWarning, ...],
-        rows: tuple[RowDdl, ...],
-        next_offset: int,
-    ) -> None:
+    def _save(self, topic_id: str, known: _Known, next_offset: int) -> None:
         document = {
             "topic_id": topic_id,
             "next_offset": next_offset,
             # Versions before this one did not keep when a definition came to hold.
             "timed": True,
-            "definitions": definitions.to_json(),
-            "warnings": [list(warning) for warning in warnings],
-            "rows": [list(one) for one in rows],
+            "definitions": known.definitions.to_json(),
+            "warnings": [list(warning) for warning in known.warnings],
+            "rows": [list(one) for one in known.rows],
+            "last": known.last,
+            "newest": known.newest,
         }
         self._store.save_document(_KIND, self._name, document)
 
-    def _read(self, session: SparkSession, part: OffsetRange) -> tuple[list[DdlStatement], int]:
+    def _read(self, session: SparkSession, part: OffsetRange) -> _Page:
         """A page: the first statements of the range, and the offset up to which they go."""
         if part.records <= 0:
-            return [], part.end
-        statements: list[DdlStatement] = []
-        for found in self._marked(session, part):
+            return _Page([], part.end)
+        statements, last = list[DdlStatement](), None
+        for found, record in self._marked(session, part):
             statements += filter(None, map(_statement, found.values, found.offsets, found.times))
+            last = record or last
             if found.end is not None:
                 # What later tasks found comes after what this one left.
-                return statements, found.end
-        return statements, part.end
+                return _Page(statements, found.end, last)
+        return _Page(statements, part.end, last)
 
-    def _marked(self, session: SparkSession, part: OffsetRange) -> list[MarkedDdl]:
+    def _marked(self, session: SparkSession, part: OffsetRange) -> list[tuple[MarkedDdl, LastRecord | None]]:
         if part.records <= _FEW_RECORDS:
-            return [marked_ddl(_PAGE_BYTES, self._source.read_here([part]))]
+            return [_marked_page(_PAGE_BYTES, self._source.read_here([part]))]
         most = _PAGE_BYTES // session.sparkContext.defaultParallelism
-        return self._source.ask(session, [part], partial(marked_ddl, most))
+        return self._source.ask(session, [part], partial(_marked_page, most))
+
+
+def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[MarkedDdl, LastRecord | None]:
+    """As ``marked_ddl``, with the last record before its end, if it has a leader epoch."""
+    last = list[LastRecord]()
+
+    def noted() -> Iterator[pa.RecordBatch]:
+        for batch in records:
+            if (record := last_record(batch)) is not None:
+                last.append(record)
+            yield batch
+
+    found = marked_ddl(most_bytes, noted())
+    before = [one for one in last if found.end is None or one.offset < found.end]
+    return found, before[-1] if before else None
+
+
+_LOST: Final = (
+    "the topic's log was cut at offset {} or before it, and lost DDL that was behind the cut: compare the "
+    "table with its source (tidesink diff), and repair it with tidesink resync"
+)
+
+
+def _lost(known: _Known, again: _Known, cut: int) -> Iterator[DdlWarning]:
+    """What to say of DDL that a cut log lacks: to all tables, and to those whose rows it changed."""
+    text, there = _LOST.format(cut), {(one.table, one.kind, one.at) for one in again.rows}
+    if known.newest is not None and known.newest >= cut:
+        yield DdlWarning(text)
+    for one in known.rows:
+        if (one.table, one.kind, one.at) not in there:
+            yield DdlWarning(f"{text}: {one.statement[:_SHOWN_SQL]}", one.table)
 
 
 def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning:

@@ -178,13 +178,23 @@ class CheckedLogs:
         if found.topic_id != self._topic_id:
             self._topic_id, self._epochs = found.topic_id, {}
         epochs = found.leader_epochs
-        due = {n: record for n, record in known.items() if n in epochs and self._is_due(n, record, epochs[n])}
+        due = self._due(found, known)
         cut = self._log.cuts(found, due) if due else {}
         # A log that ends before the record has it lost, or is a follower's that lags: it is checked later.
         short = {n for n, at in found.partitions.items() if n in due and due[n].offset >= at.latest}
         for number in epochs.keys() - cut.keys() - short:
             self._epochs[number] = max(epochs[number], self._epochs.get(number, -1))
         return cut
+
+    def is_due(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> bool:
+        """Whether ``cuts`` has something to look up. For any thread."""
+        return self._log is not None and bool(self._due(found, known))
+
+    def _due(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, LastRecord]:
+        epochs = found.leader_epochs
+        return {
+            n: record for n, record in known.items() if n in epochs and self._is_due(n, record, epochs[n])
+        }
 
     def _is_due(self, number: int, record: LastRecord, epoch: int) -> bool:
         return epoch < record.epoch or epoch > max(record.epoch, self._epochs.get(number, -1))

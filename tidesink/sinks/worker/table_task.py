@@ -35,6 +35,7 @@ from tidesink.sinks.batch.schema_source import Decoding
 from tidesink.sinks.batch.shared_reads import Limits, PassedRecords, TableRecords, sample
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle
 from tidesink.sinks.batch.tasks import RangeTooLargeError
+from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
 from tidesink.sinks.kafka.compaction import Compaction
 from tidesink.sinks.kafka.offsets import (
     AddedPartitions,
@@ -450,12 +451,20 @@ class TableTask:
         if plan is not None and asked is not None:
             if not self._begins(0, left=self.lag):
                 return
+            self._rewind_ddl(plan)
             make = partial(RewindBatch, number=asked.number)
             outcome = context.retry(self.table).call(lambda: self._batch(plan, context.source, make).run())
             self._take(outcome)
             if outcome.pending:
                 return
         self._rewinds.settle()
+
+    def _rewind_ddl(self, plan: BatchPlan) -> None:
+        """Have the topic's DDL read again too: before the commit, since what is read twice is known once."""
+        ddl, retry = self._context.topics.ddl(self.topic), self._context.retry(self.table)
+        for part in plan.ranges:
+            if part.partition == DDL_PARTITION:
+                retry.call(partial(ddl.rewind, plan.found, part.start))
 
     def _settle_ddl(self, found: TopicOffsets) -> bool:
         """Decide what becomes of DDL of the source; False where rows go first."""
