@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.decoded_batches import as_records
 from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
-from tests.unit.test_range_tasks import ID, NAME, NEW, OLD, TABLE, Topic, summary
+from tests.unit.test_range_tasks import ID, NAME, NEW, OLD, STOCK, TABLE, Topic, summary
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.events import Column, ColumnType, Message, TableSchema
@@ -54,19 +54,29 @@ class Feed:
         if not dated:
             self.topic.codec = FlatAvroCodec(registry=self.topic.registry, options=CodecOptions())
         self.parts: dict[int, list[Message]] = {0: [], 1: [], 2: []}
-        self.expected: Values = {}
+        self._columns: list[set[str]] = []
 
-    def write(self, schema: TableSchema, partition: int) -> None:
-        """One more row, and what it must have at the target."""
-        number, rows = len(self.expected), self.parts[partition]
-        names = [column.name for column in schema.columns]
-        row = {"id": number, "name": "a"} | {name: SENT[name] for name in names if name in SENT}
-        self.topic.write(schema, row)
+    def write(self, schema: TableSchema, partition: int, position: int | None = None) -> None:
+        """One more row; ``position``: at the source, None: the row's number."""
+        number, rows = len(self._columns), self.parts[partition]
+        names = {column.name for column in schema.columns} & SENT.keys()
+        self.topic.write(
+            schema, {"id": number, "name": "a"} | {name: SENT[name] for name in names}, at=position
+        )
         message = replace(self.topic.messages[-1], partition=partition, offset=len(rows), timestamp=number)
         rows.append(message)
-        had = {name for values in self.expected.values() for name in SENT if values[name] == SENT[name]}
-        absent = {name: None if name in had else value for name, value in DEFAULTS.items()}
-        self.expected[number] = {name: row.get(name, absent[name]) for name in SENT}
+        self._columns.append(names)
+
+    @property
+    def expected(self) -> Values:
+        """What the rows must have if they are read now. A column in use has its default in all others."""
+        found, had = {}, set[str]()
+        for number, names in enumerate(self._columns):
+            dropped = had - self._columns[-1]
+            absent = {name: None if name in dropped else value for name, value in DEFAULTS.items()}
+            found[number] = {name: SENT[name] if name in names else absent[name] for name in SENT}
+            had |= names
+        return found
 
     @property
     def found(self) -> TopicOffsets:
@@ -205,10 +215,11 @@ def test_a_worker_that_follows_reads_each_value_right(
             if worker is None or data.draw(st.booleans()):
                 worker = Worker(feed, folder)
             ends = {number: len(sent) for number, sent in feed.parts.items()}
-            found |= worker.read({n: (at[n], end) for n, end in ends.items() if at[n] < end})
-            at = ends
+            read = worker.read({n: (at[n], end) for n, end in ends.items() if at[n] < end})
+            # Rows that were applied before a column was added again keep what they have.
+            assert read == _expected(feed, read)
+            found, at = found | read, ends
     assert found.keys() == feed.expected.keys()
-    assert found == _expected(feed, found)
 
 
 @settings(max_examples=25, deadline=None)
@@ -229,6 +240,47 @@ def test_one_partition_without_positions_is_read_right_by_its_offsets(
                 worker = Worker(feed, folder)
     assert found.keys() == feed.expected.keys()
     assert found == _expected(feed, found)
+
+
+GROWN: Final = TableSchema(TABLE, (ID, NAME, STOCK, RACK))
+
+
+@settings(max_examples=25, deadline=None)
+@given(counts=st.lists(st.integers(1, 3), min_size=2, max_size=3), data=st.data())
+def test_columns_that_were_added_have_their_default_whatever_server_was_promoted(
+    counts: list[int], data: st.DataObject
+) -> None:
+    """After a failover positions start again, at lower numbers."""
+    schemas = [one for one, count in zip((OLD, NEW, GROWN), counts, strict=False) for _ in range(count)]
+    promoted = data.draw(st.integers(1, len(schemas)))
+    feed = Feed()
+    for number, schema in enumerate(schemas):
+        feed.write(schema, 0, 1000 + number if number < promoted else number)
+    at, found = 0, {}
+    with TemporaryDirectory() as folder:
+        worker = Worker(feed, folder)
+        assert worker.decoding.columns().gone == frozenset()
+        while at < len(schemas):
+            upto = data.draw(st.integers(at + 1, len(schemas)))
+            found |= worker.read({0: (at, upto)})
+            at = upto
+            if data.draw(st.booleans()):
+                worker = Worker(feed, folder)
+    assert found.keys() == feed.expected.keys()
+    assert found == _expected(feed, found)
+
+
+def test_a_column_that_was_added_again_has_its_default_in_rows_of_between(tmp_path: Path) -> None:
+    """ADD stock; DROP stock; ADD stock: the second ADD wrote the default into all rows that were there."""
+    feed = Feed()
+    for schema in (0, 1, 0, 1):
+        feed.write(SCHEMAS[schema], 0)
+    for at, cuts in enumerate(([(0, 4)], [(0, 1), (1, 3), (3, 4)], [(0, 3), (3, 4)])):
+        (folder := tmp_path / str(at)).mkdir()
+        worker, stocks = Worker(feed, str(folder)), {}
+        for cut in cuts:
+            stocks |= {number: row["stock"] for number, row in worker.read({0: cut}).items()}
+        assert stocks == {0: 7, 1: 5, 2: 7, 3: 5}
 
 
 # Which schema is in use
@@ -289,6 +341,22 @@ def test_the_schema_in_use_is_the_one_that_was_written_last(
     known = {schema_id for schema_id, _, _ in rows}
     versions = data.draw(st.permutations([newest, *others]).filter(lambda ids: ids[-1] in known))
     assert _saw(rows).newest(versions) == newest
+
+
+@given(rows=seen_rows(), data=st.data())
+def test_rows_that_are_said_to_change_nothing_change_nothing(
+    rows: list[tuple[int, int, RowPosition]], data: st.DataObject
+) -> None:
+    """Also where positions start again, and where rows are read in another order."""
+    shuffled = data.draw(st.permutations([*rows, *rows]))
+    lowered = data.draw(st.integers(0, 12))
+    use = SchemaUse[int]()
+    for schema_id, partition, row in shuffled:
+        if row.source is not None and row.source[1] >= lowered:
+            row = row._replace(source=(0, row.source[1]))  # noqa: PLW2901
+        before = use.order, use.started_again((10, 11, 12)), use.newest((10, 11, 12))
+        if not use.saw(schema_id, partition, RowSpan.of(row)):
+            assert (use.order, use.started_again((10, 11, 12)), use.newest((10, 11, 12))) == before
 
 
 def test_what_earlier_versions_stored_is_read() -> None:

@@ -66,9 +66,9 @@ class Topic:
         self.codec = FlatAvroCodec(registry=self.registry, options=OPTIONS)
         self.messages: list[Message] = []
 
-    def write(self, schema: TableSchema, row: Row, op: Op = Op.INSERT) -> None:
-        """One more event; ``commit_ts`` is its offset."""
-        at = len(self.messages)
+    def write(self, schema: TableSchema, row: Row, op: Op = Op.INSERT, *, at: int | None = None) -> None:
+        """One more event; ``at`` is its commit_ts, None: its offset."""
+        at = len(self.messages) if at is None else at
         images = (row, None) if op is Op.DELETE else (None, row)
         event = ChangeEvent(op, TABLE, {"id": row["id"]}, *images, at, Position("t", 0, at), schema)
         record = self.codec.encode(event, topic="t")

@@ -18,7 +18,7 @@ from tests.unit.config_samples import FLAT_AVRO, right
 from tests.unit.test_range_tasks import NEW, OLD, TABLE, WANTED, Topic, run, summary
 from tidesink.schema_registry import MemorySchemaRegistry, subject
 from tidesink.sinks.batch.context import RetryPolicy
-from tidesink.sinks.batch.schema_rows import RowPosition, RowSpan
+from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.batch.target_rows import DroppedById, dropped_in_order
@@ -26,7 +26,7 @@ from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.sinks.schema_sources.schema_history import SchemaUse
+from tidesink.sinks.schema_sources.schema_history import MOST_SCHEMAS, SchemaUse
 from tidesink.sinks.schema_sources.writer_schemas import FlatAvroDecoding, WriterSchemas, may_lag
 
 COLUMNS: Final = {10: ("id",), 11: ("id", "c"), 12: ("id", "c", "d")}
@@ -100,9 +100,11 @@ def test_what_each_schema_lacks(history: Sequence[int], first: dict[int, str], a
     assert found[1] == {one: frozenset(names) for one, names in again.items()}
 
 
-def test_only_a_schema_that_lacks_a_later_column_can_return() -> None:
+def test_a_schema_that_is_used_again_counts_where_one_lacks_a_column() -> None:
     assert DroppedById.of(COLUMNS, (10, 11)).can_return
-    assert not DroppedById.of(COLUMNS, (11, 10)).can_return
+    # The column that was dropped may be added again, which brings the first schema back.
+    assert DroppedById.of(COLUMNS, (11, 10)).can_return
+    assert not DroppedById.of(COLUMNS, (11,)).can_return
     assert not DroppedById.of({10: ("id",), 11: ("ID",)}, (10, 11)).can_return
 
 
@@ -143,6 +145,94 @@ def _seen(*rows: tuple[int, int, RowPosition]) -> SchemaUse[int]:
 )
 def test_the_schema_in_use(rows: Sequence[tuple[int, int, RowPosition]], newest: int) -> None:
     assert _seen(*rows).newest((10, 11)) == newest
+
+
+def _span(schema_id: int, first: RowPosition, last: RowPosition) -> tuple[int, int, RowSpan]:
+    return schema_id, 0, RowSpan(first, last)
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        # The promoted server is at its own file 3. The column is added after the failover, or before it.
+        (
+            _span(10, RowPosition(0, (500, 1)), RowPosition(9, (501, 9))),
+            _span(11, RowPosition(10, (3, 1)), RowPosition(99, (7, 9))),
+        ),
+        (
+            _span(10, RowPosition(0, (3, 1)), RowPosition(9, (500, 9))),
+            _span(11, RowPosition(10, (3, 5)), RowPosition(99, (7, 9))),
+        ),
+    ],
+)
+def test_positions_that_started_again_are_not_compared(spans: Sequence[tuple[int, int, RowSpan]]) -> None:
+    use = SchemaUse[int]()
+    for schema_id, partition, rows in spans:
+        use.saw(schema_id, partition, rows)
+    assert use.started_again((10, 11))
+    assert use.newest((10, 11)) == 11
+    assert not use.first_rows_in((10, 11))[11].are_comparable
+
+
+def test_rows_that_are_sent_again_do_not_look_like_another_server() -> None:
+    use = SchemaUse[int]()
+    sent = [(10, 1), (11, 2), (11, 3), (10, 1), (11, 2), (11, 3), (10, 4), (11, 3), (10, 4)]
+    for offset, (schema_id, position) in enumerate(sent):
+        use.saw(schema_id, 0, RowSpan.of(RowPosition(offset, (position,))))
+        assert not use.started_again((10, 11))
+    assert use.newest((10, 11)) == 10
+
+
+def test_rows_of_the_schema_in_use_that_follow_change_nothing() -> None:
+    """So that a batch costs nothing while the schemas stay as they are."""
+    use = SchemaUse[int]()
+    for at, schema_id in enumerate((10, 11)):
+        assert use.saw(schema_id, 0, RowSpan.of(RowPosition(at, (at,), at)))
+    assert not use.saw(11, 0, RowSpan(RowPosition(2, (2,), 2), RowPosition(9, (9,), 9)))
+    assert not use.saw(10, 0, RowSpan.of(RowPosition(0, (0,), 0)))
+    assert use.saw(11, 1, RowSpan.of(RowPosition(0, (10,), 10)))
+    assert use.saw(10, 0, RowSpan.of(RowPosition(10, (11,), 11)))
+    assert use.newest((10, 11)) == 10
+
+
+def test_the_rows_of_the_newest_schemas_are_known_and_the_last_ones() -> None:
+    use, versions = SchemaUse[int](), tuple(range(3 * MOST_SCHEMAS))
+    for at, schema_id in enumerate((*versions, 7)):
+        use.saw(schema_id, 0, RowSpan.of(RowPosition(at, (at,))))
+    use.forget_old(versions)
+    assert use.first_rows.keys() == {7, *versions[-MOST_SCHEMAS:]}
+    assert use.newest(versions) == 7
+
+
+def _are_before(first: FirstRows, *rows: tuple[int, int, tuple[int, ...] | None]) -> list[bool | None]:
+    """``rows``: partition, offset and position of each."""
+    partitions, offsets, sources = zip(*rows, strict=True)
+    table = pa.table(
+        {
+            "partition": pa.array(partitions, pa.int32()),
+            "offset": pa.array(offsets, pa.int64()),
+            "source": pa.array(sources, pa.list_(pa.int64())),
+        }
+    )
+    found: list[bool | None] = first.are_before(table).to_pylist()
+    return found
+
+
+def test_rows_before_the_first_row_that_has_a_column() -> None:
+    first = FirstRows({0: 10}, (50, 0), {0: (50, 0)})
+    # Sent again, with a higher offset; of the same server; and without a position.
+    assert _are_before(first, (0, 20, (49, 9)), (0, 20, (50, 1)), (0, 9, None), (0, 11, None)) == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    # A lower offset and a greater position: of another server.
+    assert _are_before(first, (0, 9, (500, 0)), (1, 9, (500, 0)), (1, 9, None)) == [True, False, None]
+    # Positions that cannot be compared are not.
+    first = first._replace(are_comparable=False)
+    assert _are_before(first, (0, 20, (49, 9)), (0, 9, (500, 0)), (1, 9, (1, 0))) == [False, True, None]
+    assert not first.joined(FirstRows()).are_comparable
 
 
 def test_schemas_are_in_the_order_of_versions_and_not_of_ids() -> None:
@@ -207,7 +297,7 @@ def test_a_worker_finds_the_schema_in_use_in_each_cut_and_after_a_restart(tmp_pa
     (tmp_path / "late").mkdir()
     late = Worker(topic, tmp_path / "late")
     assert late.stocks(0, 4) == {1: 7, 2: 5, 3: None, 4: None}
-    # The column comes back, and goes again: three ids back and forth.
+    # The column comes back: that wrote the default into all rows. Then it goes again.
     topic.write(NEW, {"id": 5, "name": "again", "stock": 6})
     assert live.stocks(4, 5) == {5: 6}
     assert live.decoding.columns().gone == frozenset()

@@ -56,37 +56,59 @@ def span_of(rows: pa.Table) -> RowSpan:
 
 
 class FirstRows(NamedTuple):
-    """The first rows that are known of some schemas: offsets by partition, and the least source position."""
+    """The first rows that are known of some schemas.
+
+    ``offsets`` and ``sources``: by partition, the least offset and the least position at the source;
+    ``source``: the least position of all. ``are_comparable``: whether positions at the source are compared.
+    They are not if they started again, as the binlog files of a server that was promoted do: a position
+    does not say which server it is from.
+    """
 
     offsets: Mapping[int, int] = {}
     source: tuple[int, ...] | None = None
+    sources: Mapping[int, tuple[int, ...]] = {}
+    are_comparable: bool = True
 
     def joined(self, other: FirstRows) -> FirstRows:
         """The first rows of both."""
-        numbers = self.offsets.keys() | other.offsets.keys()
-        offsets = {n: _known(min, self.offsets.get(n), other.offsets.get(n)) for n in sorted(numbers)}
-        return FirstRows(offsets, _known(min, self.source, other.source))
+        return FirstRows(
+            _least(self.offsets, other.offsets),
+            _known(min, self.source, other.source),
+            _least(self.sources, other.sources),
+            self.are_comparable and other.are_comparable,
+        )
 
     def are_before(self, rows: pa.Table) -> pa.BooleanArray:
         """Whether row changes are before the first rows; null where nothing compares them.
 
         Rows are compared by their positions at the source where both have one, since a producer that starts
-        again sends rows a second time; else by their offsets in one partition.
+        again sends rows a second time; else by their offsets in one partition. A row with a lower offset
+        than the first row of its partition is before it if its position is greater: a row that is sent again
+        has a higher offset, so such positions are of two servers.
         """
-        found = pa.nulls(rows.num_rows, pa.bool_())
-        if self.source is not None:
-            found = _are_less(rows["source"].combine_chunks(), self.source)
+        source, found = rows["source"].combine_chunks(), pa.nulls(rows.num_rows, pa.bool_())
+        if self.source is not None and self.are_comparable:
+            found = _are_less(source, self.source)
         for number, offset in self.offsets.items():
             there = pc.equal(rows["partition"], number).combine_chunks()
             by_offset = pc.if_else(there, pc.less(rows["offset"], offset).combine_chunks(), None)
             found = pc.coalesce(found, by_offset)
+            if number in self.sources:
+                started_again = pc.and_(by_offset, pc.invert(_are_less(source, self.sources[number])))
+                found = pc.or_kleene(found, pc.fill_null(started_again, fill_value=False))
         return found
 
 
 def first_rows_of(rows: pa.Table) -> FirstRows:
     """The first of row changes of one partition; at least one."""
-    first = span_of(rows).first
-    return FirstRows({rows["partition"][0].as_py(): first.offset}, first.source)
+    first, number = span_of(rows).first, rows["partition"][0].as_py()
+    sources = {} if first.source is None else {number: first.source}
+    return FirstRows({number: first.offset}, first.source, sources)
+
+
+def _least(one: Mapping[int, Any], other: Mapping[int, Any]) -> dict[int, Any]:
+    numbers = sorted(one.keys() | other.keys())
+    return {number: _known(min, one.get(number), other.get(number)) for number in numbers}
 
 
 def _known(choose: Any, *values: Any) -> Any:

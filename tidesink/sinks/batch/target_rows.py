@@ -1,7 +1,8 @@
 """A writer's rows as the rows of the target: its columns, under its names, in its types.
 
-A column that the writer lacks has its default where only later schemas know it, and is null where an
-earlier one had it: it was dropped. What a writer has beyond the shape is looked up before the rows come here.
+A column that the writer lacks has its default if the row was written before the column was added, and is
+null if it was written after the column was dropped (``DroppedByWriter``). What a writer has beyond the shape
+is looked up before the rows come here.
 """
 
 from __future__ import annotations
@@ -50,6 +51,13 @@ class Dropped(Protocol):
 class DroppedByWriter(ABC, Generic[W]):
     """What each writer's schema lacks because it was dropped, by the order in which schemas were in use.
 
+    The rule, for a row whose writer's schema lacks a column:
+
+    1. If the schema in use has the column, the row is from before the newest ADD, and has the default: the
+       source wrote it into every row that was there. So it is after a DROP that was taken back.
+    2. Else the column was dropped. The row has NULL if it is from after the DROP, and the default if it is
+       from before the ADD.
+
     A table may get an earlier schema again: ``ADD COLUMN c; DROP COLUMN c`` leads back to the first one,
     and a registry then gives the first id again. Rows of such a schema may be from before the ADD or from
     after the DROP. A row is from after the DROP if it is later than the first row that has the column.
@@ -61,6 +69,7 @@ class DroppedByWriter(ABC, Generic[W]):
             nothing compares with the first row that has the column are taken to be from after the DROP.
         first_rows: By column, the first rows known that have it.
         fold: The function under which the shape's column names are compared.
+        in_use: The columns of the schema in use, folded.
     """
 
     columns: Mapping[W, frozenset[str]]
@@ -68,11 +77,12 @@ class DroppedByWriter(ABC, Generic[W]):
     later: Mapping[W, frozenset[str]] = field(default_factory=dict)
     first_rows: Mapping[str, FirstRows] = field(default_factory=dict)
     fold: NameFold = fold_name
+    in_use: frozenset[str] = frozenset()
 
     @property
     def can_return(self) -> bool:
-        """Whether rows of some schema may be from before a column was added, or from after it was dropped."""
-        return any(self.later.values())
+        """Whether rows of some schema lack a column, so that it counts which schema is in use."""
+        return any(self.later.values()) or any(self.columns.values())
 
     @abstractmethod
     def _writer(self, changes: ChangeTable) -> W | None:
@@ -82,15 +92,15 @@ class DroppedByWriter(ABC, Generic[W]):
         writer = self._writer(changes)
         if writer is None:
             return {}
-        found = dict.fromkeys(self.columns.get(writer, ()), _NO_OFFSETS)
+        found = dict.fromkeys(self.columns.get(writer, frozenset()) - self.in_use, _NO_OFFSETS)
         again = self.again.get(writer, frozenset())
-        for name in self.later.get(writer, frozenset()) & (again | self.first_rows.keys()):
+        for name in (self.later.get(writer, frozenset()) & (again | self.first_rows.keys())) - self.in_use:
             are_before = self.first_rows.get(name, FirstRows()).are_before(changes.rows)
             found[name] = changes.rows["offset"].filter(pc.fill_null(are_before, name not in again))
         return {name: _combined(offsets) for name, offsets in found.items()}
 
     def in_range(self, tables: Sequence[ChangeTable]) -> DroppedByWriter[W]:
-        names = frozenset[str]().union(*self.later.values())
+        names = frozenset[str]().union(*self.later.values()) - self.in_use
         found = dict(self.first_rows)
         for one in tables if names else ():
             there = names & {self.fold(column.name) for column in one.schema.columns}
@@ -120,8 +130,9 @@ class DroppedById(DroppedByWriter[int]):
 
         ``history``: the ids in their order, with repetitions. ``first_rows``: by id, the first rows known.
         """
-        first, again, later = dropped_in_order(columns, history, fold)
-        return cls(first, again, later, first_rows_by_column(columns, first_rows, fold), fold)
+        in_use = frozenset(fold(name) for one in history[-1:] for name in columns[one])
+        first_of = first_rows_by_column(columns, first_rows, fold)
+        return cls(*dropped_in_order(columns, history, fold), first_of, fold, in_use)
 
     def _writer(self, changes: ChangeTable) -> int | None:
         return changes.schema_id.value if changes.schema_id is not None else None

@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,7 +38,7 @@ from tidesink.schema_registry.base import ContextReader
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, UnplannedRecord
 from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, record_ids_in_headers, schema_id_of
-from tidesink.sinks.batch.schema_rows import RowPosition, RowSpan
+from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
 from tidesink.sinks.batch.schema_source import Missed, declared_table
 from tidesink.sinks.batch.target_rows import DroppedById
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
@@ -92,6 +92,9 @@ class RegisteredDecoding(LoneDecoding):
         super().__init__(context, topic, table, session=session)
         self._schemas = schemas
         self._use = SchemaUse[int]()
+        # The order of the schemas, as it was last looked at, and what the plan was made of.
+        self._order: Any = None
+        self._planned_by: Any = None
         # Whether some records have their schema ids in headers.
         self._uses_headers = False
         # Schema ids in the bytes of records that have none in a header; None: no id in the bytes either.
@@ -116,15 +119,13 @@ class RegisteredDecoding(LoneDecoding):
         if self._can_return:
             self._use = self._stored_use(found)
             self._look_at_ends(found)
+            self._order = self._newest_order
             self._make()
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """Know which schema is in use, where rows are behind all that was sent."""
-        if ranges is None and self._can_return:
-            before = self._use.order
-            self._look_at_ends(found)
-            if self._use.order != before:
-                self._use_changed(found)
+        if ranges is None and self._can_return and self._look_at_ends(found):
+            self._use_changed(found)
 
     @property
     def _history(self) -> tuple[int, ...]:
@@ -139,44 +140,64 @@ class RegisteredDecoding(LoneDecoding):
         dropped = self._plan.rows.dropped if self._plan else None
         return isinstance(dropped, DroppedById) and dropped.can_return
 
-    def _look_at_ends(self, found: TopicOffsets) -> None:
-        """Take note of the schemas of each partition's last rows."""
-        plan = self.columns()
+    @property
+    def _first_rows(self) -> dict[int, FirstRows]:
+        """By the id of a value schema, the first rows known."""
+        return self._use.first_rows_in(self._schemas.versions("value"))
+
+    @property
+    def _newest_order(self) -> Any:
+        """All that the use of the newest schemas rests on; older ones are forgotten."""
+        versions = self._schemas.versions("value")
+        self._use.forget_old(versions)
+        return self._use.order, self._use.started_again(versions)
+
+    def _look_at_ends(self, found: TopicOffsets) -> bool:
+        """Take note of the schemas of each partition's last rows; False if their order is as it was."""
+        plan, changed = self.columns(), False
         for message in self._context.source.messages_here(
             last_records(self._topic, found, self._looked_to, most=_LAST_RECORDS)
         ):
             schema_id = schema_id_of(message.value)
             if schema_id is not None and schema_id in self._schemas.texts["value"]:
                 row = RowPosition(message.offset, _source_of(plan, message), message.timestamp)
-                self._use.saw(schema_id, message.partition, RowSpan.of(row))
+                changed = self._use.saw(schema_id, message.partition, RowSpan.of(row)) or changed
         self._looked_to = {number: at.latest for number, at in found.partitions.items()}
+        return changed
 
     def _met_rows(self, summary: BatchSummary, found: TopicOffsets) -> bool:
         """Take note of a batch's rows; True if rows of the batch may be others by what is known now.
 
         First offsets of a partition are known where its rows are decoded.
         """
-        order, sources, history = self._use.order, self._first_sources, self._history
-        for place, at in summary.places.items():
-            for schema_id, rows in at.writers.items():
-                self._use.saw(schema_id, place.partition, rows)
-        if not self._can_return or self._use.order == order:
+        changed = [
+            self._use.saw(schema_id, place.partition, rows)
+            for place, at in summary.places.items()
+            for schema_id, rows in at.writers.items()
+        ]
+        if not (any(changed) and self._can_return):
             return False
-        self._use_changed(found)
-        return self._first_sources != sources or self._history != history
+        return self._use_changed(found)
 
     @property
-    def _first_sources(self) -> dict[int, tuple[int, ...] | None]:
-        return {one: rows.source for one, rows in self._use.first_rows.items()}
+    def _basis(self) -> Any:
+        """What the values of rows without a column rest on, apart from what a range's own rows tell."""
+        first_rows = self._first_rows.items()
+        return self._history, {one: (rows.source, rows.are_comparable) for one, rows in first_rows}
 
     def _make(self) -> None:
         plan = self._planned()
         if self._uses_headers:
             assert isinstance(plan.decoder, FlatAvroDecoder | DebeziumAvroDecoder)  # noqa: S101  (as planned)
             plan = replace(plan, decoder=replace(plan.decoder, uses_headers=True))
-        self._plan = plan
+        self._plan, self._planned_by = plan, self._basis
 
-    def _use_changed(self, found: TopicOffsets) -> None:
+    def _use_changed(self, found: TopicOffsets) -> bool:
+        """Plan by the schemas' order and store it, if it is another; True if rows may be others now."""
+        order = self._newest_order
+        if order == self._order:
+            return False
+        self._order, before = order, self._planned_by
         self._make()
         document = {"topic-id": found.topic_id, "rows": self._use.document}
         store, name = self._context.store, self._use_name
@@ -185,6 +206,7 @@ class RegisteredDecoding(LoneDecoding):
             lambda: store.save_document(_USE_KIND, name, document),
             unless="which schema is in use is not stored",
         )
+        return bool(self._planned_by != before)
 
     def _stored_use(self, found: TopicOffsets) -> SchemaUse[int]:
         """What was known of the topic before the worker started; nothing of a topic that was made again."""
@@ -512,7 +534,7 @@ class FlatAvroDecoding(RegisteredDecoding):
             key_schemas=self._schemas.texts["key"],
             value_schemas=self._schemas.texts["value"],
             history=self._history,
-            first_rows=self._use.first_rows,
+            first_rows=self._first_rows,
             unknown_ids=self._schemas.unknown,
             base=self._plan.shape if self._plan else None,
             keys=settings.keys,
@@ -589,7 +611,7 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
             key_schemas=self._schemas.texts["key"],
             value_schemas=self._schemas.texts["value"],
             history=self._history,
-            first_rows=self._use.first_rows,
+            first_rows=self._first_rows,
             unknown_ids=self._schemas.unknown,
             base=self._plan.shape if self._plan else None,
             definition=self._definition,
