@@ -286,6 +286,31 @@ def test_a_row_from_before_a_column_has_its_default_and_one_after_it_has_none() 
     assert plan.gone == {"new"}
 
 
+def test_rows_before_a_column_have_its_default_after_a_failover() -> None:
+    """The promoted server is at a binlog file of a lower number, also in rows of other partitions."""
+
+    def at(file: int) -> Json:
+        return {"file": f"mysql-bin.{file:06}", "pos": 4, "row": 0}
+
+    old = _typed({"id": 1, "n": "a"}, source=at(500))
+    new = [
+        _typed({"id": 2, "n": "b", "new": "given"}, new={"default": "filled"}, source=at(n)) for n in (501, 3)
+    ]
+    with_old = _learnt(_writers(replace(old, timestamp=1)), old)
+    # Read in one batch; and the new server's rows first.
+    for known, messages in ((with_old, [old, *new]), (_learnt(with_old, old, new[1]), [old])):
+        plan = debezium_json_plan(_TABLE, writers=_learnt(known, *messages))
+        assert _rows(plan, *messages)[0]["after"]["new"] == "filled"
+    first, later = (
+        replace(writer, source=source, place=Place(time, 7, partition))
+        for writer, source, time, partition in zip(
+            _learnt(with_old, old, new[1]).with_schema, ((500, 4), (3, 4)), (1, 2), (0, 1), strict=True
+        )
+    )
+    plan = debezium_json_plan(_TABLE, writers=Writers(with_schema=(first, later)))
+    assert _rows(plan, old)[0]["after"]["new"] == "filled"
+
+
 def test_rows_after_a_drop_have_null_where_the_first_columns_are_in_use_again() -> None:
     """ADD COLUMN new DEFAULT 'filled'; DROP COLUMN new: the last row has the first row's schema."""
     messages = [

@@ -12,6 +12,7 @@ import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import permutations
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -486,16 +487,38 @@ def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
     names = [_names((reported.column for reported in one.columns), fold) for one in writers.with_schema]
     columns = {one: one for one in names}
     first_rows: dict[frozenset[str], FirstRows] = {}
+    are_comparable = not _started_again(writers.with_schema)
     for there, one in zip(names, writers.with_schema, strict=True):
         offsets = {} if one.place == _NOWHERE else {one.place.partition: one.place.offset}
-        first = FirstRows(offsets, one.source)
+        sources = {number: one.source for number in offsets if one.source is not None}
+        first = FirstRows(offsets, one.source, sources, are_comparable)
         first_rows[there] = first.joined(first_rows.get(there, first))
     history = [*columns]
     if names:
         newest = _names((reported.column for reported in writers.in_use.columns), fold)
         history += [newest] if newest != history[-1] else []
-    dropped, again, later = dropped_in_order(columns, history, fold)
-    return DroppedByColumns(dropped, again, later, first_rows_by_column(columns, first_rows, fold), fold)
+    # Which writer is in use is not known in time: later rows of a writer that is known are not reported.
+    return DroppedByColumns(
+        *dropped_in_order(columns, history, fold), first_rows_by_column(columns, first_rows, fold), fold
+    )
+
+
+def _started_again(writers: Sequence[JsonWriter]) -> bool:
+    """Whether a later writer's rows have lower positions: they are of two servers."""
+    placed = [one for one in writers if one.place != _NOWHERE and one.source is not None]
+    return any(
+        a.source > b.source and _is_earlier(a.place, b.place)
+        for a, b in permutations(placed, 2)
+        if a.source is not None and b.source is not None
+    )
+
+
+def _is_earlier(one: Place, other: Place) -> bool:
+    """By offset in one partition, else by Kafka's times."""
+    if one.partition == other.partition:
+        return one.offset < other.offset
+    times = one.timestamp, other.timestamp
+    return times[0] is not None and times[1] is not None and times[0] < times[1]
 
 
 def _is_ticdc(writers: Writers) -> bool:
