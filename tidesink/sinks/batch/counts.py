@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import AccountingError
-from tidesink.sinks.batch.schema_rows import RowSpan
 from tidesink.sinks.state.progress import LastRecord, Progress
+
+if TYPE_CHECKING:
+    # Loads Arrow, which the command line starts without.
+    from tidesink.sinks.batch.schema_rows import RowSpan
 
 # The members of a ``BatchSummary`` that are sums over its topic-partitions.
 SUMS: Final = (
