@@ -228,16 +228,20 @@ def test_one_partition_without_positions_is_read_right_by_its_offsets(
     history: Sequence[tuple[int, Sequence[int]]], data: st.DataObject
 ) -> None:
     feed = _written([(schema, [0] * len(partitions)) for schema, partitions in history], dated=False)
-    end, at = len(feed.parts[0]), 0
-    found: Values = {}
     with TemporaryDirectory() as folder:
-        worker = Worker(feed, folder)
-        while at < end:
-            upto = data.draw(st.integers(at + 1, end))
-            found |= worker.read({0: (at, upto)})
-            at = upto
-            if data.draw(st.booleans()):
-                worker = Worker(feed, folder)
+        _check_read_in_cuts(feed, Worker(feed, folder), folder, data)
+
+
+def _check_read_in_cuts(feed: Feed, worker: Worker, folder: str, data: st.DataObject) -> None:
+    """Read the one partition in any cuts, by workers that start again at any of them; check all values."""
+    at, end = 0, len(feed.parts[0])
+    found: Values = {}
+    while at < end:
+        upto = data.draw(st.integers(at + 1, end))
+        found |= worker.read({0: (at, upto)})
+        at = upto
+        if data.draw(st.booleans()):
+            worker = Worker(feed, folder)
     assert found.keys() == feed.expected.keys()
     assert found == _expected(feed, found)
 
@@ -256,18 +260,10 @@ def test_columns_that_were_added_have_their_default_whatever_server_was_promoted
     feed = Feed()
     for number, schema in enumerate(schemas):
         feed.write(schema, 0, 1000 + number if number < promoted else number)
-    at, found = 0, {}
     with TemporaryDirectory() as folder:
         worker = Worker(feed, folder)
         assert worker.decoding.columns().gone == frozenset()
-        while at < len(schemas):
-            upto = data.draw(st.integers(at + 1, len(schemas)))
-            found |= worker.read({0: (at, upto)})
-            at = upto
-            if data.draw(st.booleans()):
-                worker = Worker(feed, folder)
-    assert found.keys() == feed.expected.keys()
-    assert found == _expected(feed, found)
+        _check_read_in_cuts(feed, worker, folder, data)
 
 
 def test_a_column_that_was_added_again_has_its_default_in_rows_of_between(tmp_path: Path) -> None:

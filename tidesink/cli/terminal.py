@@ -38,6 +38,7 @@ from rich.text import Text
 from tidesink.config import Config, load_config
 from tidesink.errors import BrokerUnavailableError, ConfigError, TidesinkError
 from tidesink.events import TableId
+from tidesink.sinks.batch import observers
 from tidesink.sinks.batch.observers import (
     BatchApplied,
     BatchStarted,
@@ -190,14 +191,11 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except TidesinkError as error:
             _show(error)
             raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILED) from None
-        except KeyboardInterrupt as error:
-            sys.stderr.write("interrupted\n")
-            raise typer.Exit(TERMINATED if isinstance(error, Terminated) else INTERRUPTED) from None
         except BrokenPipeError:
             # The reader of our output has closed it: what is left must not fail on exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(DONE) from None
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             interrupt = _interrupt_behind(error)
             if interrupt is None:
                 raise
@@ -278,12 +276,11 @@ def interrupt_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-DONE: Final = 0
+# Exit codes, besides those of a run.
 FAILED: Final = 1
 USAGE: Final = 2
-UNWELL: Final = 3  # finished, but some table is paused or failing
-INTERRUPTED: Final = 130  # by Ctrl-C
-TERMINATED: Final = 143  # by SIGTERM
+DONE, UNWELL = observers.DONE, observers.UNWELL
+INTERRUPTED, TERMINATED = observers.INTERRUPTED, observers.TERMINATED
 
 
 DEFAULT_CONFIG = Path("tidesink.yaml")

@@ -23,7 +23,7 @@ from tenacity.wait import wait_exponential, wait_random
 from tidesink.config import Config
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.batch.observers import Listeners, StepRetried
+from tidesink.sinks.batch.observers import Listeners
 from tidesink.sinks.batch.schema_changes import PolicyChoices
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
@@ -301,12 +301,10 @@ class WorkerContext:
         passes: Callable[[BaseException], bool] = may_pass,
     ) -> RetryPolicy:
         """A retry policy, the config's own unless one is given, which tells the listeners what it does."""
-
-        def tell(error: TidesinkError, pause: float) -> None:
-            self.listeners.hear(StepRetried(table, error, pause))
-
         time = self.config.retry.for_ if seconds is None else seconds
-        return RetryPolicy(time, stop=self.stop, on_retry=tell, passes=passes)
+        return RetryPolicy(
+            time, stop=self.stop, on_retry=partial(self.listeners.retried, table), passes=passes
+        )
 
 
 VARIABLE: Final = "TIDESINK_FAILPOINT"

@@ -97,6 +97,10 @@ class Listeners:
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
         self._listeners = tuple(listeners)
 
+    def retried(self, table: TableId | None, error: TidesinkError, pause: float) -> None:
+        """Tell every observer that a step is tried again."""
+        self.hear(StepRetried(table, error, pause))
+
     def hear(self, event: WorkerEvent) -> None:
         """Tell every observer."""
         for listener in self._listeners:
@@ -220,10 +224,11 @@ class MetricsListener:
             self._commit_ts.labels(table).set(event.commit_ts)
 
 
+# Exit codes.
 DONE: Final = 0
-UNWELL: Final = 3
-INTERRUPTED: Final = 130
-TERMINATED: Final = 143
+UNWELL: Final = 3  # finished, but some table is paused or failing
+INTERRUPTED: Final = 130  # by Ctrl-C
+TERMINATED: Final = 143  # by SIGTERM
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ from tidesink.sinks.batch.observers import (
     Listener,
     Listeners,
     RunReport,
-    StepRetried,
     Turned,
     Waiting,
 )
@@ -467,7 +466,8 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
     failpoints = Failpoints.from_environment()
     with ExitStack() as closing:
         registry = _registry(config, closing, stop)
-        retry = RetryPolicy(config.retry.for_, stop=stop, on_retry=partial(_tell_retry, Listeners(listeners)))
+        retried = partial(Listeners(listeners).retried, None)
+        retry = RetryPolicy(config.retry.for_, stop=stop, on_retry=retried)
         store = retry.call(lambda: _store(config, closing))
         spark = closing.enter_context(
             session_of(
@@ -506,7 +506,3 @@ def _store(config: Config, closing: ExitStack) -> SqlStateStore:
     closing.callback(store.close)
     store.try_write()
     return store
-
-
-def _tell_retry(listeners: Listeners, error: TidesinkError, pause: float) -> None:
-    listeners.hear(StepRetried(None, error, pause))

@@ -231,14 +231,22 @@ def _check_class_path(session: SparkSession) -> None:
         )
 
 
+WAREHOUSE: Final = "target.catalog-properties.warehouse"
+
+
+def warehouse_path(properties: Mapping[str, str]) -> str | None:
+    """The path of a catalog in files; None of a catalog that has another place for its tables."""
+    return properties.get("warehouse") if properties.get("type") == "hadoop" else None
+
+
 def try_catalog(catalog: str, properties: Mapping[str, str]) -> str:
     """What can be said of a catalog without starting Spark: whether a warehouse on this machine is usable.
 
     Raises:
         ConfigError: it cannot be listed or written to, with the system's reason.
     """
-    if properties.get("type") == "hadoop" and "warehouse" in properties:
-        return try_path(properties["warehouse"], setting="target.catalog-properties.warehouse")
+    if (path := warehouse_path(properties)) is not None:
+        return try_path(path, setting=WAREHOUSE)
     return f"the catalog {catalog} is not tried here: the worker opens it through Spark when it starts"
 
 

@@ -129,8 +129,8 @@ def open_target(config: Config, spark: SparkSession, _store: StateStore) -> Iceb
     """
     settings = cast("IcebergSettings", config.target)
     properties = settings.catalog_values()
-    if properties.get("type") == "hadoop" and "warehouse" in properties:
-        try_path_of(spark, properties["warehouse"], setting="target.catalog-properties.warehouse")
+    if (path := iceberg_schema.warehouse_path(properties)) is not None:
+        try_path_of(spark, path, setting=iceberg_schema.WAREHOUSE)
     return IcebergTarget(
         spark,
         settings.catalog,
