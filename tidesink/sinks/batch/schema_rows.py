@@ -41,8 +41,8 @@ class RowSpan(NamedTuple):
         firsts = zip(self.first, other.first, strict=True)
         lasts = zip(self.last, other.last, strict=True)
         return RowSpan(
-            RowPosition(*(_known(min, *two) for two in firsts)),
-            RowPosition(*(_known(max, *two) for two in lasts)),
+            RowPosition(*(extreme(min, *two) for two in firsts)),
+            RowPosition(*(extreme(max, *two) for two in lasts)),
         )
 
 
@@ -73,7 +73,7 @@ class FirstRows(NamedTuple):
         """The first rows of both."""
         return FirstRows(
             _least(self.offsets, other.offsets),
-            _known(min, self.source, other.source),
+            extreme(min, self.source, other.source),
             _least(self.sources, other.sources),
             self.are_comparable and other.are_comparable,
         )
@@ -101,17 +101,18 @@ class FirstRows(NamedTuple):
 
 def first_rows_of(rows: pa.Table) -> FirstRows:
     """The first of row changes of one partition; at least one."""
-    first, number = span_of(rows).first, rows["partition"][0].as_py()
-    sources = {} if first.source is None else {number: first.source}
-    return FirstRows({number: first.offset}, first.source, sources)
+    offset, number = pc.min(rows["offset"]).as_py(), rows["partition"][0].as_py()
+    source = _extreme(rows["source"].combine_chunks().drop_null(), "min")
+    return FirstRows({number: offset}, source, {} if source is None else {number: source})
 
 
 def _least(one: Mapping[int, Any], other: Mapping[int, Any]) -> dict[int, Any]:
     numbers = sorted(one.keys() | other.keys())
-    return {number: _known(min, one.get(number), other.get(number)) for number in numbers}
+    return {number: extreme(min, one.get(number), other.get(number)) for number in numbers}
 
 
-def _known(choose: Any, *values: Any) -> Any:
+def extreme(choose: Any, *values: Any) -> Any:
+    """Return the least or the greatest of what is known of some values; None if none is."""
     return choose((one for one in values if one is not None), default=None)
 
 
@@ -125,9 +126,10 @@ def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
     found: list[int] = []
     for at in range(size):
         members = pc.list_element(sources, at)
-        best = pc.min_max(members)[kind]
-        sources = sources.filter(pc.equal(members, best))
-        found.append(int(best.as_py()))
+        ends = pc.min_max(members)
+        if ends["min"] != ends["max"]:
+            sources = sources.filter(pc.equal(members, ends[kind]))
+        found.append(int(ends[kind].as_py()))
     return tuple(found)
 
 

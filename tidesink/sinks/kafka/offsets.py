@@ -386,9 +386,9 @@ def _note(unanswered: dict[str, SourceError], topic: str, error: KafkaError) -> 
 
 def _is_same(known: TopicOffsets, numbers: frozenset[int], ends: _Offsets) -> bool:
     # An election alone gives tables nothing to read: leader epochs are not compared.
-    found = {number: ends.get((known.topic, number)) for number in known.partitions}
     return known.partitions.keys() == numbers and all(
-        end is not None and end.offset == known.partitions[number].latest for number, end in found.items()
+        (end := ends.get((known.topic, number))) is not None and end.offset == at.latest
+        for number, at in known.partitions.items()
     )
 
 

@@ -23,7 +23,7 @@ from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
-from tidesink.codecs.debezium.envelope import OLD_KEY, TICDC, has_exact_names
+from tidesink.codecs.debezium.envelope import TICDC, has_exact_names
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
@@ -118,7 +118,7 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
     def _usable(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """The records without headers, and control records without their keys."""
-        records, control = without_headers(records, kept=(OLD_KEY,)), self._is_control(records)
+        records, control = without_headers(records), self._is_control(records)
         if not control.any():
             return records
         key = records.column("key")

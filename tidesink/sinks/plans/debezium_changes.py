@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
-from tidesink.codecs.debezium.envelope import DOUBTED_KEY, POSTGRES
+from tidesink.codecs.debezium.envelope import DOUBTED_KEY, OLD_KEY, POSTGRES
 from tidesink.codecs.debezium.remarks import ROUTED, has_required_shapes, routed_field
 from tidesink.codecs.debezium.stored import recorded_value
 from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
@@ -172,7 +172,7 @@ class DebeziumDecoder(TableDecoder):
 
     def _noting(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
         """The events; takes note of deletes whose key is doubted, for ``warnings``."""
-        for event in events:
+        for event in events if self.warns else ():
             doubted = isinstance(event, ChangeEvent) and (event.extension or {}).get(DOUBTED_KEY)
             if isinstance(doubted, tuple):
                 place = event.position
@@ -190,8 +190,8 @@ class DebeziumDecoder(TableDecoder):
             return None
         places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
         doubts = [self._doubts.pop(place, None) for place in zip(*places, strict=True)]
-        key = [member.name for member in changes.rows.schema.field("key").type]
-        if self.key_facts.are_sent([name for name in key if name not in self.key_only(changes)]):
+        key, names = self._key_names(changes)
+        if self.key_facts.are_sent(names):
             return None
         reasons = (one and _DOUBTED.format(", ".join(key), ", ".join(one)) for one in doubts)
         return pa.array(reasons, pa.string())
@@ -249,8 +249,7 @@ class DebeziumDecoder(TableDecoder):
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
         """Deletes whose key may have a stand-in for a value that the source did not send."""
-        key = [member.name for member in changes.rows.schema.field("key").type]
-        names = [name for name in key if name not in self.key_only(changes)]
+        key, names = self._key_names(changes)
         are_sent = self.key_facts.are_sent(names)
         if are_sent or not names:
             return
@@ -258,11 +257,16 @@ class DebeziumDecoder(TableDecoder):
         unsure = deleted.to_numpy(zero_copy_only=False)
         reason = _UNSENT_KEY
         if are_sent is None:
-            unsure = unsure & (self._listed(changes, names) > 0)
+            unsure = unsure & (_listed(changes.rows["unavailable_before"].combine_chunks(), names) > 0)
             known = self.key_facts.identity
             reason = _UNSURE_ROW if known is not None and known.is_full else _UNSURE_KEY
         for at in np.flatnonzero(unsure).tolist():
             yield at, UnnamedRowError(reason.format(", ".join(key)))
+
+    def _key_names(self, changes: ChangeTable) -> tuple[list[str], list[str]]:
+        """The columns of the changes' key, and those of them that rows have too."""
+        key, added = [member.name for member in changes.rows.schema.field("key").type], self.key_only(changes)
+        return key, [name for name in key if name not in added]
 
     def other_table(self, changes: ChangeTable) -> TidesinkError:
         """A bad record, with what to do."""
@@ -292,15 +296,14 @@ class DebeziumDecoder(TableDecoder):
         keys = {member.name for member in changes.rows.schema.field("key").type}
         others = [c.name for c in changes.schema.columns if not c.virtual and c.name not in keys]
         unsent = changes.rows["unavailable_before"].combine_chunks()
-        alone = self._listed(changes, others) >= len(others)
-        return pc.and_(unsent.is_valid(), pa.array(alone))
+        return pc.and_(unsent.is_valid(), pa.array(_listed(unsent, others) >= len(others)))
 
-    def _listed(self, changes: ChangeTable, names: Collection[str]) -> npt.NDArray[np.int64]:
-        """How many of these columns each old row lacks."""
-        unsent = changes.rows["unavailable_before"].combine_chunks()
-        among = pc.is_in(pc.list_flatten(unsent), pa.array([*names], pa.string()))
-        rows = pc.list_parent_indices(unsent).filter(among)
-        return np.bincount(rows.to_numpy(), minlength=len(unsent))
+
+def _listed(unsent: pa.ListArray, names: Collection[str]) -> npt.NDArray[np.int64]:
+    """How many of these columns each old row lacks."""
+    among = pc.is_in(pc.list_flatten(unsent), pa.array([*names], pa.string()))
+    rows = pc.list_parent_indices(unsent).filter(among)
+    return np.bincount(rows.to_numpy(), minlength=len(unsent))
 
 
 def needs_old_keys(lists: Iterable[Iterable[Column]], connector: str) -> bool:
@@ -311,15 +314,17 @@ def needs_old_keys(lists: Iterable[Iterable[Column]], connector: str) -> bool:
     return connector in (POSTGRES, "") and any(map(has_required_shapes, lists))
 
 
-def without_headers(records: pa.RecordBatch, *, kept: Collection[str] = ()) -> pa.RecordBatch:
-    """The records with no headers but these: whether a null value is a delete is known of a topic."""
+def without_headers(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The records with no header but that of a changed key, which few have.
+
+    Whether a null value is a delete is known of a topic.
+    """
     if "headers" not in records.schema.names:
         return records
-    if not kept:
-        return records.select([name for name in records.schema.names if name != "headers"])
     found = records.column("headers")
-    if found.null_count == len(found):
-        return records
-    named = [[one for one in row or () if one["key"] in kept] for row in found.to_pylist()]
+    names = pc.struct_field(pc.list_flatten(found), "key")
+    if not pc.any(pc.equal(names, OLD_KEY)).as_py():
+        return records.select([name for name in records.schema.names if name != "headers"])
+    named = [[one for one in row or () if one["key"] == OLD_KEY] for row in found.to_pylist()]
     place = records.schema.get_field_index("headers")
     return records.set_column(place, "headers", pa.array(named, found.type))

@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
-from tidesink.codecs.debezium.envelope import OLD_KEY, POSTGRES, TICDC, has_exact_names
+from tidesink.codecs.debezium.envelope import POSTGRES, TICDC, has_exact_names
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, NameFold, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
-from tidesink.sinks.batch.schema_rows import FirstRows, span_of
+from tidesink.sinks.batch.schema_rows import FirstRows, extreme, first_rows_of
 from tidesink.sinks.batch.target_rows import (
     DroppedByWriter,
     TargetRows,
@@ -194,7 +194,7 @@ def _joined(known: JsonWriter | None, one: JsonWriter) -> JsonWriter:
         flattened=known.flattened or one.flattened,
         is_ticdc=known.is_ticdc or one.is_ticdc,
         place=min(known, one, key=_age).place,
-        source=min((two.source for two in (known, one) if two.source is not None), default=None),
+        source=extreme(min, known.source, one.source),
     )
 
 
@@ -227,12 +227,12 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         """The records' events."""
         self._codec.forget()
         self._batch["timestamp"] = _timestamps(records)
-        return super().decode_batch(without_headers(records, kept=(OLD_KEY,)))
+        return super().decode_batch(without_headers(records))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """As ``TableDecoder``."""
         self._batch["timestamp"] = _timestamps(records)
-        return super().decode_new_rows(without_headers(records, kept=(OLD_KEY,)), keys)
+        return super().decode_new_rows(without_headers(records), keys)
 
     @property
     def uses_timestamps(self) -> bool:
@@ -256,7 +256,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
             InferredColumn(column, column.name in facts.guessed) for column in changes.schema.columns
         )
         place = self._first_place(changes)
-        source = span_of(changes.rows).first.source
+        source = first_rows_of(changes.rows).source
         writer = JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place=place, source=source)
         return (writer.text,)
 
@@ -394,7 +394,10 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     found = _column_lists(table, writers, definition)
     if not (named or logs):
         raise ConfigError(_NO_KEY.format(table), table=str(table))
-    is_exact = _has_exact_names(writers, connector)
+    is_ticdc = _is_ticdc(writers)
+    told = TICDC if is_ticdc else writers.connector
+    # Not before a record of a row is known.
+    is_exact = bool(writers.with_schema or writers.reported) and has_exact_names(told or connector)
     shapes = [
         replace(
             shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone),
@@ -407,7 +410,6 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     for name in keys or ():
         check_spelling("keys", name, shape)
     gone = _gone(shape, writers, definition)
-    told = TICDC if _is_ticdc(writers) else writers.connector
     key_facts = KeyFacts.of(keys, definition, identity)
     remarks = column_remarks(
         found[-1],
@@ -417,7 +419,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
     )
     keyed = any(one.keys for one in writers.with_schema)
-    is_ticdc = any(one.is_ticdc for one in writers.with_schema)
+    has_ticdc_schema = any(one.is_ticdc for one in writers.with_schema)
     decoder = DebeziumJsonDecoder(
         table,
         replace(
@@ -427,11 +429,11 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         ),
         zero_date,
         definition,
-        tells_old_keys=is_ticdc or not (keys is None and keyed),
+        tells_old_keys=has_ticdc_schema or not (keys is None and keyed),
         shape=shape,
         known=frozenset(one.identity for one in writers.with_schema),
         keyed=keyed,
-        is_ticdc=is_ticdc or writers.reported_ticdc,
+        is_ticdc=is_ticdc,
         key_facts=key_facts,
         row_keys=folded_keys(shape),
         knows_newest=_knows_newest(writers, definition),
@@ -523,12 +525,6 @@ def _is_earlier(one: Place, other: Place) -> bool:
 
 def _is_ticdc(writers: Writers) -> bool:
     return writers.reported_ticdc or any(one.is_ticdc for one in writers.with_schema)
-
-
-def _has_exact_names(writers: Writers, connector: str) -> bool:
-    """As ``envelope.has_exact_names``; not before a record of a row is known."""
-    is_known = bool(writers.with_schema or writers.reported)
-    return is_known and not _is_ticdc(writers) and has_exact_names(writers.connector or connector)
 
 
 def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final, Generic, TypeVar
 
-from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
+from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan, extreme
 
 # Of how many of the newest schemas the rows are known: of 200 schemas in 100 partitions they took 1 MB.
 MOST_SCHEMAS: Final = 50
@@ -91,7 +91,7 @@ class SchemaUse(Generic[W]):
         self._greatest: dict[str, dict[W, Any]] = {}
         for member in ("source", "time"):
             best = {
-                one: _best(max, (getattr(span.last, member) for span in rows.values()))
+                one: extreme(max, *(getattr(span.last, member) for span in rows.values()))
                 for one, rows in self._spans.items()
             }
             self._greatest[member] = {one: value for one, value in best.items() if value is not None}
@@ -184,7 +184,7 @@ def _started_again(spans: Sequence[RowSpan]) -> bool:
         is_less = greatest is not None and span.first.source is not None and greatest > span.first.source
         if is_less and any(_contradicts(old, span) for old in placed[:at]):
             return True
-        greatest = _best(max, (greatest, span.last.source))
+        greatest = extreme(max, greatest, span.last.source)
     return False
 
 
@@ -196,10 +196,6 @@ def _contradicts(old: RowSpan, new: RowSpan) -> bool:
     return (old.first.offset < new.first.offset and old.first.source > limit) or (
         old.last.offset < new.first.offset and old.last.source > limit
     )
-
-
-def _best(choose: Any, values: Iterable[Any]) -> Any:
-    return choose((one for one in values if one is not None), default=None)
 
 
 def _first_rows(rows: Mapping[int, RowSpan]) -> FirstRows:

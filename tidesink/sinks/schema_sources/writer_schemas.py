@@ -251,7 +251,9 @@ class RegisteredDecoding(LoneDecoding):
             self._uses_headers = True
         elif lacks:
             self._schemas.look_up(ids)
-        elif not (again or (summary.bad and self._schemas.look_again())):
+        elif again:
+            return True  # planned by it already
+        elif not (summary.bad and self._schemas.look_again()):
             return False
         self._make()
         return True
@@ -265,8 +267,9 @@ class RegisteredDecoding(LoneDecoding):
         producer sends its ids in headers only later, its records are bad as well, and their reason names the
         headers from the worker's next start on.
         """
-        known = self._schemas.texts["key"].keys() | self._schemas.texts["value"].keys()
-        odd = [one for one in summary.bad_records if one.schema_id not in known | self._without_headers]
+        texts = self._schemas.texts
+        known = texts["key"].keys() | texts["value"].keys() | self._without_headers
+        odd = [one for one in summary.bad_records if one.schema_id not in known]
         records: Sequence[UnplannedRecord | BadRecord] = summary.unplanned_records if lacks else odd
         if not records:
             return False
@@ -278,7 +281,8 @@ class RegisteredDecoding(LoneDecoding):
             for at in range(batch.num_rows)
         ):
             return True
-        self._without_headers |= set[int | None]() if lacks else {odd[0].schema_id}
+        if not lacks:
+            self._without_headers.add(odd[0].schema_id)
         return False
 
 

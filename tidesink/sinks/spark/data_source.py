@@ -718,9 +718,8 @@ class ChangeStreamReader(DataSourceStreamReader):
         known = _last_records(self._read)
         self._check_log(latest["topic"], known, _NOT_STORED)
         found, ends = self._newest(), _numbers(latest)
-        grown = {
-            n: end for n, end in ends.items() if self._read is None or _numbers(self._read).get(n) != end
-        }
+        before = {} if self._read is None else _numbers(self._read)
+        grown = {n: end for n, end in ends.items() if before.get(n) != end}
         # What follows a record of the present leader is of this leader, too: nothing is read for it.
         same = {n for n in grown if n in known and known[n].epoch == found.leader_epochs.get(n)}
         read = self._log.last(found, {n: end for n, end in grown.items() if n not in same})
