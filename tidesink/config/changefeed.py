@@ -400,17 +400,13 @@ def _filtered_events(feed: Changefeed) -> Iterator[str]:
             if not said:
                 continue
             yield f"{tables}: {place} leaves out {words.format(', '.join(said))}: {_COPY_DIFFERS}"
-            if name == "ignore-event" and not _DELETES.isdisjoint(one.lower() for one in said):
+            surely = name == "ignore-event" and not _DELETES.isdisjoint(one.lower() for one in said)
+            if surely or name in _MAY_MATCH_A_KEY_CHANGE:
+                cause = f"{place} leaves" if surely else f"{place}.{name} may leave"
                 yield (
-                    f"{tables}: TiCDC sends an update of a key as a delete and an insert, and {place} leaves "
-                    "the delete out: the old row stays beside the new one. mode: append keeps what was sent "
+                    f"{tables}: TiCDC sends an update of a key as a delete and an insert, and {cause} the "
+                    "delete out: the old row stays beside the new one. mode: append keeps what was sent "
                     "without that claim; otherwise take the rule out"
-                )
-            if name in _MAY_MATCH_A_KEY_CHANGE:
-                yield (
-                    f"{tables}: TiCDC sends an update of a key as a delete and an insert, and {place}.{name} "
-                    "may leave the delete out: the old row stays beside the new one. mode: append keeps what "
-                    "was sent without that claim; otherwise take the rule out"
                 )
         for name in rule:
             if name != "matcher" and name not in _FILTERED:

@@ -92,12 +92,15 @@ class DroppedByWriter(ABC, Generic[W]):
         writer = self._writer(changes)
         if writer is None:
             return {}
-        found = dict.fromkeys(self.columns.get(writer, frozenset()) - self.in_use, _NO_OFFSETS)
+        found: dict[str, pa.Int64Array] = dict.fromkeys(
+            self.columns.get(writer, frozenset()) - self.in_use, _NO_OFFSETS
+        )
         again = self.again.get(writer, frozenset())
         for name in (self.later.get(writer, frozenset()) & (again | self.first_rows.keys())) - self.in_use:
             are_before = self.first_rows.get(name, FirstRows()).are_before(changes.rows)
-            found[name] = changes.rows["offset"].filter(pc.fill_null(are_before, name not in again))
-        return {name: _combined(offsets) for name, offsets in found.items()}
+            not_yet = changes.rows["offset"].filter(pc.fill_null(are_before, name not in again))
+            found[name] = not_yet.combine_chunks()
+        return found
 
     def in_range(self, tables: Sequence[ChangeTable]) -> DroppedByWriter[W]:
         names = frozenset[str]().union(*self.later.values()) - self.in_use
@@ -108,10 +111,6 @@ class DroppedByWriter(ABC, Generic[W]):
                 first = first_rows_of(one.rows)
                 found |= {name: first.joined(found.get(name, first)) for name in there}
         return replace(self, first_rows=found)
-
-
-def _combined(offsets: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return offsets.combine_chunks() if isinstance(offsets, pa.ChunkedArray) else offsets
 
 
 @dataclass(frozen=True)

@@ -333,10 +333,11 @@ class TopicDdl:
         if at is None or last is None:
             return None
         cut = self._logs.cuts(found, {DDL_PARTITION: last}).get(DDL_PARTITION)
-        start = cut = None if cut is None else min(cut, next_offset)
-        if start is None or cut is None:
-            if at.latest > last.offset or found.leader_epochs.get(DDL_PARTITION, -1) <= last.epoch:
-                return None
+        if cut is not None:
+            start = cut = min(cut, next_offset)
+        elif at.latest > last.offset or found.leader_epochs.get(DDL_PARTITION, -1) <= last.epoch:
+            return None
+        else:
             # A later leader's log ends before a record of an earlier one. Nobody knows since where it has
             # other records.
             start, cut = 0, at.latest

@@ -255,20 +255,17 @@ class SqlStateStore:
 
     def _make_tables(self) -> None:
         """Create the missing tables; another process may create them at the same moment."""
-        with _unusable_files_refused(self._engine.url):
-            self._make_tables_together()
-
-    def _make_tables_together(self) -> None:
         retrying = Retrying(
             # The next attempt finds what another process created, so each attempt gets further.
             retry=retry_if_exception(lambda error: _made_by_others(error.__cause__)),
             stop=stop_after_attempt(len(_metadata.tables) + 2),
             reraise=True,
         )
-        for attempt in retrying:
-            with attempt, self._transaction() as connection:
-                _metadata.create_all(connection)
-                _check_version(connection)
+        with _unusable_files_refused(self._engine.url):
+            for attempt in retrying:
+                with attempt, self._transaction() as connection:
+                    _metadata.create_all(connection)
+                    _check_version(connection)
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:

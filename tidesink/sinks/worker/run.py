@@ -126,7 +126,6 @@ class Worker:
         self._batches = batches
         self._turns = itertools.count(1)
         self._offsets = offsets or context.brokers
-        self._heartbeat = Heartbeat(context.store, context.config.pipeline)
         self._requests = Requests(context.store, context.config.pipeline)
         self._table_tasks = TableTasks(context, TopicLookUps.of(context), self._requests.loaded)
         self._busy: dict[Future[None], TableTask] = {}
@@ -187,7 +186,7 @@ class Worker:
             if self._cuts is not None:
                 self._cuts.close()
             self._context.topics.release()
-            self._heartbeat.end()
+            Heartbeat(self._context.store, self._context.config.pipeline).end()
 
     def _check_jvm(self, seconds: float = 0.0) -> None:
         """Raise SparkEndedError if Spark's JVM has ended; what is under way is then stopped."""

@@ -172,8 +172,8 @@ def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) ->
     names = {sources.get(one.name, one.name): one.name for one in plan.shape.key_columns}
     found = []
     for bound in from_lists(where):
-        spelled = [bound.column] if bound.column in names else []
-        spelled = spelled or [name for name in names if _spelt(name) == _spelt(bound.column)]
+        alike = [name for name in names if _spelt(name) == _spelt(bound.column)]
+        spelled = [bound.column] if bound.column in names else alike
         if len(spelled) != 1:
             return None
         found.append(Limit(names[spelled[0]], bound))
