@@ -95,5 +95,5 @@ def test_markers_delete_and_wrong_checksums_stop_or_are_told(
         2: "two",
         3: "three",
     }
-    assert any("checksum does not match" in text for text in after["summed"].warnings)
+    assert any("checksums do not match" in text for text in after["summed"].warnings)
     assert after["forced"].counters["dead_lettered"] == 1
