@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+import typer
 
 from tests.unit.config_samples import FLAT_AVRO, changed, right
-from tidesink.cli.main import _with_warnings_of_spark, report_json, show_report
-from tidesink.cli.terminal import ProgressLines
-from tidesink.errors import BrokerUnavailableError
+from tidesink.cli.main import _with_spark_conf, log_report, report_json, show_report
+from tidesink.cli.terminal import LogFormat, ProgressLines, guarded
+from tidesink.errors import BrokerUnavailableError, ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account
 from tidesink.sinks.batch.observers import (
@@ -60,6 +63,30 @@ def test_the_report_for_people(capsys: object) -> None:
     ]
 
 
+def test_the_report_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    @guarded
+    def run(*, log: LogFormat) -> None:
+        log_report(REPORT)
+        raise ConfigError("a setting is wrong", key="topics")
+
+    with pytest.raises(typer.Exit):
+        run(log=LogFormat.JSON)
+    out, err = capsys.readouterr()
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert out == ""
+    assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
+    good, bad, ended, refused = lines
+    assert (good["table"], good["applied"], good["level"]) == ("shop.orders", 4, "info")
+    assert (bad["error"], bad["warnings"], bad["level"]) == ("FramingError: no JSON", ["w"], "warning")
+    assert (ended["event"], ended["ending"], ended["exit_code"]) == ("run ended", "done", 3)
+    assert (refused["event"], refused["error"], refused["next"]) == (
+        "a setting is wrong",
+        "ConfigError",
+        "correct this and run it again",
+    )
+    assert "topics" in refused["where"]
+
+
 def test_what_a_filter_took_out_is_said_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
     account = Account(7, 4, 3, unmatched=2)
     show_report(RunReport("shop", (TableReport(ORDERS, "t", "IDLE", counters=account.as_counters()),)))
@@ -94,4 +121,6 @@ def test_verbose_shows_spark_s_warnings_unless_the_config_has_a_level(
     given: dict[str, str], level: str
 ) -> None:
     config = right(changed(FLAT_AVRO, spark__conf=given))
-    assert _with_warnings_of_spark(config).spark.conf_values() == {"spark.log.level": level}
+    assert _with_spark_conf(config, {"spark.log.level": "WARN"}).spark.conf_values() == {
+        "spark.log.level": level
+    }

@@ -500,7 +500,12 @@ def _working(config: Path) -> Iterator[Callable[[str], str]]:
         yield wait_for
     finally:
         process.terminate()
-        process.wait(_PATIENCE_SECONDS)
+        code = process.wait(_PATIENCE_SECONDS)
+    # From the first line to the report, and what the JVM says: a container's log has one form.
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert code == 0, lines
+    assert all({"event", "level", "timestamp"} <= line.keys() for line in lines), lines
+    assert lines[-1]["ending"] == "stopped"
 
 
 @FULL

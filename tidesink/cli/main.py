@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
+import structlog
 import typer
 from pydantic import SecretStr
 from rich.console import Console
@@ -37,6 +38,7 @@ from tidesink.cli.terminal import (
     ConfigArgument,
     ConfigOption,
     LogFormat,
+    LogLevel,
     Output,
     OutputFormat,
     ProgressBars,
@@ -71,6 +73,12 @@ def run_worker(
     log: Annotated[
         LogFormat, typer.Option(envvar="TIDESINK_LOG", help="How steps are shown on stderr.")
     ] = LogFormat.TEXT,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(
+            envvar="TIDESINK_LOG_LEVEL", help="The least level that is shown: of text warning, of JSON debug."
+        ),
+    ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -91,10 +99,14 @@ def run_worker(
     if until is not None and batches is not None:
         raise ConfigError("--until and --batches exclude each other: keep one")
     if verbose:
-        settings = _with_warnings_of_spark(settings)
+        settings = _with_spark_conf(settings, {"spark.log.level": "WARN"})
+    if log is LogFormat.JSON:
+        from tidesink.sinks.spark.session import LOG_FORM
+
+        settings = _with_spark_conf(settings, {LOG_FORM: "json"})
     with ExitStack() as closing:
         listener = closing.enter_context(_listening(log, until, settings))
-        log_to_stderr(log)
+        log_to_stderr(log, log_level)
         listeners = [listener]
         if metrics_port is not None:
             listeners += closing.enter_context(_endpoints(metrics_host, metrics_port))
@@ -109,15 +121,17 @@ def run_worker(
             raise error.with_context(brokers=settings.source.bootstrap_servers) from None
     if output is OutputFormat.JSON:
         write_json(report_json(report))
+    elif log is LogFormat.JSON:
+        log_report(report)
     else:
         show_report(report)
     if report.exit_code != terminal.DONE:
         raise typer.Exit(report.exit_code)
 
 
-def _with_warnings_of_spark(config: Config) -> Config:
-    """The config with Spark's warnings in the log, unless it has a level for that log itself."""
-    conf = {"spark.log.level": SecretStr("WARN"), **config.spark.conf}
+def _with_spark_conf(config: Config, more: Mapping[str, str]) -> Config:
+    """The config with more settings of Spark, each unless it has it itself."""
+    conf = {**{name: SecretStr(value) for name, value in more.items()}, **config.spark.conf}
     return config.model_copy(update={"spark": config.spark.model_copy(update={"conf": conf})})
 
 
@@ -151,6 +165,36 @@ def report_json(report: RunReport) -> dict[str, Any]:
     return shown
 
 
+def log_report(report: RunReport) -> None:
+    """A run's report as lines of the log: one a table, and one of the run."""
+    log = structlog.get_logger("tidesink.worker")
+    for entry in report.tables:
+        write = log.warning if entry.error or entry.warnings else log.info
+        write(
+            "table at the end",
+            table=str(entry.table),
+            state=entry.state,
+            batches=entry.batches,
+            lag=entry.lag,
+            commit_ts=entry.commit_ts,
+            error=entry.error,
+            warnings=entry.warnings,
+            **entry.counters,
+        )
+    log.info(
+        "run ended",
+        pipeline=report.pipeline,
+        ending=_ending(report),
+        seconds=round(report.seconds, 1),
+        exit_code=report.exit_code,
+        error=report.error,
+    )
+
+
+def _ending(report: RunReport) -> str:
+    return "stopped" if report.terminated else "interrupted" if report.interrupted else "done"
+
+
 def show_report(report: RunReport) -> None:
     """A run's report for people."""
     show_table(None, ("table", "state", "batches", "lag", "last commit"), map(_row, report.tables))
@@ -163,8 +207,7 @@ def show_report(report: RunReport) -> None:
             typer.echo(f"{entry.table}: {line}", err=True)
     if report.error:
         typer.echo(f"error: {report.error}", err=True)
-    ending = "stopped" if report.terminated else "interrupted" if report.interrupted else "done"
-    typer.echo(f"{report.pipeline}: {ending} after {report.seconds:.1f} s")
+    typer.echo(f"{report.pipeline}: {_ending(report)} after {report.seconds:.1f} s")
 
 
 def _row(entry: TableReport) -> tuple[Any, ...]:

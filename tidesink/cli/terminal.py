@@ -140,6 +140,9 @@ def _width(cells: Iterable[Any]) -> int:
     return max(cell_len(line) for cell in cells for line in str(cell).split("\n"))
 
 
+_log = structlog.get_logger("tidesink")
+_UNFORESEEN: Final = "report this with the version of tidesink"
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -182,8 +185,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        before = structlog.get_config()
-        log_to_stderr(LogFormat.TEXT)
+        before, form = structlog.get_config(), kwargs.get("log")
+        log_to_stderr(form if isinstance(form, LogFormat) else LogFormat.TEXT)
         try:
             return command(*args, **kwargs)
         except typer.Exit:
@@ -197,12 +200,16 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(DONE) from None
         except (Exception, KeyboardInterrupt) as error:
             interrupt = _interrupt_behind(error)
-            if interrupt is None:
+            if interrupt is not None:
+                say("interrupted")
+                raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
+            if not logs_json():
                 raise
-            sys.stderr.write("interrupted\n")
-            raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
+            _log.error(_UNFORESEEN, trace=trace_of(error))
+            raise typer.Exit(FAILED) from None
         finally:  # whoever called the command as a function has a stderr of its own
             structlog.configure(**before)
+            _chosen.form = LogFormat.TEXT
 
     return run
 
@@ -223,7 +230,7 @@ def stops_cleanly() -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if not isinstance(_interrupt_behind(error), Terminated):
             raise
-        sys.stderr.write("stopped before the first batch\n")
+        say("stopped before the first batch")
         raise typer.Exit(DONE) from None
 
 
@@ -235,7 +242,21 @@ def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     return cause
 
 
+def say(text: str) -> None:
+    """A line on stderr, in the form of the log."""
+    if logs_json():
+        _log.info(text)
+    else:
+        note(text)
+
+
 def _show(error: TidesinkError) -> None:
+    if logs_json():
+        trace = {"trace": trace_of(error)} if debug() else {}
+        _log.error(
+            error.message, error=type(error).__name__, where=error.where(), next=_NEXT[error.remedy], **trace
+        )
+        return
     if debug():
         sys.stderr.write(trace_of(error))
     sys.stderr.write(error_block(error))
@@ -264,7 +285,7 @@ def _traced(error: BaseException) -> str:
 
 def show_fault(error: Exception) -> None:
     """Show an error that nobody foresaw, as ``--debug`` shows others."""
-    sys.stderr.write(f"{trace_of(error)}report this with the version of tidesink\n")
+    sys.stderr.write(f"{trace_of(error)}{_UNFORESEEN}\n")
 
 
 def interrupt_on_sigterm() -> None:
@@ -315,13 +336,32 @@ class LogFormat(str, Enum):
     JSON = "json"
 
 
-def log_to_stderr(form: LogFormat) -> None:
+class LogLevel(str, Enum):
+    """The least level of the log that is shown."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+_chosen = threading.local()
+
+
+def logs_json() -> bool:
+    """Whether all that is said on stderr is lines of JSON, in this thread."""
+    return getattr(_chosen, "form", LogFormat.TEXT) is LogFormat.JSON
+
+
+def log_to_stderr(form: LogFormat, level: LogLevel | None = None) -> None:
     """Send the log to stderr: it must not mix with results, which programs read from stdout.
 
-    As text it shows warnings and worse, and everything with --debug: other lines show the steps. As JSON it
-    shows everything.
+    Unless a level is given it shows, as text, warnings and worse, and everything with --debug, since other
+    lines show the steps; as JSON it shows everything.
     """
-    least = logging.WARNING if form is LogFormat.TEXT and not debug() else logging.DEBUG
+    usual = LogLevel.WARNING if form is LogFormat.TEXT and not debug() else LogLevel.DEBUG
+    least = int(getattr(logging, (level or usual).name))
+    _chosen.form = form
     structlog.configure(
         processors=[structlog.processors.add_log_level, *_RENDERERS[form]],
         wrapper_class=structlog.make_filtering_bound_logger(least),

@@ -55,6 +55,10 @@ _log = structlog.get_logger("tidesink.spark")
 # HotSpot only interprets unless set otherwise.
 _JAVA_OPTIONS: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods"
 _LOG4J: Final = Path(__file__).with_name("log4j2.properties")
+# Has the same appenders write JSON: Log4j merges several files by the names of what is in them.
+_LOG4J_JSON: Final = Path(__file__).with_name("log4j2-json.properties")
+# A setting of ours in Spark's conf: ``json`` if the JVM's log is lines of JSON.
+LOG_FORM: Final = "spark.tidesink.log"
 # The JVM of a local master, unless a user gives options of their own. What is left to it, MERGE and a table's
 # log, is over before C2's code pays for its compilation (docs/adr/0028-one-jvm.md).
 # Without C2 Java keeps 48 MB for compiled code, and stops to compile where they are full: after some hundred
@@ -456,7 +460,9 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
         settings[name] = f"{_JAVA_OPTIONS} {conf.get(name, usual)}".strip()
     settings[_REDACTED] = "|".join([conf.get(_REDACTED, _USUALLY_REDACTED), _CATALOGS, *_whole_names(conf)])
     if not _has_own_log4j(settings[_JAVA_KEYS[0]]):
-        settings[_JAVA_KEYS[0]] = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} {settings[_JAVA_KEYS[0]]}"
+        files = [_LOG4J, *([_LOG4J_JSON] if conf.get(LOG_FORM) == "json" else [])]
+        listed = ",".join(file.as_uri() for file in files)
+        settings[_JAVA_KEYS[0]] = f"-Dlog4j2.configurationFile={listed} {settings[_JAVA_KEYS[0]]}"
     return settings
 
 
