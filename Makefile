@@ -31,6 +31,10 @@ test: setup-dev ## Every promise at least once, on real servers (aim: 15 minutes
 
 test-all: setup-dev ## Every test: all codecs, targets and captures, and N random kills (hours)
 	@TIDESINK_TEST_ALL=1 TIDESINK_CHAOS=$(N) scripts/test.sh $(VENV)
+	@scripts/containers.sh
+
+containers: setup-dev ## Build the image, run the Compose stack, and check both (Debian, as root)
+	@scripts/containers.sh
 
 test-unit: setup-dev ## The fast tests: no Java, under a minute
 	@$(BIN)/python -m pytest -m "not spark and not servers and not slow" --vectors tests/golden/data -p no:cacheprovider

@@ -18,6 +18,7 @@ import typer.main
 from tests.compose_files import COMPOSE, compose_file, env_example, service_environment, variables
 from tidesink.cli.main import app
 from tidesink.config import load_config
+from tidesink.dev.stack import KAFKA
 from tidesink.sinks.spark.jvm import cache_directory
 
 FILES: Final = ("stack.yaml", "worker.yaml")
@@ -220,29 +221,54 @@ def _dockerfile() -> dict[str, list[str]]:
 def test_the_image_runs_as_nobody_special() -> None:
     image = _dockerfile()
     assert image["USER"] == ["10001"]
-    assert "useradd --uid 10001" in " ".join(image["RUN"])
+    installed = " ".join(image["RUN"])
+    assert "useradd --uid 10001 --gid 0" in installed
+    assert "-g root -m 0775 /var/lib/tidesink/lake /var/lib/tidesink/state" in installed
 
 
 def test_the_image_has_java_tini_and_the_jars() -> None:
     image = _dockerfile()
-    installed = " ".join(image["RUN"])
-    assert re.search(r"openjdk-(17|21)-jre-headless", installed)
-    assert "tini" in installed
-    assert "tidesink dev jars" in installed
+    copied = " ".join(image["COPY"])
+    for folder in ("/opt/java", "/opt/tidesink", "/opt/tidesink-cache"):
+        assert f"--from=dependencies {folder} {folder}" in copied
+    assert "tini" in " ".join(image["RUN"])
     assert json.loads(image["ENTRYPOINT"][0]) == ["tini", "--", "entrypoint.sh"]
     assert json.loads(image["CMD"][0]) == ["run"]
     assert image["STOPSIGNAL"] == ["SIGTERM"]
 
 
 def test_the_image_has_the_drivers_of_every_target() -> None:
-    built = (COMPOSE / "Dockerfile").read_text(encoding="utf-8").partition("\nFROM")[2].partition("\nFROM")[0]
-    (extras,) = re.findall(r'"/src\[([\w,-]+)\]"', built)
+    text = (COMPOSE / "Dockerfile").read_text(encoding="utf-8")
+    (extras,) = re.findall(r'"/src\[([\w,-]+)\]"', text)
     assert set(extras.split(",")) == {"spark", "postgres", "mysql", "large-messages"}
 
 
+def test_a_change_of_the_sources_leaves_the_layers_of_the_dependencies() -> None:
+    """The stages before the last two copy no more of the sources than what starts Spark."""
+    text = (COMPOSE / "Dockerfile").read_text(encoding="utf-8")
+    dependencies = text.partition("AS dependencies")[2].partition("\nFROM")[0]
+    copied = [line.split()[1] for line in dependencies.splitlines() if line.startswith("COPY ")]
+    assert copied == [
+        "compose/certificates/",
+        "pyproject.toml",
+        "tidesink/__init__.py",
+        "tidesink/errors.py",
+        "tidesink/sinks/__init__.py",
+        "tidesink/sinks/spark",
+    ]
+
+
+def test_compose_and_the_local_stack_have_one_broker() -> None:
+    image = compose_file("stack.yaml")["services"]["broker"]["image"]
+    (broker,) = (one for one in KAFKA.modules if one.name == "kafka_2.13")
+    assert image == f"apache/kafka:{broker.version}"
+
+
 def test_the_image_is_asked_for_its_health() -> None:
-    (health,) = _dockerfile()["HEALTHCHECK"]
+    image = _dockerfile()
+    (health,) = image["HEALTHCHECK"]
     assert health.endswith('CMD ["healthcheck.sh"]')
+    assert image["EXPOSE"] == ["9464"]
     options = dict(re.findall(r"--([\w-]+)=(\d+)s", health))
     assert int(options["start-period"]) >= 60, "Spark needs its time to start"
 
@@ -258,6 +284,8 @@ def test_scripts_of_the_image_are_there_and_may_run() -> None:
 def test_the_build_context_leaves_secrets_out() -> None:
     ignored = (COMPOSE.parent / ".dockerignore").read_text(encoding="utf-8").split()
     assert {"compose/secrets", "compose/.env", ".git", ".venv", ".tidesink"} <= set(ignored)
+    kept_out = (COMPOSE.parent / ".gitignore").read_text(encoding="utf-8").split()
+    assert {"compose/.env", "compose/certificates/*.crt"} <= set(kept_out)
 
 
 def test_the_docs_name_every_command_of_the_image() -> None:

@@ -633,7 +633,7 @@ def running_stack(directory: Path = DIRECTORY) -> StackAddresses | None:
 KAFKA: Final = JarSet(
     "kafka",
     (
-        Coordinate("org.apache.kafka", "kafka_2.13", "4.3.1"),
+        Coordinate("org.apache.kafka", "kafka_2.13", "4.1.1"),
         Coordinate("org.slf4j", "slf4j-simple", "1.7.36"),
     ),
 )
