@@ -110,7 +110,7 @@ def test_status_before_the_first_run(tmp_path: Path) -> None:
     run("init", str(file))
     assert json.loads(run("status", str(file), "-o", "json").stdout) == {
         "pipeline": "shop",
-        "worker": {"alive": False, "seconds_since_turn": None},
+        "worker": {"alive": False, "seconds_since_turn": None, "failure": None},
         "asked_to_rest": [],
         "tables": [],
     }

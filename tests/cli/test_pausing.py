@@ -30,7 +30,7 @@ def test_a_table_is_asked_to_rest_and_to_go_on(shop: Shop) -> None:
     assert "shop.orders: asked to rest" in shop.run("status")[1]
     shown = json.loads(shop.run("status", "-o", "json")[1])
     assert shown["asked_to_rest"] == [{"schema": "shop", "name": "orders"}]
-    assert shown["worker"] == {"alive": False, "seconds_since_turn": None}
+    assert shown["worker"] == {"alive": False, "seconds_since_turn": None, "failure": None}
     assert shop.run("resume", "shop.orders")[0] == 0
     assert shop.asked() == TableControl(resumed=1)
 

@@ -33,7 +33,7 @@ from tidesink.cli import (
     terminal,
 )
 from tidesink.cli.sources import CodecCommand
-from tidesink.cli.status import COUNTS, commit_time, count_remarks, counts_row
+from tidesink.cli.status import COUNTS, count_remarks, counts_row, source_time
 from tidesink.cli.terminal import (
     ConfigArgument,
     ConfigOption,
@@ -197,7 +197,7 @@ def _ending(report: RunReport) -> str:
 
 def show_report(report: RunReport) -> None:
     """A run's report for people."""
-    show_table(None, ("table", "state", "batches", "lag", "last commit"), map(_row, report.tables))
+    show_table(None, ("table", "state", "batches", "lag", "source time"), map(_row, report.tables))
     typer.echo("")
     show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in report.tables])
     for entry in report.tables:
@@ -211,7 +211,7 @@ def show_report(report: RunReport) -> None:
 
 
 def _row(entry: TableReport) -> tuple[Any, ...]:
-    return str(entry.table), entry.state, entry.batches, entry.lag, commit_time(entry.commit_ts)
+    return str(entry.table), entry.state, entry.batches, entry.lag, source_time(entry.commit_ts)
 
 
 app = typer.Typer(

@@ -7,23 +7,26 @@ may continue from a backup.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
 from tidesink.cli import terminal
 from tidesink.cli.terminal import (
+    DEFAULT_CONFIG,
     ConfigArgument,
     ConfigOption,
     Output,
     OutputFormat,
     chosen_config,
+    config_path,
     show_again,
     show_table,
     write_json,
@@ -31,7 +34,8 @@ from tidesink.cli.terminal import (
 from tidesink.config import Config
 from tidesink.errors import ConfigError, nearest
 from tidesink.events import TableId, fold_name, physical_ms
-from tidesink.sinks.batch.observers import is_alive, seconds_since_beat
+from tidesink.sinks.batch.observers import EVERY_SECONDS, Mark, is_alive, read_mark
+from tidesink.sinks.state.failures import Failure, failure_in
 
 if TYPE_CHECKING:
     from tidesink.config.fields import ChangePolicy
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 COUNTS = ("table", "read", "applied", "superseded", "filtered", "dead letters")
 UNWELL_STATES = frozenset({"PAUSED", "FAILING"})
+# A worker that was not seen for so long is late: it waits for the brokers for 30 s at most.
+_LATE_SECONDS = 35.0
 
 
 def status(
@@ -59,13 +65,13 @@ def status(
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show the state of each table. The exit code is 3 if a table is paused or failing.
+    """Show the state of each table. The exit code is 3 if a table is paused or failing, or meets an outage.
 
     With --alive-within the exit code is 0 if the worker is alive and 1 if it is not, whatever the state of
     its tables. --watch refreshes in place on a terminal; elsewhere each status follows the last, as JSON a
     line each.
     """
-    settings = chosen_config(config, config_option)
+    settings, file = chosen_config(config, config_option), config_path(config, config_option)
     if watch and alive_within is not None:
         raise ConfigError("--watch and --alive-within exclude each other: keep one")
     if alive_within is not None:
@@ -73,33 +79,45 @@ def status(
         return
     if watch:
         in_place = output is OutputFormat.TEXT and sys.stdout.isatty()
-        show_again(lambda: _show_status(settings, output), in_place=in_place)
-    if _show_status(settings, output):
+        show_again(lambda: _show_status(settings, file, output), in_place=in_place)
+    if _show_status(settings, file, output):
         raise typer.Exit(terminal.UNWELL)
 
 
-def _show_status(settings: Config, output: OutputFormat) -> bool:
+def _show_status(settings: Config, file: Path, output: OutputFormat) -> bool:
     """Show how the tables stand; whether one is unwell."""
-    found = read_statuses(settings)
+    found, mark = read_statuses(settings), read_mark_of(settings)
+    commands = Commands(file, works=is_alive(mark.seconds))
     if output is OutputFormat.JSON:
-        write_json({**_pipeline_json(settings, found), "tables": [status_json(entry) for entry in found]})
+        tables = [status_json(entry) for entry in found]
+        write_json({**_pipeline_json(settings, found, mark), "tables": tables})
     else:
-        show_statuses(found)
+        show_statuses(found, commands)
         for table in _asked_to_rest(settings, found):
             typer.echo(f"{table}: asked to rest; it does after its batch, or when a worker runs")
         for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
             typer.echo(line)
-        typer.echo(_worker_line(seconds_since_turn(settings), found))
-    return any(entry.state in UNWELL_STATES for entry in found)
+        if mark.failure is not None:
+            for line in failure_lines(mark.failure, commands):
+                typer.echo(f"all tables: {line}")
+        typer.echo(_worker_line(mark.seconds, found))
+    return mark.failure is not None or any(is_unwell(entry) for entry in found)
 
 
-def _pipeline_json(config: Config, found: tuple[TableStatus, ...]) -> dict[str, Any]:
+def is_unwell(entry: TableStatus) -> bool:
+    """Whether a table is paused or failing, or a step of it failed and did not succeed since."""
+    return entry.state in UNWELL_STATES or failure_in(entry.details) is not None
+
+
+def _pipeline_json(config: Config, found: tuple[TableStatus, ...], mark: Mark) -> dict[str, Any]:
     """The whole pipeline: whether a worker is alive, and which tables are still to pause."""
-    seconds = seconds_since_turn(config)
-    alive = is_alive(seconds)
     return {
         "pipeline": config.pipeline,
-        "worker": {"alive": alive, "seconds_since_turn": seconds},
+        "worker": {
+            "alive": is_alive(mark.seconds),
+            "seconds_since_turn": mark.seconds,
+            "failure": _failure_json(mark.failure),
+        },
         "asked_to_rest": [table._asdict() for table in _asked_to_rest(config, found)],
         **({} if config.cuts is None else {"cuts": cuts_of(config)}),
     }
@@ -120,7 +138,12 @@ def _show_life(config: Config, alive_within: float, output: OutputFormat) -> Non
 
 def seconds_since_turn(config: Config) -> float | None:
     """How long ago the worker's loop turned; None where none works."""
-    return _asked(config, lambda store: seconds_since_beat(store, config.pipeline))
+    return read_mark_of(config).seconds
+
+
+def read_mark_of(config: Config) -> Mark:
+    """The last mark of the pipeline's worker."""
+    return _asked(config, lambda store: read_mark(store, config.pipeline)) or Mark()
 
 
 def _asked_to_rest(config: Config, found: tuple[TableStatus, ...]) -> list[TableId]:
@@ -134,8 +157,13 @@ def _asked_to_rest(config: Config, found: tuple[TableStatus, ...]) -> list[Table
 
 def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:
     """Whether somebody works. ``seconds`` is None before the first worker, and after one that ended."""
-    if is_alive(seconds):
+    if is_alive(seconds) and seconds < _LATE_SECONDS:
         return f"worker: alive (seen {seconds:.0f} s ago)"
+    if is_alive(seconds):
+        return (
+            f"worker: seen {seconds:.0f} s ago, and it should be every {EVERY_SECONDS:.0f} s: either it was "
+            "killed, or it cannot write to the state store, or the brokers keep it waiting. Its log tells"
+        )
     if seconds is not None:
         seen = datetime.now(timezone.utc) - timedelta(seconds=seconds)
         return f"worker: no worker seen since {shown_moment(seen)} UTC, and it did not say that it ended"
@@ -216,19 +244,127 @@ def status_json(entry: TableStatus) -> dict[str, Any]:
     shown = dataclasses.asdict(entry)
     shown["table"] = {"schema": entry.table.schema, "name": entry.table.name}
     shown["updated"] = entry.updated.isoformat() if entry.updated else None
+    failure = failure_in(entry.details)
+    shown["error"] = entry.error or (failure.error if failure is not None else None)
+    shown["failure"] = _failure_json(failure)
+    shown["lag"] = lag_of(entry)._asdict()
     return shown
 
 
-def show_statuses(found: tuple[TableStatus, ...]) -> None:
+def _failure_json(failure: Failure | None) -> dict[str, Any] | None:
+    """``next_try``: None if the worker does not try again by itself."""
+    if failure is None:
+        return None
+    return {
+        "error": failure.error,
+        "since": _instant(failure.since).isoformat(),
+        "next_try": _instant(failure.next_try).isoformat() if failure.next_try is not None else None,
+    }
+
+
+def _instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)
+
+
+class Lag(NamedTuple):
+    """How much of its topic a table did not apply, as of the worker's last word.
+
+    ``seconds``: how long it is behind now, by ``of``: ``kafka`` means Kafka's time of the oldest record that
+    is not applied, ``source`` the source's commit time of the newest change that is. None where neither is
+    known.
+    """
+
+    records: int | None
+    seconds: float | None = None
+    of: str | None = None
+
+
+def lag_of(entry: TableStatus, now: float | None = None) -> Lag:
+    """How far a table is behind; ``now`` in seconds since 1970."""
+    records = entry.details.get("lag")
+    if not records:
+        return Lag(records, None if records is None else 0.0)
+    now = time.time() if now is None else now
+    oldest, applied = entry.details.get("oldest_unapplied"), entry.commit_ts
+    if oldest is not None:
+        return Lag(records, max(0.0, round(now - oldest / 1000, 1)), "kafka")
+    if applied is not None:
+        passed = max(applied, entry.details.get("watermark") or 0)
+        return Lag(records, max(0.0, round(now - physical_ms(passed) / 1000, 1)), "source")
+    return Lag(records)
+
+
+_LAG_OF = {
+    "kafka": "since Kafka's time of the oldest one",
+    "source": "since the source time of the last applied change",
+}
+
+
+def lag_line(lag: Lag) -> str:
+    """How far a table is behind, for people; empty if it is not."""
+    if not lag.records:
+        return ""
+    waits = f"lag: {lag.records} records are not applied"
+    return waits if lag.of is None else f"{waits}, {lag.seconds:.0f} s {_LAG_OF[lag.of]}"
+
+
+class Commands(NamedTuple):
+    """What the status advises; ``config``: the file that was given, ``works``: whether a worker is alive."""
+
+    config: Path
+    works: bool
+
+    @property
+    def run(self) -> str:
+        """The command that starts the worker."""
+        return f"`tidesink run{'' if self.config == DEFAULT_CONFIG else f' {shlex.quote(str(self.config))}'}`"
+
+    def resume(self, table: TableId) -> str:
+        """The command that has a table go on."""
+        file = "" if self.config == DEFAULT_CONFIG else f" -c {shlex.quote(str(self.config))}"
+        return f"`tidesink resume{file} {shlex.quote(str(table))}`"
+
+
+def failure_lines(
+    failure: Failure, commands: Commands, table: TableId | None = None, *, error: bool = True
+) -> Iterator[str]:
+    """An error that stands, since when, and what comes next; ``table``: None if it is of all.
+
+    ``error``: False if the error was shown already.
+    """
+    now = time.time()
+    if error:
+        yield f"error: {failure.error}"
+    yield f"since: {shown_moment(_instant(failure.since))} UTC ({max(0.0, now - failure.since):.0f} s)"
+    if not commands.works or failure.next_try is None:
+        yield next_line(commands, table)
+        return
+    left = failure.next_try - now
+    when = f"at {shown_moment(_instant(failure.next_try))} UTC, in {left:.0f} s" if left > 0 else "now"
+    yield f"next: the worker tries again by itself, {when}. {_KEPT}"
+
+
+def next_line(commands: Commands, table: TableId | None) -> str:
+    """What comes next where the worker does not try again by itself."""
+    if not commands.works:
+        return f"next: nothing is tried, since no worker runs: remove the cause, then {commands.run}. {_KEPT}"
+    way = commands.resume(table) if table is not None else commands.run
+    return f"next: the worker does not try this again by itself: remove the cause, then {way}. {_KEPT}"
+
+
+_KEPT = "Nothing is lost: Kafka still has what is not applied, for as long as its retention lasts"
+
+
+def show_statuses(found: tuple[TableStatus, ...], commands: Commands) -> None:
     """Status rows for people."""
     if not found:
         typer.echo("no table has been worked on yet: tidesink run starts the worker")
         return
-    show_table(None, ("table", "state", "batch", "last commit", "updated"), map(_row, found))
+    show_table(None, ("table", "state", "batch", "lag", "source time", "updated"), map(_row, found))
     typer.echo("")
     show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in found])
     for entry in found:
-        for line in _remarks(entry):
+        for line in _remarks(entry, commands):
             typer.echo(f"{entry.table}: {line}")
 
 
@@ -245,13 +381,21 @@ def _row(entry: TableStatus) -> tuple[Any, ...]:
         str(entry.table),
         entry.state,
         entry.batch,
-        commit_time(entry.commit_ts),
+        entry.details.get("lag", "-"),
+        source_time(entry.commit_ts),
         shown_moment(entry.updated),
     )
 
 
-def _remarks(entry: TableStatus) -> list[str]:
+def _remarks(entry: TableStatus, commands: Commands) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
+    failure = failure_in(entry.details)
+    if failure is not None and entry.state != "PAUSED":
+        remarks += failure_lines(failure, commands, entry.table, error=entry.error is None)
+    elif entry.state == "FAILING":
+        # Saved by an earlier version.
+        remarks += [next_line(commands, entry.table)]
+    remarks += [line] if (line := lag_line(lag_of(entry))) else []
     remarks += _routed_to(entry)
     remarks += _snapshot(entry)
     remarks += [again_line(entry.details["read_again"])] if "read_again" in entry.details else []
@@ -337,6 +481,11 @@ def again_line(again: Mapping[str, Sequence[int]]) -> str:
     """What is said of a table that was rewound: by partition, which offsets are still read again."""
     parts = ", ".join(f"partition {number} from {start} to {end}" for number, (start, end) in again.items())
     return f"rewound, and read again: {parts}; until then rows may be older than they were"
+
+
+def source_time(commit_ts: int | None) -> str:
+    """``commit_time`` in a table's cell: - where there is none, as in protocols without commit_ts."""
+    return commit_time(commit_ts) or "-"
 
 
 def commit_time(commit_ts: int | None) -> str:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
@@ -23,12 +23,13 @@ from tenacity.wait import wait_exponential, wait_random
 from tidesink.config import Config
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.batch.observers import Listeners
+from tidesink.sinks.batch.observers import Heartbeat, Listeners
 from tidesink.sinks.batch.schema_changes import PolicyChoices
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import DeadLetters
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, topic_gone
+from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Target
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OnRetry = Callable[[TidesinkError, float], None]
+OnSuccess = Callable[[], None]
 
 FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 15.0
@@ -58,7 +60,8 @@ def may_pass(error: BaseException) -> bool:
 class RetryPolicy:
     """Retries with growing, jittered pauses until ``seconds`` have passed since the first failure.
 
-    ``on_retry`` hears each error and the pause that follows. A wish to stop ends a pause at once.
+    ``on_retry`` hears each error and the pause that follows, ``on_success`` that a step which failed
+    succeeded at last. A wish to stop ends a pause at once.
     ``passes`` says which errors may pass by themselves.
     """
 
@@ -68,12 +71,14 @@ class RetryPolicy:
         *,
         stop: StopFlag | None = None,
         on_retry: OnRetry | None = None,
+        on_success: OnSuccess | None = None,
         first_pause: float = FIRST_PAUSE,
         passes: Callable[[BaseException], bool] = may_pass,
     ) -> None:
         self._seconds = seconds
         self._stop = stop if stop is not None else StopFlag()
         self._on_retry = on_retry
+        self._on_success = on_success
         self._first_pause = first_pause
         self._passes = passes
 
@@ -93,7 +98,10 @@ class RetryPolicy:
             before_sleep=self._tell,
             reraise=True,
         )
-        return retrying(step)
+        result = retrying(step)
+        if self._on_success is not None and retrying.statistics["attempt_number"] > 1:
+            self._on_success()
+        return result
 
     def _sleep(self, seconds: float) -> None:
         if self._stop.wait(seconds):
@@ -125,6 +133,11 @@ class Cooldown:
         self._seconds = max(seconds, LONGEST_PAUSE)
         self._clock = clock
         self._until: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long a wait is."""
+        return self._seconds
 
     def start(self) -> None:
         """Begin to wait."""
@@ -238,7 +251,8 @@ class WorkerContext:
     """The parts of a running worker. All of them may be used from several threads.
 
     ``registry`` is None where the config names none, ``dead_letters`` gives those of the pipeline when
-    the first is to be written.
+    the first is to be written. ``heartbeat``: the one among the listeners, if the worker tells that it
+    ends. ``ends``: the run ends by itself, so that nothing is tried again once ``retry.for`` is over.
     """
 
     config: Config
@@ -252,6 +266,9 @@ class WorkerContext:
     failpoints: Failpoints
     listeners: Listeners
     stop: StopFlag
+    failures: Failures = field(default_factory=Failures)
+    heartbeat: Heartbeat | None = None
+    ends: bool = False
 
     @cached_property
     def choices(self) -> PolicyChoices:
@@ -300,10 +317,21 @@ class WorkerContext:
         seconds: float | None = None,
         passes: Callable[[BaseException], bool] = may_pass,
     ) -> RetryPolicy:
-        """A retry policy, the config's own unless one is given, which tells the listeners what it does."""
-        time = self.config.retry.for_ if seconds is None else seconds
+        """A retry policy, the config's own unless one is given.
+
+        It tells the listeners, and those who follow the table's failures.
+        """
+
+        def tell(error: TidesinkError, pause: float) -> None:
+            self.failures.failed(table, error, pause)
+            self.listeners.retried(table, error, pause)
+
         return RetryPolicy(
-            time, stop=self.stop, on_retry=partial(self.listeners.retried, table), passes=passes
+            self.config.retry.for_ if seconds is None else seconds,
+            stop=self.stop,
+            on_retry=tell,
+            on_success=partial(self.failures.passed, table),
+            passes=passes,
         )
 
 

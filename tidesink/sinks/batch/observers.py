@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeGuard, get_args
+from typing import Any, Final, NamedTuple, Protocol, TypeGuard, get_args
 
 import structlog
 
 from tidesink.errors import StateStoreError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account, Doubt
+from tidesink.sinks.state.failures import Failure, Failures, failure_in
 from tidesink.sinks.state.progress import StateStore, TableState, TableStatus
 
 _log = structlog.get_logger("tidesink.worker")
@@ -290,28 +291,41 @@ class RunReport:
 _KIND: Final = "heartbeat"
 # Turns come several times a second; the store need not be written that often.
 EVERY_SECONDS: Final = 5.0
+# A failure, or its end, is told sooner.
+EVERY_FAILURE_SECONDS: Final = 1.0
 
 
 class Heartbeat:
     """Leaves the marks of one pipeline's worker; it is a listener too.
 
-    As a listener it counts a retry as life: a worker that waits for Kafka to come back is not hung.
+    As a listener it counts a retry as life: a worker that waits for Kafka to come back is not hung. A mark
+    has the failure of a step of all tables, such as that Kafka does not answer.
     ``clock`` gives seconds since 1970.
     """
 
-    def __init__(self, store: StateStore, pipeline: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: StateStore,
+        pipeline: str,
+        clock: Callable[[], float] = time.time,
+        failures: Failures | None = None,
+    ) -> None:
         self._store = store
         self._pipeline = pipeline
         self._clock = clock
+        self._failures = failures if failures is not None else Failures()
         self._last = float("-inf")
+        self._left: Failure | None = None
+        self._has_ended = False
 
     def beat(self) -> None:
         """Leave a mark, unless there is a fresh one. A store that does not answer is no reason to stop."""
-        now = self._clock()
+        now, failure = self._clock(), self._failures.of(None)
+        every = EVERY_SECONDS if failure == self._left else EVERY_FAILURE_SECONDS
         # A clock that was set back must not silence the worker.
-        if 0 <= now - self._last < EVERY_SECONDS:
+        if self._has_ended or 0 <= now - self._last < every:
             return
-        self._last = now
+        self._last, self._left = now, failure
         self._save({"time": now, "working": True})
 
     def hear(self, _event: WorkerEvent) -> None:
@@ -319,10 +333,17 @@ class Heartbeat:
         self.beat()
 
     def end(self) -> None:
-        """Say that the worker ended by itself, so that nobody waits for the mark to grow old."""
+        """Say that the worker ended by itself, so that nobody waits for the mark to grow old.
+
+        What is heard later is no sign of life.
+        """
+        self._has_ended = True
         self._save({"time": self._clock(), "working": False})
 
-    def _save(self, document: dict[str, float | bool]) -> None:
+    def _save(self, document: dict[str, Any]) -> None:
+        failure = self._failures.of(None)
+        if failure is not None:
+            document |= failure.as_details()
         try:
             self._store.save_document(_KIND, self._pipeline, document)
         except StateStoreError as exc:
@@ -345,8 +366,31 @@ def seconds_since_beat(store: StateStore, pipeline: str, *, now: float | None = 
     Raises:
         StateStoreError: the store does not answer.
     """
+    return read_mark(store, pipeline, now=now).seconds
+
+
+class Mark(NamedTuple):
+    """The last mark of a pipeline's worker.
+
+    ``seconds``: how long ago it was left; None if no worker works. ``failure``: what a step of all tables
+    fails with, or did when the worker ended.
+    """
+
+    seconds: float | None = None
+    failure: Failure | None = None
+
+
+def read_mark(store: StateStore, pipeline: str, *, now: float | None = None) -> Mark:
+    """The last mark that a pipeline's worker left.
+
+    Raises:
+        StateStoreError: the store does not answer.
+    """
     document = store.load_document(_KIND, pipeline)
-    if document is None or not document["working"]:
-        return None
+    if document is None:
+        return Mark()
+    failure = failure_in(document)
+    if not document["working"]:
+        return Mark(None, failure)
     # A clock that was set back since gives no negative age.
-    return max(0.0, (time.time() if now is None else now) - float(document["time"]))
+    return Mark(max(0.0, (time.time() if now is None else now) - float(document["time"])), failure)

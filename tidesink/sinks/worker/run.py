@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Final, Literal
 from uuid import uuid4
@@ -47,6 +48,7 @@ from tidesink.sinks.kafka.dead_letters import dead_letters_of
 from tidesink.sinks.kafka.fetch import KafkaFetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
 from tidesink.sinks.spark.session import cancel_jobs, check_jvm, session_of, start_thread, threads_tagged
+from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.targets import target_module
@@ -120,12 +122,15 @@ class Worker:
         batches: int | None = None,
         offsets: KafkaOffsets | None = None,
     ) -> None:
-        self._context = context
-        self._job_tag = f"tidesink-{uuid4()}"
         self._ends = until == "drained" or batches is not None
+        self._context = context = replace(context, ends=self._ends)
+        self._job_tag = f"tidesink-{uuid4()}"
         self._batches = batches
         self._turns = itertools.count(1)
         self._offsets = offsets or context.brokers
+        self._heartbeat = context.heartbeat or Heartbeat(
+            context.store, context.config.pipeline, failures=context.failures
+        )
         self._requests = Requests(context.store, context.config.pipeline)
         self._table_tasks = TableTasks(context, TopicLookUps.of(context), self._requests.loaded)
         self._busy: dict[Future[None], TableTask] = {}
@@ -153,10 +158,13 @@ class Worker:
         """Work to the end; the report says how each table stands."""
         started = time.monotonic()
         self._context.listeners.hear(Waiting("asking Kafka where the topics end"))
-        with threads_tagged(self._job_tag):
-            self._work()
-        for table_task in self._table_tasks:
-            table_task.rest()
+        try:
+            with threads_tagged(self._job_tag):
+                self._work()
+            for table_task in self._table_tasks:
+                table_task.rest()
+        finally:
+            self._tell_end()
         reports = tuple(table_task.report() for table_task in self._table_tasks)
         self._table_tasks.close()
         seconds = time.monotonic() - started
@@ -186,7 +194,13 @@ class Worker:
             if self._cuts is not None:
                 self._cuts.close()
             self._context.topics.release()
-            Heartbeat(self._context.store, self._context.config.pipeline).end()
+
+    def _tell_end(self) -> None:
+        """Have the state store know that no worker works on, and what is not tried again."""
+        self._context.failures.ended()
+        for table_task in self._table_tasks:
+            table_task.tell_failure()
+        self._heartbeat.end()
 
     def _check_jvm(self, seconds: float = 0.0) -> None:
         """Raise SparkEndedError if Spark's JVM has ended; what is under way is then stopped."""
@@ -252,6 +266,7 @@ class Worker:
         if self._cuts is not None:
             for table_task in idle:
                 self._cuts.lead(table_task)
+        self._note_ends(idle, seen)
         quiet = self._quiet(idle, seen)
         idle = [table_task for table_task in idle if not self._is_settled(table_task, seen)]
         for table_task in idle:
@@ -259,6 +274,15 @@ class Worker:
             if table_task.topic in self._failed:
                 table_task.fail(self._failed[table_task.topic])
         self._give_turns([one for one in idle if one.topic not in seen.unanswered], seen, quiet)
+
+    def _note_ends(self, idle: list[TableTask], seen: Look) -> None:
+        """Have every task know where its topic ends, also one at work, or that nothing is known of it."""
+        for table_task in self._table_tasks:
+            table_task.seen = seen.found.get(table_task.topic, table_task.seen)
+        for table_task in idle:
+            error = seen.unanswered.get(table_task.topic)
+            if error is not None and table_task.topic not in self._failed:
+                table_task.await_topic(error, self._context.config.batch.poll_interval)
 
     def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
         """The tables for which watermarks alone wait, or nothing."""
@@ -283,6 +307,7 @@ class Worker:
         return (
             known is not None
             and table_task.state == "IDLE"
+            and not table_task.is_failing
             and not (table_task.owes_commit or table_task.has_ddl or table_task.looks_again)
             and known[0] is seen.found.get(table_task.topic)
             and known[1] == self._requests.of(table_task.table)
@@ -316,6 +341,7 @@ class Worker:
             self._settled.pop(table_task, None)
             table_task.look(found.get(table_task.topic))
             if not self._may_work(table_task, seen):
+                table_task.recover()
                 asked = self._requests.of(table_task.table)
                 limits = table_task.bound, table_task.ends
                 self._settled[table_task] = found.get(table_task.topic), asked, *limits
@@ -343,11 +369,13 @@ class Worker:
     def _look(self) -> Look | SourceError:
         """Where the topics end now, or Kafka's silence: it says of no topic that it is gone."""
         try:
-            return self._context.retry().call(self._look_once)
+            seen = self._context.retry().call(self._look_once)
         except SourceError as exc:
             if not len(self._table_tasks):
                 raise
             return exc
+        self._context.failures.passed(None)
+        return seen
 
     def _look_once(self) -> Look:
         """As ``_look``; new topics that fit the rule get their tasks."""
@@ -475,6 +503,8 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
                 progress=lambda what: Listeners(listeners).hear(Waiting(what)),
             )
         )
+        failures = Failures()
+        heartbeat = Heartbeat(store, config.pipeline, failures=failures)
         fetch = KafkaFetch(config.source.confluent_properties())
         source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
         yield WorkerContext(
@@ -487,8 +517,10 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             dead_letters=cache(partial(dead_letters_of, config)),
             registry=registry,
             failpoints=failpoints,
-            listeners=Listeners((*listeners, Heartbeat(store, config.pipeline))),
+            listeners=Listeners((*listeners, heartbeat)),
             stop=stop,
+            failures=failures,
+            heartbeat=heartbeat,
         )
 
 

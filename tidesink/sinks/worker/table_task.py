@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -55,6 +55,7 @@ from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus, TopicProgress
 from tidesink.sinks.worker.continuity import Continuity, late_start, opened
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl
+from tidesink.sinks.worker.outages import LAG, OLDEST, OldestRecords, SavedStatus
 from tidesink.sinks.worker.preflight import shown_goal
 from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
 from tidesink.sinks.worker.snapshot import KeyOrderError, Snapshot, SnapshotBatch, SnapshotRefusedError
@@ -74,6 +75,7 @@ class TableTask:
     batch is read under, where there are cuts. ``marks``: by partition the greatest watermark known to stand
     behind what was read, with nothing but watermarks before it. ``ends``: by partition where it is read to
     under the bound, if no watermarks tell it. ``stalled``: what is left waits for what is above the bound.
+    ``seen``: the topic by the worker's last look; set also while a batch is under way.
     """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
@@ -108,6 +110,10 @@ class TableTask:
         self._rewinds = Rewinds(context, self._settings)
         self._ddl = SourceDdl(context, self._settings)
         self.lag = 0
+        self.seen: TopicOffsets | None = None
+        self._oldest = OldestRecords(topic, context.source.fetch)
+        self._saved = SavedStatus(context.failures.clock)
+        context.failures.follow(table, self._failure_changed)
         self._ended = time.monotonic()
         self._reads = context.topics.reads(topic)
         if table.schema != UNKNOWN_SCHEMA:
@@ -119,6 +125,8 @@ class TableTask:
             if self.owes_commit and not self._unapplied(found) and not self.is_short(found):
                 self._passed.step_back()
             self.lag = self._unapplied(found)
+            if self.state in ("PAUSED", "FAILING") and self._saved.lacks_lag(self.lag):
+                self._save_quietly()
             self._compaction = found.compaction
             if found.compaction is not None and self._hold is not None:
                 batch, caught_up = self._hold.progress.batch, self._tally.caught_up
@@ -246,6 +254,7 @@ class TableTask:
         """
         try:
             self._work(found, passes=passes)
+            self.recover()
         except StopRequestedError:
             _log.debug("batch abandoned", table=str(self.table))
         except SchemaRefusedError as exc:
@@ -268,6 +277,45 @@ class TableTask:
         if self.state not in ("PAUSED", "FAILING"):
             self._fail(error, passes=may_pass(error))
             self._settle()
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a step of the task failed last."""
+        return self._context.failures.of(self.table) is not None
+
+    def await_topic(self, error: TidesinkError, pause: float) -> None:
+        """Note that nobody answers for the topic, which is asked again after ``pause`` seconds."""
+        if self.state not in ("PAUSED", "FAILING"):
+            self._context.failures.failed(self.table, error, pause)
+
+    def recover(self) -> None:
+        """Note that nothing fails: what was to be done was done."""
+        if self.state != "FAILING":
+            self._context.failures.passed(self.table)
+
+    def tell_failure(self) -> None:
+        """Have the state store know what the task fails with now, if it failed; once the worker ends."""
+        if self.is_failing:
+            self._save_quietly()
+
+    def _failure_changed(self) -> None:
+        """Have the state store know of a failure, or that it passed: not of each try where many come."""
+        failure = self._context.failures.of(self.table)
+        if self._saved.lacks(failure):
+            self._save_quietly()
+
+    def _save_quietly(self) -> None:
+        """Save the status for a step that is not held up by it, whatever the state store answers."""
+        if self.table.schema == UNKNOWN_SCHEMA:
+            return
+        try:
+            # Before the first save: it would put zeros over what earlier runs counted.
+            self._tally.resume(self._context, self.table)
+            self._save(self._status())
+        except StateStoreError as exc:
+            _log.debug("status not saved", table=str(self.table), error=str(exc))
+        except Exception as exc:  # noqa: BLE001  (the step is tried again whatever keeps its failure untold)
+            _log.warning("status not saved", table=str(self.table), error=type(exc).__name__)
 
     def refuse(self, error: TidesinkError) -> None:
         """Fail for what no other try changes: said again whenever the table is to go on."""
@@ -658,6 +706,8 @@ class TableTask:
         text = error_text(exc) if isinstance(exc, TidesinkError) else str(fault_of(exc))
         if isinstance(exc, AccountingError):
             text = f"{text}; {self._pauses.break_law(exc, self._tally.rank)}"
+        again = passes and not self._context.ends
+        self._context.failures.note(self.table, exc, self.cooldown.seconds if again else None, text=text)
         self._change("FAILING", text)
 
     def _change(self, state: TableState, error: str | None) -> None:
@@ -691,6 +741,7 @@ class TableTask:
 
     def _save(self, status: TableStatus) -> bool:
         """Have the state store know; False where another worker has the table by now."""
+        self._saved.saved(status)
         saved = self._context.store.save_status(status)
         if saved and self._hold is not None and self._hold.known is not None:
             self._hold.known.keep()
@@ -714,7 +765,7 @@ class TableTask:
             details={
                 **self._context.topics.details(self.topic),
                 PLACE: self._tally.place,
-                "lag": self.lag,
+                **self._failure_details(),
                 **passed(progress, self.topic, self._tally.filtered),
                 **shown_goal(self._context.config, self.table),
                 **self._tally.left(),
@@ -725,6 +776,17 @@ class TableTask:
                 **self._pauses.details(),
             },
         )
+
+    def _failure_details(self) -> dict[str, Any]:
+        """How much is not applied, and what keeps it from being."""
+        seen, failures = self.seen, self._context.failures
+        lag = self.lag if seen is None else self._unapplied(seen)
+        failure = failures.of(self.table)
+        if failure is None:
+            return {LAG: lag}
+        answers = not failure.is_of_kafka and failures.of(None) is None
+        oldest = self._oldest.time(self._next_offsets(), seen.partitions) if seen and answers else None
+        return {LAG: lag, OLDEST: oldest, **failure.as_details()}
 
     def _warnings(self) -> tuple[str, ...]:
         own = self._decoding.warnings if self._decoding else ()

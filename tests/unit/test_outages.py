@@ -1,0 +1,373 @@
+"""What ``tidesink status`` shows while something does not answer, and after the worker was stopped."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from tests.unit.config_samples import FLAT_AVRO, changed
+from tests.unit.worker_bed import surroundings
+from tidesink.cli.main import app
+from tidesink.cli.status import lag_of
+from tidesink.config import load_config
+from tidesink.errors import (
+    BrokerUnavailableError,
+    RegistryError,
+    RegistryUnavailableError,
+    SourceError,
+    SourceUnavailableError,
+    TidesinkError,
+    TransientTargetError,
+)
+from tidesink.events import LOGICAL_BITS, TableId
+from tidesink.schema_registry.client import MemorySchemaRegistry
+from tidesink.sinks.batch.context import StopFlag
+from tidesink.sinks.batch.observers import Heartbeat, Listeners
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.failures import Failures, failure_in
+from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.outages import LAG_SECONDS, SAVE_SECONDS, OldestRecords, SavedStatus
+from tidesink.sinks.worker.run import Worker
+from tidesink.sinks.worker.table_task import TableTask
+
+ORDERS: Final = TableId("shop", "orders")
+DOWN: Final = TransientTargetError("Postgres at 127.0.0.1:1/copy does not answer")
+START: Final = 1_800_000_000.0
+# Kafka's time of each record, in ms: 30 s before the outage begins.
+KAFKA_MS: Final = int(START - 30) * 1000
+
+
+class _Clock:
+    """Seconds since 1970, set by hand."""
+
+    now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Shop:
+    """A pipeline with one table, whose worker meets ``step`` when it opens the table, and ``look`` before.
+
+    Both are called with how often they were called before; each call comes 10 s after the one before.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.file = folder / "shop.yaml"
+        target = {"type": "http", "url": "http://127.0.0.1:1/x"}
+        config = changed(FLAT_AVRO, target=target, **settings, state=str(folder / "state.db"))
+        self.file.write_text(yaml.safe_dump(config), encoding="utf-8")
+        self.config = load_config(self.file)
+        self.store = SqlStateStore(self.config.state)
+        self.clock, self.stop = _Clock(), StopFlag()
+        self.step: Callable[[int], None] = lambda _call: None
+        self.look: Callable[[int], None] = lambda _call: None
+
+    def worker(self, *, ends: bool = True) -> Worker:
+        failures = Failures(self.clock)
+        heartbeat = Heartbeat(self.store, "shop", self.clock, failures)
+        around = surroundings(self.config, store=self.store, registry=_Registry(self))
+        around = replace(
+            around,
+            source=KafkaSource(_fetch),
+            failures=failures,
+            heartbeat=heartbeat,
+            listeners=Listeners((heartbeat,)),
+            stop=self.stop,
+        )
+        return Worker(around, until="drained" if ends else None, offsets=_Looks(self))
+
+    def asked(self, *options: str) -> Result:
+        return CliRunner().invoke(app, ["status", str(self.file), *options])
+
+    def json(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.asked("-o", "json").stdout)
+        return found
+
+
+class _Registry(MemorySchemaRegistry):
+    def __init__(self, shop: _Shop) -> None:
+        super().__init__()
+        self._shop, self._calls = shop, 0
+
+    def versions(self, subject: str) -> list[int]:
+        self._calls += 1
+        self._shop.clock.now += 10
+        self._shop.step(self._calls - 1)
+        raise RegistryError(f"{subject} is not for you")
+
+
+class _Looks(KafkaOffsets):
+    def __init__(self, shop: _Shop) -> None:
+        self._shop, self._calls = shop, 0
+
+    def look(self, choose: Choose, *_unread: Any) -> Look:
+        self._calls += 1
+        self._shop.clock.now += 10
+        self._shop.look(self._calls - 1)
+        topics = choose(["shop_orders"])
+        return Look({one: TopicOffsets(one, "id", {0: PartitionOffsets(3, 9)}) for one in topics}, {})
+
+
+def _fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+    assert wanted.start == 3
+    yield pa.RecordBatch.from_pydict({"timestamp": pa.array([KAFKA_MS, KAFKA_MS + 1])})
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[_Shop]:
+    shop = _Shop(tmp_path)
+    yield shop
+    shop.store.close()
+
+
+@pytest.mark.parametrize("error", [DOWN, RegistryUnavailableError("the registry does not answer")])
+def test_a_step_that_is_tried_again_shows_in_the_status(shop: _Shop, error: TidesinkError) -> None:
+    shown: list[Result] = []
+    found: list[dict[str, Any]] = []
+
+    def step(call: int) -> None:
+        if call == 2:
+            shown.append(shop.asked())
+            found.append(shop.json())
+        if call < 3:
+            raise error
+
+    shop.step = step
+    shop.worker().run()
+    assert shown[0].exit_code == 3
+    lines = shown[0].stdout
+    assert f"shop.orders: error: {type(error).__name__}: {error}" in lines
+    assert "shop.orders: since: 2027-01-15 08:00:" in lines
+    assert "shop.orders: next: the worker tries again by itself, " in lines
+    assert "shop.orders: lag: 6 records are not applied, " in lines
+    assert "since Kafka's time of the oldest one" in lines
+    (table,) = found[0]["tables"]
+    assert (table["state"], table["lag"]["records"], table["lag"]["of"]) == ("IDLE", 6, "kafka")
+    assert table["failure"]["error"] == table["error"] == f"{type(error).__name__}: {error}"
+    assert table["failure"]["since"].startswith("2027-01-15T08:00:20")
+    assert table["failure"]["next_try"] > table["failure"]["since"]
+    assert found[0]["worker"]["failure"] is None
+
+
+def test_a_failure_that_passed_is_shown_no_more(shop: _Shop) -> None:
+    context = shop.worker()._context
+    task = TableTask(context, "shop_orders", ORDERS)
+    codes: list[int] = []
+
+    def step() -> None:
+        shop.clock.now += 10
+        codes.append(shop.asked().exit_code)
+        if len(codes) < 3:
+            raise DOWN
+
+    context.retry(ORDERS).call(step)
+    assert codes == [0, 0, 3]
+    assert (shop.asked().exit_code, task.is_failing) == (0, False)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_failing_table_says_what_comes_next(tmp_path: Path, *, ends: bool) -> None:
+    """A worker without an end tries again after the time of retries; a run that ended does not."""
+    shop = _Shop(tmp_path, retry={"for": "0s"})
+    reached = threading.Event()
+
+    def look(call: int) -> None:
+        if not ends and call >= 2:
+            reached.set()
+            shop.stop.wait(60)
+
+    def step(_call: int) -> None:
+        raise DOWN
+
+    shop.step, shop.look = step, look
+    running = threading.Thread(target=shop.worker(ends=ends).run)
+    running.start()
+    if ends:
+        running.join(60)
+    else:
+        assert reached.wait(60)
+    shown, found = shop.asked(), shop.json()
+    shop.stop.set()
+    running.join(60)
+    assert shown.exit_code == 3
+    (table,) = found["tables"]
+    assert table["state"] == "FAILING"
+    again = "shop.orders: next: the worker tries again by itself, "
+    run = f"remove the cause, then `tidesink run {shop.file}`"
+    assert ((again in shown.stdout), (run in shown.stdout)) == (not ends, ends)
+    assert (table["failure"]["next_try"] is None) is ends
+    assert "Nothing is lost" in shown.stdout
+    # Once it is stopped, nothing is tried any more.
+    assert shop.json()["tables"][0]["failure"]["next_try"] is None
+    assert run in shop.asked().stdout
+
+
+def test_an_error_that_does_not_pass_says_how_the_table_goes_on(shop: _Shop) -> None:
+    Heartbeat(shop.store, "shop").beat()
+    status = TableStatus("shop", ORDERS, "FAILING", error="TargetError: no rights", details={"lag": 4})
+    shop.store.save_status(status)
+    shown = shop.asked()
+    assert f"then `tidesink resume -c {shop.file} shop.orders`" in shown.stdout
+    assert (shown.exit_code, shop.json()["tables"][0]["failure"]) == (3, None)
+
+
+def test_a_worker_that_was_stopped_in_an_outage_is_not_alive_and_its_tables_are_not_well(shop: _Shop) -> None:
+    def step(call: int) -> None:
+        if call == 2:
+            shop.stop.set()
+        raise DOWN
+
+    shop.step = step
+    report = shop.worker(ends=False).run()
+    assert (report.interrupted, [table.state for table in report.tables]) == (True, ["IDLE"])
+    shown, found = shop.asked(), shop.json()
+    assert (found["worker"]["alive"], shown.exit_code) == (False, 3)
+    assert "worker: none runs" in shown.stdout
+    assert f"shop.orders: error: TransientTargetError: {DOWN}" in shown.stdout
+    assert found["tables"][0]["failure"]["next_try"] is None
+    assert found["tables"][0]["lag"]["records"] == 6
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_is_saved_behind_the_last_turn_is_no_sign_of_life(shop: _Shop, *, ends: bool) -> None:
+    def look(call: int) -> None:
+        if call == 1:
+            shop.stop.set()
+
+    shop.look = look
+    shop.worker(ends=ends).run()
+    assert shop.json()["worker"]["alive"] is False
+    assert CliRunner().invoke(app, ["status", str(shop.file), "--alive-within", "60"]).exit_code == 1
+
+
+def test_kafkas_silence_shows_for_all_tables(shop: _Shop) -> None:
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE", details={"lag": 0}))
+    shown: list[Result] = []
+    found: list[dict[str, Any]] = []
+
+    def look(call: int) -> None:
+        if call == 3:
+            shown.append(shop.asked())
+            found.append(shop.json())
+        if call < 4:
+            raise BrokerUnavailableError("Kafka does not answer")
+
+    shop.look = look
+    shop.worker().run()
+    assert shown[0].exit_code == 3
+    assert "all tables: error: BrokerUnavailableError: Kafka does not answer" in shown[0].stdout
+    assert "all tables: next: the worker tries again by itself" in shown[0].stdout
+    assert found[0]["worker"]["failure"]["error"] == "BrokerUnavailableError: Kafka does not answer"
+    # It answers: nothing of it is left.
+    assert shop.json()["worker"]["failure"] is None
+
+
+class _SilentTopic(_Looks):
+    def look(self, choose: Choose, *unread: Any) -> Look:
+        found, _ = super().look(choose, *unread)
+        silent = self._calls > 1
+        if self._calls == 5:
+            self._shop.stop.set()
+        return Look({}, {"shop_orders": SourceUnavailableError("no leader")}) if silent else Look(found, {})
+
+
+def test_a_topic_without_an_answer_shows_for_its_tables(shop: _Shop) -> None:
+    worker = shop.worker(ends=False)
+    worker._offsets = _SilentTopic(shop)
+    shop.step = lambda _call: shop.stop.wait(0)
+    worker.run()
+    (table,) = shop.json()["tables"]
+    assert table["failure"] is not None
+
+
+def test_not_every_try_is_saved() -> None:
+    clock = _Clock()
+    failures, saved = Failures(clock), SavedStatus(clock)
+    told = []
+    for _ in range(50):
+        failures.note(ORDERS, DOWN, 0.1)
+        clock.now += 0.1
+        failure = failures.of(ORDERS)
+        if saved.lacks(failure):
+            assert failure is not None
+            told.append(clock.now)
+            saved.saved(TableStatus("shop", ORDERS, "RUNNING", details=failure.as_details()))
+    assert 3 <= len(told) <= 5
+    assert told[0] - START >= SAVE_SECONDS - 0.2
+    failures.passed(ORDERS)
+    assert saved.lacks(failures.of(ORDERS))
+    saved.saved(TableStatus("shop", ORDERS, "RUNNING"))
+    assert not saved.lacks(failures.of(ORDERS))
+
+
+def test_the_lag_of_a_table_that_waits_is_saved_now_and_then() -> None:
+    clock = _Clock()
+    saved = SavedStatus(clock)
+    saved.saved(TableStatus("shop", ORDERS, "PAUSED", details={"lag": 1}))
+    assert not saved.lacks_lag(5)
+    clock.now += LAG_SECONDS
+    assert (saved.lacks_lag(1), saved.lacks_lag(5)) == (False, True)
+
+
+def test_the_oldest_record_is_asked_for_once() -> None:
+    asked: list[FetchRange] = []
+
+    def fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        asked.append(wanted)
+        if wanted.partition == 1:
+            raise SourceError("expired")
+        yield pa.RecordBatch.from_pydict({"timestamp": pa.array([], pa.int64())})
+        yield pa.RecordBatch.from_pydict({"timestamp": pa.array([wanted.start * 1000], pa.int64())})
+
+    oldest = OldestRecords("t", fetch)
+    ends = {n: PartitionOffsets(2, 9) for n in range(4)}
+    starts = {0: 5, 1: 4, 2: 9}
+    for _ in range(3):
+        # Partition 2 has nothing to read, and partition 3 was never read.
+        assert oldest.time(starts, ends) == 2000
+    assert sorted(one.partition for one in asked) == [0, 1, 3]
+    assert oldest.time({0: 6, 1: 4, 2: 9, 3: 9}, ends) == 6000
+
+
+@pytest.mark.parametrize(
+    ("details", "commit_ts", "lag"),
+    [
+        ({}, None, (None, None, None)),
+        ({"lag": 0}, None, (0, 0.0, None)),
+        ({"lag": 7}, None, (7, None, None)),
+        ({"lag": 7}, int(START - 50) * 1000 << LOGICAL_BITS, (7, 50.0, "source")),
+        (
+            {"lag": 7, "watermark": int(START - 20) * 1000 << LOGICAL_BITS},
+            int(START - 50) * 1000 << LOGICAL_BITS,
+            (7, 20.0, "source"),
+        ),
+        ({"lag": 7, "oldest_unapplied": KAFKA_MS}, 1, (7, 30.0, "kafka")),
+    ],
+)
+def test_a_lag_says_by_which_time_it_is(
+    details: dict[str, Any], commit_ts: int | None, lag: tuple[Any, ...]
+) -> None:
+    status = TableStatus("shop", ORDERS, "RUNNING", commit_ts=commit_ts, details=details)
+    assert tuple(lag_of(status, START)) == lag
+
+
+def test_what_earlier_versions_saved_is_read(shop: _Shop) -> None:
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
+    shop.store.save_document("heartbeat", "shop", {"time": 0.0, "working": True})
+    assert failure_in({}) is None
+    shown, (table,) = shop.asked(), shop.json()["tables"]
+    assert shown.exit_code == 0
+    assert (table["failure"], table["lag"]) == (None, {"records": None, "seconds": None, "of": None})
