@@ -173,6 +173,25 @@ def test_a_table_without_a_key_is_a_problem_in_the_plan(stack: Stack, tmp_path: 
     assert (plan["types_from"], plan["columns"][0]["target_type"]) == ("definition", "decimal(9,2)")
 
 
+def test_a_record_that_becomes_a_dead_letter_hides_no_table_of_the_plan(stack: Stack, tmp_path: Path) -> None:
+    write(stack, "canal-json")
+    producer = Producer({"bootstrap.servers": stack.brokers})
+    producer.produce(stack.topic, b"{broken", partition=0)
+    assert producer.flush(30) == 0
+    letters = {"errors.deadletterqueue.topic.name": f"{stack.prefix}-letters"}
+    letters |= {"errors.deadletterqueue.topic.replication.factor": "1"}
+    kept = {"defaults": {"bad-record": "dead-letter"}, "dead-letters": letters}
+    result = run("plan", config_file(tmp_path, stack, "canal-json", **kept), "-o", "json")
+    assert result.exit_code == 0, result.stdout
+    (plan,) = json.loads(result.stdout)["tables"]
+    assert (plan["table"], plan["problem"]) == ({"schema": "shop", "name": "order_items"}, None)
+    assert any("cannot be decoded" in warning for warning in plan["warnings"])
+    result = run("plan", config_file(tmp_path, stack, "canal-json"), "-o", "json")
+    (plan,) = json.loads(result.stdout)["tables"]
+    assert (result.exit_code, "cannot be decoded" in plan["problem"]) == (2, True)
+    assert plan["columns"]
+
+
 def test_a_plan_says_what_the_target_cannot_do_and_does_not_ask_it(stack: Stack, tmp_path: Path) -> None:
     write(stack, "canal-json")
     nobody = {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop", "user": "t"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from enum import Enum
@@ -444,8 +445,8 @@ def _show_plans(
         if entry.path:
             shard = f", as shard {entry.shard}" if entry.shard is not None else ""
             typer.echo(f"  to {entry.path}{shard}")
-        if entry.policies:
-            typer.echo("  " + ", ".join(f"{name}: {value}" for name, value in entry.policies.items()))
+        for line in policy_lines(entry.policies):
+            typer.echo(f"  {line}")
         if entry.types_from is not None:
             typer.echo(f"  source types: {_REPORTED[entry.types_from]}")
         if entry.columns:
@@ -467,6 +468,25 @@ def _show_plans(
         if entry.problem:
             typer.echo(f"  PROBLEM: {entry.problem}")
         typer.echo("")
+
+
+def policy_lines(policies: Mapping[str, str]) -> Iterator[str]:
+    """A table's policies; those of changes of columns and rows with a line for each policy they have."""
+    changes = policies.get(_CHANGES, "")
+    others = [f"{name}: {value}" for name, value in policies.items() if name != _CHANGES]
+    if others:
+        yield ", ".join(others)
+    kinds = defaultdict[str, list[str]](list)
+    for one in changes.split(", ") if changes else ():
+        kind, _, policy = one.partition(" ")
+        kinds[policy].append(kind)
+    if kinds:
+        yield f"{_CHANGES}:"
+    for policy, named in kinds.items():
+        yield f"  {policy}: {', '.join(named)}"
+
+
+_CHANGES: Final = "schema-changes"
 
 
 class Answer(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -43,7 +45,7 @@ from tidesink.errors import (
     SourceError,
     TidesinkError,
 )
-from tidesink.events import ChangeEvent, Op, TableId, TableSchema, fold_name
+from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema, fold_name
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.schema_changes import doubt_of
 from tidesink.sinks.kafka.compaction import refusal
@@ -206,12 +208,14 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
         return
     if not CODECS[config.source.protocol].registry:
         for topic in topics:
-            yield _of_records(config, None, topic, sample)
+            bad = Undecodable()
+            yield bad.told(config, _of_records(config, None, topic, sample, bad))
         return
     with closing(config.source.open_registry()) as registry:
         if config.source.protocol != "flat-avro":
             for topic in topics:
-                yield _of_records(config, registry, topic, sample)
+                bad = Undecodable()
+                yield bad.told(config, _of_records(config, registry, topic, sample, bad))
             return
         table_of = topic_tables(config, registry)
         for topic in topics:
@@ -435,28 +439,78 @@ class _Seen(NamedTuple):
     schema: TableSchema
 
 
+@dataclass
+class Undecodable:
+    """What cannot be decoded of the records that were looked at; ``errors`` are in Kafka's order."""
+
+    looked_at: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """How many, and the first."""
+        number = f"{len(self.errors)} of the {self.looked_at} records that were looked at"
+        return f"{number} cannot be decoded; the first: {self.errors[0]}"
+
+    def told(self, config: Config, plan: TablePlan) -> TablePlan:
+        """The plan of the table whose records they are; a problem where the worker stops before them."""
+        if not self.errors:
+            return plan
+        if plan.table is None:
+            return dataclasses.replace(plan, warnings=(), problem=plan.problem or self.text)
+        if config.table_config(plan.table).bad_record == "dead-letter":
+            remark = f"{self.text}. The worker makes them dead letters (bad-record: dead-letter)"
+            return dataclasses.replace(plan, warnings=(*plan.warnings, remark))
+        stops = f"{self.text}. The table stops before it (bad-record: pause): {_SET_ASIDE}"
+        return dataclasses.replace(plan, problem=plan.problem or stops)
+
+
+_SET_ASIDE: Final = "make the record readable, or set bad-record: dead-letter to set such records aside"
+
+
+def _table_named(message: Message) -> TableId | None:
+    """The table that a canal-json record names which cannot be decoded; None where nobody can tell.
+
+    As for the worker, which takes such a record for one of each table of its topic.
+    """
+    try:
+        found = json.loads(message.value or b"")
+        names = found["database"], found["table"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return TableId(*names) if all(isinstance(name, str) and name for name in names) else None
+
+
 def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterator[TablePlan]:
     definitions = config.definitions()
     for topic in topics:
         codec = CanalJsonCodec(options=config.source.codec_options(), definitions=definitions)
         seen: dict[TableId, _Seen] = {}
-        bad: list[str] = []
+        bad = defaultdict[TableId | None, Undecodable](Undecodable)
+        looked_at = 0
         properties = config.source.confluent_properties()
         for message in read_topic(properties, topic, start=Start("earliest"), limit=sample):
+            looked_at += 1
             try:
                 events = codec.decode(message)
             except DecodeError as error:
-                bad.append(str(error))
+                bad[_table_named(message)].errors.append(str(error))
                 continue
             for event in events:
                 if isinstance(event, ChangeEvent) and event.schema is not None:
                     seen[event.table] = _Seen(topic, event.schema)
         for table, found in sorted(seen.items()):
-            yield _canal_table(config, table, found, definitions)
-        if bad:
-            yield TablePlan(None, topic, problem=f"{len(bad)} records cannot be decoded; the first: {bad[0]}")
-        elif not seen:
+            errors = [*bad.pop(table, _NONE_BAD).errors, *bad.get(None, _NONE_BAD).errors]
+            plan = _canal_table(config, table, found, definitions)
+            yield Undecodable(looked_at, errors).told(config, plan)
+        for named, left in bad.items():
+            if named is not None or not seen:
+                yield Undecodable(looked_at, left.errors).told(config, TablePlan(named, topic))
+        if not seen and not bad:
             yield TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
+
+
+_NONE_BAD: Final = Undecodable()
 
 
 _SEVERAL: Final = (
@@ -479,8 +533,10 @@ def routed_problem(
     return _SEVERAL.format(", ".join(sorted(map(str, tables))), routed_field(added))
 
 
-def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sample: int) -> TablePlan:
-    """The plan of a topic's one table, by its first rows."""
+def _of_records(
+    config: Config, registry: SchemaRegistry | None, topic: str, sample: int, bad: Undecodable
+) -> TablePlan:
+    """The plan of a topic's one table, by its first rows; ``bad`` takes note of what cannot be decoded."""
     stated, options = config.definitions(), config.source.codec_options()
     alone = LoneCodec(options, None) if config.source.protocol == "debezium-json" else None
     codec = alone or open_codec(
@@ -494,10 +550,12 @@ def _of_records(config: Config, registry: SchemaRegistry | None, topic: str, sam
     for message in read_topic(
         config.source.confluent_properties(), topic, start=Start("earliest"), limit=sample
     ):
+        bad.looked_at += 1
         try:
             events = codec.decode(message)
         except DecodeError as error:
-            return TablePlan(None, topic, problem=f"a record cannot be decoded: {error}")
+            bad.errors.append(str(error))
+            continue
         for event in events if message.value is not None else ():  # a tombstone names the key alone
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                 # The newest says most: a column that was added is in it.

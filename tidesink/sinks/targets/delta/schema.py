@@ -72,16 +72,19 @@ _WITHOUT: Final = (None, "none", "false")
 # In the name of a column these need column mapping (Delta's ``invalidColumnNameChars``).
 _MAPPED: Final = frozenset(" ,;{}()\n\t=")
 _UNREAD: Final = (
-    "the table then needs readers that know the feature {}, as Spark with Delta 4 does; delta-rs, Polars and "
-    "DataFusion refuse the table from then on"
+    "the table needs readers that know the feature {}, as Spark with Delta 4 does; delta-rs, Polars and "
+    "DataFusion refuse it"
 )
 _NAMED_ODDLY: Final = (
     f"a column has a blank or one of ,;{{}}()= in its name: {_UNREAD.format('columnMapping')}"
 )
 CAVEATS: Final[Mapping[ChangeKind, str]] = {
-    "widen": f"{_UNREAD.format('typeWidening')} (schema-changes: widen: pause waits before)",
-    "rename": _UNREAD.format("columnMapping"),
-    "drop": _UNREAD.format("columnMapping"),
+    "widen": (
+        f"once a column is widened, {_UNREAD.format('typeWidening')} "
+        "(schema-changes: widen: pause waits before)"
+    ),
+    "rename": f"once a column is renamed, {_UNREAD.format('columnMapping')}",
+    "drop": f"once a column is dropped, {_UNREAD.format('columnMapping')}",
 }
 
 # Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.

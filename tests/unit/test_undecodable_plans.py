@@ -1,0 +1,71 @@
+"""What ``tidesink plan`` says of records that cannot be decoded, and how it shows a table's policies."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tidesink.cli.plan import policy_lines
+from tidesink.cli.table_plans import TablePlan, Undecodable, _table_named
+from tidesink.events import Message, TableId
+
+ORDERS = TableId("shop", "orders")
+
+
+def test_records_that_become_dead_letters_are_a_warning_and_others_a_problem() -> None:
+    bad = Undecodable(200, ["FramingError: no JSON", "another"])
+    plan = TablePlan(ORDERS, "app", warnings=("first",))
+    set_aside = bad.told(right(changed(CANAL_JSON, **_KEPT)), plan)
+    assert set_aside.problem is None
+    assert set_aside.warnings == (
+        "first",
+        "2 of the 200 records that were looked at cannot be decoded; the first: FramingError: no JSON. The "
+        "worker makes them dead letters (bad-record: dead-letter)",
+    )
+    stopped = bad.told(right(changed(CANAL_JSON)), plan)
+    assert "2 of the 200 records that were looked at cannot be decoded" in str(stopped.problem)
+    assert "bad-record: dead-letter" in str(stopped.problem)
+    known = TablePlan(ORDERS, "app", problem="no key")
+    assert bad.told(right(changed(CANAL_JSON)), known).problem == "no key"
+    assert Undecodable(200).told(right(changed(CANAL_JSON)), plan) == plan
+
+
+_KEPT = {
+    "defaults": {"bad-record": "dead-letter"},
+    "dead-letters": {"errors.deadletterqueue.topic.name": "letters"},
+}
+
+
+def test_a_topic_of_which_nothing_can_be_decoded_is_a_problem_under_either_policy() -> None:
+    plan = TablePlan(None, "app", warnings=("no row change in the records that were looked at",))
+    told = Undecodable(1, ["FramingError: x"]).told(right(changed(CANAL_JSON, **_KEPT)), plan)
+    assert (told.warnings, "1 of the 1 records" in str(told.problem)) == ((), True)
+
+
+@pytest.mark.parametrize(
+    ("value", "table"),
+    [
+        (b'{"database": "shop", "table": "orders", "data": 7}', ORDERS),
+        (b'{"database": "shop", "table": 7}', None),
+        (b'{"database": "shop"}', None),
+        (b"[1]", None),
+        (b"{broken", None),
+        (b"\xff\xfe", None),
+        (None, None),
+    ],
+)
+def test_the_table_of_a_bad_record_is_the_one_that_it_names(
+    value: bytes | None, table: TableId | None
+) -> None:
+    assert _table_named(Message("app", 0, 1, None, value)) == table
+
+
+def test_policies_have_a_line_for_each_decision() -> None:
+    policies = {"mode": "upsert", "schema-changes": "add apply, drop pause, widen apply", "time-zone": "UTC"}
+    assert list(policy_lines(policies)) == [
+        "mode: upsert, time-zone: UTC",
+        "schema-changes:",
+        "  apply: add, widen",
+        "  pause: drop",
+    ]
+    assert list(policy_lines({})) == []
