@@ -19,12 +19,12 @@ from tidesink.errors import RegistryError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.observers import Listeners, LogListener, RunReport
+from tidesink.sinks.batch.observers import Listeners, LogListener, RunReport, Waiting
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import TableControl, change_control
-from tidesink.sinks.worker.run import Worker
+from tidesink.sinks.worker.run import Worker, opening_line
 from tidesink.sinks.worker.table_task import TableTask
 
 FIRST, SECOND, THIRD = (TableId("shop", name) for name in ("first", "second", "third"))
@@ -250,3 +250,22 @@ def test_watermarks_alone_wait_for_their_interval_and_behind_rows(store: SqlStat
 def test_a_run_to_the_end_leaves_watermarks_that_came_meanwhile(store: SqlStateStore) -> None:
     around = surroundings(right(changed(CANAL_JSON, target=HTTP)), store=store)
     assert not Worker(around, until="drained", offsets=_Looks())._is_due(_task(1, 1e9))
+
+
+def test_tables_that_open_are_named_now_and_then(store: SqlStateStore) -> None:
+    heard = Recorder()
+    looks = _Looks(FIRST, SECOND)
+    config = right(changed(FLAT_AVRO, target=HTTP, batch=ONE_AT_ONCE))
+    around = surroundings(config, store=store, registry=_Refusing(looks))
+    worker = Worker(replace(around, listeners=Listeners((heard,))), until="drained", offsets=looks)
+    worker.opening_seconds = 0
+    worker.run()
+    lines = [event.what for event in heard.events if isinstance(event, Waiting)]
+    assert [line for line in lines if line.startswith("opening")] == [
+        "opening 1 of 2 tables: shop.first",
+        "opening 1 of 2 tables: shop.second",
+    ]
+    tables = [TableId("shop", f"t{number}") for number in range(7)]
+    assert opening_line(tables, 30, 100) == (
+        "opening 37 of 100 tables: shop.t0, shop.t1, shop.t2, shop.t3, shop.t4, …"
+    )

@@ -22,7 +22,7 @@ import structlog
 from tidesink.config import Config
 from tidesink.config.models import idle_patterns
 from tidesink.errors import SourceError, SparkEndedError, TidesinkError
-from tidesink.events import Event, Message
+from tidesink.events import Event, Message, TableId
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.context import (
     Failpoints,
@@ -70,6 +70,8 @@ _log = structlog.get_logger("tidesink.worker")
 # How long a stop waits for batches under way before their Spark jobs are cancelled.
 GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
+# Of tables that open so many are named.
+_NAMED: Final = 5
 # The JVM's connections break a moment before the JVM has ended.
 _JVM_END_SECONDS: Final = 2.0
 # A table whose watermarks wait for so many intervals gets every second turn, however busy others are.
@@ -111,8 +113,16 @@ def run(
         return worker.run()
 
 
+def opening_line(opening: Sequence[TableId], opened: int, tables: int) -> str:
+    """Which tables open, of how many."""
+    names = ", ".join(map(str, opening[:_NAMED])) + (", …" if len(opening) > _NAMED else "")
+    return f"opening {opened + len(opening)} of {tables} tables: {names}"
+
+
 class Worker:
-    """One run over all tasks."""
+    """One run over all tasks. ``opening_seconds``: how often it says which tables open."""
+
+    opening_seconds = 3.0
 
     def __init__(
         self,
@@ -153,10 +163,11 @@ class Worker:
             self._cuts = Cuts(context, cuts, bounds)
         self._gave_overdue = False
         self._abandoned = False
+        self._told_opening = time.monotonic()
 
     def run(self) -> RunReport:
         """Work to the end; the report says how each table stands."""
-        started = time.monotonic()
+        started = self._told_opening = time.monotonic()
         self._context.listeners.hear(Waiting("asking Kafka where the topics end"))
         try:
             with threads_tagged(self._job_tag):
@@ -233,6 +244,7 @@ class Worker:
         ended = self._collect()
         idle = self._idle()
         self._go_on(idle, seen)
+        self._tell_opening()
         moved = self._moves_bound(seen)
         if under_way := self._under_way():
             wait(under_way, timeout=self._context.config.batch.poll_interval, return_when=FIRST_COMPLETED)
@@ -243,6 +255,22 @@ class Worker:
         if not isinstance(seen, SourceError) and (ended or self._table_tasks.newly_stuck()):
             return True
         return self._rest(idle)
+
+    def _tell_opening(self) -> None:
+        """Say now and then which tables open: their schemas are looked up, and the target is asked."""
+        now = time.monotonic()
+        if now - self._told_opening < self.opening_seconds:
+            return
+        tables = list(self._table_tasks)
+        opening = [one.table for one in self._busy.values() if one.is_opening]
+        if opening:
+            what = opening_line(opening, sum(one.was_open for one in tables), len(tables))
+        elif not tables and self._table_tasks.look_ups is not None:
+            what = "looking up which tables the topics hold"
+        else:
+            return
+        self._told_opening = now
+        self._context.listeners.hear(Waiting(what))
 
     def _moves_bound(self, seen: Look | SourceError) -> bool:
         """Publish a cut that is complete; whether tables may read on by it."""

@@ -75,7 +75,8 @@ class TableTask:
     batch is read under, where there are cuts. ``marks``: by partition the greatest watermark known to stand
     behind what was read, with nothing but watermarks before it. ``ends``: by partition where it is read to
     under the bound, if no watermarks tell it. ``stalled``: what is left waits for what is above the bound.
-    ``seen``: the topic by the worker's last look; set also while a batch is under way.
+    ``seen``: the topic by the worker's last look; set also while a batch is under way. ``was_open``: the
+    table was opened in this run.
     """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
@@ -83,6 +84,7 @@ class TableTask:
         self.table = table
         self.state: TableState = "IDLE"
         self.batches = self.turn = 0
+        self.was_open = False
         self.bound: int | None = None
         self.marks: Marks = NO_MARKS
         self.ends: Mapping[int, int] | None = None
@@ -201,6 +203,11 @@ class TableTask:
     def held(self) -> Hold | None:
         """The open table, and what is applied."""
         return self._hold
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the table was not open yet, and nothing failed: to be asked while the task is at work."""
+        return not self.was_open and not self.is_failing
 
     @property
     def applied(self) -> int:
@@ -417,6 +424,7 @@ class TableTask:
             if found is None:
                 raise topic_gone(self.topic)
             self._hold = retry.call(lambda: self._open(found))
+            self.was_open = True
             self._continuity = Continuity(context, self.topic, self._settings)
         progress = topic_progress(self._hold.progress, self.topic)
         if opens and found is not None and self.is_short(found):
