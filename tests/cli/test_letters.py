@@ -14,8 +14,10 @@ from tidesink.cli.dead_letters import (
     chosen_records,
     error_name,
     group_json,
+    letter_json,
     not_stored,
     record_json,
+    remedy_lines,
 )
 from tidesink.cli.main import app
 from tidesink.cli.terminal import error_block
@@ -23,7 +25,7 @@ from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.batch.observers import Heartbeat
-from tidesink.sinks.kafka.dead_letters import RecordGroup
+from tidesink.sinks.kafka.dead_letters import Letter, RecordGroup
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import open_state_store
 
@@ -116,3 +118,20 @@ def test_what_is_not_there_is_said_with_what_was_looked_for() -> None:
     said = error_block(not_stored(chosen, "./lake"))
     assert "table shop.orders at partition 2, offset 17 of cdc in ./lake" in said
     assert "stops" not in said
+
+
+def test_a_letter_says_what_can_be_done_about_it() -> None:
+    (replayed,) = remedy_lines("shop.orders", "0@17", decodes=True)
+    assert "`tidesink dlq replay shop.orders 0@17`" in replayed
+    lines = "\n".join(remedy_lines("shop.orders", "0@17", decodes=False, file=" -c 'my file.yaml'"))
+    assert "`tidesink dlq replay -c 'my file.yaml' shop.orders 0@17`" in lines
+    assert "`tidesink dlq drop -c 'my file.yaml' shop.orders 0@17`" in lines
+    assert "sent again" in lines
+
+
+def test_letters_are_told_without_their_bytes() -> None:
+    letter = Letter("shop", "shop.orders", "i", "app", 0, 17, "FramingError", "no JSON", time=1_000, at=9)
+    shown = letter_json(letter, [TableId("shop", "orders")])
+    assert shown["table"] == {"schema": "shop", "name": "orders"}
+    assert (shown["offset"], shown["time"]) == (17, "1970-01-01T00:00:01+00:00")
+    assert not {"at", "key_b64", "value_b64"} & shown.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -41,7 +42,7 @@ from tidesink.events import Message, TableId
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tidesink.sinks.kafka.dead_letters import Chosen, RecordGroup
+    from tidesink.sinks.kafka.dead_letters import Chosen, Letter, RecordGroup
     from tidesink.sinks.worker.replay import ReplayReport
 
 
@@ -50,7 +51,11 @@ AnyTable = Annotated[
     str | None, typer.Argument(metavar="[TABLE]", help="The source table, schema.table; all if not given.")
 ]
 PlaceArgument = Annotated[
-    str, typer.Argument(metavar="PLACE", help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET.")
+    str | None,
+    typer.Argument(
+        metavar="[PLACE]",
+        help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET; without it the places are listed.",
+    ),
 ]
 TopicId = Annotated[
     str | None,
@@ -96,17 +101,21 @@ def list_letters(
 @guarded
 def show(
     table: TableArgument,
-    place: PlaceArgument,
+    place: PlaceArgument = None,
     config: ConfigOption = None,
     topic_id: TopicId = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show one dead letter.
 
-    It shows the reason, the bytes, and what the codec makes of them today. The exit code is 1 if there is
-    none at this place.
+    It shows the reason, the bytes, what the codec makes of them today, and what can be done. Without a place
+    it lists the places of the table's letters, the newest 20. The exit code is 1 if there is none at the
+    place.
     """
     settings = chosen_config(None, config)
+    if place is None:
+        _show_places(settings, table, topic_id, output, _file_option(config))
+        return
     row = _one(settings, chosen_records(settings.pipeline, table, place, topic_id), place)
     decoded = _decoded(row, config_path(None, config))
     if output is OutputFormat.JSON:
@@ -121,6 +130,69 @@ def show(
     for event in decoded:
         for text in human_lines(event):
             console().print(f"  {text}")
+    decodes = all(event.get("type") != "error" for event in decoded)
+    for line in remedy_lines(row["table"], place, decodes=decodes, file=_file_option(config)):
+        typer.echo(line)
+
+
+def _file_option(config: Path | None) -> str:
+    """The option that names the config file in a command, as it was given."""
+    return "" if config is None else f" -c {shlex.quote(str(config))}"
+
+
+def remedy_lines(table: str, place: str, *, decodes: bool, file: str = "") -> Iterator[str]:
+    """What to do about a letter; ``decodes``: the codec can decode it today."""
+    letter = f"{file} {shlex.quote(table)} {shlex.quote(place)}"
+    if decodes:
+        yield f"next: it can be decoded now: `tidesink dlq replay{letter}` applies it"
+        return
+    yield (
+        "next: if its cause can be removed (a schema, a definition, a policy), do so, then "
+        f"`tidesink dlq replay{letter}`"
+    )
+    yield (
+        "      if its bytes are broken, no replay can read them: have the row sent again (change it at the "
+        f"source, as by an UPDATE of one column, or `tidesink resync{file} {shlex.quote(table)} --key ...`), "
+        f"then `tidesink dlq drop{letter}`"
+    )
+
+
+_MOST_PLACES: Final = 20
+
+
+def _show_places(config: Config, table: str, topic_id: str | None, output: OutputFormat, file: str) -> None:
+    """List the newest letters of a table, each with the place by which it is shown."""
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
+
+    letters = dead_letters_of(config)
+    found = letters.letters(chosen_records(config.pipeline, table, None, topic_id))
+    if output is OutputFormat.JSON:
+        known = tables_worked_on(config)
+        shown = [letter_json(letter, known) for letter in found]
+        write_json({"pipeline": config.pipeline, "place": letters.place, "dead_letters": shown})
+    elif not found:
+        typer.echo(f"no dead letters of {table} in {letters.place}")
+    else:
+        newest = found[-_MOST_PLACES:]
+        show_table(None, ("place", "time", "error", "reason"), map(_place_row, newest), folded=("reason",))
+        if len(found) > len(newest):
+            typer.echo(f"and {len(found) - len(newest)} earlier ones: -o json has them all")
+        last = place_of(newest[-1]._asdict())
+        typer.echo(f"one of them: tidesink dlq show{file} {shlex.quote(table)} {shlex.quote(last)}")
+
+
+def _place_row(letter: Letter) -> tuple[Any, ...]:
+    from tidesink.sinks.kafka.dead_letters import moment
+
+    return place_of(letter._asdict()), shown_moment(moment(letter.time)), letter.error, letter.reason
+
+
+def letter_json(letter: Letter, known: Iterable[TableId]) -> dict[str, Any]:
+    """A letter as JSON, without its bytes; ``known`` are the pipeline's tables."""
+    from tidesink.sinks.kafka.dead_letters import moment
+
+    shown = {name: value for name, value in letter._asdict().items() if name != "at"}
+    return record_json({**shown, "time": moment(letter.time)}, known)
 
 
 @app.command()
