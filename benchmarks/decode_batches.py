@@ -100,7 +100,7 @@ def batch_turn(codec: Codec, records: list[EncodedRecord]) -> Turn:
 
     def turn() -> None:
         decoded = codec.decode_batch(batch)
-        assert decoded.row_codec_records == 0
+        assert decoded.row_by_row_records == 0
         assert sum(len(table.rows) for table in decoded.tables) == len(records)
 
     return turn

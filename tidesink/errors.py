@@ -28,7 +28,7 @@ TidesinkError                        .context says where, .remedy says what happ
 ├── ProgressError             stop
 │   ├── StaleProgressError    stop   another worker holds this table, or progress moved back
 │   └── MixedPartitionsError  stop   one key in two partitions: order is lost
-├── AccountingError           stop   read ≠ applied + superseded + filtered + dead-lettered
+├── AccountingError           stop   read ≠ applied + superseded + without-row + dead-lettered
 ├── StateStoreError           retry  the worker's own state store failed
 ├── NotKeptError              fix    no dead letter or DDL event where one was asked for
 └── DevStackError             fix    the local broker or registry cannot start

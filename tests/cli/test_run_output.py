@@ -25,6 +25,7 @@ from tidesink.sinks.batch.observers import (
 from tidesink.sinks.state.progress import TableStatus
 
 ORDERS = TableId("shop", "orders")
+SOURCE = right(FLAT_AVRO).source
 REPORT = RunReport(
     "shop",
     (
@@ -48,7 +49,7 @@ def test_the_report_for_programs() -> None:
 
 
 def test_the_report_for_people(capsys: object) -> None:
-    show_report(REPORT)
+    show_report(REPORT, SOURCE)
     out, err = capsys.readouterr()  # type: ignore[attr-defined]
     rows = [line.split() for line in out.splitlines() if line.startswith("shop.orders")]
     assert rows == [
@@ -88,12 +89,14 @@ def test_the_report_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_filter_took_out_is_said_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    account = Account(7, 4, 3, unmatched=2)
-    show_report(RunReport("shop", (TableReport(ORDERS, "t", "IDLE", counters=account.as_counters()),)))
-    assert "shop.orders: filter: 2 changes whose row does not satisfy it" in capsys.readouterr().err
+    account = Account(7, 4, 3, filtered_out=2)
+    show_report(
+        RunReport("shop", (TableReport(ORDERS, "t", "IDLE", counters=account.as_counters()),)), SOURCE
+    )
+    assert "shop.orders: filtered out: 2 changes whose row does not satisfy" in capsys.readouterr().err
     reported: list[str] = []
     ProgressLines(reported.append, brokers="b:1").hear(BatchApplied(ORDERS, 4, account, "v", None))
-    assert "applied 4, superseded 3, unmatched 2 in" in reported[0]
+    assert "applied 4, superseded 3, filtered_out 2 in" in reported[0]
 
 
 def test_progress_is_a_line_a_step() -> None:

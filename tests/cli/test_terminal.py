@@ -16,6 +16,7 @@ import pytest
 import structlog
 from pydantic import BaseModel
 
+from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.cli import dev as demo
 from tidesink.cli import terminal as failures
 from tidesink.cli.main import show_report
@@ -73,7 +74,7 @@ NAMES = ("order_items", "customers", "every_type")
 
 def test_a_runs_report_fits_80_columns() -> None:
     with _terminal() as terminal:
-        show_report(RunReport("shop", tuple(map(_report, NAMES)), seconds=1.0))
+        show_report(RunReport("shop", tuple(map(_report, NAMES)), seconds=1.0), right(FLAT_AVRO).source)
     lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     for name in NAMES:

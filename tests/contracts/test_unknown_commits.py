@@ -27,7 +27,7 @@ pytestmark = quick_on("postgres")
 
 
 # Of first_changes, the batch cut behind its first delete: a DDL, and three rows that newer changes replace.
-COUNTS: Final = Account(read=13, applied=9, superseded=3, filtered=1).as_counters()
+COUNTS: Final = Account(read=13, applied=9, superseded=3, without_row=1).as_counters()
 
 
 class Heard:

@@ -59,9 +59,9 @@ def test_what_is_kept_is_listed_shown_and_dropped(
 
 def _check_status(config: Path) -> None:
     (table,) = answered(config, "status")["tables"]
-    assert table["details"]["filtered"] == {"ddl": 1, "watermarks": 0, "messages": 0}
+    assert table["details"]["without_row"] == {"ddl": 1, "watermarks": 0, "messages": 0}
     assert table["details"]["last_ddl"] == {"commit_ts": 7 << 18, "kind": "ALTER", "query": ALTER}
-    assert f"last DDL: 1970-01-01 00:00:00.007 ALTER {ALTER}" in asked(config, "status")
+    assert f"last DDL at 1970-01-01 00:00:00.007 UTC: {ALTER} (kind ALTER)" in asked(config, "status")
 
 
 def _check_ddl(config: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_kill_between_letters_and_commit_loses_none_and_doubles_none(
     left = [("FramingError", 1, 1), ("ValueOutOfRangeError", 1, 2)]
     assert (failpoints_hit(config), letters_of(config)) == (["rejected:1"], left)
     (table,) = run(load_config(config), until="drained").tables
-    counters = ("read", "applied", "superseded", "filtered", "dead_lettered")
+    counters = ("read", "applied", "superseded", "without_row", "dead_lettered")
     assert [table.counters[name] for name in counters] == [3, 1, 0, 0, 2], table.error
     brokers, prefix = servers["brokers"], servers["prefix"]
     assert len(written_letters(brokers, prefix)) == 4
@@ -185,7 +185,7 @@ def test_ddl_and_watermarks_of_flat_avro(servers: Servers, spark: SparkSession, 
     report = run(load_config(config), until="drained")
     assert report.exit_code == 0, [table.error for table in report.tables]
     (table,) = answered(config, "status")["tables"]
-    assert table["details"]["filtered"] == {"ddl": 2, "watermarks": 4, "messages": 0}
+    assert table["details"]["without_row"] == {"ddl": 2, "watermarks": 4, "messages": 0}
     assert table["details"]["watermark"] == 8 << 18  # partition 1 is further
     events = answered(config, "ddl", "list", "shop.marked")["ddl"]
     reported = [(one["partition"], one["kind"], one["commit_ts"], one["query"]) for one in events]

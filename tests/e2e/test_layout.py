@@ -86,7 +86,7 @@ def test_all_of_it_at_once(
         assert report.exit_code == 0, [table.error for table in report.tables]
         counted = report.tables[0].counters
         assert counted["read"] == counted["applied"] + counted["superseded"]
-        assert counted["unmatched"] == unmatched
+        assert counted["filtered_out"] == unmatched
         rows = place.rows(TableId("shop", "laid")) or []
         assert "secret" not in rows[0]
         alike = {tuple(row[name] for name in ALIKE) for row in rows}

@@ -90,7 +90,7 @@ class Shop:
 
 
 def counted(report: Mapping[str, Any]) -> tuple[int, ...]:
-    names = ("read", "applied", "superseded", "filtered", "still_bad", "waiting", "expired")
+    names = ("read", "applied", "superseded", "without_row", "still_bad", "waiting", "expired")
     return tuple(report[name] for name in names)
 
 

@@ -51,7 +51,7 @@ def test_all_rows_of_a_producer_at_once(pytestconfig: pytest.Config, source: str
         codecs = [CanalJsonCodec(definitions=_definitions(records, source)) for _ in range(2)]
         found = _both((one.message for one in records), *codecs)
         usual = [one for one in records if not _is_unusual(one)]
-        assert found.row_codec_records == len(records) - len(usual) + _refused_values(found, usual)
+        assert found.row_by_row_records == len(records) - len(usual) + _refused_values(found, usual)
 
 
 def _refused_values(found: DecodedBatch, usual: Iterable[Record]) -> int:
@@ -67,7 +67,7 @@ def test_what_large_messages_leave_out(pytestconfig: pytest.Config) -> None:
                 CanalJsonCodec(definitions=_definitions([record], "ddl"), large=large_of(record))
                 for _ in range(2)
             ]
-            assert _both([record.message], *codecs).row_codec_records == 1
+            assert _both([record.message], *codecs).row_by_row_records == 1
 
 
 def test_all_control_events_of_a_producer_at_once(pytestconfig: pytest.Config) -> None:
@@ -83,7 +83,7 @@ def test_a_whole_changefeed_in_batches(workload: Workload, size: int) -> None:
     # Small batches are many: a part of the feed is enough.
     for start in range(0, min(len(messages), 20 * size), size):
         found = _both(messages[start : start + size], codec, reference)
-        assert found.row_codec_records == len(found.events)
+        assert found.row_by_row_records == len(found.events)
     assert codec.unread_ddl == reference.unread_ddl
 
 

@@ -61,7 +61,7 @@ def test_rows_of_captures_are_read_in_columns(with_schemas: Capture) -> None:
         arrays = with_schemas.is_avro and message.topic.endswith(("p_arr", "p_toast", "p_toast_full"))
         if rows and not arrays:
             batch = codec.decode_batch(as_records([message]))
-            assert batch.row_codec_records == 0, message
+            assert batch.row_by_row_records == 0, message
 
 
 def test_batches_of_any_cut_are_equal(with_schemas: Capture) -> None:

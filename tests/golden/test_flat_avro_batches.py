@@ -41,7 +41,7 @@ def test_a_batch_of_each_configuration_is_as_its_records_one_by_one(
         assert_same(found, rows_from_events(batch, codec.decode, options))
         # DDL is JSON and rare; a fault is the row codec's to name. Everything else is read in columns.
         left = len(found.faults) + sum(isinstance(event, DdlEvent) for event in found.events)
-        assert found.row_codec_records == left
+        assert found.row_by_row_records == left
         count += len(records)
     assert count > 0
 
@@ -51,6 +51,6 @@ def test_a_whole_changefeed_is_read_in_columns(workload: Workload) -> None:
     codec = FlatAvroCodec(registry=MemorySchemaRegistry(workload.schemas), options=workload.options)
     batch = as_records(workload.messages())
     found = codec.decode_batch(batch)
-    assert found.row_codec_records == 0
+    assert found.row_by_row_records == 0
     options = ValueOptions(time_zone=workload.options.time_zone)
     assert_same(found, rows_from_events(batch, codec.decode, options))

@@ -271,7 +271,7 @@ def test_damage_at_every_place_of_a_record(kind: str) -> None:
         values += [damage(good, at) for damage in _DAMAGES if random.random() < 0.3]
         values.append(good)
     found = _both(values, *_codecs())
-    assert found.row_codec_records < len(values) - len(good)
+    assert found.row_by_row_records < len(values) - len(good)
 
 
 def test_two_records_that_share_a_damage() -> None:
@@ -287,7 +287,7 @@ def test_two_records_that_share_a_damage() -> None:
 
 def test_usual_records_are_all_proven() -> None:
     values = [_sample(kind) for kind in ("INSERT", "UPDATE", "DELETE") for _ in range(4)]
-    assert _both([*values], *_codecs()).row_codec_records == 0
+    assert _both([*values], *_codecs()).row_by_row_records == 0
 
 
 @pytest.mark.parametrize("style", ["spaces", "indented", "anywhere", "in some"])
@@ -304,7 +304,7 @@ def test_records_with_white_space_are_all_proven(style: str) -> None:
             case _:
                 some = style == "in some" and number % 7
                 values.append(good if some else _spaced(good, random))
-    assert _both([*values], *_codecs()).row_codec_records == 0
+    assert _both([*values], *_codecs()).row_by_row_records == 0
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_texts_with_escapes_and_beyond_the_first_plane_are_proven() -> None:
         messages.append(message | {"pkNames": ["id"], "data": [{"id": "1", "t": text}]})
     for ascii_only in (True, False):
         values = [json.dumps(m, ensure_ascii=ascii_only, separators=(",", ":")).encode() for m in messages]
-        assert _both([*values], *_codecs()).row_codec_records == 0
+        assert _both([*values], *_codecs()).row_by_row_records == 0
 
 
 def test_a_record_that_may_be_ddl_is_never_taken_for_a_row() -> None:

@@ -180,7 +180,7 @@ def test_ordinary_values_are_read_in_columns() -> None:
     ]
     row = version.row(1, values)
     messages = [json_message(Record(version, op, 1, row, row, _SOURCE, 0), 0) for op in "u"]
-    assert _held(DebeziumJsonCodec(), DebeziumJsonCodec(), messages, "null").row_codec_records == 0
+    assert _held(DebeziumJsonCodec(), DebeziumJsonCodec(), messages, "null").row_by_row_records == 0
 
 
 def test_a_flattened_topic_keeps_its_deletes() -> None:
@@ -194,7 +194,7 @@ def test_a_flattened_topic_keeps_its_deletes() -> None:
         replace(good, topic="o", value=None),
     ]
     found = _held(DebeziumJsonCodec(), DebeziumJsonCodec(), messages, "null")
-    assert found.row_codec_records == 2
+    assert found.row_by_row_records == 2
 
 
 def test_the_unwrapped_option_makes_null_values_deletes() -> None:

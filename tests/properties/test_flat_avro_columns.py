@@ -119,7 +119,7 @@ def test_a_batch_is_as_its_records_one_by_one(
     codec, messages = stream
     found = _check(codec, as_records(messages), zero_date)
     assert found is not None
-    left = found.row_codec_records - len(found.faults)
+    left = found.row_by_row_records - len(found.faults)
     assert left <= sum(isinstance(event, DdlEvent) for event in found.events)
 
 

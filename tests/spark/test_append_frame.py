@@ -92,7 +92,7 @@ def test_each_image_of_each_event_is_a_row() -> None:
     assert summary.bad == 2
     account = account_of(summary, kafka_records=8, applied_rows=7, rejected=2)
     account.check(table="t")
-    assert (account.read, account.applied, account.filtered, account.dead_lettered) == (8, 5, 1, 2)
+    assert (account.read, account.applied, account.without_row, account.dead_lettered) == (8, 5, 1, 2)
     with pytest.raises(Exception, match="1 events are missing"):
         account_of(summary, kafka_records=8, applied_rows=6, rejected=2).check(table="t")
 

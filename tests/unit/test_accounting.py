@@ -19,7 +19,7 @@ def _summary() -> BatchSummary:
 
 def test_a_batch_that_adds_up() -> None:
     account = account_of(_summary(), kafka_records=10, applied_rows=5, rejected=1)
-    assert account == Account(read=10, applied=4, superseded=4, filtered=1, dead_lettered=1)
+    assert account == Account(read=10, applied=4, superseded=4, without_row=1, dead_lettered=1)
     account.check(table="t")
 
 
@@ -57,7 +57,7 @@ def test_counters_survive_the_state_store() -> None:
 def test_what_a_filter_took_out_is_among_what_was_applied_or_superseded(unmatched: int, holds: bool) -> None:
     summary = replace(_summary(), unmatched=unmatched)
     account = account_of(summary, kafka_records=10, applied_rows=5, rejected=1)
-    assert account.as_counters()["unmatched"] == unmatched
+    assert account.as_counters()["filtered_out"] == unmatched
     if holds:
         account.check(table="t")
         return

@@ -143,7 +143,7 @@ def test_without_checksums_rows_stay_in_columns() -> None:
     messages = [message_of(codec, change(after=row, schema=SCHEMA)) for row in rows]
     for policy, moment in (("first", FIRST), ("second", SECOND)):
         found = _checked(codec, messages, policy)
-        assert found.row_codec_records == 0
+        assert found.row_by_row_records == 0
         assert _rows(found)[2] == ({"id": 2, "made": moment, "paid": None}, ["made"])
         assert [chosen for _, chosen in _rows(found)] == [None, None, ["made"], None, None]
     assert [one.record for one in _checked(codec, messages, "error").faults] == [2]
@@ -274,7 +274,7 @@ def test_which_zones_set_their_clocks_back(zone: str, found: bool) -> None:
 
 def test_status_says_how_often_the_policy_chose() -> None:
     status = TableStatus("shop", TableId("shop", "orders"), "RUNNING", ambiguous_times={"made": 2, "paid": 0})
-    assert list(count_remarks(status)) == [
+    assert list(count_remarks(status, right(FLAT_AVRO).source)) == [
         "2 times of column made come twice and may be the other (ambiguous-time)"
     ]
 

@@ -231,7 +231,7 @@ def test_a_batch_of_compressed_records_is_read_in_columns(kind: Compression) -> 
         records = pa.record_batch({name: records[name] for name in records.schema.names} | halves)
         found = _debezium().decode_batch(records)
         assert_same(found, rows_from_events(records, _debezium().decode, ValueOptions()))
-        assert (found.row_codec_records, len(found.faults)) == (2, 1)
+        assert (found.row_by_row_records, len(found.faults)) == (2, 1)
 
 
 def test_a_debezium_record_stands_for_no_more_than_the_limit() -> None:
@@ -251,7 +251,7 @@ def test_opened_records_of_a_batch_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     records = as_records(Message("t", 0, at, *sent) for at in range(20))
     found = _debezium().decode_batch(records)
     assert_same(found, rows_from_events(records, _debezium().decode, ValueOptions()))
-    assert found.row_codec_records == 0
+    assert found.row_by_row_records == 0
 
 
 def test_debezium_avro_is_never_compressed() -> None:

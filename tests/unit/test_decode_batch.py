@@ -60,7 +60,7 @@ def test_rows_have_the_types_of_the_type_table() -> None:
     assert kinds == {"id": pa.int64(), "day": pa.date32(), "price": pa.decimal128(10, 2)}
     assert table.rows["op"].to_pylist() == ["insert", "insert"]
     assert [str(row["day"]) for row in table.rows["after"].to_pylist()] == ["2024-02-29", "None"]
-    assert decoded.row_codec_records == decoded.records == 2
+    assert decoded.row_by_row_records == decoded.records == 2
 
 
 def test_a_date_no_calendar_has_is_null_and_named() -> None:
@@ -122,7 +122,7 @@ def test_what_the_columnar_step_leaves_takes_its_place_among_the_rest() -> None:
     decoded = decode_in_columns(records, columnar=columnar, decode=_decode, options=OPTIONS)
     assert len(decoded.tables) == 1
     assert [row["id"] for row in decoded.tables[0].rows["after"].to_pylist()] == list(range(10))
-    assert decoded.row_codec_records == 5
+    assert decoded.row_by_row_records == 5
 
 
 def _moved(table, record):  # type: ignore[no-untyped-def]

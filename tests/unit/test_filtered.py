@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tidesink.cli.status import filtered_lines
+from tidesink.cli.status import without_row_lines
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import BatchSummary, Filtered, filtered_of, least_watermark
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
@@ -31,6 +31,9 @@ def test_they_survive_the_state_store() -> None:
     found = Filtered(2, 5, 3, ALTER)
     assert Filtered.from_details(json.loads(json.dumps(found.as_details()))) == found
     assert Filtered.from_details({"topic": "t"}) == Filtered()
+    # As an earlier version stored it.
+    former = {"filtered": found.as_details()["without_row"], "last_ddl": ALTER}
+    assert Filtered.from_details(former) == found
 
 
 def test_the_watermark_is_what_every_partition_has_passed() -> None:
@@ -42,8 +45,8 @@ def test_the_watermark_is_what_every_partition_has_passed() -> None:
 
 def test_status_says_them() -> None:
     details = {"watermark": 4 << 18, **Filtered(1, 2, 0, ALTER).as_details()}
-    lines = filtered_lines(TableStatus("shop", ORDERS, "IDLE", details=details))
-    assert lines[0] == "filtered: 1 DDL events, 2 watermarks"
+    lines = without_row_lines(TableStatus("shop", ORDERS, "IDLE", details=details))
+    assert lines[0] == "without row: 1 DDL events, 2 watermarks"
     assert lines[1].startswith("watermark: 1970-01-01 00:00:00.004 UTC, ")
-    assert lines[2] == "last DDL: 1970-01-01 00:00:00.005 ALTER ALTER TABLE t ADD c int"
-    assert filtered_lines(TableStatus("shop", ORDERS, "IDLE")) == []
+    assert lines[2] == "last DDL at 1970-01-01 00:00:00.005 UTC: ALTER TABLE t ADD c int (kind ALTER)"
+    assert without_row_lines(TableStatus("shop", ORDERS, "IDLE")) == []

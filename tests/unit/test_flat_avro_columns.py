@@ -59,7 +59,7 @@ def test_every_type_is_read_in_columns(producer: Any, mode: Any, zero_date: Zero
     codec = codec_with(producer=producer, **modes)
     messages = [message_of(codec, change(after=row)) for row in (EVERY_VALUE, ALL_NULL, EVERY_VALUE)]
     found = checked(codec, messages, zero_date)
-    assert found.row_codec_records == 0
+    assert found.row_by_row_records == 0
     assert [len(one.rows) for one in found.tables] == [3]
 
 
@@ -72,7 +72,7 @@ def test_updates_and_deletes_with_the_row_before() -> None:
         change(Op.DELETE, None, before=old, schema=SMALL),
     ]
     found = checked(codec, [message_of(codec, one) for one in changes])
-    assert found.row_codec_records == 0
+    assert found.row_by_row_records == 0
     (rows,) = (one.rows for one in found.tables)
     assert rows["op"].to_pylist() == ["insert", "update", "delete"]
     assert rows["source"].to_pylist() == [[TSO]] * 3
@@ -90,7 +90,7 @@ def test_a_delete_may_hold_its_row_outside_the_row_before() -> None:
     deleted = replace(inserted, value=value.replace(b"\x02c", b"\x02d"))
     unknown = replace(inserted, value=value.replace(b"\x02c", b"\x02x"))
     found = checked(codec, [inserted, deleted, unknown])
-    assert found.row_codec_records == len(found.faults) == 1
+    assert found.row_by_row_records == len(found.faults) == 1
     assert found.tables[0].rows["zero_dates"].to_pylist() == [["day"], ["day"]]
 
 
@@ -104,7 +104,7 @@ def test_a_delete_without_a_row_before_has_the_row_outside() -> None:
         for one, op in ((updated, b"u"), (inserted, b"c"))
     ]
     found = checked(codec, [*deletes, inserted])
-    assert found.row_codec_records == 0
+    assert found.row_by_row_records == 0
     (rows,) = (one.rows for one in found.tables)
     assert rows["op"].to_pylist() == ["delete", "delete", "insert"]
     assert [str(row["day"]) if row else row for row in rows["before"].to_pylist()] == [
@@ -136,7 +136,7 @@ def test_bits_are_read_in_either_width() -> None:
     wide = replace(messages[2], value=(messages[2].value or b"")[:-2] + b"\x03\xff")
     empty = replace(messages[2], value=(messages[2].value or b"")[:-3] + b"\x00")
     found = checked(codec, [*messages, empty, beyond, wide])
-    assert found.row_codec_records == 1
+    assert found.row_by_row_records == 1
     assert [row["b"] for row in found.tables[0].rows["after"].to_pylist()][:7] == [
         0,
         1,
@@ -152,7 +152,7 @@ def test_a_column_may_be_called_as_the_mark_of_full_width_bits() -> None:
     schema = table(f"create table t (id int primary key, `{BIT_WIDTH}` int, b bit(16))")
     codec = codec_with(producer="new")
     found = checked(codec, [message_of(codec, change(after={"id": 1, BIT_WIDTH: 5, "b": 1}, schema=schema))])
-    assert found.row_codec_records == 0
+    assert found.row_by_row_records == 0
     assert found.tables[0].rows["after"].to_pylist() == [{"id": 1, BIT_WIDTH: 5, "b": 1}]
 
 
@@ -171,7 +171,7 @@ def test_tables_topics_and_schemas_have_groups_of_their_own() -> None:
     ]
     messages = [message_of(codec, event, topic) for topic in (TOPIC, "other") for event in events] * 3
     found = checked(codec, messages)
-    assert found.row_codec_records == 0
+    assert found.row_by_row_records == 0
     assert sorted((str(one.table), len(one.rows)) for one in found.tables) == sorted(
         [("shop.t", 3)] * 3 + [("shop.k", 3), ("from.other", 3)] + [("from.other", 3)] * 3
     )
@@ -188,7 +188,7 @@ def test_many_records_are_read_chunk_by_chunk() -> None:
     messages = [kinds[0], kinds[1], gone] * (CHUNK_RECORDS // 2)
     messages[CHUNK_RECORDS + 5 : CHUNK_RECORDS + 5] = [kinds[2], cut, cut]
     found = checked(codec, messages)
-    assert len(found.faults) == found.row_codec_records == 3
+    assert len(found.faults) == found.row_by_row_records == 3
 
 
 def test_watermarks_and_delete_markers_are_read_in_columns() -> None:
@@ -201,7 +201,7 @@ def test_watermarks_and_delete_markers_are_read_in_columns() -> None:
     messages.append(message_of(codec, change(Op.DELETE, None, before=EVERY_VALUE)))
     messages.append(message_of(codec, change()))
     found = checked(codec, messages)
-    assert found.row_codec_records == 0
+    assert found.row_by_row_records == 0
     assert [event.commit_ts for event in found.events] == [1, TSO, 2**64 - 1]
     assert found.tables[0].rows["commit_ts"].to_pylist() == [TSO]
 
@@ -228,7 +228,7 @@ def test_the_row_codec_says_what_is_wrong_with_a_record(key: bytes | None, value
     good = message_of(codec, change(after={"id": 1, "day": None, "b": None}, schema=SMALL))
     found = checked(codec, [good, Message(TOPIC, 0, 0, key, value), good])
     assert [record for record, *_ in faults_of(found)] == [1]
-    assert found.row_codec_records == 1
+    assert found.row_by_row_records == 1
 
 
 def test_an_id_that_no_registry_has_ends_the_batch() -> None:
@@ -245,14 +245,14 @@ def test_checksums_that_are_asked_for_are_left_to_the_row_codec() -> None:
     message = message_of(writer, change(extension={"_tidb_row_level_checksum": "1"}))
     reader = FlatAvroCodec(registry=registry, options=CodecOptions(checksum="reject"))
     found = checked(reader, [message])
-    assert found.row_codec_records == 1
-    assert checked(codec_with(registry), [message]).row_codec_records == 0
+    assert found.row_by_row_records == 1
+    assert checked(codec_with(registry), [message]).row_by_row_records == 0
 
 
 def test_glue_frames_are_left_to_the_row_codec() -> None:
     codec = FlatAvroCodec(registry=MemorySchemaRegistry(), glue=SOURCE)
     found = checked(codec, [Message("t", 0, 0, framed(KEY, KEY_ID), framed(VALUE, VALUE_ID))])
-    assert found.row_codec_records == 1
+    assert found.row_by_row_records == 1
     assert [one.schema_id for one in found.tables] == [SchemaIds(None, None)]
 
 
@@ -302,7 +302,7 @@ def test_schemas_that_ticdc_does_not_write_are_left(key: Any, value: Any, payloa
     codec = FlatAvroCodec(registry=MemorySchemaRegistry(texts))
     message = Message("t", 0, 0, b"\x00\x00\x00\x00\x01\x02", b"\x00\x00\x00\x00\x02" + payload)
     found = checked(codec, [message, message])
-    assert found.row_codec_records == 2
+    assert found.row_by_row_records == 2
 
 
 def test_a_key_without_columns_is_a_key() -> None:
@@ -318,7 +318,7 @@ def test_a_key_without_columns_is_a_key() -> None:
         ],
     )
     assert [one.rows["key"].to_pylist() for one in found.tables] == [[{}], [{}]]
-    assert found.row_codec_records == len(found.faults) == 1
+    assert found.row_by_row_records == len(found.faults) == 1
 
 
 def test_an_empty_batch_has_nothing() -> None:

@@ -73,14 +73,14 @@ def test_metrics_add_up() -> None:
 
 def test_fates_are_what_was_read_and_what_a_filter_took_out_is_counted_beside_them() -> None:
     metrics = MetricsListener()
-    metrics.hear(replace(APPLIED, account=replace(APPLIED.account, unmatched=3)))
+    metrics.hear(replace(APPLIED, account=replace(APPLIED.account, filtered_out=3)))
     (events,) = (one for one in metrics.registry.collect() if one.name == "tidesink_events")
     fates = {one.labels["fate"]: one.value for one in events.samples if one.name.endswith("_total")}
     assert fates.pop("read") == sum(fates.values()) == 10
     value = metrics.registry.get_sample_value
-    assert value("tidesink_unmatched_total", {"table": "shop.orders"}) == 3
-    metrics.hear(replace(APPLIED, account=replace(APPLIED.account, unmatched=-1)))
-    assert value("tidesink_unmatched_total", {"table": "shop.orders"}) == 3
+    assert value("tidesink_filtered_out_total", {"table": "shop.orders"}) == 3
+    metrics.hear(replace(APPLIED, account=replace(APPLIED.account, filtered_out=-1)))
+    assert value("tidesink_filtered_out_total", {"table": "shop.orders"}) == 3
     assert value("tidesink_batches_total", {"table": "shop.orders"}) == 2
 
 

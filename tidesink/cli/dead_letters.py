@@ -304,7 +304,7 @@ def _replay_json(report: ReplayReport) -> dict[str, Any]:
 
 def _show_replay(report: ReplayReport) -> None:
     shown = _replay_json(report)
-    names = ("table", "read", "applied", "superseded", "filtered", "still_bad")
+    names = ("table", "read", "applied", "superseded", "without_row", "still_bad")
     columns = [name.replace("_", " ") for name in names]
     show_table(None, columns, [[str(report.table), *(shown[name] for name in names[1:])]])
     if report.settled:

@@ -349,7 +349,7 @@ _COLUMNS: Final = ("table", "rows", "columns", "last commit_ts", "lag", "batches
 
 def _show(result: DemoResult) -> None:
     show_table("\nThe tables in the lake", _COLUMNS, [_row(*pair) for pair in _pairs(result)])
-    title = "\nRow events: read = applied + superseded + filtered + dead letters"
+    title = "\nRow events: read = applied + superseded + without row + dead letters"
     show_table(title, COUNTS, [counts_row(report.table, report.counters) for report in result.run.tables])
     for check in result.checks:
         for difference in check.differences:

@@ -55,6 +55,7 @@ from tidesink.errors import BrokerUnavailableError, ConfigError
 from tidesink.sinks.batch.observers import LogListener
 
 if TYPE_CHECKING:
+    from tidesink.config.source import SourceSettings
     from tidesink.sinks.batch.observers import Listener, RunReport, TableReport
 
 
@@ -124,7 +125,7 @@ def run_worker(
     elif log is LogFormat.JSON:
         log_report(report)
     else:
-        show_report(report)
+        show_report(report, settings.source)
     if report.exit_code != terminal.DONE:
         raise typer.Exit(report.exit_code)
 
@@ -195,7 +196,7 @@ def _ending(report: RunReport) -> str:
     return "stopped" if report.terminated else "interrupted" if report.interrupted else "done"
 
 
-def show_report(report: RunReport) -> None:
+def show_report(report: RunReport, source: SourceSettings) -> None:
     """A run's report for people."""
     show_table(None, ("table", "state", "batches", "lag", "source time"), map(_row, report.tables))
     typer.echo("")
@@ -203,7 +204,7 @@ def show_report(report: RunReport) -> None:
     for entry in report.tables:
         remarks = [f"error: {entry.error}"] if entry.error else []
         remarks += [f"warning: {warning}" for warning in entry.warnings]
-        for line in [*remarks, *count_remarks(entry)]:
+        for line in [*remarks, *count_remarks(entry, source)]:
             typer.echo(f"{entry.table}: {line}", err=True)
     if report.error:
         typer.echo(f"error: {report.error}", err=True)

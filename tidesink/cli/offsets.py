@@ -18,8 +18,8 @@ import typer
 from tidesink.cli import terminal
 from tidesink.cli.status import (
     again_line,
-    commit_time,
     known_table,
+    source_time,
     worked_with,
     worker_is_alive,
 )
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Where tables stand in their topics, and rewinds.")
 
-_COLUMNS: Final = ("table", "topic", "partition", "applied", "begins", "ends", "waiting", "last commit")
+_COLUMNS: Final = ("table", "topic", "partition", "applied", "begins", "ends", "waiting", "source time")
 _PLACE: Final = re.compile(r"(?P<partition>[0-9]+)=(?P<offset>[0-9]+)")
 _GONE: Final = "the topic is not there"
 _OTHER: Final = "the topic was made again: its offsets are not those that were applied"
@@ -144,7 +144,7 @@ def _partitions(one: _Standing) -> Iterator[dict[str, Any]]:
 def _rows(one: _Standing) -> Iterator[tuple[Any, ...]]:
     for at in _partitions(one):
         shown = (at[name] for name in ("partition", "applied", "begins", "ends", "waiting"))
-        yield str(one.table), one.topic, *shown, commit_time(at["commit_ts"])
+        yield str(one.table), one.topic, *shown, source_time(at["commit_ts"])
 
 
 def _remarks(one: _Standing) -> list[str]:

@@ -34,18 +34,20 @@ from tidesink.cli.terminal import (
 from tidesink.config import Config
 from tidesink.errors import ConfigError, nearest
 from tidesink.events import TableId, fold_name, physical_ms
+from tidesink.sinks.batch.counts import Account, Filtered
 from tidesink.sinks.batch.observers import EVERY_SECONDS, Mark, is_alive, read_mark
 from tidesink.sinks.state.failures import Failure, failure_in
 
 if TYPE_CHECKING:
     from tidesink.config.fields import ChangePolicy
+    from tidesink.config.source import SourceSettings
     from tidesink.sinks.batch.observers import TableReport
     from tidesink.sinks.state.progress import StateStore, TableStatus
     from tidesink.sinks.worker.control import TableControl
 
 
 T = TypeVar("T")
-COUNTS = ("table", "read", "applied", "superseded", "filtered", "dead letters")
+COUNTS = ("table", "read", "applied", "superseded", "without row", "dead letters")
 UNWELL_STATES = frozenset({"PAUSED", "FAILING"})
 # A worker that was not seen for so long is late: it waits for the brokers for 30 s at most.
 _LATE_SECONDS = 35.0
@@ -92,7 +94,7 @@ def _show_status(settings: Config, file: Path, output: OutputFormat) -> bool:
         tables = [status_json(entry) for entry in found]
         write_json({**_pipeline_json(settings, found, mark), "tables": tables})
     else:
-        show_statuses(found, commands)
+        show_statuses(found, commands, settings.source)
         for table in _asked_to_rest(settings, found):
             typer.echo(f"{table}: asked to rest; it does after its batch, or when a worker runs")
         for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
@@ -245,6 +247,11 @@ def status_json(entry: TableStatus) -> dict[str, Any]:
     shown["table"] = {"schema": entry.table.schema, "name": entry.table.name}
     shown["updated"] = entry.updated.isoformat() if entry.updated else None
     failure = failure_in(entry.details)
+    # As earlier versions named them, too.
+    shown["counters"] = Account.from_counters(entry.counters).as_counters() if entry.counters else {}
+    if "filtered" in entry.details:
+        shown["details"] |= Filtered.from_details(entry.details).as_details()
+        del shown["details"]["filtered"]
     shown["error"] = entry.error or (failure.error if failure is not None else None)
     shown["failure"] = _failure_json(failure)
     shown["lag"] = lag_of(entry)._asdict()
@@ -355,7 +362,7 @@ def next_line(commands: Commands, table: TableId | None) -> str:
 _KEPT = "Nothing is lost: Kafka still has what is not applied, for as long as its retention lasts"
 
 
-def show_statuses(found: tuple[TableStatus, ...], commands: Commands) -> None:
+def show_statuses(found: tuple[TableStatus, ...], commands: Commands, source: SourceSettings) -> None:
     """Status rows for people."""
     if not found:
         typer.echo("no table has been worked on yet: tidesink run starts the worker")
@@ -364,16 +371,13 @@ def show_statuses(found: tuple[TableStatus, ...], commands: Commands) -> None:
     typer.echo("")
     show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in found])
     for entry in found:
-        for line in _remarks(entry, commands):
+        for line in _remarks(entry, commands, source):
             typer.echo(f"{entry.table}: {line}")
 
 
 def counts_row(table: TableId, counters: Mapping[str, int]) -> tuple[Any, ...]:
     """A table's row under ``COUNTS``: how many row events became what."""
-    return str(table), *(counters.get(name, 0) for name in _COUNTERS)
-
-
-_COUNTERS = ("read", "applied", "superseded", "filtered", "dead_lettered")
+    return str(table), *Account.from_counters(counters).values()
 
 
 def _row(entry: TableStatus) -> tuple[Any, ...]:
@@ -387,7 +391,7 @@ def _row(entry: TableStatus) -> tuple[Any, ...]:
     )
 
 
-def _remarks(entry: TableStatus, commands: Commands) -> list[str]:
+def _remarks(entry: TableStatus, commands: Commands, source: SourceSettings) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     failure = failure_in(entry.details)
     if failure is not None and entry.state != "PAUSED":
@@ -402,17 +406,18 @@ def _remarks(entry: TableStatus, commands: Commands) -> list[str]:
     left = left_to_spark(entry)
     remarks += [f"batches are {left}"] if left else []
     remarks += [f"warning: {warning}" for warning in entry.warnings]
-    return [*remarks, *count_remarks(entry), *filtered_lines(entry)]
+    return [*remarks, *count_remarks(entry, source), *without_row_lines(entry)]
 
 
-def count_remarks(entry: TableStatus | TableReport) -> Iterator[str]:
+def count_remarks(entry: TableStatus | TableReport, source: SourceSettings) -> Iterator[str]:
     """What a table's counters report beside ``COUNTS``: one line for each that is not zero."""
-    counters = entry.counters
-    if unmatched := counters.get("unmatched", 0):
-        yield f"filter: {unmatched} changes whose row does not satisfy it, among applied and superseded"
-    if count := counters.get("row_codec", 0):
-        read = counters.get("read", 0)
-        yield f"row codec: {count} of {read} records were decoded one by one, which is slower"
+    counts = Account.from_counters(entry.counters)
+    if counts.filtered_out:
+        changes = f"{counts.filtered_out} changes whose row does not satisfy the table's filter"
+        yield f"filtered out: {changes}, among applied and superseded"
+    if counts.row_by_row:
+        number = f"{counts.row_by_row} of {counts.read} records were decoded one by one, which is slower"
+        yield f"row by row: {number}: {row_by_row_reason(source)}"
     for column, count in entry.zero_dates.items():
         if count:
             yield f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
@@ -421,11 +426,30 @@ def count_remarks(entry: TableStatus | TableReport) -> Iterator[str]:
             yield f"{count} times of column {column} come twice and may be the other (ambiguous-time)"
 
 
-def filtered_lines(entry: TableStatus) -> list[str]:
+def row_by_row_reason(source: SourceSettings) -> str:
+    """Which records of a protocol are not decoded in columns."""
+    if source.checksum != "off":
+        return f"source.checksum: {source.checksum} has the sum of each row computed"
+    return _ROW_BY_ROW[source.protocol]
+
+
+_ROW_BY_ROW = {
+    "flat-avro": "those whose Avro schema or header is not as TiCDC writes it",
+    "canal-json": "those whose JSON is not as TiCDC writes it, and those that cannot be decoded",
+    "debezium-json": (
+        "those without a schema beside the payload (value.converter.schemas.enable: false), of TRUNCATE, and "
+        "whose JSON is not as Kafka Connect writes it"
+    ),
+    "debezium-avro": "those with arrays, of TRUNCATE, and whose schema or header is unusual",
+}
+
+
+def without_row_lines(entry: TableStatus) -> list[str]:
     """What was read and is no row: how many of each kind, how far watermarks are, the last DDL."""
-    counts, last = entry.details.get("filtered") or {}, entry.details.get("last_ddl")
-    kinds = [f"{counts[name]} {word}" for name, word in _FILTERED if counts.get(name)]
-    lines = [f"filtered: {', '.join(kinds)}"] if kinds else []
+    found = Filtered.from_details(entry.details)
+    counts = (found.ddl, "DDL events"), (found.watermarks, "watermarks"), (found.messages, _MESSAGES)
+    kinds = [f"{count} {word}" for count, word in counts if count]
+    lines, last = [f"without row: {', '.join(kinds)}"] if kinds else [], found.last_ddl
     watermark = entry.details.get("watermark")
     if watermark is not None:
         behind = max(0.0, time.time() - physical_ms(watermark) / 1000)
@@ -433,11 +457,12 @@ def filtered_lines(entry: TableStatus) -> list[str]:
             f"watermark: {commit_time(watermark)} UTC, {behind:.0f} s ago: all changes up to it are in"
         )
     if last:
-        lines.append(f"last DDL: {commit_time(last['commit_ts'])} {last['kind']} {last['query']}")
+        at = f" at {moment} UTC" if (moment := commit_time(last["commit_ts"])) else ""
+        lines.append(f"last DDL{at}: {last['query']} (kind {last['kind']})")
     return lines
 
 
-_FILTERED = (("ddl", "DDL events"), ("watermarks", "watermarks"), ("messages", "other messages"))
+_MESSAGES = "messages that change no row (tombstones, heartbeats, ends of transactions)"
 
 
 def _routed_to(entry: TableStatus) -> list[str]:

@@ -126,7 +126,7 @@ class DecodedBatch:
     """What a batch of Kafka records holds.
 
     ``events`` are the DDL events, watermarks and messages in the order of the input, ``event_records`` the
-    index in the input of the record of each. ``records`` counts the input, ``row_codec_records`` those of
+    index in the input of the record of each. ``records`` counts the input, ``row_by_row_records`` those of
     them that the columnar step left to the row codec.
     """
 
@@ -134,7 +134,7 @@ class DecodedBatch:
     events: tuple[ControlEvent, ...]
     faults: tuple[Fault, ...]
     records: int
-    row_codec_records: int
+    row_by_row_records: int
     event_records: tuple[int, ...] = ()
 
 

@@ -353,7 +353,7 @@ FAILPOINTS: Final = (
     "committing",  # the last instruction before the target is given the batch
     "staged",  # all that comes before the target's commit is done: rows are staged, messages acknowledged
     "committed",  # the target has the batch and its progress
-    "accounted",  # read = applied + superseded + filtered + dead-lettered holds
+    "accounted",  # read = applied + superseded + without-row + dead-lettered holds
     "reported",  # status is saved
 )
 # Of a batch that a lake takes as files, between ``committing`` and ``staged``. Rows that depend on stored

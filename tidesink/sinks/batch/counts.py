@@ -1,4 +1,4 @@
-"""The counts of a batch, and the law over them: read = applied + superseded + filtered + dead-lettered.
+"""The counts of a batch, and the law over them: read = applied + superseded + without-row + dead-lettered.
 
 The unit is the event. ``read`` is counted where the records are fetched; ``applied`` comes from the
 target's own numbers of its commit; the rest is counted by the reduction. The three counts share no code, so
@@ -188,23 +188,27 @@ def least(moments: Iterable[int | None]) -> int | None:
     return min((one for one in moments if one is not None), default=None)
 
 
+# The counters' names in what earlier versions stored.
+_FORMER: Final = {"without_row": "filtered", "filtered_out": "unmatched", "row_by_row": "row_codec"}
+
+
 @dataclass(frozen=True)
 class Account:
     """The numbers of one batch, or of many added up, in events.
 
-    A key change is one event, and the delete of an absent row is applied. ``unmatched`` is no part of the
-    law's sum: so many of the applied and superseded ones are changes whose row the table's filter took out.
-    Nor is ``row_codec``: the records that were decoded one by one, which is slower, since no columnar step
-    could prove them.
+    A key change is one event, and the delete of an absent row is applied. ``without_row``: DDL,
+    watermarks and messages that change no row. ``filtered_out`` is no part of the law's sum: so many of the
+    applied and superseded ones are changes whose row the table's filter took out. Nor is ``row_by_row``: the
+    records that were decoded one by one, which is slower, since no columnar step could prove them.
     """
 
     read: int = 0
     applied: int = 0
     superseded: int = 0
-    filtered: int = 0
+    without_row: int = 0
     dead_lettered: int = 0
-    unmatched: int = 0
-    row_codec: int = 0
+    filtered_out: int = 0
+    row_by_row: int = 0
 
     def __add__(self, other: Account) -> Account:
         mine, theirs = self.as_counters(), other.as_counters()
@@ -212,7 +216,7 @@ class Account:
 
     def values(self) -> tuple[int, int, int, int, int]:
         """The numbers in the order of the law."""
-        return self.read, self.applied, self.superseded, self.filtered, self.dead_lettered
+        return self.read, self.applied, self.superseded, self.without_row, self.dead_lettered
 
     def as_counters(self) -> dict[str, int]:
         """The numbers by name."""
@@ -220,15 +224,16 @@ class Account:
 
     @classmethod
     def from_counters(cls, counters: Mapping[str, int]) -> Account:
-        """The numbers in a mapping by name; missing ones are 0."""
-        return cls(**{name: counters.get(name, 0) for name in cls.__dataclass_fields__})
+        """The numbers in a mapping by name, or by the name of earlier versions; missing ones are 0."""
+        names = cls.__dataclass_fields__
+        return cls(**{name: counters.get(name, counters.get(_FORMER.get(name, name), 0)) for name in names})
 
     def check(self, *, table: str) -> None:
         """Raise AccountingError where the law does not hold."""
         accounted = self.read - sum(self.values()[1:])
         numbers = ", ".join(f"{name} {count}" for name, count in self.as_counters().items())
         if accounted == 0:
-            self._check_unmatched(numbers, table)
+            self._check_filtered_out(numbers, table)
             return
         raise AccountingError(
             f"{abs(accounted)} events are {'missing' if accounted > 0 else 'too many'}: {numbers}. The table "
@@ -236,9 +241,9 @@ class Account:
             table=table,
         )
 
-    def _check_unmatched(self, numbers: str, table: str) -> None:
+    def _check_filtered_out(self, numbers: str, table: str) -> None:
         """A row that the filter took out is a delete: applied, or superseded."""
-        if 0 <= self.unmatched <= self.applied + self.superseded:
+        if 0 <= self.filtered_out <= self.applied + self.superseded:
             return
         raise AccountingError(
             f"the filter took out other rows than were applied or superseded: {numbers}. The table stops so "
@@ -254,7 +259,7 @@ def account_of(
     applied_rows: int,
     rejected: int,
     stale_rows: int = 0,
-    row_codec: int = 0,
+    row_by_row: int = 0,
 ) -> Account:
     """The account of one batch.
 
@@ -269,16 +274,20 @@ def account_of(
         read=kafka_records + summary.read - summary.messages,
         applied=max(applied, 0),
         superseded=summary.superseded + stale,
-        filtered=summary.filtered,
+        without_row=summary.filtered,
         dead_lettered=rejected,
-        unmatched=summary.unmatched,
-        row_codec=row_codec,
+        filtered_out=summary.unmatched,
+        row_by_row=row_by_row,
     )
+
+
+# In a status's details: how many events without a row there were of each kind.
+WITHOUT_ROW: Final = "without_row"
 
 
 @dataclass(frozen=True)
 class Filtered:
-    """The events that the law calls filtered, by kind, of one batch or of many added up.
+    """The events that the law counts as without a row, by kind, of one batch or of many added up.
 
     ``last_ddl``: ``commit_ts``, ``kind`` and ``query`` of the newest DDL event that is kept, None where none
     is.
@@ -299,16 +308,17 @@ class Filtered:
     def as_details(self) -> dict[str, Any]:
         """As the state store keeps it."""
         counts = dict(zip(("ddl", "watermarks", "messages"), self._counts(), strict=True))
-        return {"filtered": counts, "last_ddl": None if self.last_ddl is None else dict(self.last_ddl)}
+        return {WITHOUT_ROW: counts, "last_ddl": None if self.last_ddl is None else dict(self.last_ddl)}
 
     @classmethod
     def from_details(cls, details: Mapping[str, Any]) -> Filtered:
-        """What ``as_details`` made; nothing where there is nothing."""
-        return cls(**details.get("filtered", {}), last_ddl=details.get("last_ddl"))
+        """What ``as_details`` made, in this version or an earlier one; nothing where there is nothing."""
+        counts = details.get(WITHOUT_ROW) or details.get("filtered") or {}
+        return cls(**counts, last_ddl=details.get("last_ddl"))
 
 
 def filtered_of(summary: BatchSummary, last_ddl: Mapping[str, Any] | None = None) -> Filtered:
-    """What one batch filtered."""
+    """What one batch read that is no row."""
     others = summary.filtered - summary.ddl - summary.watermarks
     return Filtered(summary.ddl, summary.watermarks, others, last_ddl)
 

@@ -182,8 +182,8 @@ class MetricsListener:
             return Counter(f"tidesink_{name}", words, ("table", *labels), registry=place)
 
         self._events = counter("events", "Row events by what became of them", "fate")
-        self._unmatched = counter("unmatched", "Events applied or superseded whose row a filter took out")
-        self._row_codec = counter("row_codec_records", "Records decoded one by one")
+        self._filtered_out = counter("filtered_out", "Events whose row a filter took out")
+        self._row_by_row = counter("row_by_row_records", "Records decoded one by one")
         self._batches = counter("batches", "Batches applied")
         self._bytes = counter("read_bytes", "Bytes read from Kafka")
         self._doubted = counter("doubted_rows", "Rows applied with a warning: their checksum or their key")
@@ -212,8 +212,8 @@ class MetricsListener:
         table = str(event.table)
         counters = event.account.as_counters()
         # Part of other fates: among them it would be counted twice.
-        self._unmatched.labels(table).inc(max(counters.pop("unmatched"), 0))
-        self._row_codec.labels(table).inc(counters.pop("row_codec"))
+        self._filtered_out.labels(table).inc(max(counters.pop("filtered_out"), 0))
+        self._row_by_row.labels(table).inc(counters.pop("row_by_row"))
         for fate, count in counters.items():
             # A counter takes nothing back: a number below 0 would cost the batch its other numbers.
             self._events.labels(table, fate).inc(max(count, 0))

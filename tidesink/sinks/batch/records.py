@@ -382,7 +382,7 @@ class DecodedRecords:
     """What some records hold. ``tables`` have row changes that fit the shape, and truncates.
 
     ``silent`` are the records without any event (tombstones): topic, partition and offset. ``records`` and
-    ``bytes`` count all that were asked about, ``row_codec_records`` those that went to the row codec.
+    ``bytes`` count all that were asked about, ``row_by_row_records`` those that went to the row codec.
     ``strangers`` are rows of tables that nobody knows yet, counted nowhere else; ``ddl`` the DDL events of
     whatever table. ``void`` counts the row changes that are left out since the table was emptied behind
     them, ``void_records`` the records that begin with one; ``waiting_records`` the records that begin with
@@ -395,7 +395,7 @@ class DecodedRecords:
     silent: list[pa.RecordBatch] = field(default_factory=list)
     records: int = 0
     bytes: int = 0
-    row_codec_records: int = 0
+    row_by_row_records: int = 0
     strangers: int = 0
     ddl: int = 0
     void: int = 0
@@ -418,7 +418,7 @@ class DecodedRecords:
         self.silent += other.silent
         self.records += other.records
         self.bytes += other.bytes
-        self.row_codec_records += other.row_codec_records
+        self.row_by_row_records += other.row_by_row_records
         self.strangers += other.strangers
         self.ddl += other.ddl
         self.void += other.void
@@ -465,7 +465,7 @@ def _decode(
     records: pa.RecordBatch, decoder: TableDecoder, validation: _Validation, whole: DecodedRecords
 ) -> None:
     decoded = decoder.decode_batch(records)
-    whole.row_codec_records = _row_codec_records(decoded, decoder)
+    whole.row_by_row_records = _row_by_row_records(decoded, decoder)
     _take(records, decoded, validation, whole)
     # A value that is none may stand in an old row, of which a table that keeps rows takes the key alone.
     again = [fault.record for fault in decoded.faults if validation.may_be_old(fault.error)]
@@ -481,11 +481,11 @@ def _decode(
         whole.others += [inner.places.bad(fault.record, 0, fault.error) for fault in found.faults]
 
 
-def _row_codec_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
+def _row_by_row_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
     """Records of rows that the columnar step left: control events it leaves by design."""
     events = zip(decoded.event_records, decoded.events, strict=True)
     control = {record for record, event in events if not isinstance(event, decoder.columnar_events)}
-    return max(0, decoded.row_codec_records - len(control))
+    return max(0, decoded.row_by_row_records - len(control))
 
 
 def _take(

@@ -628,7 +628,7 @@ class Batch:
             applied_rows=1 if reduction.truncates else result.applied,
             rejected=rejected,
             stale_rows=result.stale,
-            row_codec=reduction.found.row_codec_records,
+            row_by_row=reduction.found.row_by_row_records,
         )
         account.check(table=str(self._settings.table))
         return account

@@ -169,9 +169,9 @@ class RangeFrame:
         return self.stored.select("payload", "error") if as_packed else None
 
     @property
-    def row_codec_records(self) -> int:
+    def row_by_row_records(self) -> int:
         """Records that were decoded one by one."""
-        return _counted(self.heads, "row_codec_records")
+        return _counted(self.heads, "row_by_row_records")
 
     @property
     def hashes(self) -> npt.NDArray[np.uint64]:

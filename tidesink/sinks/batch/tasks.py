@@ -61,11 +61,11 @@ Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
 # Makes rows of a range and its records; travels to the tasks by pickle.
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
-    "topic string, partition int, records bigint, bytes bigint, decoded bigint, row_codec_records bigint, "
+    "topic string, partition int, records bigint, bytes bigint, decoded bigint, row_by_row_records bigint, "
     "strangers bigint, ddl bigint, hashes binary, summary binary, staged binary, payload binary, error binary"
 )
 # Columns of numbers, which are those of a range as a whole, in its first payload.
-_COUNTS: Final = ("records", "bytes", "decoded", "row_codec_records", "strangers", "ddl")
+_COUNTS: Final = ("records", "bytes", "decoded", "row_by_row_records", "strangers", "ddl")
 # A payload ends before either.
 _PAYLOAD_ROWS: Final = 50_000
 _PAYLOAD_BYTES: Final = 8 << 20
@@ -78,7 +78,7 @@ _PACKED: Final = pa.schema(
         ("records", pa.int64()),
         ("bytes", pa.int64()),
         ("decoded", pa.int64()),
-        ("row_codec_records", pa.int64()),
+        ("row_by_row_records", pa.int64()),
         ("strangers", pa.int64()),
         ("ddl", pa.int64()),
         ("hashes", pa.binary()),
@@ -345,7 +345,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterato
         "records": found.records,
         "bytes": found.bytes,
         "decoded": found.nbytes,
-        "row_codec_records": found.row_codec_records,
+        "row_by_row_records": found.row_by_row_records,
         "strangers": found.strangers,
         "ddl": found.ddl,
         "hashes": hashes,

@@ -624,7 +624,7 @@ class ReplayBatch(Batch):
                 rejected=today.bad,
                 stale_rows=result.stale if result else 0,
             )
-            return replace(found, read=read, filtered=found.filtered + foreign)
+            return replace(found, read=read, without_row=found.without_row + foreign)
         stay = self._events_that_stay(reduction)
         others = today.read - letters.rows - today.bad
         return Account(read, stay, letters.rows - stay, others + foreign, today.bad)

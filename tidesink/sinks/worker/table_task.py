@@ -83,7 +83,7 @@ class TableTask:
         self.topic = topic
         self.table = table
         self.state: TableState = "IDLE"
-        self.batches = self.turn = 0
+        self.batches = self.turn = self.lag = 0
         self.was_open = False
         self.bound: int | None = None
         self.marks: Marks = NO_MARKS
@@ -111,7 +111,6 @@ class TableTask:
         self._snapshot = Snapshot(context, self._settings)
         self._rewinds = Rewinds(context, self._settings)
         self._ddl = SourceDdl(context, self._settings)
-        self.lag = 0
         self.seen: TopicOffsets | None = None
         self._oldest = OldestRecords(topic, context.source.fetch)
         self._saved = SavedStatus(context.failures.clock)
