@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,6 +16,7 @@ import typer
 from tidesink.cli import terminal
 from tidesink.cli.codec import Observed, decoded_lines, human_lines
 from tidesink.cli.json_lines import base64_text, error_json
+from tidesink.cli.open_letters import note_open
 from tidesink.cli.sources import setting
 from tidesink.cli.status import (
     known_table,
@@ -22,6 +24,7 @@ from tidesink.cli.status import (
     seconds_since_turn,
     shown_moment,
     tables_worked_on,
+    worked_with,
 )
 from tidesink.cli.terminal import (
     ConfigOption,
@@ -36,7 +39,7 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.config import Config
-from tidesink.errors import ConfigError, NotKeptError, RegistryError, TidesinkError, nearest
+from tidesink.errors import ConfigError, NotKeptError, RegistryError, StateStoreError, TidesinkError, nearest
 from tidesink.events import Message, TableId
 
 if TYPE_CHECKING:
@@ -87,6 +90,7 @@ def list_letters(
     settings = chosen_config(None, config)
     letters = dead_letters_of(settings)
     groups, place = letters.groups(chosen_records(settings.pipeline, table)), letters.place
+    _note_open(settings, table, lambda: groups)
     if output is OutputFormat.JSON:
         known = tables_worked_on(settings)
         shown = [group_json(group, known) for group in groups]
@@ -234,6 +238,8 @@ def drop(
         check_one_topic(((group.topic, group.topic_id) for group in groups), place)
     count = sum(group.count for group in groups)
     dropped = letters.remove(chosen) if count and (yes or _confirmed(count, letters.place)) else 0
+    if dropped:
+        _note_open(settings, table, lambda: letters.groups(chosen_records(settings.pipeline, table)))
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "dropped": dropped})
     else:
@@ -258,6 +264,7 @@ def replay(
     and so does a resync that read the row later. Letters that were applied, superseded or settled are
     removed; the others stay, with today's reason. No worker may run. The exit code is 3 if letters stay.
     """
+    from tidesink.sinks.kafka.dead_letters import dead_letters_of
     from tidesink.sinks.worker.replay import replay as replayed
 
     settings = chosen_config(None, config)
@@ -265,12 +272,20 @@ def replay(
     chosen = replace(chosen_records(settings.pipeline, table, place), kind=error_name(error))
     note(f"{settings.pipeline}: starting Spark")
     report = replayed(settings, chosen)
+    letters = dead_letters_of(settings)
+    _note_open(settings, table, lambda: letters.groups(chosen_records(settings.pipeline, table)))
     if output is OutputFormat.JSON:
         write_json(_replay_json(report))
     else:
         _show_replay(report)
     if report.left:
         raise typer.Exit(terminal.UNWELL)
+
+
+def _note_open(config: Config, table: str | None, groups: Callable[[], Iterable[RecordGroup]]) -> None:
+    """Keep how many letters are open, for ``tidesink status``."""
+    with suppress(ConfigError, StateStoreError), worked_with(config) as store:
+        note_open(store, config.pipeline, table, groups)
 
 
 def _replayable_table(config: Config, name: str) -> str:

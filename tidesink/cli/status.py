@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 import typer
 
 from tidesink.cli import terminal
+from tidesink.cli.open_letters import noted, open_letters
 from tidesink.cli.terminal import (
     DEFAULT_CONFIG,
     ConfigArgument,
@@ -90,11 +91,15 @@ def _show_status(settings: Config, file: Path, output: OutputFormat) -> bool:
     """Show how the tables stand; whether one is unwell."""
     found, mark = read_statuses(settings), read_mark_of(settings)
     commands = Commands(file, works=is_alive(mark.seconds))
+    known = _asked(settings, lambda store: noted(store, settings.pipeline)) or {}
+    letters = {entry.table: open_letters(entry, known) for entry in found}
     if output is OutputFormat.JSON:
-        tables = [status_json(entry) for entry in found]
+        tables = [{**status_json(entry), "open_dead_letters": letters[entry.table]} for entry in found]
         write_json({**_pipeline_json(settings, found, mark), "tables": tables})
     else:
         show_statuses(found, commands, settings.source)
+        for line in letter_lines(found, letters, commands):
+            typer.echo(line)
         for table in _asked_to_rest(settings, found):
             typer.echo(f"{table}: asked to rest; it does after its batch, or when a worker runs")
         for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
@@ -328,8 +333,15 @@ class Commands(NamedTuple):
 
     def resume(self, table: TableId) -> str:
         """The command that has a table go on."""
-        file = "" if self.config == DEFAULT_CONFIG else f" -c {shlex.quote(str(self.config))}"
-        return f"`tidesink resume{file} {shlex.quote(str(table))}`"
+        return f"`tidesink resume{self._file} {shlex.quote(str(table))}`"
+
+    def letters(self, table: TableId) -> str:
+        """The command that shows a table's dead letters."""
+        return f"`tidesink dlq show{self._file} {shlex.quote(str(table))}`"
+
+    @property
+    def _file(self) -> str:
+        return "" if self.config == DEFAULT_CONFIG else f" -c {shlex.quote(str(self.config))}"
 
 
 def failure_lines(
@@ -373,6 +385,17 @@ def show_statuses(found: tuple[TableStatus, ...], commands: Commands, source: So
     for entry in found:
         for line in _remarks(entry, commands, source):
             typer.echo(f"{entry.table}: {line}")
+
+
+def letter_lines(
+    found: Iterable[TableStatus], letters: Mapping[TableId, int], commands: Commands
+) -> Iterator[str]:
+    """How many dead letters of each table are open, of those that were ever written."""
+    for entry in found:
+        if written := Account.from_counters(entry.counters).dead_lettered:
+            count = letters[entry.table]
+            way = f": {commands.letters(entry.table)}" if count else ""
+            yield f"{entry.table}: dead letters: {count} open of {written} in the table's life{way}"
 
 
 def counts_row(table: TableId, counters: Mapping[str, int]) -> tuple[Any, ...]:
