@@ -38,7 +38,7 @@ from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOf
 from tidesink.sinks.state.failures import Failures, failure_in
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.outages import LAG_SECONDS, SAVE_SECONDS, OldestRecords, SavedStatus
+from tidesink.sinks.worker.outages import AGAIN_SECONDS, LAG_SECONDS, SAVE_SECONDS, OldestRecords, SavedStatus
 from tidesink.sinks.worker.run import Worker
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -297,7 +297,7 @@ def test_not_every_try_is_saved() -> None:
     clock = _Clock()
     failures, saved = Failures(clock), SavedStatus(clock)
     told = []
-    for _ in range(50):
+    for _ in range(100):
         failures.note(ORDERS, DOWN, 0.1)
         clock.now += 0.1
         failure = failures.of(ORDERS)
@@ -305,8 +305,12 @@ def test_not_every_try_is_saved() -> None:
             assert failure is not None
             told.append(clock.now)
             saved.saved(TableStatus("shop", ORDERS, "RUNNING", details=failure.as_details()))
-    assert 3 <= len(told) <= 5
+    assert len(told) == 2
     assert told[0] - START >= SAVE_SECONDS - 0.2
+    assert told[1] - told[0] >= AGAIN_SECONDS - 0.2
+    # A long pause is saved at once: nothing else says when the next try is.
+    failures.note(ORDERS, DOWN, AGAIN_SECONDS)
+    assert saved.lacks(failures.of(ORDERS))
     failures.passed(ORDERS)
     assert saved.lacks(failures.of(ORDERS))
     saved.saved(TableStatus("shop", ORDERS, "RUNNING"))

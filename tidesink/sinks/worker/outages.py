@@ -18,8 +18,10 @@ _log = structlog.get_logger("tidesink.worker")
 # In a status's details: Kafka's time of the oldest record that is not applied, in ms since 1970.
 OLDEST: Final = "oldest_unapplied"
 LAG: Final = "lag"
-# A failure shorter than this is not saved, and of tries in quick succession one in so many seconds is.
+# A failure shorter than this is not saved.
 SAVE_SECONDS: Final = 1.0
+# Of tries in quicker succession one in so many seconds is saved.
+AGAIN_SECONDS: Final = 5.0
 # How old the lag of a table that waits may be in its status, in seconds.
 LAG_SECONDS: Final = 15.0
 # Offsets can have no record: of a transaction's end, or of a record that was compacted away.
@@ -48,8 +50,10 @@ class SavedStatus:
         if failure is None:
             return self._has_failure
         now = self._clock()
-        lasts = now - failure.since >= SAVE_SECONDS or (failure.next_try or now) - now >= SAVE_SECONDS
-        return lasts and not 0 <= now - self._at < SAVE_SECONDS
+        pause = 0.0 if failure.next_try is None else failure.next_try - now
+        if self._has_failure:
+            return pause >= AGAIN_SECONDS or not 0 <= now - self._at < AGAIN_SECONDS
+        return pause >= SAVE_SECONDS or now - failure.since >= SAVE_SECONDS
 
     def lacks_lag(self, lag: int) -> bool:
         """Whether the lag of a table that waits is to be saved now."""
