@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -59,8 +59,8 @@ def postgres() -> Iterator[Endpoint]:
     if programs is None:
         without_server("no Postgres server here: apt-get install postgresql, or set TIDESINK_TEST_POSTGRES")
     # Not in pytest's folder, which nobody else may enter.
-    with TemporaryDirectory(prefix="tidesink-postgres-") as folder, _server(programs, Path(folder)) as port:
-        yield Endpoint("127.0.0.1", port, "postgres", _OWNER, "")
+    with TemporaryDirectory(prefix="tidesink-postgres-") as folder, _server(programs, Path(folder)) as own:
+        yield own.endpoint
 
 
 @contextmanager
@@ -71,9 +71,42 @@ def standby_server() -> Iterator[Endpoint]:
         without_server("no Postgres server's programs here: apt-get install postgresql")
     with (
         TemporaryDirectory(prefix="tidesink-standby-") as folder,
-        _server(programs, Path(folder), standby=True) as port,
+        _server(programs, Path(folder), standby=True) as own,
     ):
-        yield Endpoint("127.0.0.1", port, "postgres", _OWNER, "")
+        yield own.endpoint
+
+
+@contextmanager
+def stoppable_server() -> Iterator[OwnServer]:
+    """A server of one's own, to be stopped and started."""
+    programs = _programs()
+    if programs is None:
+        without_server("no Postgres server's programs here: apt-get install postgresql")
+    with (
+        TemporaryDirectory(prefix="tidesink-stopped-") as folder,
+        _server(programs, Path(folder)) as own,
+    ):
+        yield own
+
+
+class OwnServer(NamedTuple):
+    """A server that a test started; ``control``: pg_ctl with its folder, as the server's user."""
+
+    endpoint: Endpoint
+    control: Sequence[str | Path]
+    log: Path
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self._run("-l", self.log, "start")
+
+    def stop(self) -> None:
+        """Stop it at once."""
+        self._run("-m", "immediate", "stop")
+
+    def _run(self, *words: str | Path) -> None:
+        command = [*self.control, *words]
+        subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS + 30)
 
 
 def _programs() -> Path | None:
@@ -86,7 +119,7 @@ def _programs() -> Path | None:
 
 
 @contextmanager
-def _server(programs: Path, folder: Path, *, standby: bool = False) -> Iterator[int]:
+def _server(programs: Path, folder: Path, *, standby: bool = False) -> Iterator[OwnServer]:
     (port,) = free_ports(1)
     data = folder / "data"
     # Postgres does not run as root: there it is the user of the package.
@@ -102,12 +135,9 @@ def _server(programs: Path, folder: Path, *, standby: bool = False) -> Iterator[
         with config.open("a", encoding="utf-8") as more:
             more.write("max_connections = 100\n")  # no fewer than what initdb had
     control = [*as_owner, programs / "pg_ctl", "-D", data, "-w", "-t", str(_SECONDS)]
-    subprocess.run(
-        [*control, "-l", folder / "log", "start"], check=True, capture_output=True, timeout=_SECONDS + 30
-    )
+    own = OwnServer(Endpoint("127.0.0.1", port, "postgres", _OWNER, ""), control, folder / "log")
+    own.start()
     try:
-        yield port
+        yield own
     finally:
-        subprocess.run(
-            [*control, "-m", "immediate", "stop"], check=True, capture_output=True, timeout=_SECONDS + 30
-        )
+        own.stop()
