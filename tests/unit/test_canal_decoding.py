@@ -15,6 +15,7 @@ from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
+from tidesink.typemap.projection import Layout
 from tidesink.typemap.target_schema import ShapeColumn
 
 T = TableId("s", "t")
@@ -65,6 +66,7 @@ def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more
         "ambiguous_time": "first",
         "time_zone": "UTC",
         "mode": "upsert",
+        "layout": Layout(),
     }
     settings = SimpleNamespace(**{**given, **more})
     around = SimpleNamespace(

@@ -26,6 +26,7 @@ from tidesink.sinks.schema_sources.database_types import DatabaseTypes
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.typemap.mysql_types import parse_sql_type
+from tidesink.typemap.projection import Layout
 from tidesink.typemap.values import fit_decimal
 
 MISFIT = BatchSummary(bad=1, bad_records=(BadRecord(Place("cdc", 1), 0, "ValueOutOfRangeError", "odd"),))
@@ -75,6 +76,7 @@ def _decoding(
         ambiguous_time="first",
         time_zone="UTC",
         mode="upsert",
+        layout=Layout(),
     )
     types = {"id": "int", **words}
     rows = [[RowWords(tuple(types), types, ["id"], 0)]]

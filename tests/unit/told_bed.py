@@ -93,6 +93,7 @@ class Bed:
             ambiguous_time="first",
             time_zone="UTC",
             mode="upsert",
+            layout=self.layout or Layout(),
         )
         source = SimpleNamespace(codec_options=CodecOptions, opens_up_to=None, database=None)
         around = SimpleNamespace(

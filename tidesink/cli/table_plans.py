@@ -410,8 +410,8 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
         shapes = [_shape(record.table_schema(table, keys), settings) for record in records]
         if not shapes:
             return _unplanned(config, topic, table, "the registry has no schema for this topic yet")
-        shape = merged_in_order(shapes)
-    except (ConfigError, DecodeError) as error:
+        shape = merged_in_order(shapes, left_out=settings.layout.leaves_out)
+    except (ConfigError, DecodeError, SchemaRefusedError) as error:
         return _unplanned(config, topic, table, error.message)
     planned = plan_of(config, topic, shape, types_from="avro")
     more = tuple(flat_avro_warnings(records, keys, settings))

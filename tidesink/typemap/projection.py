@@ -491,6 +491,16 @@ class Layout:
             return False
         return self.columns is None or name in {self.fold(wanted) for wanted in self.columns}
 
+    def leaves_out(self, name: str, fold: NameFold) -> bool:
+        """Returns True if the target does not hold a column of the source's and the filter does not read it.
+
+        ``fold``: how the source's names are compared.
+        """
+        if self.columns is None and not self.except_columns:
+            return False
+        read = self.row_filter.columns if self.row_filter else ()
+        return not replace(self, fold=fold).chooses(name) and fold(name) not in {fold(one) for one in read}
+
     def target_name(self, name: str) -> str:
         """The target's name of a column of the source's."""
         names = {self.fold(old): new for old, new in self.rename.items()}

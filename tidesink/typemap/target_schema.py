@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timezone
 from functools import cached_property
@@ -251,17 +251,43 @@ def _holding(column: ShapeColumn, was: str) -> ShapeColumn:
     return replace(column, type=_wider_type(column.type, ddl, column.type.members), spark=ddl)
 
 
-def merged_in_order(shapes: Sequence[TableShape], base: TableShape | None = None) -> TableShape:
+# Returns True for a column that the target does not hold and no filter reads; it is named under a NameFold.
+LeftOut = Callable[[str, NameFold], bool]
+
+
+def needs_all(_name: str, _fold: NameFold) -> bool:
+    """The ``LeftOut`` of a table whose target holds all columns."""
+    return False
+
+
+def unread_columns(shape: TableShape, left_out: LeftOut) -> frozenset[str]:
+    """Names of the shape's columns whose values nobody needs: left out, and not of the key."""
+    return frozenset(c.name for c in shape.columns if not c.key and left_out(c.name, shape.fold))
+
+
+def needed_definition(definition: TableSchema | None, left_out: LeftOut) -> TableSchema | None:
+    """A table definition without the columns that are left out: their values are read by no type of it."""
+    if definition is None:
+        return None
+    fold = folding(column.name for column in definition.columns)
+    needed = (column for column in definition.columns if column.handle or not left_out(column.name, fold))
+    return replace(definition, columns=tuple(needed))
+
+
+def merged_in_order(
+    shapes: Sequence[TableShape], base: TableShape | None = None, *, left_out: LeftOut = needs_all
+) -> TableShape:
     """The shapes of one table's schemas, oldest first, as one; it says what came instead of what.
 
-    ``base``: the table as it was before all of them, with the defaults that they tell.
+    ``base``: the table as it was before all of them, with the defaults that they tell. ``left_out``: as for
+    ``merge_shape``.
 
     Raises: as ``merge_shape``.
     """
     whole = shapes[0]
     for before, after in pairwise(shapes):
-        whole = merge_shape(whole, _coming_instead(after, before, whole))
-    return whole if base is None else merge_shape(with_defaults(base, whole), whole)
+        whole = merge_shape(whole, _coming_instead(after, before, whole), left_out=left_out)
+    return whole if base is None else merge_shape(with_defaults(base, whole), whole, left_out=left_out)
 
 
 def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) -> TableShape:
@@ -278,10 +304,11 @@ def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) ->
     return replace(after, columns=tuple(columns))
 
 
-def merge_shape(old: TableShape, new: TableShape) -> TableShape:
+def merge_shape(old: TableShape, new: TableShape, *, left_out: LeftOut = needs_all) -> TableShape:
     """``old`` with what ``new`` adds: columns at the end, wider types; nothing is ever taken away.
 
-    Where both have a column, ``old`` says its name and default, ``new`` its members.
+    Where both have a column, ``old`` says its name and default, ``new`` its members. A column that the target
+    does not hold (``left_out``) has the newest type where no type holds both: nobody reads its values.
 
     Raises:
         SchemaRefusedError: a column's types cannot be one, or the keys differ; the message says which.
@@ -289,7 +316,10 @@ def merge_shape(old: TableShape, new: TableShape) -> TableShape:
     fold = _fold_of(old, new)
     _check_keys(old, new, fold)
     newer = {fold(column.name): column for column in new.columns}
-    kept = tuple(_joined(old, column, newer.pop(fold(column.name), None)) for column in old.columns)
+    kept = []
+    for column in old.columns:
+        unread = not column.key and left_out(column.name, fold)
+        kept.append(_joined(old, column, newer.pop(fold(column.name), None), unread=unread))
     return replace(old, columns=(*kept, *newer.values()))
 
 
@@ -401,10 +431,14 @@ def _as_it_was(shape: TableShape, column: ShapeColumn, former: Column | None) ->
     return _joined(shape, column, new)
 
 
-def _joined(shape: TableShape, old: ShapeColumn, new: ShapeColumn | None) -> ShapeColumn:
+def _joined(
+    shape: TableShape, old: ShapeColumn, new: ShapeColumn | None, *, unread: bool = False
+) -> ShapeColumn:
     if new is None:
         return old
     ddl = wider_ddl(old.spark, new.spark, text_holds=row_of(new.type).reader == "decimal")
+    if ddl is None and unread and not new.key:
+        return replace(new, name=old.name, default=None, instead_of=old.instead_of | new.instead_of)
     if ddl is None:
         raise SchemaRefusedError(
             f"column {old.name!r} is {old.spark} ({old.type.sql or old.type.name}) and a newer schema says "

@@ -10,7 +10,7 @@ own word is older or newer than the row and is passed over for that column.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -300,7 +300,8 @@ class DefinedShapes(RowShapes):
 
     A row that contradicts its definition is refused: its text would be read as what it does not mean. So is
     one that names another key, where ``own_keys`` says that ``keys`` are the source's. A row with a column
-    that nothing defines is read as text, without a key: it waits for a definition.
+    that nothing defines is read as text, without a key: it waits for a definition. So are ``unread`` columns,
+    whose values nobody needs, whatever their words say.
     """
 
     def __init__(
@@ -310,9 +311,11 @@ class DefinedShapes(RowShapes):
         *,
         own_keys: bool,
         binary_text: BinaryText = "iso-8859-1",
+        unread: Collection[str] = (),
     ) -> None:
         super().__init__(definitions, keys, binary_text)
         self._own_keys = own_keys
+        self._unread = frozenset(map(fold_name, unread))
 
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         names, types, keys = words
@@ -323,6 +326,9 @@ class DefinedShapes(RowShapes):
             return
         for name in names:
             word, defined = types.get(name) or "", known[fold_name(name)]
+            if fold_name(name) in self._unread:
+                yield replace(defined, name=name, type=ColumnType("text"), earlier=())
+                continue
             column_type = _in_force(defined, word, commit_ts)
             if _contradicts(word, column_type):
                 raise SchemaMismatchError(_OTHER_TYPE, column=name)

@@ -227,7 +227,7 @@ class TargetRows:
     column's own counts, then the newest: they stand in that order.
     ``target``: the table as its config lays it out; None: as it is. ``sources``: by the target's names those
     of the table's own columns; None: each has its name. Other columns of the target are the shard's, or
-    metadata.
+    metadata. ``unread``: names of columns of the shape whose values nobody needs, so that any value fits.
     """
 
     shape: TableShape
@@ -236,6 +236,7 @@ class TargetRows:
     target: TableShape | None = None
     sources: Mapping[str, str] | None = None
     metadata: Metadata | None = None
+    unread: frozenset[str] = frozenset()
 
     @property
     def target_shape(self) -> TableShape:
@@ -277,7 +278,7 @@ class TargetRows:
             rows = changes.rows[image].combine_chunks()
             written = self.written([member.name for member in rows.type])
             for column in self.shape.columns:
-                if column.name in written:
+                if column.name in written and column.name not in self.unread:
                     values = pc.struct_field(rows, [written[column.name]])
                     try:
                         _as_type(values, column)
@@ -328,8 +329,9 @@ class TargetRows:
     def source_row(
         self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
     ) -> pa.StructArray:
-        """As ``row``, in the table's own columns, or in ``names`` of them."""
-        columns = tuple(one for one in self.shape.columns if names is None or one.name in names)
+        """As ``row``, in the table's own columns that somebody needs, or in ``names`` of them."""
+        own = (one for one in self.shape.columns if one.name not in self.unread)
+        columns = tuple(one for one in own if names is None or one.name in names)
         arrays = [*map(self._read(changes, rows), columns)]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
 

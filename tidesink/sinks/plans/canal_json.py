@@ -41,13 +41,16 @@ from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import (
     ROW_KEY_COLUMNS,
+    LeftOut,
     ShapeColumn,
     TableShape,
     is_row_keyed,
     merge_shape,
+    needs_all,
     row_keyed,
     shape_of,
     shown_columns,
+    unread_columns,
 )
 
 
@@ -59,7 +62,7 @@ class CanalJsonDecoder(TableDecoder):
     ``own_keys``: they are the source's and not the config's, so that a row which names another key is bad.
     ``by_row_key``: rows are named by TiDB's row keys, and one without it is bad. ``options`` say where rows
     lie that were too large. ``topic``: tells the table's records from others'; None: a record that names
-    another table is bad.
+    another table is bad. ``unread``: as in ``TargetRows``: their texts are not read by a type.
     """
 
     table: TableId
@@ -72,6 +75,7 @@ class CanalJsonDecoder(TableDecoder):
     by_row_key: bool = False
     topic: TableNames | None = None
     ambiguous_time: AmbiguousTime = "first"
+    unread: frozenset[str] = frozenset()
 
     @property
     def uses_timestamps(self) -> bool:
@@ -212,6 +216,7 @@ class CanalJsonDecoder(TableDecoder):
                 {self.table: keys},
                 own_keys=self.own_keys,
                 binary_text=self.options.binary_text,
+                unread=self.unread,
             ),
             large=_large_messages(self.options),
         )
@@ -268,13 +273,14 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     logs: bool = False,
     by_row_key: bool = False,
     renamed: Mapping[str, str] | None = None,
+    left_out: LeftOut = needs_all,
 ) -> DecodePlan:
     """A plan for a table from its columns as they are now.
 
     ``base`` is the shape the target has; it is only added to: a column of it that ``schema`` lacks was
     dropped. ``keys`` override the schema's handle key. ``options`` say how messages are read. ``logs``: see
     ``DecodePlan``; a table needs no key then. ``by_row_key``: a table without one is under its rows' row
-    keys. ``renamed``: see ``TargetRows``.
+    keys. ``renamed``: see ``TargetRows``. ``left_out``: see ``merge_shape``.
 
     Raises:
         ConfigError: ``keys`` names a column the table does not have.
@@ -286,9 +292,10 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     current = frozenset(fold_name(column.name) for column in shape.columns)
     if by_row_key and not shape.keys:
         shape = row_keyed(shape)
-    whole = shape if base is None else merge_shape(base, shape)
+    whole = shape if base is None else merge_shape(base, shape, left_out=left_out)
     source = shown_columns(whole)
     gone, called = frozenset(source.by_name) - current, renamed or {}
+    unread = unread_columns(whole, left_out)
     decoder = CanalJsonDecoder(
         source.table,
         TableSchema(source.table, tuple(_columns(source, called))),
@@ -299,8 +306,10 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         options=options or CodecOptions(),
         by_row_key=is_row_keyed(whole),
         ambiguous_time=whole.ambiguous_time,
+        unread=unread,
     )
-    return DecodePlan(TargetRows(whole, DroppedNow(gone), called), decoder, gone=gone, logs=logs)
+    rows = TargetRows(whole, DroppedNow(gone), called, unread=unread)
+    return DecodePlan(rows, decoder, gone=gone, logs=logs)
 
 
 def _columns(shape: TableShape, renamed: Mapping[str, str]) -> Iterator[Column]:

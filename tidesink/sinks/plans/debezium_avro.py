@@ -53,10 +53,14 @@ from tidesink.source_database.base import ReplicaIdentity
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
+    LeftOut,
     TableShape,
     check_spelling,
     merged_in_order,
+    needed_definition,
+    needs_all,
     shape_of,
+    unread_columns,
 )
 
 Kind = Literal["envelope", "watermark", "message", "ddl"]
@@ -215,6 +219,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     logs: bool = False,
     identity: ReplicaIdentity | None = None,
     connector: str = "",
+    left_out: LeftOut = needs_all,
 ) -> DecodePlan:
     """A plan for a table from the texts of its writer schemas, by registry id.
 
@@ -226,14 +231,16 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     the schemas. ``unknown_ids``: ids that were looked up in vain, each with the reason; their records are
     bad. ``logs``: see ``DecodePlan``; a table needs no key in a plan that ``logs``. ``identity``: as
     ``source.database`` has it. ``connector``: by ``source.database``, for the case of names in schemas that
-    do not name theirs; empty if unknown.
+    do not name theirs; empty if unknown. ``left_out``:
+    see ``merge_shape``.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
         SchemaRefusedError: two schemas have types for a column that cannot be one.
     """
     options = CodecOptions(debezium=modes, time_zone=time_zone)
-    read = _Schemas.of(table, key_schemas, value_schemas, options=options, definition=definition)
+    needed = needed_definition(definition, left_out)
+    read = _Schemas.of(table, key_schemas, value_schemas, options=options, definition=needed)
     named = _key_names(table, keys, base, read.keys, needed=not logs)
     used = in_order(history, read.rows)
     known = [read.rows[one] for one in dict.fromkeys(used)] or [*read.keys.values()]
@@ -247,7 +254,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     ]
     if not shapes:
         raise ConfigError(f"{table} has no schema of a row yet: nothing can be planned", table=str(table))
-    shape = replace(merged_in_order(shapes, base), exact_names=is_exact)
+    shape = replace(merged_in_order(shapes, base, left_out=left_out), exact_names=is_exact)
     for name in keys or ():
         check_spelling("keys", name, shape)
     key_facts = KeyFacts.of(keys, definition, identity)
@@ -255,7 +262,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         table,
         options,
         zero_date,
-        definition,
+        needed,
         tells_old_keys=keys is not None or not read.keys or read.is_ticdc,
         schemas=RegisteredSchemas(
             _usable(key_schemas, read.key_refused, unknown_ids),
@@ -279,7 +286,11 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         gone=[one.name for one in shape.columns if shape.fold(one.name) in gone],
     )
     return DecodePlan(
-        TargetRows(shape, DroppedById.of(names, used, shape.fold, first_rows)),
+        TargetRows(
+            shape,
+            DroppedById.of(names, used, shape.fold, first_rows),
+            unread=unread_columns(shape, left_out),
+        ),
         decoder,
         keeps_values=True,
         gone=gone,

@@ -43,11 +43,15 @@ from tidesink.source_database.base import ReplicaIdentity
 from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
+    LeftOut,
     TableShape,
     check_spelling,
     merge_shape,
     merged_in_order,
+    needed_definition,
+    needs_all,
     shape_of,
+    unread_columns,
 )
 from tidesink.typemap.values import Convert
 
@@ -215,10 +219,11 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     """Decodes the debezium-json records of one table.
 
     ``shape`` has the columns known, ``known`` the identities of the writers' schemas. ``keyed``: rows with a
-    schema have keys. ``knows_newest``: the newest writer's schema is known.
+    schema have keys. ``knows_newest``: the newest writer's schema is known. ``unread``: as in ``TargetRows``.
     """
 
     shape: TableShape = field(kw_only=True)
+    unread: frozenset[str] = frozenset()
     known: frozenset[tuple[str, ...]] = frozenset()
     keyed: bool = False
     knows_newest: bool = False
@@ -291,7 +296,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         facts = self._codec.facts_of(changes.schema)
         for name in sorted(facts.guessed):
             column = self.shape.find(name)
-            if column is not None and column.spark != "string":
+            if column is not None and column.spark != "string" and column.name not in self.unread:
                 return SchemaMismatchError(
                     f"column {name!r} is {column.spark}, and a record without a schema holds another "
                     "value in it: give a definition of the table"
@@ -318,10 +323,17 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         keys = tuple(name for name in shape.keys if shape.fold(name) in names)
         new = shape_of(schema, keys=keys, zero_date=shape.zero_date, time_zone=shape.time_zone)
         try:
-            merged = merge_shape(shape, replace(new, keys=shape.keys, exact_names=shape.exact_names))
+            new = replace(new, keys=shape.keys, exact_names=shape.exact_names)
+            merged = merge_shape(shape, new, left_out=self._leaves_out)
         except SchemaRefusedError:
             return False
-        return [(c.name, c.spark) for c in merged.columns] == [(c.name, c.spark) for c in shape.columns]
+        return self._types(merged) == self._types(shape)
+
+    def _leaves_out(self, name: str, fold: NameFold) -> bool:
+        return fold(name) in {fold(one) for one in self.unread}
+
+    def _types(self, shape: TableShape) -> list[tuple[str, str]]:
+        return [(c.name, "" if c.name in self.unread else c.spark) for c in shape.columns]
 
     def _first_place(self, changes: ChangeTable) -> Place:
         """Where the first of the changes stands."""
@@ -377,6 +389,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     logs: bool = False,
     identity: ReplicaIdentity | None = None,
     connector: str = "",
+    left_out: LeftOut = needs_all,
 ) -> DecodePlan:
     """A plan for a table from what its records had so far.
 
@@ -385,6 +398,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     override the key record's columns, ``definition`` the types. ``logs``: see ``DecodePlan``;
     a table needs no key in a plan that ``logs``. ``identity``: as ``source.database`` has it. ``connector``:
     by ``source.database``, for the case of names in records that do not name theirs; empty if unknown.
+    ``left_out``: see ``merge_shape``.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -405,11 +419,12 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         )
         for columns in found
     ]
-    shape = _doubted(merged_in_order(shapes, base), writers.reported_later)
+    shape = _doubted(merged_in_order(shapes, base, left_out=left_out), writers.reported_later)
     shape = replace(shape, exact_names=is_exact)
     for name in keys or ():
         check_spelling("keys", name, shape)
     gone = _gone(shape, writers, definition)
+    unread = unread_columns(shape, left_out)
     key_facts = KeyFacts.of(keys, definition, identity)
     remarks = column_remarks(
         found[-1],
@@ -428,9 +443,10 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
             debezium_unwrapped=options.debezium_unwrapped or writers.flattened,
         ),
         zero_date,
-        definition,
+        needed_definition(definition, left_out),
         tells_old_keys=has_ticdc_schema or not (keys is None and keyed),
         shape=shape,
+        unread=unread,
         known=frozenset(one.identity for one in writers.with_schema),
         keyed=keyed,
         is_ticdc=is_ticdc,
@@ -441,7 +457,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         or (told in (POSTGRES, "") and any(one.guessed for one in writers.reported.values())),
     )
     return DecodePlan(
-        TargetRows(shape, _dropped(writers, shape.fold)),
+        TargetRows(shape, _dropped(writers, shape.fold), unread=unread),
         decoder,
         keeps_values=True,
         gone=gone,

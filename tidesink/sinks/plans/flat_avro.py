@@ -35,7 +35,15 @@ from tidesink.sinks.batch.records import TableDecoder, Unplanned
 from tidesink.sinks.batch.schema_rows import FirstRows
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
-from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    LeftOut,
+    TableShape,
+    merged_in_order,
+    needs_all,
+    shape_of,
+    unread_columns,
+)
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     time_zone: str = "UTC",
     checksum: ChecksumMode = "off",
     logs: bool = False,
+    left_out: LeftOut = needs_all,
 ) -> DecodePlan:
     """A plan for a table from the texts of its writer schemas, by registry id.
 
@@ -156,7 +165,8 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     ``keys`` override the columns of the key record. ``unknown_ids``: ids that were looked up in vain, each
     with the reason; their records are bad. ``checksum``: what is done about a row that is not what its
     checksum says: ``warn`` gives it a ``_reason``, ``reject`` makes it bad; TIMESTAMP texts are then taken
-    to be in ``time_zone``. ``logs``: see ``DecodePlan``; a table needs no key then.
+    to be in ``time_zone``. ``logs``: see ``DecodePlan``; a table needs no key then. ``left_out``: see
+    ``merge_shape``.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -178,6 +188,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         zero_date=zero_date,
         ambiguous_time=ambiguous_time,
         time_zone=time_zone,
+        left_out=left_out,
     )
     schemas = RegisteredSchemas(
         SideSchemas({number: key_schemas[number] for number in key_read}, key_refused, unknown_ids),
@@ -188,7 +199,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     )
     there = {shape.fold(name) for name in value_read[used[-1]].column_names} if used else None
     return DecodePlan(
-        TargetRows(shape, dropped),
+        TargetRows(shape, dropped, unread=unread_columns(shape, left_out)),
         FlatAvroDecoder(
             table,
             schemas,
@@ -259,7 +270,7 @@ def _of_other_keys(
     return same, others
 
 
-def _shape(
+def _shape(  # noqa: PLR0913  (all that a shape rests on)
     table: TableId,
     records: Sequence[WriterRecord],
     named: tuple[str, ...],
@@ -268,6 +279,7 @@ def _shape(
     zero_date: ZeroDate,
     ambiguous_time: AmbiguousTime,
     time_zone: str,
+    left_out: LeftOut,
 ) -> TableShape:
     folded = frozenset(fold_name(name) for name in named)
     shapes = []
@@ -282,4 +294,4 @@ def _shape(
     if not shapes:
         raise ConfigError(f"{table} has no schema yet: nothing can be planned", table=str(table))
     # A schema older than all that made the base may be known by now: a column's first default is its.
-    return merged_in_order(shapes, base)
+    return merged_in_order(shapes, base, left_out=left_out)

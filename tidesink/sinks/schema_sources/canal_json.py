@@ -317,6 +317,7 @@ class CanalJsonDecoding(PlannedDecoding):
             logs=logs,
             by_row_key=by_row_key,
             renamed=self._renamed,
+            left_out=self._layout.leaves_out,
         )
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         reported = {fold_name(column.name) for column in defined.columns} if defined else set()

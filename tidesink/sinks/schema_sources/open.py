@@ -54,6 +54,7 @@ class PlannedDecoding:
         self._table = table
         self._settings = context.config.table_config(table)
         self._session = session
+        self._layout = self._settings.layout
         self._plan: DecodePlan | None = None
 
     @property
@@ -61,7 +62,12 @@ class PlannedDecoding:
         """Columns whose type at the target is not the nearest one, and what the topic cannot say of them."""
         if self._plan is None:
             return ()
-        reasons = (f"column {c.name}: {c.reason}" for c in self._plan.shape.columns if c.reason)
+        unread = self._plan.rows.unread
+        reasons = (
+            f"column {c.name}: {c.reason}"
+            for c in self._plan.shape.columns
+            if c.reason and c.name not in unread
+        )
         return (*reasons, *self._plan.warnings)
 
     def columns(self) -> DecodePlan:

@@ -32,7 +32,7 @@ from tidesink.errors import (
     TidesinkError,
     UnusableSchemaError,
 )
-from tidesink.events import ChangeEvent, Message, TableId
+from tidesink.events import ChangeEvent, Message, NameFold, TableId, fold_name
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.schema_registry.base import ContextReader
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
@@ -59,6 +59,7 @@ from tidesink.sinks.schema_sources.database_types import (
 from tidesink.sinks.schema_sources.open import LoneDecoding
 from tidesink.sinks.schema_sources.schema_history import SchemaUse
 from tidesink.typemap.projection import named_columns
+from tidesink.typemap.target_schema import needed_definition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -547,6 +548,7 @@ class FlatAvroDecoding(RegisteredDecoding):
             time_zone=settings.time_zone,
             checksum=self._context.config.source.checksum,
             logs=settings.mode == "append",
+            left_out=self._layout.leaves_out,
         )
 
 
@@ -626,6 +628,7 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
             logs=settings.mode == "append",
             identity=self._identity,
             connector=self._connector,
+            left_out=self._layout.leaves_out,
         )
 
 
@@ -667,6 +670,8 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         super().__init__(context, topic, table, session=session)
         self._declared = declared_table(self._settings.definition, table)
+        # As rows are read: a column that the target does not hold may have any value.
+        self._read_by = needed_definition(self._declared, self._layout.leaves_out)
         self._options = context.config.source.codec_options()
         self._writers = Writers()
         # By the identities of writers; a row without a schema does not tell all columns.
@@ -680,8 +685,13 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     def warnings(self) -> tuple[str, ...]:
         """Columns whose type at the target is not the nearest one, with the reason; those without a type."""
         reported = self._writers.reported.values()
-        texts = [f"column {one.column.name}: {UNTYPED}" for one in reported if one.guessed]
+        needed = [one for one in reported if not self._layout.leaves_out(one.column.name, self._plan_fold)]
+        texts = [f"column {one.column.name}: {UNTYPED}" for one in needed if one.guessed]
         return (*super().warnings, *texts)
+
+    @property
+    def _plan_fold(self) -> NameFold:
+        return self._plan.shape.fold if self._plan is not None else fold_name
 
     def prepare(self, found: TopicOffsets) -> None:
         """Read the topic's first records until one gives the table's columns."""
@@ -740,7 +750,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     def _writers_in(self, part: OffsetRange) -> Iterator[JsonWriter]:
         """The writer of the last record of a range that tells all columns; none where no record does."""
         messages = [*self._context.source.messages_here([part])]
-        found = first_row(reversed(messages), self._options, self._declared)
+        found = first_row(reversed(messages), self._options, self._read_by)
         if found is not None:
             yield first_writer(found)
 
@@ -748,7 +758,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         """Read some records; whether one of them gave the table's columns."""
         faults: list[DecodeError] = []
         messages = self._context.source.messages_here(ranges)
-        found = first_row(messages, self._options, self._declared, faults=faults)
+        found = first_row(messages, self._options, self._read_by, faults=faults)
         self._fault = self._fault or next(iter(faults), None)
         if found is not None:
             self._writers = self._with_new([first_writer(found)])
@@ -770,6 +780,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
             logs=settings.mode == "append",
             identity=self._identity,
             connector=self._connector,
+            left_out=self._layout.leaves_out,
         )
 
 
