@@ -26,7 +26,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.cuts import least_bound
 from tidesink.sinks.batch.observers import Listeners, WorkerEvent
 from tidesink.sinks.kafka.checkpoints import Checkpoint, ConnectorCheckpoints
-from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import NO_STARTS, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.cuts import CutTable, TableVersion
@@ -85,6 +85,7 @@ class _Table:
         self.lag = self.applied = 0
         self.marks: dict[int, int] = {}
         self.ends: dict[int, int] | None = None
+        self.starts = NO_STARTS
         self.obstacle, self.stalled, self.lost, self.outside = "", False, False, False
         self.held: Any = None
         self.failed: list[Exception] = []

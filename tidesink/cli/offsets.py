@@ -196,7 +196,10 @@ def rewind(
         typer.Option(metavar="TSO", help="Read again what was committed at this TiDB TSO or later."),
     ] = None,
     to_beginning: Annotated[
-        bool, typer.Option("--to-beginning", help="Read again all that Kafka still holds.")
+        bool,
+        typer.Option(
+            "--to-beginning", help="Read again all that Kafka still holds, from the table's start on."
+        ),
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -220,12 +223,23 @@ def rewind(
             raise ConfigError(str(one.reason), table=str(one.table), topic=one.topic)
         config = settings.table_config(one.table)
         grown = TopicGrowth(one.topic, pipeline=settings.pipeline, store=store).see(one.found)
-        wanted = place.offsets(one, status, brokers)
+        wanted = place.offsets(one, status, brokers, starts=_starts(settings, store, one))
         offsets = rewound_offsets(one.applied, one.found, wanted, config, grown=grown)
         number = max(one.rewound + 1, int(time.time() * 1000))
         asked = RewindControl(number, one.topic, one.found.topic_id, offsets)
         change_control(store, settings.pipeline, one.table, lambda control: control.rewound(asked))
     _show_rewind(settings, one, offsets, output, steps=steps_back(config))
+
+
+def _starts(config: Config, store: StateStore, one: _Standing) -> Mapping[int, int]:
+    """Where a table began to read its topic; empty: at the beginning."""
+    from tidesink.sinks.kafka.offsets import is_other_topic
+    from tidesink.sinks.worker.starts import known_start
+
+    known = known_start(store, config.pipeline, one.table, one.topic)
+    if known is None or one.found is None or is_other_topic(known.topic_id, one.found.topic_id):
+        return {}
+    return known.offsets
 
 
 def _loads(status: TableStatus) -> bool:
@@ -286,19 +300,22 @@ class _Place(NamedTuple):
         seconds = None if to_time is None else _seconds(to_time)
         return cls(dict(map(_partition, to_offset)), seconds, to_commit_ts, to_beginning)
 
-    def offsets(self, one: _Standing, status: TableStatus, brokers: KafkaOffsets) -> dict[int, int]:
-        """The offsets of that place, by partition.
+    def offsets(
+        self, one: _Standing, status: TableStatus, brokers: KafkaOffsets, *, starts: Mapping[int, int]
+    ) -> dict[int, int]:
+        """The offsets of that place, by partition; ``starts``: where the table began to read the topic.
 
         Raises:
             ConfigError: nothing of the table is from then or later, or some of it may have expired.
         """
+        from tidesink.sinks.kafka.offsets import started_at
         from tidesink.sinks.kafka.rewind import beginning, offsets_at, time_of_commit
 
         if self.partitions:
             return self.partitions
         assert one.found is not None  # noqa: S101  (refused before)
         if self.beginning:
-            return _with_warning(beginning(one.applied, one.found))
+            return _with_warning(beginning(one.applied, started_at(one.found, starts)))
         seconds = self.seconds
         if self.commit_ts is not None:
             seconds = time_of_commit(self.commit_ts, status.commit_ts)

@@ -25,7 +25,7 @@ import yaml
 
 from tidesink.cli import terminal
 from tidesink.cli.sources import definitions_of, protocol_named
-from tidesink.cli.status import left_to_spark, read_statuses
+from tidesink.cli.status import UNWELL_STATES, left_to_spark, read_statuses
 from tidesink.cli.terminal import (
     DEFAULT_CONFIG,
     ConfigArgument,
@@ -327,7 +327,10 @@ def plan(
     plans_of_records = table_plans(settings, sample=sample)
     found = with_snapshots(settings, by_topics(settings, with_quiet_tables(settings, plans_of_records)))
     statuses: dict[TableId | None, TableStatus] = {one.table: one for one in read_statuses(settings)}
-    plans = [with_merge_reason(one, statuses.get(one.table)) for one in distinct_targets(settings, found)]
+    plans = [
+        with_standing(settings, with_merge_reason(one, statuses.get(one.table)), statuses.get(one.table))
+        for one in distinct_targets(settings, found)
+    ]
     unserved = list(unserved_tables(settings, plans))
     unreported = list(unreported_changes(settings))
     refused = letters_refused(settings)
@@ -413,6 +416,38 @@ def with_merge_reason(entry: TablePlan, status: TableStatus | None) -> TablePlan
         return entry
     limit = Limit("merge", f"batches of the table that is there are {left}")
     return dataclasses.replace(entry, limits=(*entry.limits, limit))
+
+
+_BEGINS: Final = (
+    "start: {}: a table of which nothing is applied begins there; earlier records of its topic are not "
+    "applied{}"
+)
+_BEGUN: Final = (
+    "start: {} changes nothing: the table has begun. tidesink offsets rewind has it read its topic again"
+)
+_STANDS: Final = "The table is {}, as its worker reported last: {}"
+
+
+def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) -> TablePlan:
+    """The plan, with where the table begins, and why it rests or fails, as its worker said last.
+
+    The plan itself asks no target: whether the reason still holds, the worker finds out.
+    """
+    from tidesink.sinks.worker.starts import said_of
+
+    if entry.table is None:
+        return entry
+    said = list[str]()
+    settings = config.table_config(entry.table)
+    begun = status is not None and status.batch > 0
+    if settings.start != "earliest" and begun:
+        said.append(_BEGUN.format(said_of(settings.start)))
+    elif settings.start != "earliest":
+        loads = ", and source.database gives its rows" if settings.snapshot == "initial" else ""
+        said.append(_BEGINS.format(said_of(settings.start), loads))
+    if status is not None and status.state in UNWELL_STATES and status.error:
+        said.append(_STANDS.format(status.state, status.error))
+    return dataclasses.replace(entry, warnings=(*said, *entry.warnings)) if said else entry
 
 
 def _counted(status: TableStatus | None) -> dict[str, dict[str, int]]:

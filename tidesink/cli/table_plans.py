@@ -407,7 +407,9 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
     try:
         keys = settings.keys or _key_names(registry, topic)
         records = _records(registry, topic, "value")
-        shapes = [_shape(record.table_schema(table, keys), settings) for record in records]
+        # A table that begins later has the schemas of later records, of which the newest is certain.
+        read = records if settings.start == "earliest" else records[-1:]
+        shapes = [_shape(record.table_schema(table, keys), settings) for record in read]
         if not shapes:
             return _unplanned(config, topic, table, "the registry has no schema for this topic yet")
         shape = merged_in_order(shapes, left_out=settings.layout.leaves_out)

@@ -392,6 +392,9 @@ def _tables(config: Config) -> Iterator[Problem]:
             yield Problem(field, "needs either name or match", "give name: schema.table or match: schema.*")
         if entry.topic and entry.name is None:
             yield Problem(f"{field}.topic", "a topic belongs to one table", "give name in place of match")
+        if isinstance(entry.start, dict) and entry.name is None:
+            reason = "offsets are those of one table's topic"
+            yield Problem(f"{field}.start", reason, "give name in place of match, or a time")
         if entry.definition and entry.name is None:
             yield Problem(
                 f"{field}.definition", "a definition belongs to one table", "give name in place of match"

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
@@ -241,6 +242,41 @@ def _null_word(value: Any) -> Any:
 
 
 NullWord = BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)
+
+
+_START_WORDS: Final = ("earliest", "latest")
+_START_FORM: Final = "give earliest, latest, or a time with its zone, such as 2026-11-28T10:00:00Z"
+
+
+def _start(value: Any) -> Any:
+    """A start in one form: a word, or a time as ISO text in UTC."""
+    if value in _START_WORDS or value is None:
+        return value
+    if isinstance(value, str):
+        try:
+            # Python 3.10 does not read the Z.
+            value = datetime.fromisoformat(value.strip().removesuffix("Z") + "+00:00" * value.endswith("Z"))
+        except ValueError:
+            raise ValueError(_START_FORM) from None
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise ValueError(_START_FORM)
+    return value.astimezone(timezone.utc).isoformat()
+
+
+def _start_or_offsets(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return _start(value)
+    if not value or not all(_is_offset(number) and _is_offset(at) for number, at in value.items()):
+        raise ValueError("give the first offset of each partition, as in {0: 1200, 1: 980}")
+    return dict(value)
+
+
+def _is_offset(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+Start = Annotated[str, BeforeValidator(_start)]
+StartOrOffsets = Annotated[str | dict[int, int], BeforeValidator(_start_or_offsets)]
 
 
 def _table_name(name: str) -> str:

@@ -35,6 +35,8 @@ from tidesink.config.fields import (
     PositiveDuration,
     ScdType,
     SchemaChanges,
+    Start,
+    StartOrOffsets,
     StatePlace,
     TableMode,
     TableName,
@@ -274,6 +276,11 @@ class TableDefaults(Model):
     snapshot: Snapshot = "never"
     """Rows from `source.database` that the topic does not have (`docs/snapshots.md`). `initial`: all rows of
     a table of which nothing was applied yet, in ranges of its key, while its changes are applied."""
+    start: Start = "earliest"
+    """Where a table of which nothing was applied yet begins to read its topic: at the `earliest` record that
+    Kafka holds, behind the `latest` one, or at a time, as `2026-11-28T10:00:00Z`, by Kafka's timestamps.
+    Earlier records are not applied, and not read for columns either. It is resolved once; for a table that
+    has begun it changes nothing (`tidesink offsets rewind` does). See `docs/offsets.md`."""
     bad_record: BadRecord = "pause"
     """A record that cannot be decoded: `pause` its table before it, or `dead-letter` it and go on."""
     schema_changes: SchemaChanges = SchemaChanges()
@@ -339,6 +346,9 @@ class TableOverride(Model):
     """As under `defaults`, for this table."""
     snapshot: Snapshot | None = None
     """As under `defaults`, for this table."""
+    start: StartOrOffsets | None = None
+    """As under `defaults`, for this table; also the first offset of each partition, as `{0: 1200, 1: 980}`,
+    for one table."""
     bad_record: BadRecord | None = None
     """As under `defaults`, for this table."""
     schema_changes: SchemaChanges | None = None
@@ -456,6 +466,7 @@ class TableConfig(Model):
     zero_date: ZeroDate
     ambiguous_time: AmbiguousTime
     snapshot: Snapshot
+    start: str | dict[int, int]
     bad_record: BadRecord
     schema_changes: SchemaChanges
     time_zone: str

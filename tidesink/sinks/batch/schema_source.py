@@ -14,7 +14,7 @@ from tidesink.events import Column as TableColumn
 from tidesink.events import TableId, TableSchema, fold_name
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.target_rows import Metadata
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.sinks.targets.modes import routed_shape
 from tidesink.typemap.projection import Layout, check_renames, laid_out
@@ -83,8 +83,10 @@ class Decoding(Protocol):
     def warnings(self) -> tuple[str, ...]:
         """What a person should know about this table's types."""
 
-    def prepare(self, found: TopicOffsets) -> None:
+    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Learn enough of a topic that has records to know the table's shape.
+
+        ``starts``: where the table begins to read each partition; nothing is learnt of earlier records.
 
         Raises:
             ConfigError: the table's key, or its columns, cannot be known; says what to configure.
@@ -193,9 +195,9 @@ class ProjectedDecoding:
         """As the decoding inside."""
         return self._decoding.warnings
 
-    def prepare(self, found: TopicOffsets) -> None:
+    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """As the decoding inside."""
-        self._decoding.prepare(found)
+        self._decoding.prepare(found, starts)
 
     def columns(self) -> DecodePlan:
         """The plan as it stands; the same one for as long as the decoding inside has the same.

@@ -101,6 +101,22 @@ def limited(found: TopicOffsets, ends: Mapping[int, int] | None) -> Mapping[int,
     }
 
 
+# By partition, the first offset that a table reads; none of a partition that it reads from its beginning.
+Starts = Mapping[int, int]
+NO_STARTS: Final[Starts] = {}
+
+
+def started_at(found: TopicOffsets, starts: Starts) -> TopicOffsets:
+    """The topic as it looks to a table that begins to read there, as if all before had expired."""
+    if not starts:
+        return found
+    partitions = {
+        n: at._replace(earliest=min(max(at.earliest, starts.get(n, 0)), at.latest))
+        for n, at in found.partitions.items()
+    }
+    return found._replace(partitions=partitions)
+
+
 # The id of every topic of a broker that gives none: before Kafka 2.8, and some services.
 NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 

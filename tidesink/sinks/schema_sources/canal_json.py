@@ -25,7 +25,7 @@ from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.schema_source import Missed, Renamed, SourceColumns, declared_table
 from tidesink.sinks.batch.topic_ddl import DDL_PARTITION
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
+from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 from tidesink.sinks.schema_sources.database_types import DatabaseTypes, created_by, look_into
 from tidesink.sinks.schema_sources.open import PlannedDecoding
@@ -99,8 +99,12 @@ class CanalJsonDecoding(PlannedDecoding):
         """Whether only rows describe the table."""
         return self._declared is None and self._ddl.get(self._table) is None
 
-    def prepare(self, found: TopicOffsets) -> None:
-        """Read the topic's DDL; where it has none of this table, its first rows."""
+    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
+        """Read the topic's DDL; where it has none of this table, its first rows.
+
+        DDL from before the table's start tells its columns, and changes no row of it.
+        """
+        self._starts = starts
         self._ddl.recall(found)
         if self._declared is None:
             self._ddl.scan(self._session, found)
@@ -120,7 +124,8 @@ class CanalJsonDecoding(PlannedDecoding):
 
     def _peek(self, found: TopicOffsets) -> None:
         """Look for the table's first rows, in ever larger parts of the topic."""
-        everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
+        parts = self._of_table(found).partitions
+        everything = [OffsetRange(self._topic, n, *at) for n, at in parts.items()]
         for part in growing_parts(everything, _PEEKED_RECORDS):
             if self._words:
                 return
@@ -157,8 +162,9 @@ class CanalJsonDecoding(PlannedDecoding):
         return any(column.type.members is not None for column in columns)
 
     def row_ddl(self) -> tuple[RowDdl, ...]:
-        """The topic's DDL so far that changes rows of the table."""
-        return self._ddl.row_ddl(self._table)
+        """The topic's DDL so far that changes rows of the table, from its start on."""
+        begin = self._starts.get(DDL_PARTITION, 0)
+        return tuple(one for one in self._ddl.row_ddl(self._table) if one.offset >= begin)
 
     def reported(self) -> SourceColumns | None:
         """What the topic's DDL says of the table, where no definition in the config comes before it."""

@@ -14,7 +14,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.schema_source import Decoding, Missed, SourceColumns, projected
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets, started_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +56,11 @@ class PlannedDecoding:
         self._session = session
         self._layout = self._settings.layout
         self._plan: DecodePlan | None = None
+        self._starts: Starts = NO_STARTS
+
+    def _of_table(self, found: TopicOffsets) -> TopicOffsets:
+        """The topic from the table's start on."""
+        return started_at(found, self._starts)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -85,7 +90,7 @@ class LoneDecoding(PlannedDecoding, ABC):
     """A table that has its topic for itself, and whose types come with its records: no DDL is read."""
 
     @abstractmethod
-    def prepare(self, found: TopicOffsets) -> None:
+    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Make the plan."""
 
     @abstractmethod

@@ -41,7 +41,14 @@ from tidesink.sinks.batch.decoders import UNDER_CONFLUENT, DecodePlan, record_id
 from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan
 from tidesink.sinks.batch.schema_source import Missed, declared_table
 from tidesink.sinks.batch.target_rows import DroppedById
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
+from tidesink.sinks.kafka.offsets import (
+    NO_STARTS,
+    OffsetRange,
+    Starts,
+    TopicOffsets,
+    growing_parts,
+    plan_ranges,
+)
 from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avro_plan, names_no_row
 from tidesink.sinks.plans.debezium_json import (
     JsonWriter,
@@ -111,11 +118,23 @@ class RegisteredDecoding(LoneDecoding):
     def _found_subjects(self) -> bool:
         """Whether the topic's subjects say enough to plan with."""
 
-    def prepare(self, found: TopicOffsets) -> None:
-        """Read the topic's subjects; where they are not there, the ids in its first records."""
-        self._schemas.read_subjects()
-        if not self._found_subjects():
-            self._schemas.look_up(self._peeked_ids(found))
+    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
+        """Read the topic's subjects; where they are not there, the ids in its first records.
+
+        A table that does not begin at the topic's beginning has the schemas of its own first records, and
+        before there are any the newest ones: a version that only earlier records have is not its own.
+        """
+        self._starts = starts
+        if starts:
+            self._schemas.takes_all = False
+            self._schemas.look_up(self._peeked_ids(self._of_table(found)))
+            self._schemas.look_up(self._last_ids(found))
+            if not self._found_subjects():
+                self._schemas.take_newest()
+        else:
+            self._schemas.read_subjects()
+            if not self._found_subjects():
+                self._schemas.look_up(self._peeked_ids(found))
         self._make()
         if self._can_return:
             self._use = self._stored_use(found)
@@ -157,7 +176,7 @@ class RegisteredDecoding(LoneDecoding):
         """Take note of the schemas of each partition's last rows; False if their order is as it was."""
         plan, changed = self.columns(), False
         for message in self._context.source.messages_here(
-            last_records(self._topic, found, self._looked_to, most=_LAST_RECORDS)
+            last_records(self._topic, self._of_table(found), self._looked_to, most=_LAST_RECORDS)
         ):
             schema_id = schema_id_of(message.value)
             if schema_id is not None and schema_id in self._schemas.texts["value"]:
@@ -224,6 +243,17 @@ class RegisteredDecoding(LoneDecoding):
     @property
     def _use_name(self) -> str:
         return f"{self._context.config.pipeline}/{self._topic}"
+
+    def _last_ids(self, found: TopicOffsets) -> Ids:
+        """The schema ids in each partition's last records from the table's start on."""
+        ids: dict[SubjectPart, set[int]] = {part: set() for part in PARTS}
+        parts = last_records(self._topic, self._of_table(found), {}, most=_LAST_RECORDS)
+        for message in self._context.source.messages_here(parts):
+            found_ids = {"key": schema_id_of(message.key), "value": schema_id_of(message.value)}
+            for part in PARTS:
+                if (schema_id := found_ids[part]) is not None:
+                    ids[part].add(schema_id)
+        return ids
 
     def _peeked_ids(self, found: TopicOffsets) -> Ids:
         """The schema ids in the topic's first records; a topic under Glue's headers has none to plan with."""
@@ -378,6 +408,9 @@ class WriterSchemas:
         self._subject_of = subject_of
         self._of_no_table = of_no_table
         self._unknown: dict[tuple[SubjectPart, int], _Unknown] = {}
+        # Whether every version is the table's; else those alone that records are met of.
+        self.takes_all = True
+        self._offered: dict[SubjectPart, dict[int, str]] = {"key": {}, "value": {}}
         self._versions: dict[SubjectPart, list[int]] = {"key": [], "value": []}
         self.texts: dict[SubjectPart, dict[int, str]] = {"key": {}, "value": {}}
 
@@ -401,6 +434,13 @@ class WriterSchemas:
     def read_subjects(self) -> None:
         """Read every version of the topic's subjects: a column's history needs all of them."""
         self._lag.call(self._read_subjects)
+
+    def take_newest(self) -> None:
+        """Take the newest version of each subject, for a table that has no record yet."""
+        self.read_subjects()
+        for part in PARTS:
+            if self._versions[part]:
+                self._known(part, self._versions[part][-1])
 
     def lacks(self, ids: Ids) -> bool:
         """Whether some of the ids were never looked up."""
@@ -446,6 +486,9 @@ class WriterSchemas:
         """Request one id; False if the registry does not know it."""
         if schema_id in self.texts[part]:
             return True
+        if schema_id in self._offered[part]:
+            self._take(part, schema_id, self._offered[part][schema_id])
+            return True
         try:
             text = self._text_of(part, schema_id)
         except SchemaNotFoundError:
@@ -481,7 +524,9 @@ class WriterSchemas:
                     # Of a version that no record has nothing is said; records of it are bad.
                     _log.warning("schema not used", subject=name, version=version, error=error.message)
                     continue
-                self._take(part, found.id, found.schema_text)
+                if self.takes_all or found.id in self.texts[part]:
+                    self._take(part, found.id, found.schema_text)
+                self._offered[part][found.id] = found.schema_text
                 ids.append(found.id)
             self._versions[part] = ids
 
@@ -693,9 +738,11 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     def _plan_fold(self) -> NameFold:
         return self._plan.shape.fold if self._plan is not None else fold_name
 
-    def prepare(self, found: TopicOffsets) -> None:
-        """Read the topic's first records until one gives the table's columns."""
-        everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
+    def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
+        """Read the topic's first records, from the table's start on, until one gives its columns."""
+        self._starts = starts
+        parts = self._of_table(found).partitions
+        everything = [OffsetRange(self._topic, n, *at) for n, at in parts.items()]
         for part in growing_parts(everything, _PEEKED_JSON_RECORDS):
             if self._found_writer(part):
                 break
@@ -729,7 +776,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
 
     def _look_at_ends(self, found: TopicOffsets) -> None:
         """Take the writers of each partition's last rows."""
-        parts = last_records(self._topic, found, self._looked_to, most=_LAST_JSON_RECORDS)
+        parts = last_records(self._topic, self._of_table(found), self._looked_to, most=_LAST_JSON_RECORDS)
         new = [writer for part in parts for writer in self._writers_in(part)]
         self._looked_to = {number: at.latest for number, at in found.partitions.items()}
         writers = self._with_new(new, later=True)

@@ -20,7 +20,7 @@ from tidesink.errors import StaleProgressError, TidesinkError
 from tidesink.sinks.batch.context import WorkerContext, may_pass
 from tidesink.sinks.batch.cuts import marks_at, stands_at
 from tidesink.sinks.batch.observers import StillAtWork
-from tidesink.sinks.kafka.offsets import Look, TopicOffsets
+from tidesink.sinks.kafka.offsets import Look, TopicOffsets, started_at
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets.base import TargetTable
 from tidesink.sinks.targets.cuts import (
@@ -119,7 +119,7 @@ class Cuts:
         found, ends = seen.found.get(task.topic), self._bounds.ends(task.topic)
         if ends is None or found is None:
             return False
-        starts = {number: at.earliest for number, at in found.partitions.items()}
+        starts = {n: at.earliest for n, at in started_at(found, task.starts).partitions.items()}
         progress = task.held.progress if task.held is not None else None
         return is_empty(progress, starts, ends)
 

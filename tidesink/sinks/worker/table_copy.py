@@ -18,11 +18,12 @@ from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.observers import ALIVE_SECONDS, is_alive, seconds_since_beat
 from tidesink.sinks.batch.source import checkpointed
 from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.state.progress import Progress, TableStatus
 from tidesink.sinks.targets.base import TableReader
 from tidesink.sinks.worker.source_keys import open_target_reader
+from tidesink.sinks.worker.starts import known_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -94,7 +95,8 @@ class TableCopy:
         decoding = open_decoding(
             self.context, self.topic, self.table, session=self.context.spark.newSession()
         )
-        decoding.prepare(found)
+        start = known_start(self.context.store, self.context.config.pipeline, self.table, self.topic)
+        decoding.prepare(found, start.offsets if start is not None else NO_STARTS)
         self.reader = self._reader(decoding.columns())
         self.check_begun()
         # Columns change with what waits.

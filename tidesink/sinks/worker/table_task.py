@@ -60,6 +60,7 @@ from tidesink.sinks.worker.preflight import shown_goal
 from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
 from tidesink.sinks.worker.snapshot import KeyOrderError, Snapshot, SnapshotBatch, SnapshotRefusedError
 from tidesink.sinks.worker.source_ddl import SourceDdl
+from tidesink.sinks.worker.starts import Start
 from tidesink.sinks.worker.sweep import SweepBatch
 from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
@@ -110,6 +111,16 @@ class TableTask:
         self._compaction: Compaction | None = None
         self._snapshot = Snapshot(context, self._settings)
         self._rewinds = Rewinds(context, self._settings)
+        self._start = Start(
+            self._settings,
+            topic,
+            pipeline=context.config.pipeline,
+            store=context.store,
+            brokers=lambda: context.brokers,
+            place=lambda: context.place_of(table),
+        )
+        # The table's columns are told by no record behind its start yet.
+        self._awaits_record = False
         self._ddl = SourceDdl(context, self._settings)
         self.seen: TopicOffsets | None = None
         self._oldest = OldestRecords(topic, context.source.fetch)
@@ -123,6 +134,7 @@ class TableTask:
     def look(self, found: TopicOffsets | None) -> None:
         """Take note of how much is not known to be applied: of a table not opened yet, all of its topic."""
         if found is not None:
+            self._note_start(found)
             if self.owes_commit and not self._unapplied(found) and not self.is_short(found):
                 self._passed.step_back()
             self.lag = self._unapplied(found)
@@ -135,6 +147,18 @@ class TableTask:
                 caught_up.see(ends, self._next_offsets(), batch=batch, now=time.time())
                 if self.state == "IDLE" and caught_up.is_due(found.compaction):
                     self._change("IDLE", None)
+
+    def _note_start(self, found: TopicOffsets) -> None:
+        """Resolve a start that depends on the moment, before more records come."""
+        if self._hold is not None or not self._start.moves_with_time or self._start.is_settled(found):
+            return
+        with suppress(StateStoreError):  # it is resolved when the table is opened
+            self._start.settle(found)
+
+    @property
+    def starts(self) -> Mapping[int, int]:
+        """The first offset of each partition that the table reads; empty: all from the beginning."""
+        return self._start.offsets
 
     def _unapplied(self, found: TopicOffsets) -> int:
         """How many records of the topic are not known to be applied."""
@@ -151,6 +175,8 @@ class TableTask:
         if self.state in ("PAUSED", "FAILING"):
             return False
         if self._hold is None or found is None:
+            if found is not None and self._awaits_record:
+                return self._start.has_records(found)
             unmet = self.table in self._context.topics.tables(self.topic).unmet
             return found is None or unmet or any(at.latest > 0 for at in found.partitions.values())
         applied, progress = self._hold.progress, self._topic_progress()
@@ -419,12 +445,9 @@ class TableTask:
         opens, self.stalled = self._hold is None, False
         if found is not None:
             self._continuity.refuse_mode(found)
-        if self._hold is None:
-            if found is None:
-                raise topic_gone(self.topic)
-            self._hold = retry.call(lambda: self._open(found))
-            self.was_open = True
-            self._continuity = Continuity(context, self.topic, self._settings)
+        if not self._is_open(found):
+            return
+        assert self._hold is not None  # noqa: S101  (it is open)
         progress = topic_progress(self._hold.progress, self.topic)
         if opens and found is not None and self.is_short(found):
             return  # now that it shows, it is looked at again before it is believed
@@ -579,12 +602,51 @@ class TableTask:
             self._snapshot.row_does_not_fit(part, applied)
         self._take(outcome)
 
+    def _is_open(self, found: TopicOffsets | None) -> bool:
+        """Open the table where it is not; False where it waits for a record behind its start."""
+        again = found is not None and self._start.is_other_topic(found)
+        if again and self._hold is not None and self._topic_progress() is None:
+            # The start is of the topic that was there before, and nothing of it was applied.
+            self._decoding = None
+            self.close()
+        if self._hold is not None:
+            return True
+        if found is None:
+            raise topic_gone(self.topic)
+        try:
+            self._hold = self._context.retry(self.table).call(lambda: self._open(found))
+        except ConfigError as exc:
+            if not self._start.offsets or self._start.has_records(found):
+                raise
+            # Nothing tells its columns before the first record.
+            _log.info("table waits for a record behind its start", table=str(self.table), reason=exc.message)
+            self._awaits_record = True
+            self._change("IDLE", None)
+            return False
+        self._awaits_record = False
+        self.was_open = True
+        self._continuity = Continuity(self._context, self.topic, self._settings)
+        if self._start.offsets and self._topic_progress() is None:
+            self._change("IDLE", None)  # what is said of earlier records
+        return True
+
     def _open(self, found: TopicOffsets) -> Hold:
         """Know the shape and open the table, which is let go again where it cannot be held."""
+        self._start.settle(found)
+        hold = self._open_at_start(found)
+        if not hold.progress.topics and self._start.is_stale():
+            # It is loaded again: the start that is known is of the table that was there.
+            hold.table.close()
+            self._decoding = None
+            self._start.begin(found)
+            hold = self._open_at_start(found)
+        return hold
+
+    def _open_at_start(self, found: TopicOffsets) -> Hold:
         context = self._context
         if self._decoding is None:
             self._decoding = open_decoding(context, self.topic, self.table, session=self._session)
-        self._decoding.prepare(found)
+        self._decoding.prepare(found, self._start.offsets)
         hold, self._tombstones = opened(context, self._decoding, self._settings, self._tally, self._pauses)
         return hold
 
@@ -637,15 +699,17 @@ class TableTask:
 
     def _settle(self, *, away: bool = False) -> None:
         """Say where the table stands now, so that what is kept for it alone is let go."""
-        stopped = away or self.state in ("PAUSED", "FAILING")
+        stopped = away or self._awaits_record or self.state in ("PAUSED", "FAILING")
         if self.table.schema != UNKNOWN_SCHEMA:
-            self._reads.settle(self.table, self._next_offsets() or None, away=stopped)
+            known = self._next_offsets() if self._hold is not None else {}
+            self._reads.settle(self.table, known or None, away=stopped)
 
     def _next_offsets(self) -> dict[int, int]:
-        """Where to read next, by partition; empty where nothing was ever applied."""
+        """Where to read next, by partition; empty for a table that begins at its topic's beginning."""
         progress = self._topic_progress()
-        committed = starts(self._hold.progress, self.topic, self.bound) if self._hold and progress else {}
-        return self._passed.behind(committed)
+        if self._hold is None or progress is None:
+            return self._passed.behind(self._start.offsets)
+        return self._passed.behind(starts(self._hold.progress, self.topic, self.bound))
 
     def _settled_offsets(self) -> dict[int, int]:
         """As ``_next_offsets``, but where the first row stands that waits for another bound."""
@@ -802,4 +866,5 @@ class TableTask:
             rows, progress = self._decoding.row_ddl(), self._hold.progress
             self._unfollowed = tuple(unfollowed(rows, policies, progress, self.topic))
         ddl = self._ddl.warnings(self._hold)
-        return tuple(dict.fromkeys((*own, *self._unfollowed, *ddl, *self._tally.warnings)))
+        began = self._start.warnings()
+        return tuple(dict.fromkeys((*began, *own, *self._unfollowed, *ddl, *self._tally.warnings)))

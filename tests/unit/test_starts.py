@@ -1,0 +1,283 @@
+"""Where a table without progress begins to read its topic, and what it learns of earlier records: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+
+from tests.decoded_batches import as_records
+from tests.memory_target import MemoryTarget
+from tests.surroundings import surroundings as with_store
+from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
+from tests.unit.test_debezium_json_plan import _typed
+from tests.unit.test_range_tasks import ID, NAME, TABLE, Topic
+from tests.unit.worker_bed import surroundings
+from tidesink.cli.plan import with_standing
+from tidesink.cli.table_plans import TablePlan
+from tidesink.config import Config
+from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
+from tidesink.sinks.batch.context import WorkerContext
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.control import PLACE
+from tidesink.sinks.worker.starts import Start, known_start, resolved
+from tidesink.sinks.worker.table_task import TableTask
+
+T: Final = TableId("shop", "t")
+TOPIC: Final = "app.shop.t"
+_DATE: Final = {"type": "int32", "name": "io.debezium.time.Date"}
+# A date column became boolean: dates, then booleans.
+DATES: Final = tuple(_typed({"id": at, "n": 20000 + at}, n=_DATE) for at in range(2))
+FLAGS: Final = tuple(_typed({"id": at, "n": True}, n={"type": "boolean"}) for at in range(3))
+
+
+def _found(*ends: int, topic_id: str = "an id", earliest: int = 0) -> TopicOffsets:
+    return TopicOffsets(TOPIC, topic_id, {n: PartitionOffsets(earliest, end) for n, end in enumerate(ends)})
+
+
+class _Brokers:
+    """By time in seconds, the first offset of each partition from then on."""
+
+    def __init__(self, since: Mapping[float, dict[int, int]] | None = None) -> None:
+        self._since = since or {}
+
+    def first_since(self, _topic: str, partitions: list[int], seconds: float) -> dict[int, int]:
+        return {n: at for n, at in self._since[seconds].items() if n in partitions}
+
+
+def _json_config(start: Any, **more: Any) -> Config:
+    config = right(changed(FLAT_AVRO, tables=[{"name": "shop.t", "topic": TOPIC, "start": start, **more}]))
+    return config.model_copy(
+        update={"source": config.source.model_copy(update={"protocol": "debezium-json"})}
+    )
+
+
+def test_words_times_and_offsets_become_offsets() -> None:
+    brokers = cast("Any", lambda: _Brokers({1000.0: {0: 5}}))
+    found = _found(9, 7, earliest=2)
+    assert resolved("earliest", found, brokers) == {}
+    assert resolved("latest", found, brokers) == {0: 9, 1: 7}
+    # Of a partition without a record since then, its end.
+    assert resolved("1970-01-01T00:16:40+00:00", found, brokers) == {0: 5, 1: 7}
+    assert resolved({0: 2, 1: 7}, found, brokers) == {0: 2, 1: 7}
+
+
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [
+        ({0: 3}, "no offset for partition 1: give one for each partition of the topic, which are 0, 1"),
+        ({0: 3, 1: 3, 2: 3}, "partition 2 is not one of the topic's, which are 0, 1"),
+        ({0: 1, 1: 3}, "does not hold offset 1 of partition 0 any more, which begins with 2"),
+        ({0: 3, 1: 8}, "offset 8 of partition 1 is beyond its end"),
+        ("1970-01-01T00:16:41+00:00", "has not come yet"),
+    ],
+)
+def test_a_start_that_would_lose_records_to_come_is_refused(start: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        resolved(start, _found(9, 7, earliest=2), cast("Any", _Brokers), now=lambda: 1000.0)
+
+
+@pytest.mark.parametrize("start", ["now", "2026-11-28", "2026-11-28T10:00:00", {0: 5}, {"0": 4}, 7, True])
+def test_what_is_no_start_is_refused_under_defaults(start: Any) -> None:
+    found = wrong(changed(FLAT_AVRO, defaults={"start": start}))
+    assert "defaults.start" in found
+    assert right(changed(FLAT_AVRO, defaults={"start": "2026-11-28T10:00:00Z"})).defaults.start
+
+
+def test_offsets_are_of_one_table() -> None:
+    found = wrong(changed(FLAT_AVRO, tables=[{"match": "shop.*", "start": {0: 5}}]))
+    assert found["tables[0].start"].remedy == "give name in place of match, or a time"
+
+
+def _start(store: SqlStateStore, start: Any, place: str = "here") -> Start:
+    settings = _json_config(start).table_config(T)
+    return Start(
+        settings, TOPIC, pipeline="p", store=store, brokers=cast("Any", _Brokers), place=lambda: place
+    )
+
+
+def _applied(store: SqlStateStore, *, epoch: int, place: str = "here") -> None:
+    status = TableStatus("p", T, "IDLE", batch=1, epoch=epoch, details={PLACE: place})
+    assert store.save_status(status)
+
+
+def test_a_start_is_resolved_once(tmp_path: Path) -> None:
+    """A worker that ends before its first batch must not pass over what came meanwhile."""
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    for end in (3, 9):
+        one = _start(store, "latest")
+        one.settle(_found(end))
+        assert one.offsets == {0: 3}
+    # Another topic of that name, and another setting, before anything is applied.
+    again = _start(store, "latest")
+    again.settle(_found(2, topic_id="another"))
+    assert again.offsets == {0: 2}
+    other = _start(store, {0: 1})
+    other.settle(_found(9, topic_id="another"))
+    assert other.offsets == {0: 1}
+    (warning,) = other.warnings()
+    assert 'offset 1 of partition 0 of topic app.shop.t (start: {"0": 1})' in warning
+
+
+def test_a_table_that_has_begun_keeps_its_start_whatever_the_config_says(tmp_path: Path) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    _start(store, "latest").settle(_found(3))
+    _applied(store, epoch=1)
+    for said in ("earliest", {0: 5}, "latest"):
+        one = _start(store, said)
+        one.settle(_found(9))
+        assert one.offsets == {0: 3}
+    # In another target nothing is applied yet.
+    elsewhere = _start(store, {0: 5}, place="elsewhere")
+    elsewhere.settle(_found(9))
+    assert elsewhere.offsets == {0: 5}
+
+
+def test_a_setting_that_comes_later_changes_nothing(tmp_path: Path) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    _applied(store, epoch=1)
+    one = _start(store, "latest")
+    one.settle(_found(9))
+    assert (one.offsets, one.warnings()) == ({}, ())
+    # Unless the table turns out to be empty: it was removed, and is loaded again from the start.
+    assert one.is_stale()
+    one.begin(_found(9))
+    assert not one.is_stale()
+    again = _start(store, "latest")
+    again.settle(_found(12))
+    assert again.offsets == {0: 9}
+
+
+# What decodings learn
+
+
+def _around(config: Config, folder: Path, messages: tuple[Message, ...], **more: Any) -> WorkerContext:
+    source = KafkaSource(lambda wanted: iter([as_records(messages[wanted.start : wanted.end])]))
+    return replace(with_store(config, cast("Any", None), folder, **more), source=source)
+
+
+def test_debezium_json_is_planned_by_the_records_from_the_start_on(tmp_path: Path) -> None:
+    """The way out of a type change: dates are in the topic still, and the table is of booleans."""
+    messages = (*DATES, *FLAGS)
+    around = _around(_json_config("latest"), tmp_path, messages)
+    found = _found(len(messages))
+    decoding = open_decoding(around, TOPIC, T, session=cast("Any", None))
+    decoding.prepare(found, {0: len(DATES)})
+    # Also for the rows of a snapshot, which are behind the last ones.
+    decoding.catch_up(None, found)
+    assert decoding.columns().shape.by_name["n"].spark == "boolean"
+    mixed = open_decoding(around, TOPIC, T, session=cast("Any", None))
+    mixed.prepare(found)
+    with pytest.raises(SchemaRefusedError):
+        mixed.catch_up(None, found)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_flat_avro_is_planned_by_the_schemas_of_records_from_the_start_on(
+    tmp_path: Path, behind: int
+) -> None:
+    """Before there are any, by the newest."""
+    topic = Topic()
+    for at, (kind, value) in enumerate((("date", "2020-01-01"), ("bigint", 5))):
+        topic.write(
+            TableSchema(TABLE, (ID, NAME, Column("n", ColumnType(kind)))), {"id": at, "name": "a", "n": value}
+        )
+    around = _around(right(FLAT_AVRO), tmp_path, tuple(topic.messages), registry=topic.registry)
+    found = TopicOffsets("t", "an id", {0: PartitionOffsets(0, 2)})
+    whole = open_decoding(around, "t", TABLE, session=cast("Any", None))
+    with pytest.raises(SchemaRefusedError):
+        whole.prepare(found)
+    decoding = open_decoding(around, "t", TABLE, session=cast("Any", None))
+    decoding.prepare(found, {0: 2 - behind})
+    assert decoding.columns().shape.by_name["n"].spark == "bigint"
+
+
+# What a task does
+
+
+@pytest.fixture
+def task_of(tmp_path: Path) -> Callable[..., TableTask]:
+    def made(start: Any, messages: tuple[Message, ...], **more: Any) -> TableTask:
+        store = SqlStateStore(str(tmp_path / "state.db"))
+        around = surroundings(_json_config(start, **more), store=store)
+        source = KafkaSource(lambda wanted: iter([as_records(messages[wanted.start : wanted.end])]))
+        return TableTask(replace(around, source=source, target=MemoryTarget()), TOPIC, T)
+
+    return made
+
+
+def test_a_table_waits_for_a_record_behind_its_start(task_of: Callable[..., TableTask]) -> None:
+    """Nothing else tells its columns, and it fails for that no more than a topic without a record."""
+    task = task_of("latest", (*DATES, *FLAGS))
+    task.look(_found(2))
+    assert (task.starts, task.lag, task.has_work(_found(2))) == ({0: 2}, 0, True)
+    task.work(_found(2))
+    assert (task.state, task.has_work(_found(2))) == ("IDLE", False)
+    (warning,) = task.report().warnings
+    assert "offset 2 of partition 0 of topic app.shop.t (start: latest), and earlier records" in warning
+    assert warning.endswith("Rows that have not changed since then are missing")
+    # A restart does not move it.
+    later = task_of("latest", (*DATES, *FLAGS))
+    later.look(_found(3))
+    assert (later.starts, later.lag, later.has_work(_found(3))) == ({0: 2}, 1, True)
+
+
+def test_a_defined_table_opens_at_its_start_and_has_no_lag_before_it(
+    task_of: Callable[..., TableTask],
+) -> None:
+    sql = "create table t (id bigint primary key, n boolean)"
+    task = task_of("latest", (*DATES, *FLAGS), definition=sql)
+    task.look(_found(2))
+    task.work(_found(2))
+    assert task.held is not None
+    assert (task.state, task.stalled, task.unread(_found(2)), task.unread(_found(5))) == ("IDLE", True, 0, 3)
+    assert not task.has_work(_found(2))
+
+
+def test_a_topic_made_again_has_a_start_of_its_own(task_of: Callable[..., TableTask]) -> None:
+    sql = "create table t (id bigint primary key, n boolean)"
+    task = task_of("latest", (*DATES, *FLAGS), definition=sql)
+    task.work(_found(4))
+    assert task.starts == {0: 4}
+    task.look(_found(1, topic_id="another"))
+    task.work(_found(1, topic_id="another"))
+    assert (task.state, task.starts) == ("IDLE", {0: 1})
+
+
+def test_an_impossible_start_is_said_and_applies_nothing(task_of: Callable[..., TableTask]) -> None:
+    task = task_of({0: 9}, FLAGS)
+    task.look(_found(3))
+    task.work(_found(3))
+    assert task.state == "FAILING"
+    assert "offset 9 of partition 0 is beyond its end (3)" in (task.report().error or "")
+    assert known_start(cast("Any", task)._context.store, "shop", T, TOPIC) is None
+
+
+# What plan says
+
+
+def test_plan_says_where_a_table_begins_and_why_it_rests() -> None:
+    entry = TablePlan(T, TOPIC)
+
+    def warnings(start: Any, status: TableStatus | None = None, **more: Any) -> tuple[str, ...]:
+        return with_standing(_json_config(start, **more), entry, status).warnings
+
+    assert warnings("earliest") == ()
+    assert warnings("latest") == (
+        "start: latest: a table of which nothing is applied begins there; earlier records of its topic are "
+        "not applied",
+    )
+    begun = TableStatus("shop", T, "PAUSED", batch=3, error="a change of the schema waits")
+    assert warnings("latest", begun) == (
+        "start: latest changes nothing: the table has begun. tidesink offsets rewind has it read its topic "
+        "again",
+        "The table is PAUSED, as its worker reported last: a change of the schema waits",
+    )

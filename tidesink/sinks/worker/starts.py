@@ -1,0 +1,240 @@
+"""Where a table without progress begins to read its topic: the setting ``start`` (ADR 32).
+
+The start is resolved to offsets once, before anything of the topic is read or applied, and kept in the state
+store: a restart does not move it. From then on records before it are treated as if they had expired. They are
+not applied, and nothing is learnt from them: no columns, no types, no DDL that changes rows.
+
+The law is that of a first load. A snapshot's rows are read after the offsets at which the table's changes go
+on were fixed, and these are the start's, so every change before the start is in the rows, and every later one
+is applied after them. Without a snapshot, rows that have not changed since the start are missing.
+
+A table that has progress goes on from there, whatever the config says. Its start is still needed when a
+worker plans its columns. If the state store was lost, that start is resolved again; no record is passed over
+by it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from tidesink.config import TableConfig
+from tidesink.errors import ConfigError
+from tidesink.events import TableId
+from tidesink.sinks.kafka.offsets import NO_STARTS, KafkaOffsets, Starts, TopicOffsets, is_other_topic
+from tidesink.sinks.state.progress import Rank, StateStore
+from tidesink.sinks.worker.control import PLACE
+
+_KIND: Final = "start-offsets"
+_FUTURE: Final = "start: {} has not come yet: give a time that has passed, or latest"
+_LACKING: Final = (
+    "start: gives no offset for partition {}: give one for each partition of the topic, which are {}"
+)
+_NO_PARTITION: Final = "start: partition {} is not one of the topic's, which are {}"
+_EXPIRED: Final = (
+    "start: Kafka does not hold offset {} of partition {} any more, which begins with {}: give that one or "
+    "a later one"
+)
+_AHEAD: Final = (
+    "start: offset {} of partition {} is beyond its end ({}), so that records to come would be passed over: "
+    "give that one or an earlier one"
+)
+_NOT_APPLIED: Final = (
+    "it began at {places} of topic {topic} (start: {said}), and earlier records are not applied. {rows}"
+)
+_MISSING: Final = "Rows that have not changed since then are missing"
+_LOADED: Final = "The rows of before come from source.database (snapshot: initial)"
+
+
+class KnownStart(NamedTuple):
+    """A start as it was resolved: the setting's words, Kafka's id of the topic, and the offsets."""
+
+    said: str
+    topic_id: str
+    offsets: Starts
+    # The rank of the table's last status before it was resolved; a later one is of a table that began there.
+    after: Rank = (0, 0, 0)
+
+
+def said_of(start: str | dict[int, int]) -> str:
+    """A start in the config's words."""
+    return start if isinstance(start, str) else json.dumps({str(n): at for n, at in sorted(start.items())})
+
+
+def resolved(
+    start: str | dict[int, int],
+    found: TopicOffsets,
+    brokers: Callable[[], KafkaOffsets],
+    *,
+    now: Callable[[], float] = time.time,
+) -> Starts:
+    """The first offset of each partition that a table reads; empty: all from the beginning.
+
+    Raises:
+        ConfigError: the offsets are not those of the topic, or the time has not come yet.
+        SourceError: the brokers refuse us, or do not answer.
+    """
+    parts = found.partitions
+    if start == "earliest":
+        return NO_STARTS
+    if start == "latest":
+        return {number: at.latest for number, at in parts.items()}
+    if isinstance(start, str):
+        seconds = datetime.fromisoformat(start).timestamp()
+        if seconds > now():
+            raise ConfigError(_FUTURE.format(start), topic=found.topic)
+        first = brokers().first_since(found.topic, sorted(parts), seconds)
+        return {number: first.get(number, at.latest) for number, at in parts.items()}
+    refused = _refusal(start, found)
+    if refused is not None:
+        raise ConfigError(refused, topic=found.topic)
+    return dict(start)
+
+
+def _refusal(start: dict[int, int], found: TopicOffsets) -> str | None:
+    parts = found.partitions
+    known = ", ".join(map(str, sorted(parts)))
+    for number in sorted(parts.keys() - start.keys()):
+        return _LACKING.format(number, known)
+    for number, offset in sorted(start.items()):
+        if number not in parts:
+            return _NO_PARTITION.format(number, known)
+        if offset < parts[number].earliest:
+            return _EXPIRED.format(offset, number, parts[number].earliest)
+        if offset > parts[number].latest:
+            return _AHEAD.format(offset, number, parts[number].latest)
+    return None
+
+
+def known_start(store: StateStore, pipeline: str, table: TableId, topic: str) -> KnownStart | None:
+    """The start of a table as it was resolved; None where none was.
+
+    Raises:
+        StateStoreError: the store does not answer.
+    """
+    found = store.load_document(_KIND, _name(pipeline, table, topic))
+    if found is None:
+        return None
+    offsets = {int(number): at for number, at in found["offsets"].items()}
+    life, epoch, batch = found["after"]
+    return KnownStart(found["said"], found["topic-id"], offsets, (life, epoch, batch))
+
+
+def _name(pipeline: str, table: TableId, topic: str) -> str:
+    return json.dumps([pipeline, *table, topic], ensure_ascii=False)
+
+
+class Start:
+    """The start of one table in its topic. Used by one thread at a time.
+
+    ``offsets``: as they were resolved; empty before ``settle``, and where a table reads all there is.
+    """
+
+    def __init__(
+        self,
+        settings: TableConfig,
+        topic: str,
+        *,
+        pipeline: str,
+        store: StateStore,
+        brokers: Callable[[], KafkaOffsets],
+        place: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._place = place
+        self._topic = topic
+        self._pipeline = pipeline
+        self._store = store
+        self._brokers = brokers
+        self._known: KnownStart | None = None
+
+    @property
+    def moves_with_time(self) -> bool:
+        """Whether another moment would give another start, so that it is to be resolved at the first look."""
+        return self._settings.start == "latest"
+
+    @property
+    def offsets(self) -> Starts:
+        """The first offset of each partition that the table reads."""
+        return self._known.offsets if self._known is not None else NO_STARTS
+
+    def is_other_topic(self, found: TopicOffsets) -> bool:
+        """Whether the start is of a topic that was made again since."""
+        return self._known is not None and is_other_topic(self._known.topic_id, found.topic_id)
+
+    def is_settled(self, found: TopicOffsets) -> bool:
+        """Whether the start in this topic is known."""
+        return self._known is not None and not is_other_topic(self._known.topic_id, found.topic_id)
+
+    def has_records(self, found: TopicOffsets) -> bool:
+        """Whether a record stands behind the start."""
+        return any(at.latest > max(at.earliest, self.offsets.get(n, 0)) for n, at in found.partitions.items())
+
+    def settle(self, found: TopicOffsets) -> None:
+        """Know where the table begins, and have the state store know.
+
+        Raises: as ``resolved``, and
+            StateStoreError: the store does not answer.
+        """
+        if self.is_settled(found) or not found.partitions:
+            return
+        said, table = said_of(self._settings.start), self._settings.table
+        known = known_start(self._store, self._pipeline, table, self._topic)
+        begun = self._begun(known)
+        if known is not None and is_other_topic(known.topic_id, found.topic_id):
+            known = None
+        if known is not None and (begun or known.said == said):
+            self._known = known
+        elif begun or said == "earliest":
+            # It began at the beginning, before there was a setting.
+            self._known = KnownStart("earliest", found.topic_id, NO_STARTS)
+        else:
+            self.begin(found)
+
+    def begin(self, found: TopicOffsets) -> None:
+        """Resolve the start of a table of which nothing is applied.
+
+        Raises: as ``settle``.
+        """
+        offsets = resolved(self._settings.start, found, self._brokers)
+        status = self._store.status_of(self._pipeline, self._settings.table)
+        after = status.rank if status is not None else (0, 0, 0)
+        self._known = known = KnownStart(said_of(self._settings.start), found.topic_id, offsets, after)
+        document: Any = {
+            "said": known.said,
+            "topic-id": known.topic_id,
+            "offsets": {str(number): at for number, at in sorted(known.offsets.items())},
+            "after": list(known.after),
+        }
+        name = _name(self._pipeline, self._settings.table, self._topic)
+        self._store.save_document(_KIND, name, document)
+
+    def is_stale(self) -> bool:
+        """Whether the start is of an earlier life of the table, as it is where nothing is applied to it.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        known = self._known
+        if known is None or (known.said, self._settings.start) == ("earliest", "earliest"):
+            return False
+        return self._begun(known)
+
+    def _begun(self, known: KnownStart | None) -> bool:
+        """Whether a worker applied something to the table, at this place, after its start was resolved."""
+        status = self._store.status_of(self._pipeline, self._settings.table)
+        if status is None or status.batch == 0 or status.rank <= (known.after if known else (0, 0, 0)):
+            return False
+        return bool(status.details.get(PLACE, "") in ("", self._place()))
+
+    def warnings(self) -> tuple[str, ...]:
+        """What people should know of the records before the start."""
+        offsets = {number: at for number, at in self.offsets.items() if at > 0}
+        if self._known is None or not offsets:
+            return ()
+        places = ", ".join(f"offset {at} of partition {n}" for n, at in sorted(offsets.items()))
+        rows = _LOADED if self._settings.snapshot == "initial" else _MISSING
+        return (_NOT_APPLIED.format(places=places, topic=self._topic, said=self._known.said, rows=rows),)
