@@ -54,6 +54,10 @@ _NEAREST: Final = 4
 _OF_A_CHANGE: Final = frozenset({"change", "before", "after"})
 
 
+# What a message says where rows that are there cannot go on as they are: the page has the steps.
+LOAD_AGAIN: Final = 'load the table again beside it (docs/schema-changes.md, "Load a table again")'
+
+
 class TidesinkError(Exception):
     """An error that says what, where, and what to do next.
 
@@ -62,6 +66,8 @@ class TidesinkError(Exception):
     """
 
     remedy: ClassVar[Remedy] = "stop"
+    # What a person is to do next, where the words for the remedy do not say it.
+    next_step: str = ""
 
     def __init__(self, message: str, **context: ContextValue) -> None:
         super().__init__(message)

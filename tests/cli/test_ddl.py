@@ -65,8 +65,8 @@ def test_a_change_is_shown_whole_with_the_commands_that_decide_it(shop: Shop) ->
             "  statement: TRUNCATE TABLE orders",
             "  reason: if it is ignored, rows stay",
             f"  digest: {DIGEST}",
-            f"  tidesink ddl approve {DIGEST[:8]}",
-            f"  tidesink ddl reject {DIGEST[:8]}",
+            f"  tidesink ddl approve --config {shop.path} {DIGEST[:8]}",
+            f"  tidesink ddl reject --config {shop.path} {DIGEST[:8]}",
         ]
     assert shop.run("ddl", "show", "0123456789abcdef")[0] == 1
 
@@ -138,7 +138,7 @@ def test_a_decision_leaves_a_table_paused_that_a_person_paused(shop: Shop) -> No
     shop.run("pause", "shop.orders")
     code, output = shop.run("ddl", "approve", "shop.orders")
     assert (code, shop.asked().rests) == (0, True)
-    assert "tidesink resume shop.orders goes on" in output
+    assert f"tidesink resume --config {shop.path} shop.orders goes on" in output
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tidesink.cli.terminal import (
     Output,
     OutputFormat,
     chosen_config,
+    echo,
     guarded,
     show_table,
     write_json,
@@ -216,7 +217,7 @@ def show(named: Named, config: ConfigOption = None, output: Output = OutputForma
         return
     for one in found:
         for line in _lines(one):
-            typer.echo(line)
+            echo(line)
 
 
 def _lines(one: TableChange) -> Iterator[str]:
@@ -360,7 +361,7 @@ def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, ou
     for one in decided:
         typer.echo(f"{one.table}: {change_words(one.change)}: {one.state}")
     for table in rests:
-        typer.echo(f"{table}: rests as it was asked to: tidesink resume {table} goes on")
+        echo(f"{table}: rests as it was asked to: tidesink resume {table} goes on")
     typer.echo(WHERE_IT_ENDS[alive])
 
 
@@ -372,14 +373,22 @@ def _store(config: Config, decided: Iterable[TableChange], policy: ChangePolicy,
         store_decisions(store, config.pipeline, decisions)
 
 
+_NO_WAY: Final = (
+    "do what the message says; no decision helps. The table goes on by itself once a worker starts with the "
+    "changed config, or on tidesink resume {} where the source was changed back"
+)
+
+
 def _check(one: TableChange, policy: ChangePolicy) -> None:
     accepts = one.change["accepts"]
     if policy not in accepts:
-        ways = " or ".join(f"tidesink ddl {way}" for way in _ways(one))
+        ways = " or ".join(f"tidesink ddl {way} {one.digest[: _shown_digest()]}" for way in _ways(one))
         reason = one.change["reason"] or f"only {ways} is possible here"
-        raise ConfigError(
+        error = ConfigError(
             f"{change_words(one.change)}: cannot be {_STATES[policy]}: {reason}", table=str(one.table)
         )
+        error.next_step = ways if accepts else _NO_WAY.format(one.table)
+        raise error
 
 
 def _changes(

@@ -205,7 +205,7 @@ def show_report(report: RunReport, source: SourceSettings) -> None:
         remarks = [f"error: {entry.error}"] if entry.error else []
         remarks += [f"warning: {warning}" for warning in entry.warnings]
         for line in [*remarks, *count_remarks(entry, source)]:
-            typer.echo(f"{entry.table}: {line}", err=True)
+            typer.echo(terminal.complete(f"{entry.table}: {line}"), err=True)
     if report.error:
         typer.echo(f"error: {report.error}", err=True)
     typer.echo(f"{report.pipeline}: {_ending(report)} after {report.seconds:.1f} s")

@@ -266,7 +266,7 @@ def _show_rewind(
         typer.echo(
             f"{one.table}: partition {number} is read again from {offset} to {end}, {end - offset} offsets"
         )
-    typer.echo(
+    terminal.echo(
         "rows may be older than they were until then: tidesink status shows how far it is"
         if steps
         else "rows that are there stay as they are; those that are missing come back"

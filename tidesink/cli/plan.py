@@ -342,9 +342,9 @@ def plan(
     else:
         _show_plans(settings, plans, statuses)
         for warning in unserved:
-            typer.echo(f"warning: {warning}")
+            terminal.echo(f"warning: {warning}")
         for text, named in limits_of(plans):
-            typer.echo(f"{settings.target.type}: {text} ({named})")
+            terminal.echo(f"{settings.target.type}: {text} ({named})")
         for remark in unreported:
             typer.echo(f"changes of columns: {remark}")
         for sort, place in stored_records(settings).items():
@@ -499,9 +499,9 @@ def _show_plans(
         for column, count in counted["ambiguous_times"].items():
             typer.echo(f"  {count} times of column {column} came twice so far, and may be the other")
         for warning in entry.warnings:
-            typer.echo(f"  warning: {warning}")
+            terminal.echo(f"  warning: {warning}")
         if entry.problem:
-            typer.echo(f"  PROBLEM: {entry.problem}")
+            terminal.echo(f"  PROBLEM: {entry.problem}")
         typer.echo("")
 
 

@@ -297,7 +297,7 @@ def status(
         tables = [{"table": table._asdict(), **shown} for table, shown in found.items()]
         write_json({"pipeline": settings.pipeline, "tables": tables})
     elif not found:
-        typer.echo("no table has a snapshot: tidesink snapshot start, or snapshot: initial in the config")
+        terminal.echo("no table has a snapshot: tidesink snapshot start, or snapshot: initial in the config")
     else:
         columns = ("table", "snapshot", "range", "rows", "of about", "deletes")
         show_table(None, columns, [_row(*one) for one in found.items()])

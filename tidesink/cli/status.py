@@ -377,14 +377,14 @@ _KEPT = "Nothing is lost: Kafka still has what is not applied, for as long as it
 def show_statuses(found: tuple[TableStatus, ...], commands: Commands, source: SourceSettings) -> None:
     """Status rows for people."""
     if not found:
-        typer.echo("no table has been worked on yet: tidesink run starts the worker")
+        terminal.echo("no table has been worked on yet: tidesink run starts the worker")
         return
     show_table(None, ("table", "state", "batch", "lag", "source time", "updated"), map(_row, found))
     typer.echo("")
     show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in found])
     for entry in found:
         for line in _remarks(entry, commands, source):
-            typer.echo(f"{entry.table}: {line}")
+            terminal.echo(f"{entry.table}: {line}")
 
 
 def letter_lines(

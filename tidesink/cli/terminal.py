@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -91,7 +92,7 @@ def write_json(value: Any) -> None:
 
 def warn(text: str) -> None:
     """A warning on stderr, where it cannot mix with output that programs read."""
-    sys.stderr.write(f"warning: {text}\n")
+    sys.stderr.write(f"warning: {complete(text)}\n")
 
 
 def note(text: str) -> None:
@@ -169,11 +170,11 @@ def debug() -> bool:
 
 def error_block(error: TidesinkError) -> str:
     """An error as people read it: what, where, and what to do next."""
-    lines = [f"{type(error).__name__}: {error.message}"]
+    lines = [f"{type(error).__name__}: {complete(error.message)}"]
     where = error.where()
     if where:
         lines.append(f"  where: {where}")
-    lines.append(f"  next:  {_NEXT[error.remedy]}")
+    lines.append(f"  next:  {complete(error.next_step) or _NEXT[error.remedy]}")
     return "\n".join(lines) + "\n"
 
 
@@ -209,7 +210,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(FAILED) from None
         finally:  # whoever called the command as a function has a stderr of its own
             structlog.configure(**before)
-            _chosen.form = LogFormat.TEXT
+            _chosen.form, _chosen.config = LogFormat.TEXT, DEFAULT_CONFIG
 
     return run
 
@@ -254,7 +255,11 @@ def _show(error: TidesinkError) -> None:
     if logs_json():
         trace = {"trace": trace_of(error)} if debug() else {}
         _log.error(
-            error.message, error=type(error).__name__, where=error.where(), next=_NEXT[error.remedy], **trace
+            complete(error.message),
+            error=type(error).__name__,
+            where=error.where(),
+            next=complete(error.next_step) or _NEXT[error.remedy],
+            **trace,
         )
         return
     if debug():
@@ -316,8 +321,37 @@ ConfigOption = Annotated[
 
 
 def config_path(argument: Path | None, option: Path | None) -> Path:
-    """Which config file is meant."""
+    """Which config file is meant; commands that are suggested from now on name it (``complete``)."""
+    _chosen.config = argument or option or DEFAULT_CONFIG
     return argument or option or DEFAULT_CONFIG
+
+
+# The commands that read a config, as messages suggest them; those of a group with the group's name.
+_SUGGESTED: Final = re.compile(
+    r"\btidesink (accept-restored|cut (?:list|show)|ddl (?:list|show|approve|reject)|diff|"
+    r"dlq (?:list|show|replay|drop)|offsets (?:show|rewind)|pause|plan|resume|resync|run|"
+    r"snapshot (?:start|pause|resume|cancel|status)|status|validate)\b(?! --config)"
+)
+
+
+def complete(text: str, config: Path | None = None) -> str:
+    """A text whose commands can be pasted: they name the config that this command was run with.
+
+    ``config``: that one; None: the one chosen in this thread. Nothing is added for the default one.
+    """
+    path = config or getattr(_chosen, "config", DEFAULT_CONFIG)
+    if path == DEFAULT_CONFIG:
+        return text
+    option = shlex.quote(str(path))
+    return _SUGGESTED.sub(lambda found: f"{found[0]} --config {option}", text)
+
+
+def echo(text: str) -> None:
+    """Print a line, whose commands can be pasted."""
+    typer.echo(complete(text))
+
+
+_NO_CONFIG: Final = "no config was given, and this folder has no tidesink.yaml: give one with --config FILE"
 
 
 def chosen_config(argument: Path | None, option: Path | None) -> Config:
@@ -326,7 +360,10 @@ def chosen_config(argument: Path | None, option: Path | None) -> Config:
     Raises:
         ConfigError: it cannot be read, or is wrong; all problems are listed.
     """
-    return load_config(config_path(argument, option))
+    path = config_path(argument, option)
+    if path == DEFAULT_CONFIG and not path.exists():
+        raise ConfigError(_NO_CONFIG, file=str(path))
+    return load_config(path)
 
 
 class LogFormat(str, Enum):
@@ -399,13 +436,15 @@ class ProgressLines:
         self._brokers = brokers
         self._lock = threading.Lock()
         self._states: dict[TableId, tuple[str, str | None]] = {}
+        # The worker's threads do not know which config this one has chosen.
+        self._config: Path = getattr(_chosen, "config", DEFAULT_CONFIG)
 
     def hear(self, event: WorkerEvent) -> None:
         """Write the line of one event."""
         line = self._line(event)
         if line is not None:
             with self._lock:
-                self._write(line)
+                self._write(complete(line, self._config))
 
     def _line(self, event: WorkerEvent) -> str | None:
         if isinstance(event, Waiting):

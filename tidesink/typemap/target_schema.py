@@ -30,7 +30,13 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
-from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, ValueOutOfRangeError
+from tidesink.errors import (
+    LOAD_AGAIN,
+    ConfigError,
+    SchemaMismatchError,
+    SchemaRefusedError,
+    ValueOutOfRangeError,
+)
 from tidesink.events import (
     UNTOLD_DEFAULT,
     Column,
@@ -338,8 +344,8 @@ def _check_keys(old: TableShape, new: TableShape, fold: NameFold) -> None:
     if {fold(key) for key in old.keys} != {fold(key) for key in new.keys}:
         raise SchemaRefusedError(
             f"the key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}): rows already "
-            "written cannot be found under the new key. Make the table again under another name, or "
-            "set keys to columns both have",
+            "written cannot be found under the new key. Set keys to columns that both have, or "
+            f"{LOAD_AGAIN}, with a start: behind the change",
             table=str(old.table),
             **key_change(old.keys, new.keys),
         )
@@ -422,6 +428,14 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
     return target_reader(column.type, time_zone=zone, **shape.policies_of(column))(at_source)
 
 
+def ways_out(name: str, *, key: bool = False) -> str:
+    """What to do about a column whose types at the source no type of the target holds."""
+    again = f"{LOAD_AGAIN}, with a start: behind the change"
+    if key:
+        return f"The column belongs to the key and cannot be left out: {again}"
+    return f"To go on without it, add {name} to except_column_list. To take the new type, {again}"
+
+
 def _as_it_was(shape: TableShape, column: ShapeColumn, former: Column | None) -> ShapeColumn:
     if former is None:
         return column
@@ -442,8 +456,8 @@ def _joined(
     if ddl is None:
         raise SchemaRefusedError(
             f"column {old.name!r} is {old.spark} ({old.type.sql or old.type.name}) and a newer schema says "
-            f"{new.spark} ({new.type.sql or new.type.name}): no type holds both. Make the table again "
-            "under another name to take the new type",
+            f"{new.spark} ({new.type.sql or new.type.name}): no type holds both. "
+            f"{ways_out(old.name, key=old.key)}",
             table=str(shape.table),
             column=old.name,
             change="type",

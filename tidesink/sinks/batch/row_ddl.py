@@ -32,8 +32,8 @@ _VERSIONS: Final = (
     "source, or load the table again"
 )
 _BY_HAND: Final = (
-    "{}. To have the target as the source is, reject the statement and run tidesink resync, load the table "
-    "again under another name, or change its rows by hand while it waits"
+    "{}. To have the target as the source is, reject the statement and run tidesink resync, or change its "
+    "rows by hand while it waits and reject it then"
 )
 _IGNORED: Final = "if it is ignored, {}"
 

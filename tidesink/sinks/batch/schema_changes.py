@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 from tidesink.config.fields import ChangeKind, ChangePolicy, SchemaChanges, allowed_policies
 from tidesink.config.targets import ALL_FEATURES
 from tidesink.ddl.row_changes import RowChangeKind, shown_time
-from tidesink.errors import SchemaRefusedError, StateStoreError
+from tidesink.errors import LOAD_AGAIN, SchemaRefusedError, StateStoreError
 from tidesink.events import NameFold, TableId, fold_name, folding, physical_ms
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress, StateStore, change_document
@@ -326,13 +326,25 @@ def _narrowed(gap: SchemaGap, shape: TableShape, reported: SourceColumns) -> Ite
             yield SchemaChange("narrow", column.name, held, now)
 
 
-def pending_of(error: SchemaRefusedError) -> Pending | None:
-    """The change that a target or a shape refused; None where it refused something else."""
+_READ_BY_FILTER: Final = (
+    "{}. The table's filter reads the column, so that its type counts although the target does not hold it: "
+    "take it out of filter"
+)
+
+
+def pending_of(error: SchemaRefusedError, layout: Layout | None = None) -> Pending | None:
+    """The change that a target or a shape refused; None where it refused something else.
+
+    ``layout``: the table's, which may leave out a column that its filter reads.
+    """
     kind = error.context.get("change")
     if kind not in get_args(ChangeKind):
         return None
     said = (str(error.context.get(name, "")) for name in ("column", "before", "after"))
-    return Pending(SchemaChange(kind, *said), reason=error.message)  # type: ignore[arg-type]
+    reason, column = error.message, str(error.context.get("column", ""))
+    if kind == "type" and layout is not None and layout.row_filter and not layout.chooses(column):
+        reason = _READ_BY_FILTER.format(reason)
+    return Pending(SchemaChange(kind, *said), reason=reason)  # type: ignore[arg-type]
 
 
 _UNREADABLE: Final = (
@@ -341,7 +353,7 @@ _UNREADABLE: Final = (
 )
 _KEY: Final = (
     "a key column has another name at the source, and rows already there would not be found under it: rename "
-    "it back, name other keys, or load the table again under another name"
+    f"it back, or {LOAD_AGAIN}, with a start: behind the change"
 )
 
 

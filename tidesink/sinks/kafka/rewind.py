@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tidesink.config import Config, TableConfig
-from tidesink.errors import ConfigError
+from tidesink.errors import LOAD_AGAIN, ConfigError
 from tidesink.events import LOGICAL_BITS, TableId, physical_ms
 from tidesink.sinks.kafka.offsets import Ends, KafkaOffsets, TopicOffsets, is_other_topic
 from tidesink.sinks.state.progress import TopicProgress
@@ -25,8 +25,8 @@ from tidesink.sinks.state.progress import TopicProgress
 CLOCK_MARGIN_SECONDS: Final = 600.0
 
 _APPEND: Final = (
-    "mode: append keeps each record as rows, and a record that is read again would be there twice: load the "
-    "table again under another name"
+    "mode: append keeps each record as rows, and a record that is read again would be there twice: "
+    f"{LOAD_AGAIN}"
 )
 _CUTS: Final = (
     "with cuts all tables stand at one instant of the source, again and again, and a table that reads again "
@@ -50,7 +50,7 @@ _EXPIRED: Final = (
 _GROWN: Final = (
     "partitions were added to the topic when partition {} ended at {}, and a key may have moved to another "
     "one then. Offset {} is before that, and such a key would keep an older row: rewind to that end or "
-    "behind it, or load the table again under another name"
+    f"behind it, or {LOAD_AGAIN}"
 )
 _OLDER: Final = (
     "Kafka does not hold all of that time any more: partition {} begins with offset {}, which is later. "

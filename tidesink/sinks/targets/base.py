@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
-from tidesink.errors import SchemaRefusedError, TargetError
+from tidesink.errors import LOAD_AGAIN, SchemaRefusedError, TargetError
 from tidesink.events import TableId, fold_name, folding
 from tidesink.sinks.state.progress import Progress
 from tidesink.typemap.render_sql import Spelling
@@ -310,7 +310,7 @@ def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: Table
         raise SchemaRefusedError(
             "the table is ordered by the source (it has the column "
             f"{SEQUENCE_COLUMN}), and the config says sequence_by: kafka. Set sequence_by: source again, or "
-            "load the table again under another name",
+            f"{LOAD_AGAIN}",
             table=str(table),
         )
 

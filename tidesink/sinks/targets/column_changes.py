@@ -12,11 +12,18 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
 
-from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
+from tidesink.errors import LOAD_AGAIN, SchemaRefusedError, ValueOutOfRangeError
 from tidesink.events import TableId, folding
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, default_value, key_change, wider_ddl
+from tidesink.typemap.target_schema import (
+    ShapeColumn,
+    TableShape,
+    default_value,
+    key_change,
+    ways_out,
+    wider_ddl,
+)
 from tidesink.typemap.values import TargetValue
 
 
@@ -66,7 +73,7 @@ def _refuse_new_keys(added: tuple[ShapeColumn, ...], table: TableId) -> None:
     if keys:
         raise SchemaRefusedError(
             f"the target has no column {', '.join(keys)}, which the key needs: rows already there would have "
-            "no key. Load the table again under another name",
+            f"no key. Name columns under keys that it has, or {LOAD_AGAIN}",
             table=str(table),
             **key_change((), keys),
         )
@@ -78,8 +85,8 @@ def _wider(present: str, column: ShapeColumn, table: TableId) -> str:
     if wider is None:
         raise SchemaRefusedError(
             f"The target's column is {present}, the source's column is {column.spark} ({column.comment}), "
-            "and no change of type keeps every value of both. If the source's column changed, change it back "
-            "or load the table again under another name. If the target's column was made or changed by hand, "
+            "and no change of type keeps every value of both. If the source's column changed: "
+            f"{ways_out(column.name, key=column.key)}. If the target's column was made or changed by hand, "
             "give it a type that holds the source's values.",
             table=str(table),
             column=column.name,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from tidesink.codecs.open import CODECS
 from tidesink.config import Config, KafkaSettings, TableConfig, TargetSettings
-from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.errors import LOAD_AGAIN, ConfigError, SchemaRefusedError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Capabilities, Limit, PreflightResult
@@ -28,22 +28,22 @@ _ONCE_MORE: Final = (
 )
 _NO_RESCALE: Final = (
     "a decimal gets no more digits behind its point, and an integer does not become a decimal: the table "
-    "waits (PAUSED) when one does at the source, and is loaded again under another name"
+    f"waits (PAUSED) when one does at the source, until you leave the column out or {LOAD_AGAIN}"
 )
 _SHARED: Final = (
     "of a table that several source tables share no column is dropped or renamed, whatever the policy"
 )
 _NO_TYPE: Final = (
     "a type that cannot be one with the column's (number to text, date to time) is not followed: the table "
-    "waits (PAUSED), and is loaded again under another name"
+    f"waits (PAUSED) until you leave the column out (except_column_list) or {LOAD_AGAIN}"
 )
 _NOT_MADE: Final = (
     "a table that is there goes on without the columns it lacks (schema-changes: add: {}), and one that is "
     "to be made is refused: {}"
 )
 _NO_KEY: Final = (
-    "another key is not followed: the table waits (PAUSED), and is loaded again under another name, or keys "
-    "in the config name the old one"
+    "another key is not followed: the table waits (PAUSED) until keys in the config name the old one, or you "
+    f"{LOAD_AGAIN}"
 )
 
 

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
+from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.kafka.offsets import NO_STARTS, KafkaOffsets, Starts, TopicOffsets, is_other_topic
 from tidesink.sinks.state.progress import Rank, StateStore
 from tidesink.sinks.worker.control import PLACE
@@ -150,6 +151,18 @@ class Start:
         self._store = store
         self._brokers = brokers
         self._known: KnownStart | None = None
+
+    @classmethod
+    def of(cls, context: WorkerContext, topic: str, settings: TableConfig) -> Start:
+        """The start of one of a worker's tables."""
+        return cls(
+            settings,
+            topic,
+            pipeline=context.config.pipeline,
+            store=context.store,
+            brokers=lambda: context.brokers,
+            place=lambda: context.place_of(settings.table),
+        )
 
     @property
     def moves_with_time(self) -> bool:

@@ -111,14 +111,7 @@ class TableTask:
         self._compaction: Compaction | None = None
         self._snapshot = Snapshot(context, self._settings)
         self._rewinds = Rewinds(context, self._settings)
-        self._start = Start(
-            self._settings,
-            topic,
-            pipeline=context.config.pipeline,
-            store=context.store,
-            brokers=lambda: context.brokers,
-            place=lambda: context.place_of(table),
-        )
+        self._start = Start.of(context, topic, self._settings)
         # The table's columns are told by no record behind its start yet.
         self._awaits_record = False
         self._ddl = SourceDdl(context, self._settings)
@@ -761,7 +754,7 @@ class TableTask:
 
     def _refused(self, exc: SchemaRefusedError) -> None:
         """Wait before a change of the columns that nothing can hold; fail for what is no such change."""
-        pending = pending_of(exc)
+        pending = pending_of(exc, self._settings.layout)
         if pending is None:
             self._fail(exc, passes=False)
             return

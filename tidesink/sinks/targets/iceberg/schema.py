@@ -23,7 +23,7 @@ from tidesink.sinks.targets.lake.merge import rows_of
 from tidesink.sinks.targets.lake.tables import literal, try_path
 from tidesink.sinks.targets.sharing import quote_identifier, quote_text
 from tidesink.typemap.table import iceberg_type
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
+from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, ways_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,8 +126,8 @@ def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, 
         if not _promotes(present[name], wider):
             raise SchemaRefusedError(
                 f"the column is {present[name]} and must become {wider} to hold the source's values. Iceberg "
-                "widens int to bigint, float to double and the precision of a decimal, and no more: load the "
-                "table again under another name",
+                "widens int to bigint, float to double and the precision of a decimal, and no more. "
+                f"{ways_out(name)}",
                 table=str(table),
                 column=name,
                 change="type",
