@@ -14,6 +14,7 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.source_database.base import StoredTable
 from tidesink.typemap.mysql_types import parse_sql_type
+from tidesink.typemap.projection import Layout
 
 TABLE: Final = TableId("shop", "orders")
 
@@ -55,6 +56,22 @@ def test_columns_that_are_read(
     assert isinstance(found.decoder, SourceDecoder)
     assert [column.recorded.name for column in found.decoder.columns] == read
     assert differs == gap
+
+
+def test_a_column_that_the_target_does_not_hold_is_not_read() -> None:
+    """Its type in the database may be another than the records have, and is no reason to wait."""
+    layout = Layout(except_columns=("a",))
+    plan = canal_json_plan(_schema("id", "a", "b"), left_out=layout.leaves_out)
+    stored = StoredTable(
+        {"id": parse_sql_type("int(11)"), "a": parse_sql_type("date"), "b": parse_sql_type("int(11)")},
+        ("id",),
+        0,
+        0,
+    )
+    found, gap = source_plan(plan, stored)
+    assert isinstance(found.decoder, SourceDecoder)
+    assert [column.recorded.name for column in found.decoder.columns] == ["id", "b"]
+    assert gap == ColumnGap()
 
 
 def test_a_timestamp_that_is_kept_as_text_is_in_the_zone_of_its_records() -> None:

@@ -663,7 +663,7 @@ class ColumnGap(NamedTuple):
 def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, ColumnGap]:
     """The plan of a table's rows in the database, with the columns that the table's records have by now.
 
-    Its decoder is a ``SourceDecoder``.
+    Columns whose values nobody needs (``TargetRows.unread``) are not read. The decoder is a SourceDecoder.
 
     Raises:
         ConfigError: nothing tells how the records spell a column's values, or rows go by row keys that the
@@ -689,6 +689,7 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
             Column(own, shape.by_name[shape.fold(own)].type, handle=shape.fold(own) in handle),
         )
         for name, own in called.items()
+        if own not in plan.rows.unread
     )
     for column in columns:
         decoder.recorded_value(column.stored, column.recorded.type)

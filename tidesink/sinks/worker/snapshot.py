@@ -530,6 +530,8 @@ class Snapshot:
             stored = database.table(self._settings.table)
             self._estimate = stored.rows
             source, gap = source_plan(plan, stored)
+            layout, fold = self._settings.layout, plan.rows.shape.fold
+            gap = gap._replace(new=tuple(one for one in gap.new if not layout.leaves_out(one, fold)))
             if self._is_ahead(gap, plan.decoder, applied):
                 return None
             # Asked behind the offsets at which the table's changes go on, and before its rows.
