@@ -18,6 +18,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
+from tidesink.sinks.batch.schema_changes import pending_of
 from tidesink.sinks.batch.schema_source import declared_table
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
@@ -149,8 +150,11 @@ def test_a_key_and_a_column_of_the_filter_are_needed() -> None:
         _typed({"id": 1, "n": 20000}, n=_DATE),
         _typed({"id": 2, "n": True}, n={"type": "boolean"}),
     ]
-    with pytest.raises(SchemaRefusedError, match="'n'"):
+    with pytest.raises(SchemaRefusedError, match="'n'") as refused:
         debezium_json_plan(TableId("shop", "t"), writers=_writers(*messages), left_out=layout.leaves_out)
+    pending = pending_of(refused.value, layout)
+    assert pending is not None
+    assert pending.reason.endswith("take it out of filter")
     shapes = []
     for kind in ("int", "varchar(9)"):
         definitions = TableDefinitions()

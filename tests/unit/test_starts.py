@@ -23,11 +23,12 @@ from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.control import PLACE
+from tidesink.sinks.worker.run import Worker
 from tidesink.sinks.worker.starts import Start, known_start, resolved
 from tidesink.sinks.worker.table_task import TableTask
 
@@ -228,6 +229,25 @@ def test_a_table_waits_for_a_record_behind_its_start(task_of: Callable[..., Tabl
     later = task_of("latest", (*DATES, *FLAGS))
     later.look(_found(3))
     assert (later.starts, later.lag, later.has_work(_found(3))) == ({0: 2}, 1, True)
+
+
+class _Look(KafkaOffsets):
+    """Answers each look with one state of the topic."""
+
+    def __init__(self, found: TopicOffsets) -> None:
+        self._one = found
+
+    def look(self, choose: Choose, *_unread: Any) -> Look:
+        return Look(dict.fromkeys(choose([TOPIC]), self._one), {})
+
+
+def test_a_run_ends_where_nothing_is_behind_the_start(tmp_path: Path) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    around = replace(surroundings(_json_config("latest"), store=store), target=MemoryTarget())
+    report = Worker(around, until="drained", offsets=_Look(_found(2))).run()
+    assert [(one.state, one.lag, one.error) for one in report.tables] == [("IDLE", 0, None)]
+    (status,) = store.statuses("shop")
+    assert (status.state, len(status.warnings)) == ("IDLE", 1)
 
 
 def test_a_defined_table_opens_at_its_start_and_has_no_lag_before_it(

@@ -44,7 +44,8 @@ _AHEAD: Final = (
     "give that one or an earlier one"
 )
 _NOT_APPLIED: Final = (
-    "it began at {places} of topic {topic} (start: {said}), and earlier records are not applied. {rows}"
+    "The table began at {places} of topic {topic} (start: {said}), and earlier records are not applied. "
+    "{rows}"
 )
 _MISSING: Final = "Rows that have not changed since then are missing"
 _LOADED: Final = "The rows of before come from source.database (snapshot: initial)"
