@@ -9,6 +9,7 @@ import pytest
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place
@@ -165,3 +166,16 @@ def test_a_table_by_row_keys_follows_its_ddl_and_no_other_key() -> None:
     assert decoding.columns().gone == {"a"}
     with pytest.raises(SchemaRefusedError, match=r"from \(_tidb_rowid, _tidb_table_id\) to \(b\)"):
         decoding.learn(Missed(BAD, (), _found_at(4)))
+
+
+def test_ddl_from_before_a_start_tells_columns_and_changes_no_row() -> None:
+    decoding = _decoding(CREATE, "alter table t modify n bigint", known=2)
+    rows = [
+        RowDdl.of(RowChange(T, "truncate", "rows stay"), "truncate table t", moment=at, offset=at)
+        for at in (1, 5)
+    ]
+    cast("Any", decoding)._ddl.row_ddl = lambda _table: tuple(rows)
+    assert decoding.row_ddl() == tuple(rows)
+    decoding.prepare(_found_at(2), {0: 5, 1: 9})
+    assert decoding.row_ddl() == (rows[1],)
+    assert _column(decoding, "n").spark == "bigint"

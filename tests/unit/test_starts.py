@@ -157,6 +157,21 @@ def test_a_setting_that_comes_later_changes_nothing(tmp_path: Path) -> None:
     assert again.offsets == {0: 9}
 
 
+def test_a_lost_state_store_hides_nothing_that_is_not_applied(tmp_path: Path) -> None:
+    """Progress is there, and the start is resolved anew: DDL before it may still be to be followed."""
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    one = _start(store, "latest")
+    one.settle(_found(9, 7))
+    assert one.lower({0: 4, 1: 7})
+    assert one.offsets == {0: 4, 1: 7}
+    assert not one.lower({0: 4, 1: 7})
+    again = _start(store, "latest")
+    again.settle(_found(12, 12))
+    # As the state store knows it by now: what is applied goes on.
+    assert not again.lower({0: 12, 1: 12})
+    assert again.offsets == {0: 4, 1: 7}
+
+
 # What decodings learn
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -152,6 +152,8 @@ class Start:
         self._store = store
         self._brokers = brokers
         self._known: KnownStart | None = None
+        # Whether it was resolved by this worker.
+        self._is_new = False
 
     @classmethod
     def of(cls, context: WorkerContext, topic: str, settings: TableConfig) -> Start:
@@ -213,10 +215,33 @@ class Start:
 
         Raises: as ``settle``.
         """
-        offsets = resolved(self._settings.start, found, self._brokers)
+        self._save(found.topic_id, resolved(self._settings.start, found, self._brokers))
+        self._is_new = True
+
+    def lower(self, applied: Mapping[int, int]) -> bool:
+        """Have a start that was resolved now be no later than what is applied; returns True if it was later.
+
+        Progress without a known start is that of a table whose state store was lost: what is not applied is
+        to be looked at, DDL included.
+
+        Args:
+            applied: The next offset of each partition by the table's progress.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        if self._known is None or not self._is_new:
+            return False
+        lowered = {n: min(at, applied.get(n, 0)) for n, at in self.offsets.items()}
+        if lowered == self.offsets:
+            return False
+        self._save(self._known.topic_id, lowered)
+        return True
+
+    def _save(self, topic_id: str, offsets: Starts) -> None:
         status = self._store.status_of(self._pipeline, self._settings.table)
         after = status.rank if status is not None else (0, 0, 0)
-        self._known = known = KnownStart(said_of(self._settings.start), found.topic_id, offsets, after)
+        self._known = known = KnownStart(said_of(self._settings.start), topic_id, offsets, after)
         document: Any = {
             "said": known.said,
             "topic-id": known.topic_id,

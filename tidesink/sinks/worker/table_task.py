@@ -632,7 +632,13 @@ class TableTask:
             hold.table.close()
             self._decoding = None
             self._start.begin(found)
-            hold = self._open_at_start(found)
+            return self._open_at_start(found)
+        progress = hold.progress.topics.get(self.topic)
+        known = progress.partitions if progress is not None else {}
+        if progress is not None and self._start.lower({n: at.low_water_offset for n, at in known.items()}):
+            hold.table.close()
+            self._decoding = None
+            return self._open_at_start(found)
         return hold
 
     def _open_at_start(self, found: TopicOffsets) -> Hold:
