@@ -231,7 +231,7 @@ def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(
         # Rows that a policy hides would be missed.
         (reader, "filtered", ConfigError, "refuses the user"),
         (silent, "secret", SourceUnavailableError, "does not answer"),
-        (nobody, "secret", SourceUnavailableError, 'role "…" does not exist'),
+        (nobody, "secret", ConfigError, 'role "…" does not exist'),
         # A password that was taken for a part of the host.
         (url.set(host="SECRET@127.0.0.1"), "secret", SourceUnavailableError, "does not answer"),
     )

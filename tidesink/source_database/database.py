@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Any, Final
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.source_database import mysql, postgres
-from tidesink.source_database.base import IS_REPLICA, SourceDialect, StoredTable, code_of, plain
+from tidesink.source_database.base import (
+    IS_REPLICA,
+    ErrorCode,
+    SourceDialect,
+    StoredTable,
+    code_of,
+    plain,
+)
+from tidesink.source_database.connection_faults import (
+    ConnectionFault,
+    is_of_connecting,
+    mysql_fault,
+    postgres_fault,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -160,6 +173,32 @@ def is_of_value(error: BaseException | None) -> bool:
     )
 
 
+def _not_connected(
+    cause: BaseException | None, option: str, code: ErrorCode | None
+) -> ConfigError | SourceUnavailableError:
+    """The error of a connection that was not made or was cut, by what its driver kept of the reason.
+
+    What servers quote is left out: it may be a part of a password that was taken for a name.
+    """
+    fault = _fault_of(cause)
+    if fault is None:
+        return SourceUnavailableError(f"{option}: the database does not answer (code {code})")
+    names = dict.fromkeys(("url", "login", "tls", "ca"), option)
+    quiet = fault._replace(words=postgres.without_quotes(fault.words))
+    text = f"{option}: {quiet.text({**names, 'server': 'the database', 'user': ''})}"
+    return SourceUnavailableError(text) if fault.passes else ConfigError(text, key=option)
+
+
+def _fault_of(cause: BaseException | None) -> ConnectionFault | None:
+    driver = type(cause).__module__.partition(".")[0]
+    if cause is not None and driver == "psycopg" and getattr(cause, "sqlstate", None) is None:
+        return postgres_fault(cause)
+    if cause is not None and driver == "pymysql":
+        found = mysql_fault(cause)
+        return found if found.is_known and found.code != "closed" else None
+    return None
+
+
 @contextmanager
 def translated(option: str) -> Iterator[None]:
     """The database's errors as ours, by their codes. Their own texts may hold values, and are left out."""
@@ -169,6 +208,8 @@ def translated(option: str) -> Iterator[None]:
         yield
     except DBAPIError as error:
         code = code_of(error)
+        if is_of_connecting(str(code)):
+            raise _not_connected(error.orig, option, code) from error
         if code in (*mysql.REFUSED, *postgres.REFUSED):
             raise ConfigError(f"{option}: the database refuses the user (code {code})", key=option) from error
         if code in mysql.TOO_OLD:
@@ -179,11 +220,7 @@ def translated(option: str) -> Iterator[None]:
             ) from error
         if code in (*mysql.NO_COLUMN, *postgres.NO_COLUMN):
             raise SourceUnavailableError(f"{option}: a column went while its rows were read") from error
-        if code is None and (words := postgres.words_of(error)):
-            raise SourceUnavailableError(
-                f"{option}: the database does not answer, or refuses the user: {words}"
-            ) from error
-        raise SourceUnavailableError(f"{option}: the database does not answer (code {code})") from error
+        raise _not_connected(error.orig, option, code) from error
     except SQLAlchemyError as error:
         raise SourceUnavailableError(
             f"{option}: the database cannot be asked: {type(error).__name__}"

@@ -449,19 +449,10 @@ def keep_texts(connection: Any) -> None:
                 connection.adapters.register_loader(oid, TextLoader)
 
 
-# The server that was asked, and what is quoted of the reason: from the first mark that opens to the last that
-# closes, for a name may hold one.
-_SERVER: Final = re.compile(r".*?connection to server (?:at|on) .*? failed: +")
+# What is quoted: from the first mark that opens to the last that closes, for a name may hold one.
 _QUOTED: Final = re.compile(r"""(?<!\w)["'«„“‘].*["'»“”’]""")
 
 
-def words_of(error: Exception) -> str:
-    """Why no connection was made, in libpq's own words, for which it has no code; empty for other errors.
-
-    What it quotes is left out: that may be a part of a password, or a value.
-    """
-    cause = getattr(error, "orig", None)
-    if type(cause).__module__.partition(".")[0] != "psycopg":
-        return ""
-    said = str(cause).strip().splitlines()
-    return _QUOTED.sub('"…"', _SERVER.sub("", said[-1])) if said else type(cause).__name__
+def without_quotes(words: str) -> str:
+    """A server's words without what they quote, which may be a value."""
+    return _QUOTED.sub('"…"', words)

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from tidesink.config.fields import ChangeKind
 from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.sql.columns import SqlLimits
+from tidesink.sinks.targets.sql.faults import Fault
 from tidesink.sinks.targets.sql.load import Load, Read
 from tidesink.sinks.targets.sql.location import Endpoint, Place
 from tidesink.typemap.render_sql import Database
@@ -173,8 +174,29 @@ class Dialect(Protocol):
     def alive(self, connection: Any) -> bool:
         """Whether a connection that was put away still answers."""
 
-    def error_of(self, code: str, *, table: str, committing: bool = False) -> TidesinkError:
-        """The error to raise for a code."""
+    @property
+    def fault_of(self) -> Callable[[BaseException], Fault | None]:
+        """An error of the driver without values of rows; None for other errors."""
+
+    def error_of(
+        self,
+        fault: Fault,
+        *,
+        table: str,
+        committing: bool = False,
+        user: str = "",
+        grants: Sequence[str] = (),
+    ) -> TidesinkError:
+        """The error to raise for a fault.
+
+        ``grants``: the statements that give ``user`` the rights it lacks.
+        """
+
+    def is_of_rights(self, code: str) -> bool:
+        """Whether a code means that the user lacks a right."""
+
+    def missing_grants(self, cursor: Any, place: Place, *, changes: bool) -> list[str]:
+        """The statements that give the user what it lacks for a table (``sql.rights``)."""
 
     def literal(self, text: str, found: str) -> str:
         """A value of type ``found`` from its literal text (bytes as hex)."""
@@ -299,6 +321,11 @@ class Connections:
         self.endpoint = endpoint
         self._idle: list[Any] = []
         self._lock = threading.Lock()
+        self._places: dict[str, Place] = {}
+
+    def add_place(self, place: Place) -> None:
+        """Name the place of a source table, so that an error can say which rights are missing on it."""
+        self._places[str(place.source)] = place
 
     @contextmanager
     def transaction(self, table: str, *, writes: bool = True) -> Iterator[Any]:
@@ -345,10 +372,29 @@ class Connections:
         except TidesinkError as exc:
             raise exc.with_context(table=table) from exc.__cause__
         except self.dialect.errors as exc:
-            code = self.dialect.code_of(exc)
-            if code is None:
+            fault = self.dialect.fault_of(exc)
+            if fault is None:
                 raise
-            raise self.dialect.error_of(code, table=table, committing=committing) from None
+            raise self.error(fault, table=table, committing=committing) from None
+
+    def error(self, fault: Fault, *, table: str, committing: bool = False) -> TidesinkError:
+        """The error to raise for a fault, with the grants that are missing if it is about rights."""
+        place = self._places.get(table)
+        lacks = place is not None and self.dialect.is_of_rights(fault.code)
+        grants = self._missing_grants(place) if place is not None and lacks else []
+        user = self.endpoint.user
+        return self.dialect.error_of(fault, table=table, committing=committing, user=user, grants=grants)
+
+    def _missing_grants(self, place: Place) -> list[str]:
+        """What the user lacks; empty where the server does not say so now."""
+        with suppress(TidesinkError, OSError, *self.dialect.errors):
+            connection = self.dialect.connect(self.endpoint)
+            try:
+                with connection.cursor() as cursor:
+                    return self.dialect.missing_grants(cursor, place, changes=True)
+            finally:
+                self._discard(connection)
+        return []
 
     def close(self) -> None:
         """Close what nobody uses."""

@@ -25,6 +25,7 @@ from tidesink.errors import AccountingError, TargetError, TransientTargetError
 from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting, raised_task_errors
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, unpack
 from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch, RowFormat, StagedPart
+from tidesink.sinks.targets.sql.faults import Fault
 from tidesink.sinks.targets.sql.location import Endpoint, packed_positions
 from tidesink.typemap.render_sql import Database
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
@@ -81,9 +82,9 @@ def kept_connection(
 
 
 class Failure(NamedTuple):
-    """Why a task could not load its rows: the database's code, and a column's position where it is one's."""
+    """Why a task could not load its rows: the database's error, and a column's position where it is one's."""
 
-    code: str
+    fault: Fault
     column: int | None = None
 
 
@@ -206,7 +207,7 @@ class Loader:
     endpoint: Endpoint
     statement: str
     load: Load
-    code_of: Callable[[BaseException], str | None]
+    fault_of: Callable[[BaseException], Fault | None]
     nul_refused: bool
     rows: StagedRows
 
@@ -218,10 +219,10 @@ class Loader:
         attempt = context.taskAttemptId() if context else 0
         quoted = tuple(one.quoted for one in self.rows.columns)
         lines = CsvLines(attempt, quoted, nul_refused=self.nul_refused)
-        count, code = self._loaded(lines, map(self.rows, rows))
-        if code is None and lines.nul_column is None:
+        count, fault = self._loaded(lines, map(self.rows, rows))
+        if fault is None and lines.nul_column is None:
             return StagedPart(attempt, count)
-        return StagedPart(attempt, 0, Failure(code or "", lines.nul_column))
+        return StagedPart(attempt, 0, Failure(fault or Fault(""), lines.nul_column))
 
     def from_frame(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For ``mapInArrow``: load rows of a frame, and say what became of them."""
@@ -234,8 +235,8 @@ class Loader:
             rows.filter(pc.is_in(rows.column("_op"), kinds)) for rows in unpack(batches)
         )
 
-    def _loaded(self, lines: CsvLines, batches: Iterator[pa.RecordBatch]) -> tuple[int, str | None]:
-        """How many rows the database took, and the code of what went wrong, None where all is in."""
+    def _loaded(self, lines: CsvLines, batches: Iterator[pa.RecordBatch]) -> tuple[int, Fault | None]:
+        """How many rows the database took, and what went wrong, None where all is in."""
         chunks = lines.chunks(batches)
         first = next(chunks, None)
         if first is None:
@@ -243,12 +244,12 @@ class Loader:
         try:
             return self.load(self.endpoint, self.statement, chain([first], chunks)), None
         except Exception as exc:
-            code = self.code_of(exc)
-            if code is None:
+            fault = self.fault_of(exc)
+            if fault is None:
                 raise
             for _ in batches:  # Spark waits for its batches to be taken
                 pass
-            return 0, code
+            return 0, fault
 
 
 _PART_DDL: Final = "part binary"

@@ -20,7 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidesink.errors import TargetError, TransientTargetError
 from tidesink.events import TableId
+from tidesink.source_database.connection_faults import ConnectionFault
 from tidesink.typemap.render_sql import Database
 from tidesink.typemap.target_schema import Shard
 
@@ -161,6 +163,20 @@ def endpoint_of(settings: SqlSettings) -> Endpoint:
         tls.certificate,
         tls.key,
     )
+
+
+_NAMES: Final = {
+    "url": "target.url",
+    "login": "target.user and target.password",
+    "tls": "target.tls.mode",
+    "ca": "target.tls.ca",
+}
+
+
+def not_connected(fault: ConnectionFault, kind: str, endpoint: Endpoint) -> TargetError:
+    """The error of a connection that could not be made; ``kind``: of the server."""
+    names = {**_NAMES, "server": f"{kind} at {endpoint.shown}", "user": endpoint.user}
+    return (TransientTargetError if fault.passes else TargetError)(fault.text(names))
 
 
 # Bytes in each database; of a source's position there is room for 26 numbers.

@@ -156,8 +156,8 @@ def _changed_by_casts(
         cursor.execute(f"SELECT {asked} FROM {merge.stage} s WHERE {merge.counted}")
         found = cursor.fetchone()
     except dialect.errors as exc:
-        code = dialect.code_of(exc)
-        if code is None or type(dialect.error_of(code, table=merge.place.shown)) is not TargetError:
+        fault = dialect.fault_of(exc)
+        if fault is None or type(dialect.error_of(fault, table=merge.place.shown)) is not TargetError:
             raise
         cursor.execute(f"ROLLBACK TO SAVEPOINT {_BEFORE_CASTS}")
         return None
@@ -580,7 +580,7 @@ def loader_into(connections: Connections, stage: str, rows: RowFormat) -> Loader
     dialect, columns = connections.dialect, staged_columns(rows)
     statement = dialect.load_statement(stage, [(ATTEMPT, False), *((one.name, one.hex) for one in columns)])
     made = StagedRows(rows.shape, columns, dialect.hex_prefix)
-    return Loader(connections.endpoint, statement, dialect.load, dialect.code_of, dialect.nul_refused, made)
+    return Loader(connections.endpoint, statement, dialect.load, dialect.fault_of, dialect.nul_refused, made)
 
 
 def staged(connections: Connections, stage: str, batch: ReducedBatch) -> tuple[int, ...]:
@@ -606,4 +606,4 @@ def staged(connections: Connections, stage: str, batch: ReducedBatch) -> tuple[i
             table=table,
             column=column.name,
         )
-    raise connections.dialect.error_of(failure.code, table=table)
+    raise connections.error(failure.fault, table=table)

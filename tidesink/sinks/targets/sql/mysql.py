@@ -17,9 +17,17 @@ from tidesink.sinks.targets.sharing import quote_mysql, text_mysql
 from tidesink.sinks.targets.sql.columns import KEY_COLLATIONS, MYSQL_LIMITS
 from tidesink.sinks.targets.sql.dialect import Counts, ForView, Merge, no_table
 from tidesink.sinks.targets.sql.load import ROW, ROWS_AT_ONCE, kept_connection
-from tidesink.sinks.targets.sql.location import CONNECT_SECONDS, LOCK_SECONDS, Endpoint, Place, endpoint_of
+from tidesink.sinks.targets.sql.location import (
+    CONNECT_SECONDS,
+    LOCK_SECONDS,
+    Endpoint,
+    Place,
+    endpoint_of,
+    not_connected,
+)
 from tidesink.sinks.targets.sql.mysql_merge import (
     LEDGER_COLUMNS,
+    RIGHTS,
     SHARDS_COLUMNS,
     LoadRefusedError,
     check_kept,
@@ -27,11 +35,13 @@ from tidesink.sinks.targets.sql.mysql_merge import (
     code_of,
     default_of_key,
     error_of,
+    fault_of,
     is_computed,
     merged,
     only_unique,
     prepare_ledger,
 )
+from tidesink.sinks.targets.sql.rights import mysql_grants
 from tidesink.sinks.targets.sql.target import (
     SqlPreflight,
     SqlTarget,
@@ -40,6 +50,7 @@ from tidesink.sinks.targets.sql.target import (
     shown_place,
     try_connection,
 )
+from tidesink.source_database.connection_faults import mysql_fault
 from tidesink.typemap.native_sql import native_text
 from tidesink.typemap.render_sql import KEY_LENGTH, Database, FoundType
 
@@ -107,23 +118,32 @@ def pymysql() -> Any:
 
 
 def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
-    """A connection; statements are in transactions. ``loads``: it may send a file of ours."""
+    """A connection; statements are in transactions. ``loads``: it may send a file of ours.
+
+    Raises:
+        TransientTargetError: it cannot be made now; says why.
+        TargetError: it cannot be made as configured.
+    """
     from pymysql.constants import CLIENT
 
-    connection = pymysql().connect(
-        host=endpoint.host,
-        port=endpoint.port,
-        database=endpoint.database or None,
-        user=endpoint.user,
-        password=endpoint.password,
-        charset="utf8mb4",
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=_READ_SECONDS,
-        write_timeout=_READ_SECONDS,
-        client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it finds, changed or not
-        local_infile=loads,
-        **_tls(endpoint),
-    )
+    driver = pymysql()
+    try:
+        connection = driver.connect(
+            host=endpoint.host,
+            port=endpoint.port,
+            database=endpoint.database or None,
+            user=endpoint.user,
+            password=endpoint.password,
+            charset="utf8mb4",
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=_READ_SECONDS,
+            write_timeout=_READ_SECONDS,
+            client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it finds, changed or not
+            local_infile=loads,
+            **_tls(endpoint),
+        )
+    except (driver.err.MySQLError, OSError) as exc:
+        raise not_connected(mysql_fault(exc), "MySQL", endpoint) from None
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(_SESSION + _limit(endpoint.silence))
@@ -216,6 +236,8 @@ class MysqlDialect:
     load = staticmethod(load)
     read = staticmethod(read)
     code_of = staticmethod(code_of)
+    fault_of = staticmethod(fault_of)
+    missing_grants = staticmethod(mysql_grants)
     quote = staticmethod(quote_mysql)
     connect = staticmethod(connect)
     alive = staticmethod(alive)
@@ -232,6 +254,10 @@ class MysqlDialect:
     def errors(self) -> tuple[type[BaseException], ...]:
         """PyMySQL's, and those of its socket."""
         return (pymysql().err.MySQLError, OSError)
+
+    def is_of_rights(self, code: str) -> bool:
+        """The server has a number for each kind of object."""
+        return code in RIGHTS
 
     def literal(self, text: str, found: str) -> str:
         """A value as a literal, which the column's type reads."""

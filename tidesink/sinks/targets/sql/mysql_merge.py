@@ -11,7 +11,7 @@ updated by their key, and those missing inserted.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from tidesink.events import fold_name
 from tidesink.sinks.targets.sharing import quote_mysql
 from tidesink.sinks.targets.sql.columns import MYSQL_LIMITS, OUR_PREFIX
 from tidesink.sinks.targets.sql.dialect import Counts, Merge, MergeColumn
+from tidesink.sinks.targets.sql.faults import Fault, Meaning, explained
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import check_left_alone, newer
 
@@ -398,117 +399,245 @@ def _add(cursor: Any, statement: str) -> None:
             raise
 
 
-_Meaning = tuple[type[TidesinkError], str]
 # The connection was cut (4031: for its silence) or could not be made, or the server is going down.
 _CUT: Final = frozenset({"", "1053", "1152", "1158", "1159", "1160", "1161", "1927", "4031"}) | {
     str(number) for number in range(2000, 2062)
 }
-_LOCKED: Final[_Meaning] = (
-    TransientTargetError,
-    "others hold locks on the rows or the table; nothing of this batch was written",
+_LATER: Final = "Nothing of this batch was written, and it is tried again."
+_NOTHING: Final = "Nothing was written."
+
+# Numbers of MySQL's and MariaDB's errors, our class, the cause, and what to do next.
+_NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
+    (
+        (1213, 1614),
+        Meaning(
+            TransientTargetError,
+            "The server ended this transaction to resolve a deadlock with another one",
+            f"{_LATER} If it happens often, find the other program that writes to the table.",
+        ),
+    ),
+    (
+        (1205, 3572, 3058),
+        Meaning(
+            TransientTargetError,
+            "Another session holds a lock on the rows or the table",
+            f"{_LATER} If it lasts, find that session: SHOW ENGINE INNODB STATUS, SHOW PROCESSLIST",
+        ),
+    ),
+    (
+        (1020,),
+        Meaning(
+            TransientTargetError,
+            "Another transaction changed the same rows",
+            f"{_LATER} If it happens often, find the other program that writes to the table.",
+        ),
+    ),
+    (
+        (1969, 3024, 1317),
+        Meaning(
+            TransientTargetError,
+            "The server cancelled a statement: a person did, or max_statement_time (MySQL: "
+            "max_execution_time) is too short for a batch",
+            f"{_LATER} If it is the time limit, raise it for the user, or lower batch.max-records.",
+        ),
+    ),
+    (
+        (1021, 1114),
+        Meaning(
+            TransientTargetError,
+            "The server's disk or tablespace is full",
+            f"{_LATER} Make room on the disk of the server.",
+        ),
+    ),
+    (
+        (1037, 1038, 1041),
+        Meaning(
+            TransientTargetError,
+            "The server is out of memory",
+            f"{_LATER} Give the server more memory, or lower batch.max-records.",
+        ),
+    ),
+    (
+        (1040, 1203, 1226),
+        Meaning(
+            TransientTargetError,
+            "The server has no connections left for the user",
+            f"{_LATER} If it lasts, raise max_connections or the user's limit.",
+        ),
+    ),
+    (
+        (1290, 1836, 1792),
+        Meaning(
+            TransientTargetError,
+            "The server takes no writes: it is a replica, or read-only",
+            "Let target.url name the primary, or set read_only to OFF.",
+        ),
+    ),
+    (
+        (1062, 1586, 1169),
+        Meaning(
+            TargetError,
+            "A row has a value that another row has, in a column with a unique index that is not the key",
+            f"{_NOTHING} Drop that index at the target, or correct the row.",
+        ),
+    ),
+    (
+        (1048, 1263, 1364),
+        Meaning(
+            TargetError,
+            "A row has no value for a column that takes no NULL at the target",
+            f"{_NOTHING} At the target: ALTER TABLE … MODIFY … NULL",
+        ),
+    ),
+    (
+        (1264, 1265, 1292, 1366, 1367, 1406, 1411, 1441, 1690, 3140, 1261, 1262),
+        Meaning(
+            TargetError,
+            "A value does not fit its column at the target",
+            f"{_NOTHING} If the column's type was changed by hand, change it back. If a key's text is longer "
+            "than its varchar, ALTER TABLE … MODIFY gives it more; target.key-length is that of new tables.",
+        ),
+    ),
+    (
+        (1451, 1452, 1216, 1217),
+        Meaning(
+            TargetError,
+            "A row breaks a foreign key of the table at the target",
+            f"{_NOTHING} Drop the foreign key at the target: tables are written one by one.",
+        ),
+    ),
+    (
+        (4025, 3819),
+        Meaning(
+            TargetError,
+            "A row breaks a CHECK of the table at the target",
+            f"{_NOTHING} Drop the CHECK at the target.",
+        ),
+    ),
+    (
+        (1045, 1698, 3118),
+        Meaning(TargetError, "The server refuses the user {user}", "Check target.user and target.password."),
+    ),
+    (
+        (1044, 1142, 1143, 1227, 1370, 1410),
+        Meaning(
+            TargetError,
+            "The user {user} lacks a right at the target",
+            "Grant it. `tidesink validate --connect` prints the statements.",
+        ),
+    ),
+    (
+        (1148, 3948, 4166, 3950),
+        Meaning(TargetError, "The server takes no LOAD DATA LOCAL", "Set its variable local_infile to 1."),
+    ),
+    (
+        (1049,),
+        Meaning(
+            TargetError,
+            "There is no such database",
+            "Check the database's name in target.url, or create it: CREATE DATABASE",
+        ),
+    ),
+    (
+        (1070, 1071, 1117, 1118, 1074),
+        Meaning(
+            SchemaRefusedError,
+            f"MySQL has a limit that this table passes ({MYSQL_LIMITS.columns:,} columns, some "
+            f"{MYSQL_LIMITS.long_values} of them long texts or bytes, 65,535 bytes of a row without these, "
+            f"{MYSQL_LIMITS.key_bytes:,} bytes of a key)",
+            "Leave columns out with except_column_list, or choose a shorter key.",
+        ),
+    ),
+    (
+        (1005,),
+        Meaning(
+            SchemaRefusedError,
+            "The server's storage engine cannot make the table: in MariaDB one of more than "
+            f"{MYSQL_LIMITS.columns:,} columns, or of a name that a foreign key of another table refers to "
+            "in vain",
+            "SHOW ENGINE INNODB STATUS and the server's log say more, where it has no room or such a file "
+            "too.",
+        ),
+    ),
+    (
+        (1059, 1102, 1103, 1166, 1300),
+        Meaning(
+            SchemaRefusedError,
+            "MySQL takes no such name",
+            "Change target.table, or give the table another name with a route.",
+        ),
+    ),
+    (
+        (1146, 1051),
+        Meaning(
+            TransientTargetError,
+            "A table is gone that was there",
+            f"{_LATER} If it lasts, find the program that drops tables at the target.",
+        ),
+    ),
+    (
+        (1060,),
+        Meaning(TransientTargetError, "Another worker of the table added a column at this moment", _LATER),
+    ),
+    # Numbers of the engine's (126, 127, 144, 145) come through as they are in MariaDB.
+    (
+        (126, 127, 144, 145, 1034, 1194, 1195),
+        Meaning(
+            TransientTargetError,
+            "A table is marked as crashed, as one of Aria or MyISAM is when the server stops in the middle",
+            "A staging table is made again by the next try; any other needs REPAIR TABLE.",
+        ),
+    ),
+    (
+        (3161,),
+        Meaning(
+            TargetError,
+            "The server refuses a storage engine (disabled_storage_engines)",
+            f"{_NOTHING} tidesink's tables are InnoDB, and in MariaDB staging tables Aria. Take these off "
+            "the variable's list.",
+        ),
+    ),
+    (
+        (3750, 1173),
+        Meaning(
+            TargetError,
+            "The server takes no table without a primary key (sql_require_primary_key)",
+            f"{_NOTHING} Give the table one, or set the variable to OFF for tidesink's user.",
+        ),
+    ),
+    (
+        (1785, 1786, 1787),
+        Meaning(
+            TargetError,
+            "The server refuses a statement that its GTIDs cannot carry (enforce_gtid_consistency)",
+            f"{_NOTHING} Make the table InnoDB, and drop triggers that write to tables of other engines. For "
+            "rows that swap values of a unique column MySQL 8.0.13 and binlog_format ROW are needed, or the "
+            "index must go.",
+        ),
+    ),
+    (
+        (1153, 1301),
+        Meaning(
+            TargetError,
+            "A row is longer than the server takes in one statement",
+            f"{_NOTHING} Raise its variable max_allowed_packet above twice the longest message of the topic.",
+        ),
+    ),
 )
-_NO_ROOM: Final[_Meaning] = (TransientTargetError, "the server has no room, memory or connections left")
-_READ_ONLY: Final[_Meaning] = (
-    TransientTargetError,
-    "the server takes no writes: target.url must name the primary",
-)
-_UNIQUE: Final[_Meaning] = (
-    TargetError,
-    "a row has a value that another row has, in a column with a unique index that is not the key, and "
-    "nothing was written: drop the index at the target, or mend the row",
-)
-_VALUE: Final[_Meaning] = (
-    TargetError,
-    "a value does not fit its column at the target, and nothing was written: was the column's type changed "
-    "by hand, or is a key's text longer than its varchar (ALTER TABLE MODIFY gives it more; "
-    "target.key-length is that of new tables)?",
-)
-_CONSTRAINT: Final[_Meaning] = (
-    TargetError,
-    "a row breaks a constraint of the table, and nothing was written: drop it at the target",
-)
-_RIGHTS: Final[_Meaning] = (
-    TargetError,
-    "the user may not do this: grant SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP and CREATE "
-    "TEMPORARY TABLES on the databases",
-)
-_LOCAL: Final[_Meaning] = (
-    TargetError,
-    "the server takes no LOAD DATA LOCAL: set its variable local_infile to 1",
-)
-_LIMIT: Final[_Meaning] = (
-    SchemaRefusedError,
-    f"MySQL has a limit that this table passes ({MYSQL_LIMITS.columns:,} columns, some "
-    f"{MYSQL_LIMITS.long_values} of them long texts or bytes, 65,535 bytes of a row without these, "
-    f"{MYSQL_LIMITS.key_bytes:,} bytes of a key)",
-)
-# The number inside, which tells why, is in the text alone.
-_UNMADE: Final[_Meaning] = (
-    SchemaRefusedError,
-    "the server's storage engine cannot make the table: in MariaDB one of more than "
-    f"{MYSQL_LIMITS.columns:,} columns, or of a name that a foreign key of another table refers to "
-    "in vain. SHOW ENGINE INNODB STATUS and the server's log say more, where it has no room or such a file "
-    "too",
-)
-_NAME: Final[_Meaning] = (SchemaRefusedError, "MySQL takes no such name")
-_GONE: Final[_Meaning] = (
-    TransientTargetError,
-    "a table is gone that was there: was it dropped by another program?",
-)
-_ADDED: Final[_Meaning] = (
-    TransientTargetError,
-    "another worker of the table added a column at this moment",
-)
-# Numbers of the engine's (126, 127, 144, 145) come through as they are in MariaDB.
-_CRASHED: Final[_Meaning] = (
-    TransientTargetError,
-    "a table is marked as crashed, as one of Aria or MyISAM is when the server stops in the middle: a "
-    "staging table is made again by the next try, any other needs REPAIR TABLE",
-)
-_ENGINE: Final[_Meaning] = (
-    TargetError,
-    "the server refuses a storage engine (disabled_storage_engines), and nothing was written: tidesink's "
-    "tables are InnoDB, and in MariaDB staging tables Aria. Take these off the variable's list",
-)
-_KEY_WANTED: Final[_Meaning] = (
-    TargetError,
-    "the server takes no table without a primary key (sql_require_primary_key), and nothing was written: "
-    "give the table one, or set the variable to OFF for tidesink's user",
-)
-_GTID: Final[_Meaning] = (
-    TargetError,
-    "the server refuses a statement that its GTIDs cannot carry (enforce_gtid_consistency), and nothing was "
-    "written: make the table InnoDB, and drop triggers that write to tables of other engines. For rows that "
-    "swap values of a unique column MySQL 8.0.13 and binlog_format ROW are needed, or the index must go",
-)
-_PACKET: Final[_Meaning] = (
-    TargetError,
-    "a row is longer than the server takes in one statement, and nothing was written: raise its variable "
-    "max_allowed_packet above twice the longest message of the topic",
-)
-_NUMBERS: Final[Mapping[_Meaning, tuple[int, ...]]] = MappingProxyType(
-    {
-        _LOCKED: (1205, 1213, 1020, 3572, 3058, 1614, 1969, 3024),
-        _NO_ROOM: (1021, 1037, 1038, 1040, 1041, 1114, 1203, 1226),
-        _READ_ONLY: (1290, 1836, 1792),
-        _UNIQUE: (1062, 1586, 1169),
-        _VALUE: (1048, 1263, 1264, 1265, 1292, 1366, 1367, 1406, 1411, 1441, 1690, 3140, 1261, 1262, 3819),
-        _CONSTRAINT: (1451, 1452, 1216, 1217, 4025, 1364),
-        _RIGHTS: (1044, 1045, 1142, 1143, 1227, 1370, 1410, 1698, 3118),
-        _LOCAL: (1148, 3948, 4166, 3950),
-        _LIMIT: (1070, 1071, 1117, 1118, 1074),
-        _UNMADE: (1005,),
-        _NAME: (1059, 1102, 1103, 1166, 1300),
-        _GONE: (1146, 1051),
-        _ADDED: (1060,),
-        _CRASHED: (126, 127, 144, 145, 1034, 1194, 1195),
-        _ENGINE: (3161,),
-        _KEY_WANTED: (3750, 1173),
-        _GTID: (1785, 1786, 1787),
-        _PACKET: (1153, 1301),
-    }
-)
-_MEANINGS: Final = {str(number): meaning for meaning, numbers in _NUMBERS.items() for number in numbers}
+_MEANINGS: Final = {str(number): meaning for numbers, meaning in _NUMBERS for number in numbers}
+_UNKNOWN: Final = Meaning(TargetError, "The server refuses the statement", _NOTHING)
+# The messages of these hold names of objects, settings and users, and no value of a row.
+_NAMES_ONLY: Final = frozenset(
+    map(
+        str,
+        (
+            1005, 1020, 1021, 1040, 1044, 1045, 1048, 1049, 1051, 1053, 1054, 1060, 1114, 1142, 1143, 1146,
+            1203, 1205, 1213, 1216, 1217, 1226, 1227, 1263, 1264, 1265, 1290, 1317, 1364, 1370, 1406, 1410,
+            1451, 1452, 1698, 1792, 1836, 1969, 3024, 3118, 3819, 4025,
+        ),
+    )
+)  # fmt: skip
+RIGHTS: Final = frozenset({"1044", "1142", "1143", "1227", "1370", "1410"})
 
 
 class LoadRefusedError(Exception):
@@ -533,8 +662,20 @@ def code_of(exc: BaseException) -> str | None:
     return str(number) if number else ""
 
 
-def error_of(code: str, *, table: str, committing: bool = False) -> TidesinkError:
-    """The error to raise for a number, where a commit was under way or not."""
+def fault_of(exc: BaseException) -> Fault | None:
+    """A PyMySQL error without values of rows; None for other exceptions."""
+    code = code_of(exc)
+    if code is None:
+        return None
+    shows = code in _NAMES_ONLY and len(exc.args) > 1
+    return Fault(code, str(exc.args[1]) if shows else "")
+
+
+def error_of(
+    fault: Fault, *, table: str, committing: bool = False, user: str = "", grants: Sequence[str] = ()
+) -> TidesinkError:
+    """The error to raise for a fault, where a commit was under way or not (``Dialect.error_of``)."""
+    code = fault.code
     if code in _CUT:
         if committing:
             return CommitUnknownError(
@@ -542,8 +683,7 @@ def error_of(code: str, *, table: str, committing: bool = False) -> TidesinkErro
                 "progress first",
                 table=table,
             )
-        return TransientTargetError(f"the server does not answer ({code or 'no connection'})", table=table)
-    if code in _MEANINGS:
-        error, message = _MEANINGS[code]
-        return error(f"{message} (error {code})", table=table)
-    return TargetError(f"the server refuses (error {code}), and nothing was written", table=table)
+        said = ": ".join(part for part in (code or "the connection was cut", fault.words) if part)
+        return TransientTargetError(f"The server does not answer ({said}). {_LATER}", table=table)
+    meaning = _MEANINGS.get(code, _UNKNOWN)
+    return explained(meaning, fault, f"error {code}", table=table, user=user, grants=grants)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.config.fields import ChangeKind
-from tidesink.errors import ConfigError, SchemaRefusedError, TransientTargetError
+from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.sharing import quote_postgres, text_postgres
 from tidesink.sinks.targets.sql.columns import POSTGRES_LIMITS
@@ -27,8 +27,10 @@ from tidesink.sinks.targets.sql.location import (
     Endpoint,
     Place,
     endpoint_of,
+    not_connected,
 )
-from tidesink.sinks.targets.sql.postgres_merge import check_kept, code_of, error_of, merged
+from tidesink.sinks.targets.sql.postgres_merge import RIGHTS, check_kept, code_of, error_of, fault_of, merged
+from tidesink.sinks.targets.sql.rights import postgres_grants
 from tidesink.sinks.targets.sql.target import (
     SqlPreflight,
     SqlTarget,
@@ -37,6 +39,7 @@ from tidesink.sinks.targets.sql.target import (
     shown_place,
     try_connection,
 )
+from tidesink.source_database.connection_faults import postgres_fault
 from tidesink.typemap.native_sql import native_text
 from tidesink.typemap.render_sql import Database, FoundType, plain_type
 
@@ -106,17 +109,14 @@ def connect(endpoint: Endpoint) -> Any:
     """A connection; statements are in transactions.
 
     Raises:
-        TransientTargetError: it cannot be made. libpq has no code for the reason, so its own words are shown:
-            they hold no values and no password.
+        TransientTargetError: it cannot be made now; says why.
+        TargetError: it cannot be made as configured.
     """
     driver = psycopg()
     try:
         connection = driver.connect(**_parameters(endpoint))
     except driver.OperationalError as exc:
-        words = str(exc).strip().splitlines()[-1] if str(exc).strip() else type(exc).__name__
-        raise TransientTargetError(
-            f"Postgres at {endpoint.shown} does not answer, or refuses the user {endpoint.user!r}: {words}"
-        ) from None
+        raise not_connected(postgres_fault(exc), "Postgres", endpoint) from None
     connection.execute(f"{_SESSION}; SET idle_in_transaction_session_timeout TO '{endpoint.silence}s'")
     connection.commit()
     return connection
@@ -257,6 +257,8 @@ class PostgresDialect:
     load = staticmethod(load)
     read = staticmethod(read)
     code_of = staticmethod(code_of)
+    fault_of = staticmethod(fault_of)
+    missing_grants = staticmethod(postgres_grants)
     quote = staticmethod(quote_postgres)
     connect = staticmethod(connect)
     alive = staticmethod(alive)
@@ -270,6 +272,10 @@ class PostgresDialect:
     def errors(self) -> tuple[type[BaseException], ...]:
         """psycopg's."""
         return (psycopg().Error,)
+
+    def is_of_rights(self, code: str) -> bool:
+        """The server has one SQLSTATE for all of them."""
+        return code == RIGHTS
 
     def literal(self, text: str, found: str) -> str:
         """A value as a literal with its type."""

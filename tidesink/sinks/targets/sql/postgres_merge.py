@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from tidesink.errors import (
@@ -19,6 +19,7 @@ from tidesink.events import fold_name
 from tidesink.sinks.targets.sharing import quote_postgres
 from tidesink.sinks.targets.sql.columns import OUR_PREFIX, POSTGRES_LIMITS
 from tidesink.sinks.targets.sql.dialect import Counts, Merge, MergeColumn
+from tidesink.sinks.targets.sql.faults import Fault, Meaning, explained
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import check_left_alone
 
@@ -237,58 +238,179 @@ def _check_arbiter(cursor: Any, place: Place, keys: Collection[str]) -> None:
 
 # The connection was cut, or the server is going down or starting up: class 08, and these.
 _CUT: Final = ("", "08", "57P01", "57P02", "57P03", "57P05", "25P03", "40003")
-_LOCKED: Final = "others hold locks on the rows or the table; nothing of this batch was written"
+_LATER: Final = "Nothing of this batch was written, and it is tried again."
 
-# SQLSTATE or its class -> our class and what it means. The first row that fits wins.
-_STATES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
-    ("40001", TransientTargetError, _LOCKED),
-    ("40P01", TransientTargetError, _LOCKED),
-    ("55P03", TransientTargetError, _LOCKED),
-    ("53", TransientTargetError, "the server has no room, memory or connections left"),
-    ("57014", TransientTargetError, "a statement was cancelled; nothing of this batch was written"),
+# SQLSTATE or its class, our class, the cause, and what to do next. The first row that fits wins.
+_STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
+    (
+        "40001",
+        TransientTargetError,
+        "Another transaction changed the same rows",
+        f"{_LATER} If it happens often, find the other program that writes to the table.",
+    ),
+    (
+        "40P01",
+        TransientTargetError,
+        "The server ended this transaction to resolve a deadlock with another one",
+        f"{_LATER} If it happens often, find the other program that writes to the table.",
+    ),
+    (
+        "55P03",
+        TransientTargetError,
+        "Another session holds a lock on the rows or the table",
+        f"{_LATER} If it lasts, find that session: SELECT pid, pg_blocking_pids(pid), query FROM "
+        "pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0",
+    ),
+    (
+        "53100",
+        TransientTargetError,
+        "The server's disk is full",
+        f"{_LATER} Make room on the disk of the server.",
+    ),
+    (
+        "53200",
+        TransientTargetError,
+        "The server is out of memory",
+        f"{_LATER} Give the server more memory, or lower batch.max-records.",
+    ),
+    (
+        "53300",
+        TransientTargetError,
+        "The server has no connections left",
+        f"{_LATER} If it lasts, raise its max_connections, or close connections of other programs.",
+    ),
+    (
+        "53",
+        TransientTargetError,
+        "The server has no room, memory or connections left",
+        f"{_LATER} Look into the server's log.",
+    ),
+    (
+        "57014",
+        TransientTargetError,
+        "The server cancelled a statement: a person did, or statement_timeout is too short for a batch",
+        f"{_LATER} If it is the timeout: ALTER ROLE {{user}} SET statement_timeout = 0, or lower "
+        "batch.max-records.",
+    ),
     (
         "25006",
         TransientTargetError,
-        "the server takes no writes: target.url must name the primary",
+        "The server takes no writes: it is a standby, or its transactions are read-only",
+        "Let target.url name the primary, or set default_transaction_read_only to off for the user.",
+    ),
+    (
+        "23502",
+        TargetError,
+        "A row has no value for a column that takes no NULL at the target",
+        "Nothing was written. At the target: ALTER TABLE … ALTER COLUMN … DROP NOT NULL",
+    ),
+    (
+        "23503",
+        TargetError,
+        "A row breaks a foreign key of the table at the target",
+        "Nothing was written. Drop the foreign key at the target: tables are written one by one.",
     ),
     (
         "23505",
         TargetError,
-        "a row has a value that another row has, in a column with a unique index that is not the key, and "
-        "nothing was written. Rows that swap such values need the constraint DEFERRABLE; drop it, or make it "
-        "so, at the target",
+        "A row has a value that another row has, in a column with a unique index that is not the key",
+        "Nothing was written. Drop that index at the target. If rows swap such values, a constraint that is "
+        "DEFERRABLE is enough.",
     ),
     (
         "23514",
         TargetError,
-        "a value does not fit its column at the target, or a row breaks a CHECK of the table, and nothing "
-        "was written: make the column wider, or drop the CHECK",
+        "A value does not fit its column at the target, or a row breaks a CHECK of the table",
+        "Nothing was written. Make the column wider, or drop the CHECK.",
     ),
     (
         "23",
         TargetError,
-        "a row breaks a constraint of the table, and nothing was written: drop it at the target",
+        "A row breaks a constraint of the table at the target",
+        "Nothing was written. Drop the constraint at the target.",
     ),
     (
         "22",
         TargetError,
-        "a value does not fit its column at the target, and nothing was written: was the column's type "
-        "changed by hand?",
+        "A value does not fit its column at the target",
+        "Nothing was written. If the column's type was changed by hand, change it back.",
     ),
-    ("28", TargetError, "the server refuses the user or the password"),
-    ("3D000", TargetError, "there is no such database: make it first"),
-    ("42501", TargetError, "the user may not do this: grant CREATE on the database and schema, or ownership"),
-    ("42P10", SchemaRefusedError, "the table has no unique index on the key's columns: make its primary key"),
-    ("42P01", TransientTargetError, "a table is gone that was there: was it dropped by another program?"),
-    ("42701", TransientTargetError, "another worker of the table added a column at this moment"),
+    (
+        "28",
+        TargetError,
+        "The server refuses the user {user}",
+        "Check target.user and target.password.",
+    ),
+    (
+        "3D000",
+        TargetError,
+        "There is no such database",
+        "Check the database's name in target.url, or create it: CREATE DATABASE",
+    ),
+    (
+        "42501",
+        TargetError,
+        "The user {user} lacks a right at the target",
+        "Grant it. `tidesink validate --connect` prints the statements.",
+    ),
+    (
+        "42P10",
+        SchemaRefusedError,
+        "The table has no unique index on the key's columns",
+        "Make them its primary key.",
+    ),
+    (
+        "42P01",
+        TransientTargetError,
+        "A table is gone that was there",
+        f"{_LATER} If it lasts, find the program that drops tables at the target.",
+    ),
+    (
+        "42701",
+        TransientTargetError,
+        "Another worker of the table added a column at this moment",
+        _LATER,
+    ),
     (
         "54",
         SchemaRefusedError,
         f"Postgres has a limit that this table passes ({POSTGRES_LIMITS.columns:,} columns, 8 kB of a row "
         f"without its long values, {POSTGRES_LIMITS.key_bytes:,} bytes of a key)",
+        "Leave columns out with except_column_list, or choose a shorter key.",
     ),
-    ("42", TargetError, "Postgres refuses the statement: was the table changed by another program?"),
+    (
+        "2BP01",
+        TargetError,
+        "A view, an index or a constraint of yours needs the column that is to be dropped",
+        "Drop that object at the target first, or set schema-changes: drop: ignore for the table.",
+    ),
+    (
+        "42",
+        TargetError,
+        "Postgres refuses the statement",
+        "Nothing was written. If another program changed the table, undo its change.",
+    ),
+    (
+        "58",
+        TransientTargetError,
+        "The server cannot read or write a file",
+        f"{_LATER} Look into the server's log, and check its disks.",
+    ),
+    (
+        "XX",
+        TargetError,
+        "The server reports a fault of its own, or damaged data",
+        "Nothing was written. Look into the server's log.",
+    ),
 )
+_UNKNOWN: Final = Meaning(TargetError, "Postgres refuses the statement", "Nothing was written.")
+# The messages of these hold names of objects, settings and roles, and no value of a row.
+_NAMES_ONLY: Final = (
+    "25006", "28", "2BP01", "3D000", "3F000", "40P01", "42501", "42703", "42704", "42809", "42P01", "42P07",
+    "42P10", "53", "55006", "55P03", "57", "58",
+)  # fmt: skip
+_FIELDS: Final = ("table", "column", "constraint")
+RIGHTS: Final = "42501"
 
 
 def code_of(exc: BaseException) -> str | None:
@@ -302,8 +424,30 @@ def code_of(exc: BaseException) -> str | None:
     return "" if isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError) else "XX000"
 
 
-def error_of(code: str, *, table: str, committing: bool = False) -> TidesinkError:
-    """The error to raise for a SQLSTATE, where a commit was under way or not."""
+def fault_of(exc: BaseException) -> Fault | None:
+    """A psycopg error without values of rows; None for other exceptions."""
+    code = code_of(exc)
+    if code is None:
+        return None
+    diag: Any = getattr(exc, "diag", None)
+    words = diag.message_primary or "" if diag is not None and code.startswith(_NAMES_ONLY) else ""
+    return Fault(code, words, _named(diag))
+
+
+def _named(diag: Any) -> str:
+    """The objects that the server names in fields of their own, in any language."""
+    found = {name: getattr(diag, f"{name}_name", None) for name in _FIELDS}
+    schema = getattr(diag, "schema_name", None)
+    if schema and found["table"]:
+        found["table"] = f"{schema}.{found['table']}"
+    return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+
+
+def error_of(
+    fault: Fault, *, table: str, committing: bool = False, user: str = "", grants: Sequence[str] = ()
+) -> TidesinkError:
+    """The error to raise for a fault, where a commit was under way or not (``Dialect.error_of``)."""
+    code = fault.code
     if code.startswith(_CUT[1:]) or code == "":
         if committing:
             return CommitUnknownError(
@@ -311,10 +455,8 @@ def error_of(code: str, *, table: str, committing: bool = False) -> TidesinkErro
                 "progress first",
                 table=table,
             )
-        return TransientTargetError(
-            f"the Postgres server does not answer ({code or 'no connection'})", table=table
-        )
-    for state, error, message in _STATES:
-        if code.startswith(state):
-            return error(f"{message} (SQLSTATE {code})", table=table)
-    return TargetError(f"Postgres refuses (SQLSTATE {code}), and nothing was written", table=table)
+        said = ": ".join(part for part in (code or "the connection was cut", fault.words) if part)
+        return TransientTargetError(f"The Postgres server does not answer ({said}). {_LATER}", table=table)
+    found = (Meaning(*rest) for state, *rest in _STATES if code.startswith(state))
+    meaning = next(found, _UNKNOWN)
+    return explained(meaning, fault, f"SQLSTATE {code}", table=table, user=user, grants=grants)

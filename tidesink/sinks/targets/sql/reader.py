@@ -26,6 +26,7 @@ from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, TableReader
 from tidesink.sinks.targets.sql.cuts import Gathered
 from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.faults import Fault
 from tidesink.sinks.targets.sql.ledger import SqlLedger
 from tidesink.sinks.targets.sql.load import Read
 from tidesink.sinks.targets.sql.location import LEDGER, SHARDS, Endpoint, Place
@@ -45,7 +46,7 @@ class ReadTask:
     query: str
     columns: int
     read: Read
-    code_of: Callable[[BaseException], str | None]
+    fault_of: Callable[[BaseException], Fault | None]
     error_of: Callable[..., TidesinkError]
     table: str
 
@@ -59,10 +60,10 @@ class ReadTask:
                 values = zip(*rows, strict=True)
                 yield pa.record_batch([pa.array(map(_text, found), pa.string()) for found in values], names)
         except Exception as exc:
-            code = self.code_of(exc)
-            if code is None:
+            fault = self.fault_of(exc)
+            if fault is None:
                 raise
-            raise self.error_of(code, table=self.table) from None
+            raise self.error_of(fault, table=self.table, user=self.endpoint.user) from None
 
 
 def _text(value: Any) -> str | None:
@@ -138,7 +139,7 @@ class SqlReader(TableReader):
             self._query(", ".join(dialect.text_of(*one) for one in asked), [one.name for one in columns]),
             len(asked),
             dialect.read,
-            dialect.code_of,
+            dialect.fault_of,
             dialect.error_of,
             self._table,
         )

@@ -79,6 +79,7 @@ class SqlTarget:
         """The table of ``shape``, created when missing."""
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         view = view_name(self.view, place)
+        self.connections.add_place(place)
         return SqlTable(
             self.connections,
             place,
@@ -139,9 +140,7 @@ def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
             cursor.execute(query)
             (answer,) = cursor.fetchone()
     except TidesinkError as error:
-        raise ConfigError(
-            f"target.url {endpoint.shown} cannot be used as user {endpoint.user!r}: {error.message}"
-        ) from error
+        raise ConfigError(error.message) from error
     finally:
         connections.close()
     return str(answer)

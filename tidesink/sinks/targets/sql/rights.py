@@ -1,0 +1,119 @@
+"""The rights that a worker needs at a SQL target, and the statements that give those that are missing.
+
+Postgres answers for each object and right (``has_table_privilege``). MySQL and MariaDB answer with the text
+of ``SHOW GRANTS``, which has the rights of the roles that are active, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from tidesink.sinks.targets.sharing import quote_mysql, quote_postgres
+from tidesink.sinks.targets.sql.location import LEDGER, SHARDS, Place
+
+_ROWS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
+
+# A right on all columns is as good as one on the table; there is none of DELETE.
+_OF_TABLES: Final = """
+SELECT c.relname, pg_has_role(c.relowner, 'USAGE'),
+(SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'SELECT')) FROM pg_attribute a
+ WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+(SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'INSERT')) FROM pg_attribute a
+ WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+(SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'UPDATE')) FROM pg_attribute a
+ WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+has_table_privilege(c.oid, 'DELETE')
+FROM pg_class c WHERE c.relnamespace = %s AND c.relname = ANY(%s) AND c.relkind IN ('r', 'p')
+ORDER BY c.relname
+"""
+
+
+def postgres_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
+    """The statements that give the session's user what it lacks for one table; empty if it lacks nothing.
+
+    ``changes``: columns of a table that is there are to be added or altered, which only its owner may.
+    """
+    cursor.execute(
+        "SELECT quote_ident(current_user), quote_ident(current_database()), "
+        "has_database_privilege(current_database(), 'CREATE'), n.oid, "
+        "has_schema_privilege(n.oid, 'USAGE'), has_schema_privilege(n.oid, 'CREATE') "
+        "FROM (VALUES (1)) AS one LEFT JOIN pg_namespace n ON n.nspname = %s",
+        (place.schema,),
+    )
+    user, database, may_create, namespace, may_use, may_make = cursor.fetchone()
+    if namespace is None:
+        return [] if may_create else [f"GRANT CREATE ON DATABASE {database} TO {user}"]
+    found = []
+    # Each batch has a staging table beside its table.
+    lacks = [right for right, held in (("USAGE", may_use), ("CREATE", may_make)) if not held]
+    if lacks:
+        found.append(f"GRANT {', '.join(lacks)} ON SCHEMA {quote_postgres(place.schema)} TO {user}")
+    cursor.execute(_OF_TABLES, (namespace, [place.name, LEDGER, SHARDS]))
+    for name, owns, *held in cursor.fetchall():
+        lacks = [right for right, has in zip(_ROWS, held, strict=True) if not has]
+        if lacks:
+            found.append(f"GRANT {', '.join(lacks)} ON {place.beside(name)} TO {user}")
+        if changes and name == place.name and not owns:
+            found.append(f"ALTER TABLE {place.beside(name)} OWNER TO {user}")
+    return found
+
+
+# ``GRANT SELECT, INSERT (a, b) ON `shop`.* TO …``; what is on one table or its columns is not enough, since
+# staging tables and the ledger are beside it.
+_GRANT: Final = re.compile(r"GRANT (?P<rights>.+?) ON (?P<database>\*|`(?:[^`]|``)+`)\.\* TO ", re.DOTALL)
+_ALL: Final = "ALL PRIVILEGES"
+_OF_DATABASES: Final = (*_ROWS, "CREATE", "DROP", "CREATE TEMPORARY TABLES")
+
+
+def mysql_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
+    """The statement that gives the session's user what it lacks for one table; empty if it lacks nothing.
+
+    ``changes``: columns of a table that is there are to be added or altered.
+    """
+    cursor.execute("SHOW GRANTS")
+    held = held_rights((str(row[0]) for row in cursor.fetchall()), place.schema)
+    if held is None:
+        return []
+    wanted = (*_OF_DATABASES, *(("ALTER",) if changes else ()))
+    lacks = [right for right in wanted if right not in held and _ALL not in held]
+    if not lacks:
+        return []
+    cursor.execute("SELECT CURRENT_USER()")
+    name, _, host = str(cursor.fetchone()[0]).rpartition("@")
+    user = f"{_quoted(name)}@{_quoted(host)}"
+    return [f"GRANT {', '.join(lacks)} ON {quote_mysql(place.schema)}.* TO {user}"]
+
+
+def _quoted(text: str) -> str:
+    return "`" + text.replace("`", "``") + "`"
+
+
+def held_rights(grants: Iterable[str], database: str) -> frozenset[str] | None:
+    """The rights on every table of a database, by lines of ``SHOW GRANTS``.
+
+    None if there is no line that can be read. A database's name may be a pattern of LIKE.
+    """
+    lines = [*_granted(grants)]
+    if not lines:
+        return None
+    return frozenset().union(*(rights for pattern, rights in lines if _fits(pattern, database)))
+
+
+def _granted(grants: Iterable[str]) -> Iterator[tuple[str, frozenset[str]]]:
+    for line in grants:
+        found = _GRANT.match(line)
+        if found:
+            rights = frozenset(right.strip().upper() for right in found["rights"].split(","))
+            yield found["database"], rights
+
+
+def _fits(pattern: str, database: str) -> bool:
+    if pattern == "*":
+        return True
+    text = pattern[1:-1].replace("``", "`")
+    parts = re.split(r"(\\.|%|_)", text)
+    wild = {"%": ".*", "_": "."}
+    made = "".join(wild.get(one) or re.escape(one[1:] if one.startswith("\\") else one) for one in parts)
+    return re.fullmatch(made, database, re.DOTALL) is not None

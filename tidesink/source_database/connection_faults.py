@@ -1,0 +1,292 @@
+"""Why a database server could not be connected to: one cause and one remedy for each reason.
+
+Drivers give no code for a connection that was not made: psycopg passes on libpq's text, PyMySQL keeps the
+error of the socket. Both are reduced to one code here: an SQLSTATE or a server's number where the server
+itself refuses, a word such as ``refused`` otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+
+class ConnectionFault(NamedTuple):
+    """Why there is no connection. ``words``: The server's own message, which holds names only, or empty."""
+
+    code: str
+    words: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the reason is one of those that have a text of their own."""
+        return self.code in _REASONS
+
+    @property
+    def passes(self) -> bool:
+        """Whether a later attempt may succeed although nobody changes the config."""
+        return _REASONS.get(self.code, _OTHER).passes
+
+    def text(self, names: Mapping[str, str]) -> str:
+        """What the server did, why, and what to do next.
+
+        ``names``: ``server`` (its kind and address), ``user`` (empty if unknown), and the settings ``url``,
+        ``login``, ``tls`` and ``ca`` as the config names them.
+        """
+        reason = _REASONS.get(self.code, _OTHER)
+        user = f" {names['user']!r}" if names["user"] else ""
+        why = self.words if reason.quotes and self.words else reason.why
+        number = f"error {self.code}: " if self.code.isdigit() else ""
+        says = reason.says.format(user=user)
+        return f"{names['server']} {says} ({number}{why}). {reason.remedy.format(**names)}"
+
+
+class _Reason(NamedTuple):
+    """``quotes``: the server's own words are shown in place of ``why`` if there are some."""
+
+    says: str
+    why: str
+    remedy: str
+    passes: bool = False
+    quotes: bool = False
+
+
+_SILENT: Final = "does not answer"
+_REFUSES_USER: Final = "refuses the user{user}"
+_REFUSES: Final = "refuses the connection"
+_FULL: Final = _Reason(
+    _REFUSES,
+    "it has no connections left",
+    "It is tried again. If it lasts, raise the limit at the server, or close connections of other programs.",
+    passes=True,
+    quotes=True,
+)
+_STARTING: Final = _Reason(
+    _REFUSES,
+    "it is starting up or shutting down",
+    "It is tried again. If it lasts, look into the server's log.",
+    passes=True,
+    quotes=True,
+)
+_LOGIN: Final = _Reason(_REFUSES_USER, "access denied", "Check {login}.", quotes=True)
+_NO_DATABASE: Final = _Reason(
+    _REFUSES,
+    "there is no such database",
+    "Check the database's name in {url}, or create it: CREATE DATABASE",
+    quotes=True,
+)
+_HOST: Final = _Reason(
+    _REFUSES_USER,
+    "this host may not log in",
+    "Let this machine's address log in at the server, or correct {url}.",
+    quotes=True,
+)
+_PLAIN: Final = _Reason(
+    _REFUSES,
+    "it lets nobody in without TLS",
+    "Set {tls} to require or verify-full. If it is set so, let this host and user in at the server.",
+    quotes=True,
+)
+_OTHER: Final = _Reason(
+    "does not answer, or refuses the connection",
+    "no reason given",
+    "Check {url}, {login} and the server's log.",
+    passes=True,
+    quotes=True,
+)
+_REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
+    {
+        "refused": _Reason(
+            _SILENT,
+            "connection refused",
+            "Check that the server runs, and the host and port in {url}.",
+            passes=True,
+        ),
+        "unresolved": _Reason(
+            _SILENT,
+            "host not found",
+            "Check the host in {url}, and the name service of this machine.",
+            passes=True,
+        ),
+        "timeout": _Reason(
+            _SILENT,
+            "timeout",
+            "Check the host and port in {url}, and that no firewall drops the packets.",
+            passes=True,
+        ),
+        "unreachable": _Reason(
+            _SILENT,
+            "no route to the host",
+            "Check the host in {url}, and the network between.",
+            passes=True,
+        ),
+        "closed": _Reason(
+            _SILENT,
+            "the connection was closed",
+            "Look into the server's log. Check that the port in {url} belongs to such a server.",
+            passes=True,
+        ),
+        "no-tls": _Reason(
+            _REFUSES, "it has no TLS", "Turn TLS on at the server, or set {tls} to prefer or disable."
+        ),
+        "certificate": _Reason(
+            "cannot be trusted",
+            "its certificate fails the check",
+            "Set {ca} to the authority that signed it, and use the certificate's host name in {url}.",
+        ),
+        "certificate-file": _Reason(
+            "cannot be checked",
+            "a file under {tls} cannot be read",
+            "Check the paths of ca, certificate and key.",
+        ),
+        "tls": _Reason(
+            _SILENT, "TLS failed", "Check {tls}, and which TLS versions and ciphers the server accepts."
+        ),
+        # SQLSTATEs of Postgres (PostgreSQL 15, appendix A).
+        "28P01": _Reason(_REFUSES_USER, "password authentication failed", "Check {login}."),
+        "no-password": _Reason(_REFUSES_USER, "it asks for a password", "Set {login}."),
+        "28000": _LOGIN,
+        "no-entry": _HOST._replace(remedy="Add a line for this host, user and database to pg_hba.conf."),
+        "no-entry-plain": _PLAIN,
+        "3D000": _NO_DATABASE,
+        "42501": _Reason(
+            _REFUSES_USER,
+            "it lacks CONNECT on the database",
+            "As the database's owner: GRANT CONNECT ON DATABASE … TO …",
+            quotes=True,
+        ),
+        "53300": _FULL,
+        "57P03": _STARTING,
+        # Numbers of MySQL and MariaDB.
+        "1045": _LOGIN,
+        "1698": _LOGIN,
+        "3118": _LOGIN._replace(remedy="Unlock the account at the server: ALTER USER … ACCOUNT UNLOCK"),
+        "1820": _LOGIN._replace(remedy="The password has expired. Set a new one: ALTER USER … IDENTIFIED BY"),
+        "1862": _LOGIN._replace(remedy="The password has expired. Set a new one: ALTER USER … IDENTIFIED BY"),
+        "1044": _Reason(
+            _REFUSES_USER,
+            "it lacks rights on the database",
+            "Grant them: GRANT ALL PRIVILEGES ON … TO …",
+            quotes=True,
+        ),
+        "1049": _NO_DATABASE,
+        "1130": _HOST,
+        "1129": _HOST._replace(remedy="Too many attempts failed. At the server: FLUSH HOSTS"),
+        "3159": _PLAIN,
+        "1040": _FULL,
+        "1203": _FULL,
+        "1226": _FULL,
+        "1053": _STARTING,
+    }
+)
+
+
+def is_of_connecting(code: str) -> bool:
+    """Whether a server's number means that it lets nobody in, not that a statement failed."""
+    return code.isdigit() and code in _REASONS
+
+
+# libpq's own words are English unless the program sets a locale; the server's are in its ``lc_messages``.
+# The first pattern that any of the attempts has wins: what a server says tells more than a silent one.
+_LIBPQ: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
+    (re.compile(pattern, re.IGNORECASE), code)
+    for pattern, code in (
+        (r"password authentication failed|authentication failed for user", "28P01"),
+        (r"no password supplied|empty password", "no-password"),
+        (r"database .* does not exist|no such database", "3D000"),
+        (r"role .* (does not exist|is not permitted to log in)|no such user", "28000"),
+        (r"permission denied for database", "42501"),
+        (
+            r"too many (clients|connections)|slots are reserved|no more connections allowed",
+            "53300",
+        ),
+        (
+            r"system is (starting up|shutting down|in recovery mode|not yet accepting)"
+            r"|not currently accepting connections|not accepting connections",
+            "57P03",
+        ),
+        (r"no pg_hba\.conf entry .*(no encryption|SSL off)", "no-entry-plain"),
+        (r"no pg_hba\.conf entry|pg_hba\.conf rejects", "no-entry"),
+        (r"does not support SSL, but SSL was required", "no-tls"),
+        (
+            r"certificate verify failed|does not match host name|self.signed cert|certificate .*expired",
+            "certificate",
+        ),
+        (
+            r"(root certificate|certificate|private key) file .*(does not exist|could not|has group)"
+            r"|could not (load|read) .*(certificate|private key)",
+            "certificate-file",
+        ),
+        (r"SSL error|SSL SYSCALL error|negotiat", "tls"),
+        (r"timeout expired|timed out", "timeout"),
+        (
+            r"could not translate host name|Name or service not known|name resolution",
+            "unresolved",
+        ),
+        (r"No route to host|Network is unreachable", "unreachable"),
+        (r"Connection refused|No such file or directory", "refused"),
+        (r"closed the connection|Connection reset|connection is (lost|closed)", "closed"),
+    )
+)
+_ATTEMPT: Final = re.compile(r"connection to server (?:at|on socket) .*? failed: ")
+# A message of the server begins with its severity, in its language, and two blanks.
+_OF_SERVER: Final = re.compile(r"^\S+:  (.+)$")
+
+
+def postgres_fault(error: BaseException) -> ConnectionFault:
+    """The reason why psycopg could not connect. Its text holds no row, and libpq's hints are left out."""
+    text = str(error).partition("Multiple connection attempts failed")[0]
+    lines = [_ATTEMPT.split(one)[-1].strip() for one in text.splitlines() if not one.startswith("\t")]
+    tried = [one.removeprefix("connection failed: ") for one in lines if one]
+    for pattern, code in _LIBPQ:
+        line = next((one for one in tried if pattern.search(one)), None)
+        if line is not None:
+            return ConnectionFault(code, _words(line))
+    return ConnectionFault("other", next((_words(one) for one in reversed(tried) if _words(one)), ""))
+
+
+def _words(line: str) -> str:
+    """What the server said; empty for a line of libpq's own."""
+    said = _OF_SERVER.match(line)
+    return said[1] if said else ""
+
+
+_UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
+# PyMySQL's: TLS is required, and the server has none; the connection was lost.
+_NO_TLS: Final = 2026
+_OF_CLIENT: Final = range(2000, 3000)
+
+
+def mysql_fault(error: BaseException) -> ConnectionFault:
+    """The reason why PyMySQL could not connect. What servers say of a login holds names only."""
+    cause = getattr(error, "original_exception", None)
+    cause = cause if isinstance(cause, OSError) else error
+    if isinstance(cause, OSError):
+        return ConnectionFault(_of_socket(cause))
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    if number == _NO_TLS:
+        return ConnectionFault("no-tls")
+    if not number or number in _OF_CLIENT:
+        return ConnectionFault("closed")
+    return ConnectionFault(str(number), str(error.args[1]) if len(error.args) > 1 else "")
+
+
+def _of_socket(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "certificate"
+    if isinstance(error, ssl.SSLError):
+        return "tls"
+    if isinstance(error, socket.gaierror):
+        return "unresolved"
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, FileNotFoundError | PermissionError):
+        return "certificate-file"
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    return "unreachable" if error.errno in _UNREACHABLE else "closed"
