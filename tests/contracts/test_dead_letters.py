@@ -66,10 +66,13 @@ def left(letters: DeadLetters, chosen: Chosen = MINE) -> list[int]:
 
 
 def test_what_is_not_there_is_made_and_holds_nothing(letters: DeadLetters) -> None:
-    assert (check_topic(letters.topic), letters.groups(MINE), letters.rows(MINE, limit=9)) == (False, (), ())
+    # One broker: as many replicas, though nobody set a number.
+    unset = check_topic(replace(letters.topic, replication_factor=None))
+    assert (unset.is_there, unset.replicas) == (False, 1)
+    assert (letters.groups(MINE), letters.rows(MINE, limit=9)) == ((), ())
     letters.prepare()
     letters.prepare()
-    assert (check_topic(letters.topic), left(letters)) == (True, [])
+    assert (check_topic(letters.topic).is_there, left(letters)) == (True, [])
     assert write_letters(letters.topic, STAMP, []) == 0
 
 

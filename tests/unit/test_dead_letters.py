@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its stubs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -208,7 +210,7 @@ def test_a_controller_that_is_down_is_not_waited_for(monkeypatch: pytest.MonkeyP
     waits, answers = _Admin(KafkaException(KafkaError(KafkaError._TIMED_OUT))), _Admin({})
     opened = [waits, answers]
     monkeypatch.setattr(dead_letters, "open_client", lambda *_: opened.pop(0))
-    assert check_topic(LetterTopic("dlq", {}))
+    assert check_topic(LetterTopic("dlq", {})).is_there
     assert opened == []
 
 
@@ -309,3 +311,46 @@ def test_ddl_events_are_stored_once_and_the_newest_of_each_table(tmp_path: Any) 
     assert (len(left), left[0].offset, left[-1].query) == (MOST_EVENTS, 5, events[-1].query)
     assert load_ddl(store, "other", [table]) == []
     store.close()
+
+
+class _Cluster:
+    """An admin client of a cluster that lacks the topic and takes any."""
+
+    def __init__(self, brokers: int) -> None:
+        self._brokers = brokers
+        self.made = list[NewTopic]()
+
+    def describe_topics(self, topics: TopicCollection, **_how: Any) -> dict[str, Future[Any]]:
+        refused = Future[Any]()
+        refused.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        return dict.fromkeys(topics.topic_names, refused)
+
+    def list_topics(self, **_how: Any) -> Any:
+        return SimpleNamespace(brokers=dict.fromkeys(range(self._brokers)))
+
+    def create_topics(self, topics: list[NewTopic], **_how: Any) -> dict[str, Future[Any]]:
+        self.made += topics
+        made = Future[Any]()
+        made.set_result(None)
+        return {one.topic: made for one in topics}
+
+
+@pytest.mark.parametrize(
+    ("brokers", "setting", "replicas", "shown"),
+    [
+        (1, None, 1, "with 1 replica"),
+        (2, None, 2, "with 2 replicas"),
+        (9, None, 3, "with 3 replicas"),
+        (9, 5, 5, "with 5 replicas"),
+        (1, -1, -1, "with the brokers' default of replicas"),
+    ],
+)
+def test_the_topic_has_as_many_replicas_as_the_cluster_can_have(
+    monkeypatch: pytest.MonkeyPatch, brokers: int, setting: int | None, replicas: int, shown: str
+) -> None:
+    cluster = _Cluster(brokers)
+    monkeypatch.setattr(dead_letters, "open_client", lambda *_: cluster)
+    found = check_topic(LetterTopic("dlq", {}, setting))
+    assert (found.is_there, found.replicas) == (False, replicas)
+    assert shown in found.shown
+    assert [one.replication_factor for one in cluster.made] == [replicas]

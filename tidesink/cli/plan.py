@@ -12,8 +12,8 @@ import dataclasses
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from enum import Enum
 from importlib.resources import files
 from pathlib import Path
@@ -333,12 +333,12 @@ def plan(
     ]
     unserved = list(unserved_tables(settings, plans))
     unreported = list(unreported_changes(settings))
-    refused = letters_refused(settings)
+    letters = letters_topic(settings)
     if output is OutputFormat.JSON:
         tables = [{**entry.as_json(), **_counted(statuses.get(entry.table))} for entry in plans]
         more = {"warnings": unserved, "untold": unreported, "kept": stored_records(settings)}
         reported = {"pipeline": settings.pipeline, "target": settings.target.type, "tables": tables}
-        write_json({**reported, **more, "dead_letters_problem": refused})
+        write_json({**reported, **more, "dead_letters_problem": letters.refused})
     else:
         _show_plans(settings, plans, statuses)
         for warning in unserved:
@@ -348,10 +348,11 @@ def plan(
         for remark in unreported:
             typer.echo(f"changes of columns: {remark}")
         for sort, place in stored_records(settings).items():
-            typer.echo(f"{_SORTS[sort]}: stored in {place}")
-        if refused is not None:
-            typer.echo(f"dead letters: PROBLEM: {refused}")
-    if refused is not None or any(entry.problem for entry in plans):
+            state = f", which {letters.state}" if sort == "dead_letters" and letters.state else ""
+            typer.echo(f"{_SORTS[sort]}: stored in {place}{state}")
+        if letters.refused is not None:
+            typer.echo(f"dead letters: PROBLEM: {letters.refused}")
+    if letters.refused is not None or any(entry.problem for entry in plans):
         raise typer.Exit(terminal.USAGE)
 
 
@@ -367,17 +368,23 @@ def stored_records(config: Config) -> dict[str, str]:
     return found
 
 
-def letters_refused(config: Config) -> str | None:
-    """Why the topic of dead letters cannot be written to; None where it can, or none is needed."""
+class LettersTopic(NamedTuple):
+    """What was found of the topic of dead letters: ``refused`` says why it cannot be written to."""
+
+    state: str = ""
+    refused: str | None = None
+
+
+def letters_topic(config: Config) -> LettersTopic:
+    """Ask the broker about the topic of dead letters; both fields are empty if none is needed."""
     from tidesink.sinks.kafka.dead_letters import check_topic, dead_letters_of
 
     if not keeps_bad_records(config):
-        return None
+        return LettersTopic()
     try:
-        check_topic(dead_letters_of(config).topic)
+        return LettersTopic(check_topic(dead_letters_of(config).topic).shown)
     except TidesinkError as error:
-        return str(error)
-    return None
+        return LettersTopic(refused=str(error))
 
 
 def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
@@ -575,9 +582,13 @@ def _show_problems(path: Path, problems: list[Problem], answers: list[Answer]) -
         for problem in problems:
             typer.echo(f"  {problem.field}\n    {problem.reason}\n    -> {problem.remedy}", err=True)
         return
-    typer.echo(f"{path}: every setting is right")
+    typer.echo(f"{path}: every setting is right" + ("; asking what it names:" if answers else ""))
+    # All on stdout: an order that is kept in a pipe. The exit code is for programs.
     for answer in answers:
-        typer.echo(f"{answer.part}: {'ok' if answer.ok else 'FAILED'}, {answer.detail}", err=not answer.ok)
+        typer.echo(f"{answer.part}: {'ok' if answer.ok else 'FAILED'}, {answer.detail}")
+    failed = [answer.part for answer in answers if not answer.ok]
+    if failed:
+        typer.echo(f"FAILED: {', '.join(failed)}")
 
 
 def _answers(config: Config) -> Iterator[Answer]:
@@ -604,14 +615,48 @@ def _answers(config: Config) -> Iterator[Answer]:
 def _kafka(config: Config) -> str:
     from tidesink.cli.sources import topic_names
 
-    topics = topic_names(config.source.confluent_properties())
+    return topics_read(config, topic_names(config.source.confluent_properties()))
+
+
+def topics_read(config: Config, topics: Collection[str]) -> str:
+    """Which of a broker's topics are read, and why the others are not.
+
+    Raises:
+        ConfigError: one that must be there is not.
+    """
     missing = [topic for topic in config.fixed_topics if topic not in topics]
     if missing:
         raise ConfigError(f"the broker has no topic {', '.join(missing)}: check its name in the changefeed")
     read = config.topics_among(topics)
     if not read:
         return f"{len(topics)} topics, none fits {', '.join(config.source.topics)} yet"
-    return f"{len(read)} of {len(topics)} topics are read: {', '.join(read[:5])}{', …' if read[5:] else ''}"
+    others = [topic for topic in sorted(topics) if topic not in read]
+    return f"{len(read)} of {len(topics)} topics are read: {_some(read)}" + "".join(_unread(config, others))
+
+
+# Topics named of a kind.
+_SHOWN: Final = 5
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:_SHOWN])}{', …' if names[_SHOWN:] else ''}"
+
+
+def _unread(config: Config, topics: Iterable[str]) -> Iterator[str]:
+    """The topics that are not read, by the reason why."""
+    reasons: dict[str, list[str]] = {}
+    for topic in topics:
+        if topic == config.dead_letters.topic:
+            reason = "the dead letters' own"
+        elif topic == config.source.debezium.schema_change_topic:
+            reason = "Debezium's schema changes, no rows"
+        elif topic.startswith("__"):
+            reason = "Kafka's own"
+        else:
+            reason = "no rule of source.topics fits"
+        reasons.setdefault(reason, []).append(topic)
+    for reason, names in reasons.items():
+        yield f"; not read ({reason}): {_some(names)}"
 
 
 def _registry(config: Config) -> str:
@@ -634,10 +679,39 @@ def _dead_letters(config: Config) -> str:
     from tidesink.sinks.kafka.dead_letters import check_topic, dead_letters_of
 
     topic = dead_letters_of(config).topic
-    return f"{topic.place} {'is there' if check_topic(topic) else 'is made when the first letter comes'}"
+    return f"{topic.place} {check_topic(topic).shown}"
 
 
 def _target(config: Config) -> str:
     from tidesink.sinks.targets import target_module
 
-    return target_module(config.target).try_target(config.target)
+    module = target_module(config.target)
+    answer = module.try_target(config.target)
+    tables = _known_tables(config)
+    missing = module.PREFLIGHT.missing_grants(config, tables)
+    if missing:
+        raise ConfigError(
+            f"{answer}; but the target's user lacks rights. As an administrator of the target, run:\n"
+            + "".join(f"    {statement};\n" for statement in missing)
+            + (f"  {_OWNS}" if any("OWNER TO" in one for one in missing) else "")
+        )
+    return answer
+
+
+_OWNS: Final = (
+    "Only a table's owner may add or widen its columns. If the user is not to own it, let no kind of the "
+    "table's schema-changes be apply: schema-changes: {add: pause, widen: pause}"
+)
+
+
+def _known_tables(config: Config) -> tuple[TableId, ...]:
+    """The tables that the pipeline writes, as far as names of topics, the config and the state store know."""
+    from tidesink.cli.sources import topic_names
+
+    found = {entry.table: None for entry in config.tables if entry.table is not None}
+    with suppress(TidesinkError):
+        topics = config.topics_among(topic_names(config.source.confluent_properties()))
+        found |= {table: None for table in map(config.table_of_topic, topics) if table is not None}
+    with suppress(TidesinkError):
+        found |= {status.table: None for status in read_statuses(config)}
+    return tuple(found)

@@ -168,13 +168,19 @@ def debug() -> bool:
     return bool(getattr(_debug, "on", False))
 
 
+def next_step(error: TidesinkError) -> str:
+    """What to do about an error; one that is not about a table stops no table."""
+    stops_nothing = error.remedy == "stop" and "table" not in error.context
+    return _NEXT["fix" if stops_nothing else error.remedy]
+
+
 def error_block(error: TidesinkError) -> str:
     """An error as people read it: what, where, and what to do next."""
     lines = [f"{type(error).__name__}: {complete(error.message)}"]
     where = error.where()
     if where:
         lines.append(f"  where: {where}")
-    lines.append(f"  next:  {complete(error.next_step) or _NEXT[error.remedy]}")
+    lines.append(f"  next:  {complete(error.next_step) or next_step(error)}")
     return "\n".join(lines) + "\n"
 
 
@@ -258,7 +264,7 @@ def _show(error: TidesinkError) -> None:
             complete(error.message),
             error=type(error).__name__,
             where=error.where(),
-            next=complete(error.next_step) or _NEXT[error.remedy],
+            next=complete(error.next_step) or next_step(error),
             **trace,
         )
         return

@@ -394,10 +394,11 @@ class DeadLetterSettings(Model):
     )
     """The topic of dead letters, in the source's Kafka; created if it does not exist. `bad-record:
     dead-letter` needs it. Pipelines and Kafka Connect may share one."""
-    replication_factor: Count = Field(
-        default=3, ge=-1, le=1000, alias="errors.deadletterqueue.topic.replication.factor"
+    replication_factor: Annotated[Count, Field(ge=-1, le=1000)] | None = Field(
+        default=None, alias="errors.deadletterqueue.topic.replication.factor"
     )
-    """Replicas of the topic if tidesink creates it; -1 is the brokers' own default."""
+    """Replicas of the topic if tidesink creates it. Default: as many as there are brokers, up to 3; -1 is the
+    brokers' own default."""
 
 
 class BatchSettings(Model):

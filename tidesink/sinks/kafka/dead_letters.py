@@ -127,11 +127,15 @@ _PERMANENT: Final = {
 
 @dataclass(frozen=True)
 class LetterTopic:
-    """The topic of a pipeline's dead letters. ``properties`` are confluent-kafka's and may hold secrets."""
+    """The topic of a pipeline's dead letters. ``properties`` are confluent-kafka's and may hold secrets.
+
+    ``replication_factor``: of the topic if it is made; -1: the brokers' default, None: as many as there are
+    brokers, up to 3.
+    """
 
     name: str
     properties: Mapping[str, str] = field(repr=False)
-    replication_factor: int = 3
+    replication_factor: int | None = None
 
     @property
     def place(self) -> str:
@@ -656,17 +660,35 @@ def _row(letter: Letter, record: Any) -> dict[str, Any]:
     return {**known, **bytes_, "time": moment(letter.time), "headers": shown}
 
 
-def check_topic(topic: LetterTopic) -> bool:
+class TopicState(NamedTuple):
+    """Whether the topic of letters is there; ``replicas``: those that it is made with if not."""
+
+    is_there: bool
+    replicas: int = 0
+
+    @property
+    def shown(self) -> str:
+        """For people to read."""
+        if self.is_there:
+            return "is there"
+        count = "1 replica" if self.replicas == 1 else f"{self.replicas} replicas"
+        replicas = "the brokers' default of replicas" if self.replicas < 0 else count
+        return f"is made when the first letter comes, with {replicas}"
+
+
+def check_topic(topic: LetterTopic) -> TopicState:
     """Whether the topic is there; where it is not, that it may be made. Nothing is changed.
 
     Raises: as ``DeadLetters.prepare``.
     """
     admin = _Admin(topic)
-    if found := admin.is_there():
+    if admin.is_there():
         admin.check_policy()
-    else:
-        admin.create(validate_only=True)
-    return found
+        return TopicState(is_there=True)
+    return TopicState(is_there=False, replicas=admin.create(validate_only=True))
+
+
+_MOST_REPLICAS: Final = 3
 
 
 class _Admin:
@@ -692,10 +714,10 @@ class _Admin:
                 raise
             return True
 
-    def create(self, *, validate_only: bool = False) -> None:
-        """Make the topic, unless it is there."""
-        topic = self._topic
-        new = NewTopic(topic.name, 1, topic.replication_factor, config=_TOPIC_CONFIG)
+    def create(self, *, validate_only: bool = False) -> int:
+        """Make the topic, unless it is there; with how many replicas."""
+        topic, replicas = self._topic, self._replicas()
+        new = NewTopic(topic.name, 1, replicas, config=_TOPIC_CONFIG)
         options = {"operation_timeout": _TIMEOUT, "validate_only": validate_only}
         with _translated(topic):
             try:
@@ -703,6 +725,15 @@ class _Admin:
             except KafkaException as exc:
                 if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
+        return replicas
+
+    def _replicas(self) -> int:
+        """As configured, or as many as the brokers that answer, up to three."""
+        if self._topic.replication_factor is not None:
+            return self._topic.replication_factor
+        with _translated(self._topic):
+            brokers = self._client.list_topics(timeout=_TIMEOUT).brokers
+        return max(1, min(_MOST_REPLICAS, len(brokers)))
 
     def check_policy(self) -> None:
         """Refuse compaction: of letters with one key it would leave one. Who may not ask is not refused."""

@@ -595,6 +595,14 @@ class PreflightChecks(ABC):
             ConfigError: the pipeline cannot have it there.
         """
 
+    def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:  # noqa: ARG002
+        """The statements that give the target's user what it lacks for source tables. Asks the target.
+
+        Raises:
+            TidesinkError: the target does not answer.
+        """
+        return ()
+
 
 class Reserved(NamedTuple):
     """Column names, in lower case, that a kind of table cannot have; ``keeper`` is who has them."""

@@ -457,6 +457,8 @@ def error_of(
             )
         said = ": ".join(part for part in (code or "the connection was cut", fault.words) if part)
         return TransientTargetError(f"The Postgres server does not answer ({said}). {_LATER}", table=table)
-    found = (Meaning(*rest) for state, *rest in _STATES if code.startswith(state))
-    meaning = next(found, _UNKNOWN)
+    rows = (
+        Meaning(error, cause, remedy) for state, error, cause, remedy in _STATES if code.startswith(state)
+    )
+    meaning = next(rows, _UNKNOWN)
     return explained(meaning, fault, f"SQLSTATE {code}", table=table, user=user, grants=grants)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_TEMPLATE: Final = "{schema}.{table}"
+# Its schema is that of the table of cuts.
+CUTS_TABLE: Final = TableId("tidesink", "cuts")
 
 
 _NO_DROP: Final = (
@@ -99,7 +102,7 @@ class SqlTarget:
 
     @property
     def _place_of_cuts(self) -> Place:
-        return self.place_of(TableId("tidesink", "cuts"))
+        return self.place_of(CUTS_TABLE)
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> SqlReader | None:
         """What reads the table of ``shape``."""
@@ -134,16 +137,22 @@ def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
     Raises:
         ConfigError: the database cannot be used, with the reason.
     """
-    connections = Connections(dialect, endpoint)
+    with _asking(Connections(dialect, endpoint)) as cursor:
+        cursor.execute(query)
+        (answer,) = cursor.fetchone()
+    return str(answer)
+
+
+@contextmanager
+def _asking(connections: Connections) -> Iterator[Any]:
+    """A cursor to ask questions with, before any table; its errors are the config's."""
     try:
         with connections.transaction("target", writes=False) as cursor:
-            cursor.execute(query)
-            (answer,) = cursor.fetchone()
+            yield cursor
     except TidesinkError as error:
         raise ConfigError(error.message) from error
     finally:
         connections.close()
-    return str(answer)
 
 
 class SqlPreflight(PreflightChecks):
@@ -169,6 +178,30 @@ class SqlPreflight(PreflightChecks):
         check_sql_shape(shape, dialect.limits, dialect.quote)
         limits = tuple(room_limits(shape, dialect.limits, dialect.database, dialect.key_length))
         return PreflightResult(limits, tuple(_keys_without_length(shape, dialect)))
+
+    def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:
+        """For the tables of the target that these go to, with their ledger and that of cuts."""
+        settings = cast("SqlSettings", config.target)
+        dialect = self._dialect_of(settings)
+        wanted: dict[Place, bool] = {}
+        for table in tables:
+            place = place_in(settings.table, config.destination(table).table, dialect.quote)
+            wanted[place] = _is_changed(config, table)
+        if config.cuts is not None and wanted:
+            wanted[place_in(settings.table, CUTS_TABLE, dialect.quote)] = False
+        with _asking(Connections(dialect, endpoint_of(settings))) as cursor:
+            found = [
+                grant
+                for place, changes in wanted.items()
+                for grant in dialect.missing_grants(cursor, place, changes=changes)
+            ]
+        return tuple(dict.fromkeys(found))
+
+
+def _is_changed(config: Config, table: TableId) -> bool:
+    """Whether changes of columns at the source change the columns of the target's table."""
+    policies = config.table_config(table).schema_changes
+    return "apply" in (policies.add, policies.widen, policies.drop, policies.rename)
 
 
 def _keys_without_length(shape: TableShape, dialect: Dialect) -> Iterator[str]:
