@@ -24,6 +24,15 @@ import typer
 import yaml
 
 from tidesink.cli import terminal
+from tidesink.cli.new_config import (
+    TARGET_VARIABLE,
+    Target,
+    TargetType,
+    Topics,
+    found_topics,
+    target_section,
+    words_of,
+)
 from tidesink.cli.sources import definitions_of, protocol_named
 from tidesink.cli.status import UNWELL_STATES, left_to_spark, read_statuses
 from tidesink.cli.terminal import (
@@ -78,7 +87,7 @@ _KAFKA_EXAMPLE: Final = """\
 _TABLES_EXAMPLE: Final = """\
 # tables:
 #   - name: shop.orders
-#     keys: [id]         # where neither a key record nor pkNames says them
+#     keys: [id]         # @keys@
 #     deletes: soft
 #   - name: shop.customers
 #     except_column_list: [card_number]        # or columns: [id, name, ...]
@@ -89,21 +98,36 @@ _TABLES_EXAMPLE: Final = """\
 """
 
 
-def _filled(source: Mapping[str, Any], codec: str, tables: Sequence[Mapping[str, Any]], **more: str) -> str:
-    """The template with every place filled; ``codec`` is whole lines, ``more`` the places with one value."""
+class _Around(NamedTuple):
+    """What a new config says beside its source: ``found`` are lines about the topics that are there."""
+
+    pipeline: str
+    target: Target
+    found: str = ""
+
+
+def _filled(
+    source: Mapping[str, Any], codec: str, tables: Sequence[Mapping[str, Any]], around: _Around
+) -> str:
+    """The template with every place filled; ``codec`` is whole lines."""
     kafka = source.get("kafka")
+    words = words_of(source["protocol"])
     values = {
-        **{name: _scalar(value) for name, value in more.items()},
-        **{name: _scalar(source[name]) for name in ("brokers", "protocol", "topics")},
+        **words._asdict(),
+        "pipeline": scalar(around.pipeline),
+        "target": around.target.lines.removesuffix("\n"),
+        "called": around.target.called,
+        "found": around.found,
+        **{name: scalar(source[name]) for name in ("brokers", "protocol", "topics")},
         "codec": codec,
         "kafka": _lines("Kafka client properties", {"kafka": kafka}) if kafka else _KAFKA_EXAMPLE,
-        "tables": _yaml({"tables": tables}) if tables else _TABLES_EXAMPLE,
+        "tables": _yaml({"tables": tables}) if tables else _TABLES_EXAMPLE.replace("@keys@", words.keys),
     }
     text = (files("tidesink.cli") / "pipeline.yaml").read_text(encoding="utf-8")
     return re.sub(r"@(\w+)@", lambda place: values[place[1]], text)
 
 
-def _scalar(value: Any) -> str:
+def scalar(value: Any) -> str:
     """A value as YAML on one line; a reference such as ``${env:NAME}`` stays as it is."""
     return _yaml(value, flow=True).removesuffix("...\n").rstrip("\n")
 
@@ -128,11 +152,12 @@ def _checked(text: str) -> str:
     Raises:
         ConfigError: a pipeline cannot use something in the changefeed; the message lists all of it.
     """
-    unset = dict.fromkeys((KAFKA_VARIABLE, REGISTRY_VARIABLE, CLAIM_CHECK_VARIABLE), "-")
+    names = (KAFKA_VARIABLE, REGISTRY_VARIABLE, CLAIM_CHECK_VARIABLE, TARGET_VARIABLE)
+    unset = dict.fromkeys(names, "-")
     _, problems = parse_config(yaml.safe_load(text), base=Path(), environment=unset)
     left = [one for one in problems if not one.field.startswith("source.kafka.ssl.")]
     if left:
-        lines = ["the config of this changefeed would be wrong:", *(f"  {one}" for one in left)]
+        lines = ["the config would be wrong:", *(f"  {one}" for one in left)]
         raise ConfigError("\n".join(lines))
     return text
 
@@ -192,13 +217,11 @@ _CODEC = {
   content-compatible: false
 """,
     "debezium-avro": """\
-  # The connector's topics are <topic.prefix>.<schema>.<table>: put its prefix into the rule above.
-  # The schema registry that its converter writes to.
+  # The schema registry that the connector's converter writes to.
   schema-registry: @registry@
 """,
     "debezium-json": """\
-  # The connector's topics are <topic.prefix>.<schema>.<table>: put its prefix into the rule above.
-  # Where its converter leaves schemas out (schemas.enable: false), give a definition of each table under
+  # Where the converter leaves schemas out (schemas.enable: false), give a definition of each table under
   # tables, and the connector's handling modes:
   # debezium:
   #   decimal-handling-mode: precise
@@ -212,7 +235,10 @@ def init(
     file: Annotated[Path, typer.Argument(help="Where to write it.")] = DEFAULT_CONFIG,
     protocol: Annotated[
         str | None,
-        typer.Option(help=f"The changefeed's protocol, flat-avro if not given: {', '.join(CODECS)}."),
+        typer.Option(
+            help=f"What TiCDC or Debezium writes, flat-avro if not given: {', '.join(CODECS)}. Debezium's "
+            "connectors write the last two."
+        ),
     ] = None,
     sink_uri: SinkUri = None,
     changefeed: ChangefeedFile = None,
@@ -221,7 +247,20 @@ def init(
     pipeline: Annotated[str, typer.Option(help="A name for this pipeline.")] = "shop",
     brokers: Annotated[str | None, typer.Option(help="Kafka bootstrap servers.")] = None,
     schema_registry: Annotated[str | None, typer.Option(help="The registry's URL.")] = None,
-    target: Annotated[str, typer.Option(help="The lake's root.")] = "./lake",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="The target: a lake's root or warehouse, or a URL (postgresql://, mysql://, kafka://, "
+            "https://), whose scheme chooses the type; ./lake if not given."
+        ),
+    ] = None,
+    target_type: Annotated[
+        TargetType | None, typer.Option(help="The target's type; if not given, that of --target, or delta.")
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="The folder of `tidesink dev up` whose servers are to be named."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -232,14 +271,21 @@ def init(
     whose order would be lost, is refused with the reason. TiCDC itself checks the other options.
 
     Without --sink-uri, --brokers and --schema-registry, the config names the servers that `tidesink dev up`
-    started in this folder; if none run, 127.0.0.1:9092 and http://127.0.0.1:8081.
+    started in this folder or one below it, or in --dir; if none run, 127.0.0.1:9092 and
+    http://127.0.0.1:8081. If the broker answers, its topics are listed, and for Debezium the rule of topics
+    follows from their names.
     """
     if file.exists() and not force:
         raise ConfigError(f"{file} is there already: give another name, or --force to replace it")
-    places = {"pipeline": pipeline, "target": target}
-    notes: list[str] = []
+    section = target_section(target, target_type)
+    around = _Around(pipeline, section)
+    notes = [*section.notes]
     if sink_uri is None and changefeed is None:
-        text = _example(protocol_named(protocol or "flat-avro"), _addresses(brokers, schema_registry), places)
+        named = protocol_named(protocol or "flat-avro")
+        addresses = _addresses(brokers, schema_registry, directory)
+        topics = found_topics(addresses.brokers, named)
+        notes += topics.notes
+        text = _example(named, addresses, topics, around._replace(found=topics.comment))
     else:
         if protocol is not None or schema_registry is not None:
             raise ConfigError("--protocol and --schema-registry are in the sink URI: remove them here")
@@ -247,8 +293,8 @@ def init(
         draft = pipeline_draft(feed, definitions_of(table_definition, None))
         draft.source["brokers"] = brokers or draft.source["brokers"]
         options = {name: value for name, value in draft.source.items() if name not in _ELSEWHERE}
-        text = _filled(draft.source, _lines("As in the changefeed", options), draft.tables, **places)
-        notes = draft.notes
+        text = _filled(draft.source, _lines("As in the changefeed", options), draft.tables, around)
+        notes += draft.notes
     _write(file, _checked(text))
     if output is OutputFormat.JSON:
         write_json({"file": str(file), "notes": notes})
@@ -258,11 +304,11 @@ def init(
     typer.echo(f"wrote {file}; next: tidesink validate {file} --connect, then tidesink plan {file}")
 
 
-def _example(protocol: str, addresses: StackAddresses, places: Mapping[str, str]) -> str:
-    rule = "server1.{schema}.{table}" if protocol.startswith("debezium") else "{schema}_{table}"
-    source = {"brokers": addresses.brokers, "protocol": protocol, "topics": rule}
-    codec = _CODEC.get(protocol, "").replace("@registry@", _scalar(addresses.registry_url))
-    return _filled(source, codec, [], **places)
+def _example(protocol: str, addresses: StackAddresses, topics: Topics, around: _Around) -> str:
+    rules = topics.rules[0] if len(topics.rules) == 1 else [*topics.rules]
+    source = {"brokers": addresses.brokers, "protocol": protocol, "topics": rules}
+    codec = _CODEC.get(protocol, "").replace("@registry@", scalar(addresses.registry_url))
+    return _filled(source, codec, [], around)
 
 
 def _write(file: Path, text: str) -> None:
@@ -272,16 +318,37 @@ def _write(file: Path, text: str) -> None:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def _addresses(brokers: str | None, registry: str | None) -> StackAddresses:
-    """The addresses of the options, or else of the running local stack."""
+def _addresses(brokers: str | None, registry: str | None, directory: Path | None) -> StackAddresses:
+    """The addresses of the options, or else of the running local stack.
+
+    Raises:
+        ConfigError: none runs in ``directory``.
+    """
     if brokers is None and registry is None:
-        local = running_stack()
-        if local is not None:
-            note(
-                f"{DIRECTORY} runs a local stack, the config names it: {local.brokers}, {local.registry_url}"
+        for folder in [directory] if directory is not None else _stack_folders():
+            local = running_stack(folder)
+            if local is not None:
+                note(
+                    f"{folder} runs a local stack, the config names it: {local.brokers}, {local.registry_url}"
+                )
+                return local
+        if directory is not None:
+            raise ConfigError(
+                f"no broker and registry of `tidesink dev up` run in {directory}: start them with "
+                f"`tidesink dev up --dir {directory}`, or give --brokers"
             )
-            return local
+        note(
+            f"the config names {_DEFAULT.brokers} and {_DEFAULT.registry_url}: no servers of `tidesink dev "
+            "up` run in this folder. --dir names theirs, --brokers and --schema-registry name others"
+        )
     return StackAddresses(brokers or _DEFAULT.brokers, registry or _DEFAULT.registry_url)
+
+
+def _stack_folders() -> list[Path]:
+    """Where ``dev up`` may have started servers: its default, and the folders here (``dev up --dir``)."""
+    with suppress(OSError):
+        return [DIRECTORY, *sorted(one for one in Path().iterdir() if one.is_dir())]
+    return [DIRECTORY]
 
 
 _REPORTED: Final[dict[TypesFrom, str]] = {

@@ -32,6 +32,7 @@ from tidesink.config.fields import (
     LocalPath,
     Model,
     PositiveDuration,
+    RefusedSettingError,
     Texts,
     beside_config,
 )
@@ -114,6 +115,8 @@ def _with_paths(properties: Any, info: ValidationInfo) -> Any:
     if not isinstance(texts, dict):
         return texts
     warehouse = texts.get("warehouse")
+    if isinstance(warehouse, str) and type_of_url(warehouse) not in (None, "http"):
+        _is_path(warehouse)
     if isinstance(warehouse, str) and warehouse.startswith(("./", "../", "~")):
         texts["warehouse"] = beside_config(warehouse, info)
     return texts
@@ -201,7 +204,9 @@ def _database_url(scheme: str, url: str, *, needs_database: bool) -> str:
     except ValueError:
         fits = False
     if not fits or "/" in parts.path.strip("/") or (needs_database and not parts.path.strip("/")):
-        raise ValueError(f"give a URL such as {example}")
+        other = type_of_url(url)
+        hint = f", or set target.type: {other}" if other not in (None, _TYPES_BY_SCHEME[scheme]) else ""
+        raise ValueError(f"give a URL such as {example}{hint}")
     return url.rstrip("/")
 
 
@@ -459,6 +464,39 @@ class HttpSettings(TargetModel):
 DEFAULT_TYPE: Final = "delta"
 
 
+# By the scheme of a URL: the type of the target that it is the address of.
+_TYPES_BY_SCHEME: Final[Mapping[str, str]] = {
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "kafka": "kafka",
+    "http": "http",
+    "https": "http",
+}
+
+
+def type_of_url(place: str) -> str | None:
+    """The type of target that a URL is the address of; None for a folder or a file system's URL."""
+    return _TYPES_BY_SCHEME.get(scheme_of(place))
+
+
+def _is_path(place: str) -> str:
+    found = type_of_url(place)
+    if found == "http":
+        raise RefusedSettingError(
+            "is an HTTP URL, and no file system",
+            "give a folder, or a URL of an object store (s3a://, gs://, abfss://); a target of type: http "
+            "sends rows to a URL, as target.url",
+        )
+    if found is not None:
+        where = "brokers" if found == "kafka" else "url"
+        raise RefusedSettingError(
+            "is a URL, and no path of a lake", f"set type: {found}, and give it as target.{where}"
+        )
+    return place
+
+
 def _tells_tables_apart(template: str) -> str:
     _both_placeholders(template, "{schema}/{table}")
     _no_other_placeholder(template)
@@ -479,7 +517,7 @@ class DeltaSettings(LakeSettings):
 
     type: Literal["delta"] = "delta"
     """`delta`: Delta tables in a lake."""
-    path: LocalPath
+    path: Annotated[LocalPath, AfterValidator(_is_path)]
     """The lake's root: a folder, or a URL that Spark's file systems know."""
     table: TableTemplate = "{schema}/{table}"
     """A table's path under the root; must contain `{schema}` and `{table}`."""

@@ -1,0 +1,274 @@
+"""What ``tidesink init`` fills into its template: the words of a protocol, a target's section, and topics."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import yaml
+
+from tidesink.config.targets import S3_SCHEMES, scheme_of, type_of_url
+from tidesink.errors import ConfigError, SourceUnavailableError
+
+TARGET_VARIABLE: Final = "TARGET_PASSWORD"
+
+
+class TargetType(str, Enum):
+    """The types of targets."""
+
+    DELTA = "delta"
+    ICEBERG = "iceberg"
+    POSTGRES = "postgres"
+    MYSQL = "mysql"
+    KAFKA = "kafka"
+    HTTP = "http"
+
+
+class Words(NamedTuple):
+    """What the template says of a producer. ``rule``: its rule of topics, where no broker tells."""
+
+    origin: str
+    names: str
+    rules: str
+    zone: str
+    keys: str
+    rule: str
+
+
+_TICDC: Final = Words(
+    "the topics of a TiCDC changefeed",
+    "Names under `source` are TiCDC's own: say here what the changefeed's sink URI says.",
+    "The topic rule of the changefeed's dispatchers, or a list of topics.",
+    "The changefeed's time zone: TIMESTAMP texts on the wire carry none.",
+    "where neither a key record nor pkNames says them",
+    "{schema}_{table}",
+)
+_DEBEZIUM: Final = Words(
+    "the topics of a Debezium connector",
+    "`source` says which topics the connector writes, and by which converter.",
+    "The connector's topics: <topic.prefix>.<database or schema>.<table>, as a rule or as a list.",
+    "The zone of TIMESTAMP texts that name none. Connectors name it, so that UTC is right.",
+    "where the records have no key",
+    "server1.{schema}.{table}",
+)
+
+
+def words_of(protocol: str) -> Words:
+    """The words of the producer that writes a protocol."""
+    return _DEBEZIUM if protocol.startswith("debezium") else _TICDC
+
+
+_SHOWN_AS: Final[Mapping[TargetType, str]] = MappingProxyType(
+    {
+        TargetType.DELTA: "Delta tables in a lake",
+        TargetType.ICEBERG: "Iceberg tables in a catalog",
+        TargetType.POSTGRES: "tables in a Postgres database",
+        TargetType.MYSQL: "tables in a MySQL or MariaDB server",
+        TargetType.KAFKA: "messages in Kafka topics",
+        TargetType.HTTP: "requests to an HTTP endpoint",
+    }
+)
+
+
+class Target(NamedTuple):
+    """A target's section: its lines, what its tables are, and what else is to be done."""
+
+    lines: str
+    called: str
+    notes: tuple[str, ...] = ()
+
+
+def target_section(target: str | None, kind: TargetType | None) -> Target:
+    """The section of a target, which is a path or a URL; the URL's scheme chooses the type if none is given.
+
+    Raises:
+        ConfigError: a target of the type is not given by such a URL.
+    """
+    named = type_of_url(target) if target is not None else None
+    chosen = kind or TargetType(named or "delta")
+    wanted = {TargetType.ICEBERG: ("http", None), TargetType.DELTA: (None,)}.get(chosen, (chosen.value,))
+    if target is not None and named not in wanted:
+        hint = f"--target-type {named}" if named else f"a URL such as {_EXAMPLES[chosen]}"
+        raise ConfigError(f"--target does not name a target of type {chosen.value}: give {hint}")
+    lines, notes = _SECTIONS[chosen](target)
+    return Target(f"  type: {chosen.value}\n{lines}", _SHOWN_AS[chosen], tuple(notes))
+
+
+_Section = tuple[str, Sequence[str]]
+_EXAMPLES: Final[Mapping[TargetType, str]] = MappingProxyType(
+    {
+        TargetType.DELTA: "./lake",
+        TargetType.ICEBERG: "./ice",
+        TargetType.POSTGRES: "postgresql://db.example.com:5432/shop",
+        TargetType.MYSQL: "mysql://db.example.com:3306",
+        TargetType.KAFKA: "kafka://copies.example.com:9092",
+        TargetType.HTTP: "https://api.example.com/changes/{schema}/{table}",
+    }
+)
+
+
+_ON_S3: Final = (
+    "  # A promise: one worker, and no other program, ever writes here. Else set a log store that excludes\n"
+    "  # other writers (docs/targets-delta.md).\n"
+    "  single-writer: true\n"
+)
+
+
+def _delta(target: str | None) -> _Section:
+    place = target or "./lake"
+    is_on_s3 = scheme_of(place) in S3_SCHEMES
+    notes = ["on S3 target.single-writer is a promise of yours: read its comment"] if is_on_s3 else []
+    table = '  table: "{schema}/{table}"\n'
+    return f"  path: {_scalar(place)}\n{table}{_ON_S3 if is_on_s3 else ''}", notes
+
+
+def _iceberg(target: str | None) -> _Section:
+    """A folder is a catalog by itself; a URL is a REST catalog, and a bucket needs one."""
+    place, notes = target or "./ice", list[str]()
+    if "://" not in place:
+        kind, properties = "hadoop", {"warehouse": place}
+    elif type_of_url(place) == "http":
+        kind, properties = "rest", {"uri": place}
+    else:
+        kind, properties = "rest", {"uri": "https://catalog.example.com", "warehouse": place}
+        notes.append("put the address of your catalog into target.catalog-properties.uri")
+    others = ", ".join(one for one in ("hadoop", "rest", "hive", "glue", "jdbc", "nessie") if one != kind)
+    lines = "".join(f"    {name}: {_scalar(value)}\n" for name, value in properties.items())
+    return (
+        f"  catalog: lake\n  catalog-properties:\n    type: {kind}    # or {others}\n{lines}"
+        '  table: "{schema}.{table}"\n'
+    ), notes
+
+
+def _database(kind: TargetType, target: str | None) -> _Section:
+    parts = urlsplit(target or _EXAMPLES[kind])
+    bare = parts._replace(
+        scheme="postgresql" if kind is TargetType.POSTGRES else "mysql", netloc=_host(parts), query=""
+    )
+    reference = f"${{env:{TARGET_VARIABLE}}}"
+    password = f"  password: {reference}\n" if parts.password else f"  # password: {reference}\n"
+    notes = [f"set {TARGET_VARIABLE} to the password of the target's user"] if parts.password else []
+    if parts.query:
+        notes.append("the options in the target's URL are left out: TLS is set under target.tls")
+    user = _scalar(unquote(parts.username or "tidesink"))
+    return (
+        f"  url: {_scalar(bare.geturl())}\n  user: {user}\n{password}"
+        '  table: "{schema}.{table}"\n'
+        "  # tls:\n  #   mode: verify-full\n  #   ca: ca.pem\n"
+    ), notes
+
+
+def _postgres(target: str | None) -> _Section:
+    return _database(TargetType.POSTGRES, target)
+
+
+def _mysql(target: str | None) -> _Section:
+    return _database(TargetType.MYSQL, target)
+
+
+def _kafka(target: str | None) -> _Section:
+    brokers = _host(urlsplit(target or _EXAMPLES[TargetType.KAFKA]))
+    return (
+        f"  brokers: {_scalar(brokers)}\n"
+        "  # No topic that source.topics fits, if these are the same brokers.\n"
+        '  topic: "copy.{schema}.{table}"\n'
+        "  protocol: canal-json     # flat-avro and debezium-avro need schema-registry\n"
+    ), ()
+
+
+def _http(target: str | None) -> _Section:
+    parts = urlsplit(target or _EXAMPLES[TargetType.HTTP])
+    notes = (
+        ["user and password are left out of the URL: give them under target.auth"] if parts.username else []
+    )
+    return f"  url: {_scalar(parts._replace(netloc=_host(parts)).geturl())}\n  format: json-lines\n", notes
+
+
+_SECTIONS: Final = MappingProxyType(
+    {
+        TargetType.DELTA: _delta,
+        TargetType.ICEBERG: _iceberg,
+        TargetType.POSTGRES: _postgres,
+        TargetType.MYSQL: _mysql,
+        TargetType.KAFKA: _kafka,
+        TargetType.HTTP: _http,
+    }
+)
+
+
+def _host(parts: SplitResult) -> str:
+    return parts.netloc.rpartition("@")[2]
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML on one line."""
+    found: str = yaml.safe_dump(text, default_flow_style=True, allow_unicode=True, width=math.inf)
+    return found.removesuffix("...\n").rstrip("\n")
+
+
+# How long a port is waited for that may not be there, and topics listed of it.
+_PROBE_SECONDS: Final = 1.0
+_LISTED: Final = 20
+
+
+class Topics(NamedTuple):
+    """The rules to write, and the comment beside them. ``notes``: for the terminal."""
+
+    rules: tuple[str, ...]
+    comment: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def found_topics(brokers: str, protocol: str) -> Topics:
+    """The rules of topics by what the brokers have, if one answers in a second; else an example."""
+    from tidesink.cli.sources import topic_names
+
+    rule = words_of(protocol).rule
+    is_guess = f"{rule} is an example: put the connector's topic.prefix into source.topics"
+    is_debezium = protocol.startswith("debezium")
+    guess = (is_guess,) if is_debezium else ()
+    if not any(map(_answers, brokers.split(","))):
+        return Topics((rule,), notes=guess)
+    try:
+        names = topic_names({"bootstrap.servers": brokers})
+    except SourceUnavailableError:
+        return Topics((rule,), notes=guess)
+    return topics_of(names, protocol) or Topics((rule,), notes=guess)
+
+
+def topics_of(names: Iterable[str], protocol: str) -> Topics | None:
+    """The rules that fit a broker's topics, each with its topics in the comment; None if there are none."""
+    own = sorted(name for name in names if not name.startswith(("__", "_")))
+    if not own:
+        return None
+    comment = f"  # The brokers have: {', '.join(own[:_LISTED])}{', …' if own[_LISTED:] else ''}\n"
+    if not protocol.startswith("debezium"):
+        return Topics((words_of(protocol).rule,), comment)
+    rules = tuple(dict.fromkeys(_rules(own)))
+    if not rules:
+        note = "no topic of the brokers has a name of three parts: put the topic.prefix into source.topics"
+        return Topics((_DEBEZIUM.rule,), comment, (note,))
+    return Topics(rules, comment)
+
+
+def _rules(topics: Collection[str]) -> Iterator[str]:
+    """``PREFIX.{schema}.{table}`` for the names of three parts or more."""
+    for name in topics:
+        parts = name.split(".")
+        if len(parts) > 2 and all(parts):
+            yield ".".join([*parts[:-2], "{schema}", "{table}"])
+
+
+def _answers(broker: str) -> bool:
+    host, _, port = broker.strip().rpartition(":")
+    try:
+        with closing(socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS)):
+            return True
+    except (OSError, ValueError):
+        return False
