@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -273,14 +274,45 @@ def refused_settings(error: KafkaException, settings: Mapping[str, Any]) -> Conf
 
 
 def no_answer(brokers: str, error: KafkaException) -> SourceUnavailableError:
-    """The error that no broker answers, with librdkafka's reason."""
+    """The error that no broker answers, with librdkafka's reason and what a connection comes to."""
     from confluent_kafka import KafkaError
 
     reason = error.args[0].str() if isinstance(error.args[0], KafkaError) else str(error)
-    return SourceUnavailableError(
-        f"no answer from {brokers}: {reason}; check that the broker runs there, and the settings "
-        "security.protocol and sasl"
-    )
+    return SourceUnavailableError(f"no answer from {brokers} ({reason}): {why_silent(brokers)}")
+
+
+_PROBE_SECONDS: Final = 2.0
+
+
+def why_silent(brokers: str, setting: str = "source") -> str:
+    """Why no broker answers, and what to do: librdkafka has one code for all reasons. It connects to each.
+
+    ``setting``: the section that has ``brokers`` and ``kafka``.
+    """
+    found = {broker.strip(): _connected(broker.strip()) for broker in brokers.split(",")}
+    if None in found.values():
+        return (
+            "a connection is accepted, and not answered as Kafka does. Check security.protocol and sasl "
+            f"under {setting}.kafka, and that the brokers' advertised.listeners can be reached from here"
+        )
+    reasons = ", ".join(dict.fromkeys(reason for reason in found.values() if reason is not None))
+    return f"{reasons}. Check that the broker runs, and {setting}.brokers"
+
+
+def _connected(broker: str) -> str | None:
+    """Why nothing listens at an address; None where something does."""
+    host, _, port = broker.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS):
+            return None
+    except ConnectionRefusedError:
+        return "connection refused"
+    except socket.gaierror:
+        return "host not found"
+    except TimeoutError:
+        return "timeout"
+    except (OSError, ValueError):
+        return "no connection"
 
 
 def _has_gssapi() -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import types
 from contextlib import suppress
 from typing import Final
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,8 +20,10 @@ from tidesink.kafka_client import (
     JaasSyntaxError,
     client_settings,
     librdkafka_settings,
+    no_answer,
     parse_jaas,
     property_problems,
+    why_silent,
 )
 from tidesink.sinks.kafka.fetch import open_consumer
 from tidesink.sinks.kafka.offsets import KafkaOffsets
@@ -220,3 +224,18 @@ def test_any_name_and_password_come_through_jaas(username: str, password: str) -
 def test_any_text_is_an_entry_or_refused(text: str) -> None:
     with suppress(JaasSyntaxError):
         assert parse_jaas(f"module required {text}").module == "module"
+
+
+def test_a_broker_that_is_silent_is_told_from_one_that_is_not_there() -> None:
+    """librdkafka has one code for both."""
+    failed = KafkaException(KafkaError(KafkaError._TRANSPORT))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        listens = no_answer(address, failed)
+        assert "security.protocol and sasl under source.kafka" in listens.message
+        both = no_answer(f"127.0.0.1:1,{address}", failed)
+        assert "security.protocol" in both.message
+    refused = no_answer(address, failed)
+    assert refused.message.endswith("connection refused. Check that the broker runs, and source.brokers")
+    assert "host not found" in no_answer("no.such.host.invalid:9092", failed).message
+    assert "target.brokers" in why_silent(address, "target")

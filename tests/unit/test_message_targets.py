@@ -196,6 +196,13 @@ def test_a_delivery_that_failed_is_judged_by_its_code(code: int, passes: bool) -
 def test_what_brokers_answer_is_judged_by_its_code() -> None:
     refused = admin_error(KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR)), "t")
     assert type(refused) is TargetError
+    assert "lower target.replication-factor" in refused.message
+    for code, remedy in (
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "describe and write the topic"),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, "sasl.password under target.kafka"),
+        (KafkaError.TOPIC_EXCEPTION, "change target.topic"),
+    ):
+        assert remedy in admin_error(KafkaException(KafkaError(code)), "t").message
     silent = admin_error(KafkaException(KafkaError(KafkaError._TRANSPORT)), None)
     assert type(silent) is TransientTargetError
 
@@ -214,7 +221,10 @@ def test_validate_asks_an_endpoint_and_sends_nothing() -> None:
             http_target.try_target(settings)
         assert {request.method for request in receiver.requests} == {"HEAD"}
         assert receiver.taken == set()
-    with pytest.raises(TransientTargetError, match="no connection"):
+        receiver.faults = [Fault(503)]
+        with pytest.raises(TransientTargetError, match="HTTP 503: it, or what it forwards to, is down"):
+            http_target.try_target(settings)
+    with pytest.raises(TransientTargetError, match=r"no connection: connection refused; check target\.url"):
         http_target.try_target(settings)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,8 @@ CAPABILITIES: Final = Capabilities(
 )
 PREFLIGHT: Final = HttpPreflight()
 _REFUSED: Final = frozenset({401, 403})
+# 501 is what a server answers that has no HEAD.
+_DOWN: Final = frozenset({500, 502, 503, 504})
 
 
 def open_target(config: Config, _spark: SparkSession, store: StateStore) -> HttpTarget:
@@ -85,6 +88,10 @@ def try_target(settings: HttpSettings) -> str:
         status = asking.ask()
     if status in _REFUSED:
         raise ConfigError(f"the endpoint refuses us (HTTP {status}): check target.auth", url=endpoint.shown)
+    if status in _DOWN:
+        raise TransientTargetError(
+            f"the endpoint answers HTTP {status}: it, or what it forwards to, is down", url=endpoint.shown
+        )
     return f"{urlsplit(endpoint.url).netloc} answers (HTTP {status} to HEAD)"
 
 
@@ -330,8 +337,8 @@ class Requests:
         if isinstance(error, requests.exceptions.InvalidHeader | requests.exceptions.InvalidURL):
             raise TargetError("target.url or a header cannot be sent", url=self._endpoint.shown) from error
         if isinstance(error, requests.Timeout):
-            return f"no answer within {self._endpoint.timeout:g} s"
-        return f"no connection: {type(error).__name__}"
+            return f"no answer within {self._endpoint.timeout:g} s; target.timeout sets how long"
+        return f"no connection: {_reason_of(error)}; check target.url, and that the endpoint runs"
 
     def _wait(self, state: RetryCallState) -> float:
         asked = _fault(state).retry_after
@@ -343,6 +350,18 @@ class Requests:
     def _gives_up(self, state: RetryCallState) -> bool:
         asked = _fault(state).retry_after or 0.0
         return state.attempt_number >= self._endpoint.attempts or asked > self._endpoint.longest_wait
+
+
+def _reason_of(error: BaseException) -> str:
+    """Why there is no connection, by the socket's error behind a library's."""
+    for cause in causes_of(error):
+        if isinstance(cause, ConnectionRefusedError):
+            return "connection refused"
+        if isinstance(cause, socket.gaierror):
+            return "host not found"
+        if isinstance(cause, ssl.SSLError):
+            return "TLS failed"
+    return type(error).__name__
 
 
 _REMEDIES: Final = {

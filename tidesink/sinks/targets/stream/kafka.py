@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from tidesink.codecs.open import CODECS
 from tidesink.config.targets import KafkaSettings
 from tidesink.errors import EncodeError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId
-from tidesink.kafka_client import open_client
+from tidesink.kafka_client import open_client, why_silent
 from tidesink.sinks.kafka.offsets import describe_topics
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import (
@@ -380,17 +381,20 @@ def producer_settings(delivery: Delivery) -> dict[str, Any]:
 
 _TIMEOUT: Final = 15.0
 _PAUSE: Final = 0.2
-_REFUSED: Final = frozenset(
+# What Kafka answers about a topic for good, and what to do.
+_REFUSED: Final[Mapping[int, str]] = MappingProxyType(
     {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError._AUTHENTICATION,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.INVALID_REPLICATION_FACTOR,
-        KafkaError.INVALID_PARTITIONS,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError._INVALID_ARG,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user of target.kafka describe and write the topic, "
+        "and create it if it is not there",
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let the user of target.kafka create topics and write with "
+        "idempotence (IDEMPOTENT_WRITE), or create the topic",
+        KafkaError.SASL_AUTHENTICATION_FAILED: "check sasl.username and sasl.password under target.kafka",
+        KafkaError._AUTHENTICATION: "check security.protocol and the sasl settings under target.kafka",
+        KafkaError.TOPIC_EXCEPTION: "Kafka takes no topic of this name: change target.topic",
+        KafkaError.INVALID_REPLICATION_FACTOR: "there are fewer brokers: lower target.replication-factor",
+        KafkaError.INVALID_PARTITIONS: "change target.partition-num",
+        KafkaError.POLICY_VIOLATION: "a policy of the brokers refuses it: create the topic yourself",
+        KafkaError._INVALID_ARG: "check target.kafka",
     }
 )
 
@@ -421,14 +425,14 @@ class TargetTopics:
             found = self._find(topic)
             return self._made(topic) if found is None else found
         except KafkaException as exc:
-            raise admin_error(exc, topic) from exc
+            raise admin_error(exc, topic, self._settings.bootstrap_servers) from exc
 
     def check(self, opened: OpenTopic) -> None:
         """Refuse a topic that is not the one that was opened; raises as ``open``, and StaleProgressError."""
         try:
             found = self._find(opened.name)
         except KafkaException as exc:
-            raise admin_error(exc, opened.name) from exc
+            raise admin_error(exc, opened.name, self._settings.bootstrap_servers) from exc
         if found is None or found.topic_id != opened.topic_id:
             raise StaleProgressError(
                 "the topic was deleted or made again since the table was opened, and what was sent is gone: "
@@ -441,7 +445,7 @@ class TargetTopics:
         try:
             return tuple(self._admin.list_topics(timeout=_TIMEOUT).topics)
         except KafkaException as exc:
-            raise admin_error(exc, None) from exc
+            raise admin_error(exc, None, self._settings.bootstrap_servers) from exc
 
     def _find(self, topic: str) -> OpenTopic | None:
         future = describe_topics(self._admin, [topic], self._renewed)[topic]
@@ -478,16 +482,11 @@ class TargetTopics:
         raise TransientTargetError("the topic was made, and Kafka does not show it yet", topic=topic)
 
 
-def admin_error(exc: KafkaException, topic: str | None) -> TargetError:
-    """What Kafka answers about a topic as an error of ours, by its code."""
+def admin_error(exc: KafkaException, topic: str | None, brokers: str = "") -> TargetError:
+    """What Kafka answers about a topic as an error of ours, by its code; ``brokers``: who was asked."""
     error: KafkaError = exc.args[0]
-    if error.code() in _REFUSED:
-        return TargetError(
-            f"the target's Kafka refuses ({error.name()}): check target.kafka, target.partition-num and "
-            "target.replication-factor, and what this user may do",
-            topic=topic,
-        )
-    return TransientTargetError(
-        f"the target's Kafka does not answer ({error.name()}): are target.brokers right, and do they run?",
-        topic=topic,
-    )
+    remedy = _REFUSED.get(error.code())
+    if remedy is not None:
+        return TargetError(f"the target's Kafka refuses ({error.name()}): {remedy}", topic=topic)
+    why = f" {why_silent(brokers, 'target')}" if brokers else " check target.brokers"
+    return TransientTargetError(f"the target's Kafka does not answer ({error.name()}):{why}", topic=topic)
