@@ -263,6 +263,11 @@ def test_each_reason_why_mysql_is_not_reached(
         (pymysql.OperationalError(1049, "Unknown database 'SECRET'"), ConfigError, "Unknown database"),
         (pymysql.OperationalError(1040, "Too many connections"), SourceUnavailableError, "Too many"),
         (
+            pymysql.OperationalError(1142, "SELECT command denied to user 'SECRET'@'%' for table `a`.`b`"),
+            ConfigError,
+            r'refuses the user \(code 1142: SELECT command denied to user "…" for table `a`.`b`\)',
+        ),
+        (
             _socket_error(ConnectionRefusedError(111, "refused")),
             SourceUnavailableError,
             r"does not answer \(connection refused\)",

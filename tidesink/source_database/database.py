@@ -189,6 +189,14 @@ def _not_connected(
     return SourceUnavailableError(text) if fault.passes else ConfigError(text, key=option)
 
 
+def _refusal(cause: BaseException | None, code: ErrorCode | None) -> str:
+    """A code with the server's words, which name objects for these codes; what they quote is left out."""
+    diag = getattr(cause, "diag", None)
+    args = cause.args if cause is not None else ()
+    words = getattr(diag, "message_primary", None) or (args[1] if len(args) > 1 else "")
+    return ": ".join(part for part in (f"code {code}", postgres.without_quotes(str(words))) if part)
+
+
 def _fault_of(cause: BaseException | None) -> ConnectionFault | None:
     driver = type(cause).__module__.partition(".")[0]
     if cause is not None and driver == "psycopg" and getattr(cause, "sqlstate", None) is None:
@@ -211,7 +219,11 @@ def translated(option: str) -> Iterator[None]:
         if is_of_connecting(str(code)):
             raise _not_connected(error.orig, option, code) from error
         if code in (*mysql.REFUSED, *postgres.REFUSED):
-            raise ConfigError(f"{option}: the database refuses the user (code {code})", key=option) from error
+            raise ConfigError(
+                f"{option}: the database refuses the user ({_refusal(error.orig, code)}). Grant it "
+                "SELECT on the tables, and what the server names",
+                key=option,
+            ) from error
         if code in mysql.TOO_OLD:
             raise ConfigError(
                 f"{option}: the database has collected what was there at that moment (code {code}): choose a "
