@@ -23,11 +23,11 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.events import TableId
-from tidesink.sinks.targets.sharing import quote_mysql
+from tidesink.sinks.targets.sharing import quote_mysql, quote_postgres
 from tidesink.sinks.targets.sql import mysql_merge, postgres_merge
 from tidesink.sinks.targets.sql.faults import Fault
 from tidesink.sinks.targets.sql.location import Endpoint, not_connected, place_in
-from tidesink.sinks.targets.sql.rights import held_rights, mysql_grants
+from tidesink.sinks.targets.sql.rights import held_rights, mysql_grants, postgres_grants
 from tidesink.source_database.connection_faults import mysql_fault, postgres_fault
 from tidesink.source_database.database import translated
 
@@ -413,6 +413,7 @@ def test_the_grants_that_are_missing_are_the_remedy() -> None:
         (["GRANT SELECT ON `sh%`.* TO `s`@`%`", "GRANT DROP ON `sho\\_`.* TO `s`@`%`"], {"SELECT"}),
         # What is on one table is not on its staging tables.
         (["GRANT USAGE ON *.* TO `s`@`%`", "GRANT SELECT ON `shop`.`orders` TO `s`@`%`"], {"USAGE"}),
+        (["GRANT SELECT ON shop.* TO s@localhost"], {"SELECT"}),
         (["GRANT `writer` TO `s`@`%`"], None),
     ],
 )
@@ -421,28 +422,65 @@ def test_the_rights_in_show_grants(lines: list[str], held: set[str] | None) -> N
 
 
 class _Answers:
-    """A cursor that gives an answer to each statement."""
+    """A cursor that gives the next answer to each statement."""
 
-    def __init__(self, **answers: list[tuple[str, ...]]) -> None:
-        self._answers = answers
-        self._now: list[tuple[str, ...]] = []
+    def __init__(self, *answers: list[tuple[Any, ...]]) -> None:
+        self._answers = list(answers)
+        self._now: list[tuple[Any, ...]] = []
 
-    def execute(self, statement: str) -> None:
-        self._now = next(rows for begins, rows in self._answers.items() if statement.startswith(begins))
+    def execute(self, _statement: str, _values: object = None) -> None:
+        self._now = self._answers.pop(0)
 
-    def fetchall(self) -> list[tuple[str, ...]]:
+    def fetchall(self) -> list[tuple[Any, ...]]:
         return self._now
 
-    def fetchone(self) -> tuple[str, ...]:
+    def fetchone(self) -> tuple[Any, ...]:
         return self._now[0]
+
+
+_LEDGER_ROW = ("_tidesink_ledger", False, True, True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "tables", "grants"),
+    [
+        (("sink", "copy", True, None, None, None), [], []),
+        (("sink", "copy", False, None, None, None), [], ["GRANT CREATE ON DATABASE copy TO sink"]),
+        (("sink", "copy", False, 9, True, False), [], ['GRANT CREATE ON SCHEMA "shop" TO sink']),
+        (("sink", "copy", True, 9, True, True), [_LEDGER_ROW, ("orders", True, *[True] * 4)], []),
+        (
+            ("sink", "copy", True, 9, True, True),
+            [("orders", False, True, False, False, True)],
+            [
+                'GRANT INSERT, UPDATE ON "shop"."orders" TO sink',
+                'ALTER TABLE "shop"."orders" OWNER TO sink',
+            ],
+        ),
+        (
+            ("sink", "copy", False, 9, False, False),
+            [("_tidesink_ledger", False, True, False, True, True), ("orders", True, *[True] * 4)],
+            [
+                'GRANT USAGE, CREATE ON SCHEMA "shop" TO sink',
+                'GRANT INSERT ON "shop"."_tidesink_ledger" TO sink',
+            ],
+        ),
+    ],
+)
+def test_postgres_lacks_what_a_table_needs(
+    schema: tuple[Any, ...], tables: list[tuple[Any, ...]], grants: list[str]
+) -> None:
+    place = place_in("{schema}.{table}", TableId("shop", "orders"), quote_postgres)
+    assert postgres_grants(_Answers([schema], tables), place, changes=True) == grants
+    left = [one for one in grants if "OWNER" not in one]
+    assert postgres_grants(_Answers([schema], tables), place, changes=False) == left
 
 
 def test_mysql_lacks_what_a_table_needs() -> None:
     place = place_in("{schema}.{table}", TableId("shop", "orders"), quote_mysql)
     held = [("GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP ON `shop`.* TO `si``nk`@`%`",)]
-    cursor = _Answers(SHOW=held, SELECT=[("si`nk@%",)])
+    cursor = _Answers(held, [("si`nk@%",)])
     assert mysql_grants(cursor, place, changes=True) == [
         "GRANT CREATE TEMPORARY TABLES, ALTER ON `shop`.* TO `si``nk`@`%`"
     ]
-    cursor = _Answers(SHOW=[("GRANT ALL PRIVILEGES ON `shop`.* TO `sink`@`%`",)])
+    cursor = _Answers([("GRANT ALL PRIVILEGES ON `shop`.* TO `sink`@`%`",)])
     assert mysql_grants(cursor, place, changes=True) == []

@@ -25,7 +25,7 @@ SELECT c.relname, pg_has_role(c.relowner, 'USAGE'),
 (SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'UPDATE')) FROM pg_attribute a
  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
 has_table_privilege(c.oid, 'DELETE')
-FROM pg_class c WHERE c.relnamespace = %s AND c.relname = ANY(%s) AND c.relkind IN ('r', 'p')
+FROM pg_class c WHERE c.relnamespace = %s::oid AND c.relname = ANY(%s) AND c.relkind IN ('r', 'p')
 ORDER BY c.relname
 """
 
@@ -60,9 +60,11 @@ def postgres_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
     return found
 
 
-# ``GRANT SELECT, INSERT (a, b) ON `shop`.* TO …``; what is on one table or its columns is not enough, since
-# staging tables and the ledger are beside it.
-_GRANT: Final = re.compile(r"GRANT (?P<rights>.+?) ON (?P<database>\*|`(?:[^`]|``)+`)\.\* TO ", re.DOTALL)
+# ``GRANT SELECT, INSERT ON `shop`.* TO …``; names have no quotes where sql_quote_show_create is off. What is
+# on one table or its columns is not enough: staging tables and the ledger are beside it.
+_GRANT: Final = re.compile(
+    r"GRANT (?P<rights>.+?) ON (?P<database>\*|`(?:[^`]|``)+`|[^`\s.]+)\.\* TO ", re.DOTALL
+)
 _ALL: Final = "ALL PRIVILEGES"
 _OF_DATABASES: Final = (*_ROWS, "CREATE", "DROP", "CREATE TEMPORARY TABLES")
 
@@ -112,7 +114,7 @@ def _granted(grants: Iterable[str]) -> Iterator[tuple[str, frozenset[str]]]:
 def _fits(pattern: str, database: str) -> bool:
     if pattern == "*":
         return True
-    text = pattern[1:-1].replace("``", "`")
+    text = pattern[1:-1].replace("``", "`") if pattern.startswith("`") else pattern
     parts = re.split(r"(\\.|%|_)", text)
     wild = {"%": ".*", "_": "."}
     made = "".join(wild.get(one) or re.escape(one[1:] if one.startswith("\\") else one) for one in parts)
