@@ -116,7 +116,7 @@ def refuses_a_long_text(bed: Bed, name: str) -> None:
     table = bed.target.open_table(one, pipeline="shop")
     table.claim()
     table.apply(bed.batch(one, [{"id": 1, "name": "ab "}]), progress(1, 1))
-    with pytest.raises(TargetError, match="nothing was written"):
+    with pytest.raises(TargetError, match="Nothing was written"):
         table.apply(bed.batch(one, [{"id": 1, "name": name}]), progress(1, 2))
     assert bed.rows() == [{"id": 1, "name": "ab "}]
 

@@ -494,8 +494,8 @@ _NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "A value does not fit its column at the target",
-            f"{_NOTHING} If the column's type was changed by hand, change it back. If a key's text is longer "
-            "than its varchar, ALTER TABLE … MODIFY gives it more; target.key-length is that of new tables.",
+            f"{_NOTHING} If the column's type was changed by hand, change it back. A key's text longer than "
+            "its varchar needs ALTER TABLE … MODIFY; target.key-length is the length in new tables.",
         ),
     ),
     (
