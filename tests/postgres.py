@@ -34,6 +34,8 @@ max_connections = 50
 wal_level = logical
 """
 _OWNER: Final = "postgres"
+# The one role that a server of one's own asks for a password.
+WITH_PASSWORD: Final = "tidesink_locked"
 _SECONDS: Final = 240
 
 
@@ -128,6 +130,8 @@ def _server(programs: Path, folder: Path, *, standby: bool = False) -> Iterator[
         shutil.chown(folder, _OWNER)
     initdb = [programs / "initdb", "-D", data, "-A", "trust", "-U", _OWNER, "-E", "UTF8", "--locale=C", "-N"]
     subprocess.run([*as_owner, *initdb], check=True, capture_output=True, timeout=_SECONDS)
+    trusted = data / "pg_hba.conf"
+    trusted.write_text(f"host all {WITH_PASSWORD} all scram-sha-256\n" + trusted.read_text(encoding="utf-8"))
     config = data / "postgresql.conf"
     config.write_text(config.read_text(encoding="utf-8") + _CONFIG.format(port=port, folder=folder))
     if standby:
