@@ -6,6 +6,8 @@ import pytest
 
 from tests.golden.debezium_tables import POSTGRES_TABLES, postgres_definitions, postgres_sql
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
+from tidesink.codecs.base import DebeziumModes
+from tidesink.codecs.debezium.readers import definition_reader
 from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.errors import ConfigError
 from tidesink.events import ColumnType, TableId
@@ -34,7 +36,12 @@ def test_the_captured_tables_have_the_types_a_person_would_declare(table: str) -
         ("numeric", ColumnType("decimal")),
         ("numeric(5)", ColumnType("decimal", precision=5, scale=0)),
         ("real", ColumnType("float")),
-        ("timestamp(3) without time zone", ColumnType("local datetime", fsp=6)),
+        ("timestamp without time zone", ColumnType("local datetime", fsp=6)),
+        ("timestamp(4) without time zone", ColumnType("local datetime", fsp=6)),
+        ("timestamp(3) without time zone", ColumnType("local datetime", fsp=3)),
+        ("timestamp(0) without time zone", ColumnType("local datetime", fsp=3)),
+        ("time without time zone", ColumnType("time", fsp=6)),
+        ("time(2) without time zone", ColumnType("time", fsp=3)),
         ("timestamp with time zone", ColumnType("instant")),
         ("time with time zone", ColumnType("zoned time")),
         ("character varying(20)", ColumnType("text")),
@@ -48,6 +55,21 @@ def test_the_captured_tables_have_the_types_a_person_would_declare(table: str) -
 def test_types_as_pg_dump_prints_them(words: str, kind: ColumnType) -> None:
     (found,) = read_postgres_tables(f"CREATE TABLE shop.t (a {words} NOT NULL)", "public")
     assert [one.type for one in found.columns] == [kind]
+
+
+def test_times_are_counted_as_their_digits_say() -> None:
+    """Values as the connector (3.5) wrote them, in the mode that it has by default."""
+    sql = "CREATE TABLE t (t time, t3 time(3), ts timestamp, ts3 timestamp(3), ts0 timestamp(0))"
+    (found,) = read_postgres_tables(sql, "public")
+    sent = {"t": 0, "t3": 45296789, "ts": -1, "ts3": 1709210096789, "ts0": 1709210096000}
+    modes = DebeziumModes(time_precision_mode="adaptive")
+    assert {name: definition_reader(found.by_name[name], modes=modes)(raw) for name, raw in sent.items()} == {
+        "t": "00:00:00.000000",
+        "t3": "12:34:56.789",
+        "ts": "1969-12-31 23:59:59.999999",
+        "ts3": "2024-02-29 12:34:56.789",
+        "ts0": "2024-02-29 12:34:56",
+    }
 
 
 def test_keys_are_those_of_a_column_or_of_the_table() -> None:

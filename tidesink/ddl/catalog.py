@@ -433,6 +433,10 @@ def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
 
 # Postgres' CREATE TABLE
 
+# The digits of a second of milliseconds and microseconds. By those of its column Debezium's connector counts a
+# time in the one or the other (time.precision.mode adaptive, 3.5).
+_MILLISECONDS: Final = 3
+_MOST_DIGITS: Final = 6
 # By sqlglot's name of the type.
 _TYPES: Final[Mapping[str, ColumnType]] = {
     **dict.fromkeys(("SMALLINT", "SMALLSERIAL"), ColumnType("smallint")),
@@ -444,9 +448,9 @@ _TYPES: Final[Mapping[str, ColumnType]] = {
     "BOOLEAN": ColumnType("boolean"),
     "VARBINARY": ColumnType("blob"),
     "DATE": ColumnType("local date"),
-    "TIME": ColumnType("time", fsp=6),
+    "TIME": ColumnType("time", fsp=_MOST_DIGITS),
     "TIMETZ": ColumnType("zoned time"),
-    "TIMESTAMP": ColumnType("local datetime", fsp=6),
+    "TIMESTAMP": ColumnType("local datetime", fsp=_MOST_DIGITS),
     "TIMESTAMPTZ": ColumnType("instant"),
     "INTERVAL": ColumnType("interval"),
     "HSTORE": ColumnType("map"),
@@ -562,4 +566,7 @@ def _type_of(kind: exp.DataType | None) -> ColumnType:
         return ColumnType("bit", length=numbers[0] if numbers else 1)
     if name == "USERDEFINED" and str(kind.args.get("kind")).lower() == _VARBIT:
         return ColumnType("bit", length=numbers[0] if numbers else None)
-    return _TYPES.get(name, ColumnType("text"))
+    found = _TYPES.get(name, ColumnType("text"))
+    if found.fsp is not None and numbers and numbers[0] <= _MILLISECONDS:
+        return replace(found, fsp=_MILLISECONDS)
+    return found
