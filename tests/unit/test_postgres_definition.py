@@ -50,6 +50,8 @@ def test_the_captured_tables_have_the_types_a_person_would_declare(table: str) -
         ("jsonb", ColumnType("json")),
         ("int4range", ColumnType("text")),
         ("shop.mood", ColumnType("text")),
+        ("geometry(Point,4326)", ColumnType("geometry")),
+        ("geography", ColumnType("geography")),
     ],
 )
 def test_types_as_pg_dump_prints_them(words: str, kind: ColumnType) -> None:

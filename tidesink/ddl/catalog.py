@@ -433,8 +433,8 @@ def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
 
 # Postgres' CREATE TABLE
 
-# The digits of a second of milliseconds and microseconds. By those of its column Debezium's connector counts a
-# time in the one or the other (time.precision.mode adaptive, 3.5).
+# The digits of a second of milliseconds and microseconds. Debezium's connector (3.5) counts a time in the one
+# or the other by the digits of its column (time.precision.mode adaptive).
 _MILLISECONDS: Final = 3
 _MOST_DIGITS: Final = 6
 # By sqlglot's name of the type.
@@ -459,6 +459,8 @@ _TYPES: Final[Mapping[str, ColumnType]] = {
     "UUID": ColumnType("uuid"),
     "XML": ColumnType("xml"),
     "POINT": ColumnType("point"),
+    "GEOMETRY": ColumnType("geometry"),
+    "GEOGRAPHY": ColumnType("geography"),
 }
 # sqlglot reads the short name alone; pg_dump prints the long one.
 _VARBIT: Final = "varbit"

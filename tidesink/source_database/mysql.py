@@ -45,7 +45,8 @@ _log = structlog.get_logger("tidesink.worker")
 RANGE_OPTIONS: Final[Mapping[str, Any]] = {}
 # Access denied, in one of its forms, or no such database.
 REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
-NO_TABLE: Final = (1109, 1146)
+# No such table, or no such database.
+NO_TABLE: Final = (1049, 1109, 1146)
 NO_COLUMN: Final = (1054,)
 NO_VARIABLE: Final = 1193
 # TiDB: a moment that is older than what garbage collection keeps.

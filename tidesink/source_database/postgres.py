@@ -231,6 +231,98 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     )
 
 
+# As ``_COLUMNS``, with what a row has that does not give a value.
+_DEFINED: Final = """
+WITH RECURSIVE found AS (
+    SELECT a.attnum, a.attname, a.attnotnull, a.atttypid AS type, a.atttypmod AS mod,
+        CASE WHEN a.attgenerated <> '' OR a.attidentity <> '' THEN 'now()'
+            ELSE pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS value
+    FROM pg_catalog.pg_attribute a
+    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid = CAST(:oid AS oid) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT f.attnum, f.attname, f.attnotnull OR t.typnotnull, t.typbasetype, t.typtypmod, f.value
+    FROM found f JOIN pg_catalog.pg_type t ON t.oid = f.type WHERE t.typtype = 'd'
+)
+SELECT f.attname, f.attnotnull, pg_catalog.format_type(f.type, f.mod), t.typname, t.typtype, t.typcategory,
+    f.value
+FROM found f JOIN pg_catalog.pg_type t ON t.oid = f.type WHERE t.typtype <> 'd' ORDER BY f.attnum"""
+_PRIMARY: Final = """
+SELECT a.attname FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+WHERE i.indrelid = CAST(:oid AS oid) AND i.indisprimary"""
+# By the catalog's name of a type, its name in a statement. Others are in there by their own (``_WORDS``).
+_NAMES: Final[Mapping[str, str]] = {
+    "bool": "boolean",
+    "int2": "smallint",
+    "int4": "integer",
+    "int8": "bigint",
+    "float4": "real",
+    "float8": "double precision",
+    "timestamptz": "timestamp with time zone",
+    "timetz": "time with time zone",
+}
+# Types whose digits decide how their values are written.
+_SIZED: Final = ("bit", "varbit", "numeric", "time", "timestamp")
+_WORDS: Final = frozenset(
+    (
+        *("oid", "date", "interval", "hstore", "bytea"),
+        *("json", "jsonb", "uuid", "xml", "money", "point", "geometry", "geography"),
+    )
+)
+# A constant as ``pg_get_expr`` writes it, perhaps with its type behind it.
+_CONSTANT: Final = re.compile(r"('(?:[^']|'')*'|-?\d+(?:\.\d+)?|true|false)(?:::[^|+*/-]+)?", re.ASCII)
+_NULL: Final = re.compile(r"NULL(?:::.*)?", re.DOTALL)
+
+
+def create_statement(connection: Connection, table: TableId) -> str | None:
+    """A statement that creates a table as it is now, in the types that its Debezium records have.
+
+    None if there is no such table. A domain is what it is made of, an enum text, and a type that the
+    connector does not know the bytes of its text.
+    """
+    import sqlalchemy as sa
+
+    found = connection.execute(sa.text(_TABLE), {"schema": table.schema, "name": table.name}).first()
+    if found is None:
+        return None
+    place = {"oid": plain(found[0])}
+    columns = [
+        f"{_quoted_name(plain(row[0]))} {_defined_type(*map(plain, row[2:6]))}{_constraints(row)}"
+        for row in connection.execute(sa.text(_DEFINED), place)
+    ]
+    key = [_quoted_name(plain(name)) for (name,) in connection.execute(sa.text(_PRIMARY), place)]
+    parts = [*columns, f"PRIMARY KEY ({', '.join(key)})"] if key else columns
+    return f"CREATE TABLE {_quoted_name(table.schema)}.{_quoted_name(table.name)} ({', '.join(parts)})"
+
+
+def _quoted_name(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def _defined_type(sql: str, word: str, kind: str, category: str) -> str:
+    """How a statement names a column's type."""
+    found = _type(sql, word, is_enum=kind == "e", is_array=category == "A")
+    if found.name == "array":
+        return "text[]"
+    if word in _SIZED and found.name != "other binary":
+        return sql
+    if word in _NAMES or word in _WORDS:
+        return _NAMES.get(word, word)
+    return "text" if found.name == "other text" else "bytea"
+
+
+def _constraints(row: Sequence[Any]) -> str:
+    """NOT NULL, and the default: a constant, or one that is computed for each row."""
+    required = " NOT NULL" if _is_true(row[1]) else ""
+    value = plain(row[6])
+    if not value or _NULL.fullmatch(value):
+        return required
+    constant = _CONSTANT.fullmatch(value)
+    return f"{required} DEFAULT {constant[1] if constant else 'now()'}"
+
+
 def key_orders(connection: Connection, oid: str) -> dict[str, str]:
     """By column of the table with this number, what decides the order of its values."""
     import sqlalchemy as sa

@@ -8,20 +8,24 @@ batches and for which nothing is kept has the types of its words: its target has
 The database shows the present, and a record may be older or newer. So it only adds to a word that it agrees
 with, never gives the members of an ENUM or SET, and is asked again when a record does not fit: the type then
 becomes one that holds the values of both.
+
+Records without schemas (debezium-json) have not even words. Their columns are those that the table has in the
+database, as a definition would give them (``DatabaseColumns``).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.codecs.canal_json.schema import agrees
 from tidesink.codecs.debezium.envelope import POSTGRES
+from tidesink.ddl.catalog import TableDefinitions, read_postgres_tables
 from tidesink.errors import ConfigError, SourceError
-from tidesink.events import Column, ColumnType, TableId, fold_name
+from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.sinks.state.progress import StateStore
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
@@ -33,7 +37,10 @@ if TYPE_CHECKING:
 
 # The types of a table's columns now, by name, folded; empty where there is no such table.
 Look = Callable[[TableId], Mapping[str, ColumnType]]
+# A table as the database defines it now; None if it has no such table.
+LookUpTable = Callable[[TableId], TableSchema | None]
 _KIND: Final = "looked-up-types"
+_COLUMNS: Final = "looked-up-columns"
 _MISFIT: Final = (
     "a record does not fit its column. The types of {columns} are those that the database has now, and were "
     "others if the table was altered after the record was written: give a definition under tables that holds "
@@ -78,7 +85,7 @@ class DatabaseTypes:
         new = [one for one in columns if lacks_digits(one.type) and fold_name(one.name) not in known]
         if self._look is None or (kept is not None and not new):
             return
-        looks = bool(new) and not (kept is None and self._has_batches())
+        looks = bool(new) and not (kept is None and _has_batches(self._store, self._pipeline, self._table))
         found = self._look(self._table) if looks else {}
         self._keep({**known, **{fold_name(one.name): _sql_of(one, found) for one in new}})
 
@@ -124,9 +131,126 @@ class DatabaseTypes:
             self._store.save_document(_KIND, self._name, known)
         self._known = known
 
-    def _has_batches(self) -> bool:
-        status = self._store.status_of(self._pipeline, self._table) if self._store else None
-        return status is not None and status.batch > 0
+
+def _has_batches(store: StateStore | None, pipeline: str, table: TableId) -> bool:
+    status = store.status_of(pipeline, table) if store else None
+    return status is not None and status.batch > 0
+
+
+class DatabaseColumns:
+    """The columns of one table as the source's database defines them. Used by one thread at a time.
+
+    It is asked when rows have a column of which nothing else gives the type. What it said is kept for all
+    later plans. ``look`` asks it; None: there is none to ask. ``store`` keeps what was found; None: nothing
+    was kept, and nothing is. ``keeps``: False to read the store only. ``was_text``: the table's columns
+    without a type were text before there was a database to ask, if it has batches: they stay text.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        table: TableId,
+        store: StateStore | None,
+        look: LookUpTable | None,
+        *,
+        keeps: bool = True,
+        was_text: bool = False,
+    ) -> None:
+        self._pipeline = pipeline
+        self._table = table
+        self._store = store
+        self._look = look
+        self._keeps = keeps
+        self._was_text = was_text
+        self._name = json.dumps([pipeline, *table], ensure_ascii=False)
+        # By name; None: rows have it, and the table did not. None as a whole: nothing was found yet.
+        self._known: dict[str, Column | None] | None = None
+        self._read = False
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is a database to ask."""
+        return self._look is not None
+
+    @property
+    def schema(self) -> TableSchema | None:
+        """The columns that were found; None if none was."""
+        found = tuple(column for column in (self._recalled() or {}).values() if column is not None)
+        return TableSchema(self._table, found) if found else None
+
+    def covers(self, name: str) -> bool:
+        """Whether the database was asked for a column and had the table, with the column or without it."""
+        return name in (self._recalled() or {})
+
+    def decide(self, names: Iterable[str], typed: Collection[str] = ()) -> None:
+        """Know the columns of these names; asks the database for those that it was not asked for.
+
+        ``typed``: columns that records with a schema type, which the database does not type.
+
+        Raises:
+            ConfigError: the database refuses the user.
+            SourceUnavailableError: it does not answer.
+            StateStoreError: the store does not answer.
+        """
+        kept = self._recalled()
+        known = kept or {}
+        new = [name for name in names if name not in known]
+        if self._look is None or not new:
+            return
+        if kept is None and self._was_text and _has_batches(self._store, self._pipeline, self._table):
+            self._keep(dict.fromkeys(new))
+            return
+        found = self._look(self._table)
+        if found is not None:
+            columns = {one.name: one for one in found.columns if one.name not in typed}
+            self._keep({**dict.fromkeys(new), **columns, **known})
+
+    def _recalled(self) -> Mapping[str, Column | None] | None:
+        if not self._read and self._store is not None:
+            stored = self._store.load_document(_COLUMNS, self._name)
+            if stored is not None:
+                self._known = {name: one and _column_of(one) for name, one in stored.items()}
+        self._read = True
+        return self._known
+
+    def _keep(self, known: dict[str, Column | None]) -> None:
+        if self._store is not None and self._keeps:
+            document = {name: one and asdict(replace(one, earlier=())) for name, one in known.items()}
+            self._store.save_document(_COLUMNS, self._name, document)
+        self._known = known
+
+
+def _column_of(stored: Mapping[str, Any]) -> Column:
+    """A column out of its document."""
+    members = stored["type"]["members"]
+    kind = ColumnType(**{**stored["type"], "members": None if members is None else tuple(members)})
+    return Column(**{**stored, "type": kind, "earlier": ()})
+
+
+def look_up_in(settings: DatabaseSettings | None) -> LookUpTable | None:
+    """What asks a config's source database for a table; None if it has none. Raises as ``look_into``."""
+    return None if settings is None else partial(_defined_table, settings)
+
+
+def _defined_table(settings: DatabaseSettings, table: TableId) -> TableSchema | None:
+    if not table.schema:
+        return None  # of a flattened row that does not name its database
+    from tidesink.sinks.batch.source_rows import OPTION, connected
+    from tidesink.source_database import mysql, postgres
+    from tidesink.source_database.database import translated
+
+    # Also of a replica: no row is read from it.
+    url = settings.url.get_secret_value()
+    with connected(url, replica=True) as connection, translated(OPTION):
+        if connection.dialect.name == "postgresql":
+            text = postgres.create_statement(connection, table)
+            return None if text is None else read_postgres_tables(text, table.schema)[0]
+        created = mysql.create_statement(connection, table)
+    if created is None:
+        return None
+    definitions = TableDefinitions()
+    definitions.apply(created[0], table.schema)
+    return definitions.get(table)
 
 
 def look_into(settings: DatabaseSettings | None) -> Look | None:
