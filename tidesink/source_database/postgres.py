@@ -155,7 +155,7 @@ _PRIMARY: Final = """
 SELECT a.attname FROM pg_catalog.pg_index i
 CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) AS p(at)
 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[p.at]
-WHERE i.indrelid = CAST(:oid AS oid) AND i.indisprimary"""
+WHERE i.indrelid = CAST(:oid AS oid) AND i.indisprimary ORDER BY p.at"""
 _TABLE: Final = """
 SELECT c.oid, c.relkind, EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid),
     c.relkind = 'r' AND c.relreplident = 'f'
@@ -247,10 +247,6 @@ WITH RECURSIVE found AS (
 SELECT f.attname, f.attnotnull, pg_catalog.format_type(f.type, f.mod), t.typname, t.typtype, t.typcategory,
     f.value
 FROM found f JOIN pg_catalog.pg_type t ON t.oid = f.type WHERE t.typtype <> 'd' ORDER BY f.attnum"""
-_PRIMARY: Final = """
-SELECT a.attname FROM pg_catalog.pg_index i
-JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-WHERE i.indrelid = CAST(:oid AS oid) AND i.indisprimary"""
 # By the catalog's name of a type, its name in a statement. Others are in there by their own (``_WORDS``).
 _NAMES: Final[Mapping[str, str]] = {
     "bool": "boolean",
