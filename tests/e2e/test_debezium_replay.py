@@ -141,6 +141,9 @@ def _source(capture: Capture, servers: Servers) -> dict[str, Any]:
         for one in fields(DebeziumModes)
         if getattr(capture.modes, one.name) != one.default
     }
+    if not capture.carries_types:
+        # A table that was renamed is in no DDL, and no definition has it.
+        modes["untyped-columns"] = "text"
     return {**found, "debezium": modes} if modes else found
 
 

@@ -287,6 +287,7 @@ def _config(**settings: Any) -> Config:
                 "brokers": "127.0.0.1:9",
                 "protocol": "debezium-json",
                 "topics": "app.{schema}.{table}",
+                "debezium": {"untyped-columns": "text"},
             },
             "target": {"type": "delta", "path": "/unused"},
             "tables": [{"name": str(T), **settings}],

@@ -69,7 +69,8 @@ from tidesink.events import TableId
 from tidesink.sinks.worker.preflight import Goals
 
 if TYPE_CHECKING:
-    from tidesink.cli.table_plans import TablePlan, TypesFrom
+    from tidesink.cli.record_types import TypesFrom
+    from tidesink.cli.table_plans import TablePlan
     from tidesink.sinks.state.progress import TableStatus
 
 
@@ -358,6 +359,7 @@ _REPORTED: Final[dict[TypesFrom, str]] = {
     "records": "of the schemas in the records",
     "database": "of the table's definition in source.database",
     "rows": "of the type names in the rows, without digits, lengths or members",
+    "nothing": "none: the records have no schemas, so columns are text",
 }
 
 _SORTS: Final = {"dead_letters": "dead letters", "ddl_events": "DDL events"}
@@ -613,8 +615,8 @@ def validate(
         bool,
         typer.Option(
             "--connect",
-            help="Also check the broker, the registry, the state store, the target's path and the dead "
-            "letters' topic.",
+            help="Also check the broker, the registry, the state store, the target's path, the dead letters' "
+            "topic, and whether the columns of debezium-json's first rows have types.",
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
@@ -677,6 +679,34 @@ def _answers(config: Config) -> Iterator[Answer]:
             yield Answer(part, True, check(config))
         except TidesinkError as error:
             yield Answer(part, False, error_block(error).strip())
+    if config.source.protocol == "debezium-json":
+        yield from _types(config)
+
+
+# Topics whose first rows are looked at.
+_MOST_TOPICS: Final = 20
+
+
+def _types(config: Config) -> Iterator[Answer]:
+    """Whether the columns of the tables have types; an answer for each table that waits for them."""
+    from tidesink.cli.record_types import check_first_row
+    from tidesink.cli.sources import topic_names
+
+    try:
+        topics = config.topics_among(topic_names(config.source.confluent_properties()))
+    except TidesinkError:
+        return  # as the broker's own answer says
+    problems = []
+    for topic in topics[:_MOST_TOPICS]:
+        try:
+            check_first_row(config, topic)
+        except TidesinkError as error:
+            problems.append(Answer("types", False, error_block(error).strip()))
+    if problems:
+        yield from problems
+    else:
+        looked = min(len(topics), _MOST_TOPICS)
+        yield Answer("types", True, f"the first rows of {looked} of {len(topics)} topics were looked at")
 
 
 def _kafka(config: Config) -> str:

@@ -536,16 +536,43 @@ def read_topic(
             raise no_answer(properties["bootstrap.servers"], error) from error
 
 
-def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
-    """Begin at ``start``; per partition that has something to read, the offset where it ends now."""
+def peek(properties: Mapping[str, str], topic: str, *, most: int, ends: bool = False) -> Iterator[Message]:
+    """At most so many of the first records of each partition; with ``ends`` of the last ones.
+
+    Raises: as ``read_topic``.
+    """
+    own = {"group.id": "tidesink-cli", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+    consumer = open_client(Consumer, properties, own, logger=SILENT)
+    with closing(consumer):
+        try:
+            bounds: dict[int, int] = {}
+            assigned = []
+            for number in _partitions(consumer, topic):
+                low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SECONDS)
+                begin = max(low, high - most) if ends else low
+                if begin < high:
+                    bounds[number] = high if ends else min(high, low + most)
+                    assigned.append(TopicPartition(topic, number, begin))
+            consumer.assign(assigned)
+            yield from _Merge(consumer, topic, bounds).records()
+        except KafkaException as error:
+            raise no_answer(properties["bootstrap.servers"], error) from error
+
+
+def _partitions(consumer: Consumer, topic: str) -> list[int]:
     found = consumer.list_topics(topic, timeout=_SECONDS).topics[topic]
     if found.error is not None:
         raise ConfigError(f"the broker has no topic {topic!r}: {found.error.str()}", topic=topic)
+    return sorted(found.partitions)
+
+
+def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
+    """Begin at ``start``; per partition that has something to read, the offset where it ends now."""
     ends: dict[int, int] = {}
     assigned = []
     gone: dict[int, int] = {}
     lasts: dict[int, int] = {}
-    for number in sorted(found.partitions):
+    for number in _partitions(consumer, topic):
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SECONDS)
         lasts[number] = high
         if start.kind == "offset" and start.value < low:

@@ -726,6 +726,20 @@ def worked_with(config: Config) -> Iterator[StateStore]:
         yield store
 
 
+@contextmanager
+def store_if_there(config: Config) -> Iterator[StateStore | None]:
+    """The state store of a pipeline; None if there is none yet, which looking into it must not make.
+
+    Raises:
+        StateStoreError: it does not answer.
+    """
+    if not _has_store(config):
+        yield None
+        return
+    with worked_with(config) as store:
+        yield store
+
+
 def tables_worked_on(config: Config) -> list[TableId]:
     """The tables that a pipeline's state store knows; none before its first run."""
     return [entry.table for entry in read_statuses(config)]

@@ -10,20 +10,15 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
+from tidesink.cli.record_types import MetRecords, TypedRows, TypesFrom
 from tidesink.cli.sources import Start, read_topic, topic_names
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.envelope import has_exact_names
-from tidesink.codecs.debezium.inference import (
-    UNTYPED,
-    InferredColumn,
-    LoneCodec,
-    connector_of_event,
-    key_only,
-)
+from tidesink.codecs.debezium.inference import UNTYPED, connector_of_event, key_only
 from tidesink.codecs.debezium.remarks import ROUTED, column_remarks, key_remark, routed_field
 from tidesink.codecs.flat_avro.schema import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM
@@ -141,11 +136,6 @@ _NO_ORDER = (
     "those of TiCDC have one. Set sequence_by: kafka, which is right for a connector's topics"
 )
 _UNSERVED = "tables names {table}, but {found}: check its name in the changefeed, and whether it has rows yet"
-
-
-# What gives a table's types: a definition in the config, the topic's own DDL, the Avro schemas alone, the
-# type names in rows, the schemas in debezium-json's records, or, of a table without a record, the database.
-TypesFrom = Literal["definition", "ddl", "avro", "rows", "records", "database"]
 
 
 class SnapshotEstimate(NamedTuple):
@@ -540,13 +530,14 @@ def _of_records(
 ) -> TablePlan:
     """The plan of a topic's one table, by its first rows; ``bad`` takes note of what cannot be decoded."""
     stated, options = config.definitions(), config.source.codec_options()
-    alone = LoneCodec(options, None) if config.source.protocol == "debezium-json" else None
-    codec = alone or open_codec(
-        config.source.protocol, options=options, registry=registry, definitions=stated
+    met = MetRecords(options) if config.source.protocol == "debezium-json" else None
+    codec = (
+        open_codec(config.source.protocol, options=options, registry=registry, definitions=stated)
+        if met is None
+        else met.codec
     )
     found: ChangeEvent | None = None
     connector = ""
-    reported: tuple[InferredColumn, ...] = ()
     seen: dict[str, str] = {}
     tables: set[TableId] = set()
     for message in read_topic(
@@ -561,7 +552,9 @@ def _of_records(
         for event in events if message.value is not None else ():  # a tombstone names the key alone
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                 # The newest says most: a column that was added is in it.
-                found, reported = event, alone.reported(event.schema) if alone else ()
+                found = event
+                if met is not None:
+                    met.take(event, event.schema)
                 connector = connector_of_event(message, event)
                 tables.add(event.table)
                 seen |= {fold_name(one.name): one.name for one in event.schema.columns}
@@ -570,10 +563,11 @@ def _of_records(
     defined, settings = stated.get(found.table), config.table_config(found.table)
     if settings.sequence_by == "source" and found.commit_ts is None:
         return _unplanned(config, topic, found.table, _NO_ORDER)
-    known = defined.by_name if defined else {}
-    columns = tuple(known.get(one.column.name, one.column) for one in reported) or found.schema.columns
+    rows = TypedRows(found.schema.columns, "avro")
     try:
-        schema = dataclasses.replace(found.schema, columns=columns)
+        if met is not None:
+            rows = met.typed(config, topic, found.table)
+        schema = dataclasses.replace(found.schema, columns=rows.columns)
         shape = _shape(schema, settings, settings.keys or tuple(found.key or ()))
         if CODECS[config.source.protocol].connectors:
             told = connector or database_connector(config.source.database)
@@ -584,14 +578,12 @@ def _of_records(
         return _unplanned(config, topic, found.table, error.message)
     if problem := routed_problem(tables, shape.keys, key_only(found)):
         return _unplanned(config, topic, found.table, problem)
-    untyped = [one.column.name for one in reported if one.guessed and one.column.name not in known]
-    types_from: TypesFrom = "definition" if defined else "avro" if registry else "records"
-    planned = plan_of(config, topic, shape, types_from=types_from)
-    warnings = tuple(f"column {name}: {UNTYPED}" for name in untyped)
-    bare = alone is not None and alone.bare
-    there = {fold_name(one.name) for one in columns}
+    planned = plan_of(config, topic, shape, types_from="definition" if defined else rows.types_from)
+    warnings = tuple(f"column {name}: {UNTYPED}" for name in rows.untyped)
+    bare = met is not None and met.codec.bare
+    there = {fold_name(one.name) for one in rows.columns}
     remarks = column_remarks(
-        columns,
+        rows.columns,
         connector=connector,
         keys=shape.keys,
         is_confirmed=KeyFacts.of(settings.keys, defined).confirm({*shape.keys} - key_only(found)),

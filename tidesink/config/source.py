@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -408,6 +408,9 @@ class RegistrySettings(Model):
         return open_registry(self.urls, auth=auth, tls=tls.options(), timeouts=timeouts, stop=stop)
 
 
+UntypedColumns = Literal["refuse", "text"]
+
+
 class DebeziumSettings(Model):
     """A Debezium connector's options that its records do not show, under Debezium's names with ``-``."""
 
@@ -420,7 +423,7 @@ class DebeziumSettings(Model):
     value."""
     decimal_handling_mode: DecimalHandling = DebeziumModes.decimal_handling_mode
     """How decimals are written: `precise`, `string` or `double`. For records without a schema, like all
-    settings below but the last."""
+    settings below up to `decimal-format`."""
     bigint_unsigned_handling_mode: UnsignedHandling = DebeziumModes.bigint_unsigned_handling_mode
     """How BIGINT UNSIGNED is written: `long`, `precise` or `string`."""
     time_precision_mode: TimePrecision = DebeziumModes.time_precision_mode
@@ -445,10 +448,18 @@ class DebeziumSettings(Model):
     or `offsets.storage.topic` of the connector. For `cuts` (`docs/cuts.md`)."""
     connector_name: Annotated[str, Field(min_length=1)] | None = None
     """The connector's name in Kafka Connect, with `offsets-topic`. All tables must be of this connector."""
+    untyped_columns: UntypedColumns = "refuse"
+    """What to do about columns of records without schemas whose type neither a `definition` nor
+    `source.database` gives. `refuse`: the table waits, and says so. `text`: they are stored as text, as they
+    are in the JSON: a DECIMAL may be base64 there, and a DATETIME a number. debezium-json only
+    (`docs/codecs.md`)."""
 
     def modes(self, time_zone: str) -> DebeziumModes:
         """The same as the codec takes it."""
-        others = ("unwrapped", "schema_change_topic", "offsets_topic", "connector_name")
+        others = (
+            *("unwrapped", "schema_change_topic", "offsets_topic", "connector_name"),
+            "untyped_columns",
+        )
         given = {name: getattr(self, name) for name in type(self).model_fields if name not in others}
         return DebeziumModes(**given, time_zone=time_zone, commit_positions=self.offsets_topic is not None)
 
@@ -541,7 +552,8 @@ class SourceSettings(Model):
         BeforeValidator(_database_section, json_schema_input_type=str | DatabaseSettings | None),
     ] = None
     """The database that the changes come from: a SQLAlchemy URL, or a section. Snapshots are read from it
-    (`docs/snapshots.md`), and rows that TiCDC reduced to their handle key, as they were at their commit."""
+    (`docs/snapshots.md`), rows that TiCDC reduced to their handle key, as they were at their commit, and
+    types that the records do not tell (`docs/codecs.md`)."""
     upstream_url: DatabaseUrl | None = None
     """As `database`, for rows that were reduced to their handle key alone. Without either such rows are bad
     records. Never shown. canal-json only."""

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.codec import DebeziumJsonCodec
-from tidesink.codecs.debezium.envelope import KEY_ONLY, TICDC, connector_of
+from tidesink.codecs.debezium.envelope import DOCUMENT, KEY_ONLY, TICDC, connector_of
 from tidesink.codecs.debezium.formats import JsonParser, Parsed
 from tidesink.codecs.debezium.unwrapped import added_source
 from tidesink.ddl.catalog import TableDefinitions
@@ -33,6 +33,8 @@ UNTYPED: Final = "nothing tells its type, so it is kept as text; give a table de
 # The member of an event's extension that every envelope has, and no flattened row.
 SOURCE: Final = "source"
 _MOST_SCHEMAS: Final = 1024
+# The type of a column that nothing types.
+_GUESSED: Final = ColumnType("text")
 
 
 class InferredColumn(NamedTuple):
@@ -135,9 +137,13 @@ class LoneCodec(DebeziumJsonCodec):
 
     def reported(self, schema: TableSchema) -> tuple[InferredColumn, ...]:
         """The columns of the last record, of which this is the schema."""
-        types = self._types
+        # A key may have a schema where its value has none. MongoDB's documents and their keys are texts.
+        types, document = self._types, schema.by_name.get(DOCUMENT)
+        is_document = document is not None and document.type != _GUESSED and DOCUMENT not in types
+        guesses = self.bare and not is_document
         return tuple(
-            InferredColumn(one, self.bare and types.get(one.name) != one.type) for one in schema.columns
+            InferredColumn(one, guesses and one.type == _GUESSED and types.get(one.name) != _GUESSED)
+            for one in schema.columns
         )
 
     def forget(self) -> None:

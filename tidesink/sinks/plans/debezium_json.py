@@ -2,8 +2,9 @@
 
 The bytes are Debezium's (3.5.0.Final with Kafka Connect 4.3's JsonConverter) or TiCDC's (b813e76). No
 registry tells the schemas, so the plan knows those that records had so far. A record with another one is
-unplanned, and says which columns its writer has. Columns that neither a schema nor a definition types are
-text.
+unplanned, and says which columns its writer has. Columns that neither a schema nor a definition nor the
+source's database types are text in the plan: whether there may be any is the table's to decide
+(``untyped_refusal``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tidesink.codecs.debezium.envelope import POSTGRES, TICDC, has_exact_names
 from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, LoneCodec, inferred_column
 from tidesink.codecs.debezium.remarks import column_remarks
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
-from tidesink.events import Column, ColumnType, NameFold, TableId, TableSchema
+from tidesink.events import Column, ColumnType, NameFold, TableId, TableSchema, folding
 from tidesink.sinks.batch.decoders import DecodePlan, folded_keys
 from tidesink.sinks.batch.schema_rows import FirstRows, extreme, first_rows_of
 from tidesink.sinks.batch.target_rows import (
@@ -66,6 +67,17 @@ _UNTYPED_SNAPSHOT: Final = (
     "have of its values: give a definition under tables, and the connector's modes under source.debezium, "
     "to read its rows from the database"
 )
+_UNTYPED: Final = (
+    "The records of topic {} have no schemas, and nothing else gives the types of {}: a DECIMAL may be "
+    "base64 there, and a DATETIME a number. {}Give the table a definition (tables: [{{name: {}, definition: "
+    "CREATE TABLE …}}]), {}or set value.converter.schemas.enable=true at the connector: records with schemas "
+    "type the earlier ones, too. To store such columns as text instead, set "
+    "source.debezium.untyped-columns: text"
+)
+_DATABASE: Final = "set source.database, from which types are then read, "
+_NOT_THERE: Final = "source.database has no table {}. "
+# Columns that the refusal names.
+_NAMED: Final = 2
 _MOST_SCHEMAS: Final = 1024
 
 
@@ -382,6 +394,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     writers: Writers,
     base: TableShape | None = None,
     definition: TableSchema | None = None,
+    stored: TableSchema | None = None,
     keys: tuple[str, ...] | None = None,
     zero_date: ZeroDate = "null",
     time_zone: str = "UTC",
@@ -395,7 +408,8 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
 
     A column that a writer's schema lacks is filled with its default where only later ones have it, and is
     null where an earlier one had it. ``base`` is the shape the target has; it is only added to. ``keys``
-    override the key record's columns, ``definition`` the types. ``logs``: see ``DecodePlan``;
+    override the key record's columns, ``definition`` the types. ``stored``: columns as ``source.database``
+    has them, for those that nothing else types. ``logs``: see ``DecodePlan``;
     a table needs no key in a plan that ``logs``. ``identity``: as ``source.database`` has it. ``connector``:
     by ``source.database``, for the case of names in records that do not name theirs; empty if unknown.
     ``left_out``: see ``merge_shape``.
@@ -405,7 +419,8 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         SchemaRefusedError: two schemas have types for a column that cannot be one.
     """
     named = keys or (base.keys if base else None) or _key_names(writers, definition)
-    found = _column_lists(table, writers, definition)
+    types = joined_types(definition, stored)
+    found = _column_lists(table, writers, definition, types)
     if not (named or logs):
         raise ConfigError(_NO_KEY.format(table), table=str(table))
     is_ticdc = _is_ticdc(writers)
@@ -443,7 +458,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
             debezium_unwrapped=options.debezium_unwrapped or writers.flattened,
         ),
         zero_date,
-        needed_definition(definition, left_out),
+        needed_definition(types, left_out),
         tells_old_keys=has_ticdc_schema or not (keys is None and keyed),
         shape=shape,
         unread=unread,
@@ -454,7 +469,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         row_keys=folded_keys(shape),
         knows_newest=_knows_newest(writers, definition),
         uses_headers=needs_old_keys(found, told)
-        or (told in (POSTGRES, "") and any(one.guessed for one in writers.reported.values())),
+        or (told in (POSTGRES, "") and bool(untyped_columns(writers, types, left_out))),
     )
     return DecodePlan(
         TargetRows(shape, _dropped(writers, shape.fold), unread=unread),
@@ -476,13 +491,49 @@ def _key_names(writers: Writers, definition: TableSchema | None) -> tuple[str, .
     return tuple(column.name for column in definition.handle_columns)
 
 
+def joined_types(*schemas: TableSchema | None) -> TableSchema | None:
+    """The columns of these, of each name the first one's; None if there are none."""
+    given = [one for one in schemas if one is not None]
+    columns = {column.name: column for one in reversed(given) for column in one.columns}
+    return TableSchema(given[0].table, tuple(columns.values())) if len(given) > 1 else next(iter(given), None)
+
+
+def untyped_columns(
+    writers: Writers, types: TableSchema | None, left_out: LeftOut = needs_all
+) -> tuple[str, ...]:
+    """Columns of rows without a schema that neither ``types`` nor a writer's schema has.
+
+    Those that are ``left_out`` need no type, unless the key has them.
+    """
+    typed = typed_names(writers) | (types.by_name.keys() if types is not None else set())
+    found = [name for name, one in writers.reported.items() if one.guessed and name not in typed]
+    fold = folding(writers.reported)
+    return tuple(name for name in found if name in writers.reported_keys or not left_out(name, fold))
+
+
+def typed_names(writers: Writers) -> frozenset[str]:
+    """The columns that some writer's schema has."""
+    return frozenset(reported.column.name for one in writers.with_schema for reported in one.columns)
+
+
+def untyped_refusal(topic: str, table: TableId, names: Sequence[str], *, asked: bool) -> ConfigError:
+    """Why a table waits whose columns nothing types; ``asked``: so was the source's database."""
+    more = len(names) - _NAMED
+    listed = [*map(repr, names[:_NAMED]), *([f"{more} more"] if more > 0 else [])]
+    named = " and ".join([part for part in (", ".join(listed[:-1]), listed[-1]) if part])
+    named = f"column{'' if len(names) == 1 else 's'} {named}"
+    reason, remedy = (_NOT_THERE.format(table), "") if asked else ("", _DATABASE)
+    return ConfigError(_UNTYPED.format(topic, named, reason, table, remedy), table=str(table))
+
+
 def _column_lists(
-    table: TableId, writers: Writers, definition: TableSchema | None
+    table: TableId, writers: Writers, definition: TableSchema | None, types: TableSchema | None
 ) -> list[tuple[Column, ...]]:
     """The columns of each writer, oldest first, then those of rows without a schema."""
-    defined = definition.by_name if definition is not None else {}
-    lists = [one.columns for one in writers.with_schema]
-    reported = [tuple(writers.reported.values())] if writers.reported else []
+    defined = types.by_name if types is not None else {}
+    lists, typed = [one.columns for one in writers.with_schema], typed_names(writers)
+    known = [one for name, one in writers.reported.items() if not (one.guessed and name in typed)]
+    reported = [tuple(known)] if known else []
     found = [tuple(defined.get(one.column.name, one.column) for one in some) for some in (*lists, *reported)]
     if not lists and definition is not None:
         found.insert(0, definition.columns)

@@ -5,7 +5,8 @@ id that no version has is requested by itself. Subjects follow TopicNameStrategy
 Apicurio's converters name them by default, and TiCDC (b813e76).
 
 The first record of a row in a debezium-json topic gives the first plan. The tasks that decode report what
-other records have. Types that neither a definition nor a schema gives are text, with a warning.
+other records have. Types that neither a definition nor a schema gives come from the source's database. If
+that does not have the table, the table waits, or has them as text (``source.debezium.untyped-columns``).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tidesink.errors import (
     TidesinkError,
     UnusableSchemaError,
 )
-from tidesink.events import ChangeEvent, Message, NameFold, TableId, fold_name
+from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.schema_registry.base import ContextReader
 from tidesink.sinks.batch.context import RetryPolicy, WorkerContext
@@ -64,9 +65,9 @@ from tidesink.sinks.schema_sources.database_types import (
     replica_identity,
 )
 from tidesink.sinks.schema_sources.open import LoneDecoding
+from tidesink.sinks.schema_sources.record_types import RecordTypes, newest_typed
 from tidesink.sinks.schema_sources.schema_history import SchemaUse
 from tidesink.typemap.projection import named_columns
-from tidesink.typemap.target_schema import needed_definition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -715,9 +716,8 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         super().__init__(context, topic, table, session=session)
         self._declared = declared_table(self._settings.definition, table)
-        # As rows are read: a column that the target does not hold may have any value.
-        self._read_by = needed_definition(self._declared, self._layout.leaves_out)
         self._options = context.config.source.codec_options()
+        self._types = RecordTypes.of(context.config, topic, table, self._declared, context.store)
         self._writers = Writers()
         # By the identities of writers; a row without a schema does not tell all columns.
         self._use = SchemaUse[tuple[str, ...]]()
@@ -729,14 +729,8 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Columns whose type at the target is not the nearest one, with the reason; those without a type."""
-        reported = self._writers.reported.values()
-        needed = [one for one in reported if not self._layout.leaves_out(one.column.name, self._plan_fold)]
-        texts = [f"column {one.column.name}: {UNTYPED}" for one in needed if one.guessed]
-        return (*super().warnings, *texts)
-
-    @property
-    def _plan_fold(self) -> NameFold:
-        return self._plan.shape.fold if self._plan is not None else fold_name
+        untyped = self._types.untyped(self._writers)
+        return (*super().warnings, *(f"column {name}: {UNTYPED}" for name in untyped))
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Read the topic's first records, from the table's start on, until one gives its columns."""
@@ -746,7 +740,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         for part in growing_parts(everything, _PEEKED_JSON_RECORDS):
             if self._found_writer(part):
                 break
-        self._make()
+        self._settle(found)
         if self._lacks_named():
             self._look_at_ends(found)
 
@@ -762,12 +756,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
     def learn(self, missed: Missed) -> bool:
         """Take the writers that the batch has and the plan lacks."""
         new = [writer_of(text) for text in missed.summary.unplanned_columns]
-        writers = self._with_new(new, later=True)
-        if writers == self._writers:
-            return False
-        self._writers = writers
-        self._make()
-        return True
+        return self._take(new, missed.found)
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
         """Know the newest columns, where rows are behind all that was sent; other records bring their own."""
@@ -778,34 +767,60 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         """Take the writers of each partition's last rows."""
         parts = last_records(self._topic, self._of_table(found), self._looked_to, most=_LAST_JSON_RECORDS)
         new = [writer for part in parts for writer in self._writers_in(part)]
+        self._take(new, found)
         self._looked_to = {number: at.latest for number, at in found.partitions.items()}
-        writers = self._with_new(new, later=True)
-        if writers != self._writers:
-            self._writers = writers
-            self._make()
 
-    def _with_new(self, new: Sequence[JsonWriter], *, later: bool = False) -> Writers:
+    def _take(self, new: Sequence[JsonWriter], found: TopicOffsets) -> bool:
+        """Plan with writers that were met; returns True if some of them were new."""
+        before, writers = self._writers, self._with_new(new, later=True)
+        if writers == before:
+            return False
+        self._writers = writers
+        try:
+            self._settle(found)
+        except TidesinkError:
+            self._writers = before
+            raise
+        return True
+
+    def _settle(self, found: TopicOffsets) -> None:
+        """Plan, once all columns have a type or are accepted without one."""
+        typed = partial(self._typed_at_ends, found)
+        self._writers = self._types.settled(self._writers, typed, self._with_new)
+        self._make()
+
+    def _typed_at_ends(self, found: TopicOffsets) -> Iterator[JsonWriter]:
+        """The newest writers with a schema among the last records of the partitions."""
+        for part in last_records(self._topic, found, {}, most=_LAST_JSON_RECORDS):
+            writer = newest_typed(self._messages_in(part), self._options)
+            if writer is not None:
+                yield writer
+
+    def _with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
         """The writers known, with those of some rows, and which of them is in use."""
-        for one in new:
+        found = [*new]
+        for one in found:
             if not one.bare:
                 row = RowPosition(one.place.offset, None, one.place.timestamp)
                 self._use.saw(one.identity, one.place.partition, RowSpan.of(row))
-        writers = self._writers.with_new(new, later=later)
+        writers = self._writers.with_new(found, later=later)
         known = [one.identity for one in writers.with_schema]
         return replace(writers, newest=self._use.newest(known)) if known else writers
 
     def _writers_in(self, part: OffsetRange) -> Iterator[JsonWriter]:
         """The writer of the last record of a range that tells all columns; none where no record does."""
-        messages = [*self._context.source.messages_here([part])]
-        found = first_row(reversed(messages), self._options, self._read_by)
+        found = first_row(reversed(self._messages_in(part)), self._options, self._types.schema)
         if found is not None:
             yield first_writer(found)
+
+    def _messages_in(self, part: OffsetRange) -> list[Message]:
+        return [*self._context.source.messages_here([part])]
 
     def _found_writer(self, ranges: Sequence[OffsetRange]) -> bool:
         """Read some records; whether one of them gave the table's columns."""
         faults: list[DecodeError] = []
         messages = self._context.source.messages_here(ranges)
-        found = first_row(messages, self._options, self._read_by, faults=faults)
+        found = first_row(messages, self._options, self._types.schema, faults=faults)
         self._fault = self._fault or next(iter(faults), None)
         if found is not None:
             self._writers = self._with_new([first_writer(found)])
@@ -820,6 +835,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
             writers=self._writers,
             base=self._plan.shape if self._plan else None,
             definition=self._declared,
+            stored=self._types.stored,
             keys=settings.keys,
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,

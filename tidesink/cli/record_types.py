@@ -1,0 +1,107 @@
+"""What types debezium-json's records without schemas, for ``plan`` and ``validate``: as a worker finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from tidesink.cli.sources import peek
+from tidesink.cli.status import store_if_there
+from tidesink.codecs.debezium.inference import InferredColumn, LoneCodec, first_row
+from tidesink.events import ChangeEvent, Column, TableId, TableSchema
+from tidesink.sinks.plans.debezium_json import JsonWriter, Writers, first_writer
+from tidesink.sinks.schema_sources.record_types import RecordTypes, newest_typed
+
+if TYPE_CHECKING:
+    from tidesink.codecs.base import CodecOptions
+    from tidesink.config import Config
+
+# What gives a table's types: a definition in the config, the topic's own DDL, the Avro schemas alone, the
+# type names in rows, the schemas in debezium-json's records, or, of a table without a record or without
+# schemas, the database. Nothing: columns are text, as the config says.
+TypesFrom = Literal["definition", "ddl", "avro", "rows", "records", "database", "nothing"]
+# Of each partition's end, as a worker reads them.
+_LAST_RECORDS: Final = 100
+# Of each partition's beginning: one of them is a row.
+_FIRST_RECORDS: Final = 20
+
+
+class TypedRows(NamedTuple):
+    """The columns of a topic's newest row, and what gives their types; ``untyped`` ones are text."""
+
+    columns: tuple[Column, ...]
+    types_from: TypesFrom
+    untyped: tuple[str, ...] = ()
+
+
+class MetRecords:
+    """What the rows of one topic have, as far as they were read. ``codec`` decodes them."""
+
+    def __init__(self, options: CodecOptions) -> None:
+        self.codec = LoneCodec(options, None)
+        self._newest: tuple[InferredColumn, ...] = ()
+        # By the schema of an event, which stays the same object.
+        self._writers: dict[int, tuple[TableSchema, JsonWriter]] = {}
+
+    def take(self, event: ChangeEvent, schema: TableSchema) -> None:
+        """Take note of the row that was decoded last."""
+        self._newest = self.codec.reported(schema)
+        if id(schema) not in self._writers:
+            writer = JsonWriter(self._newest, tuple(event.key or ()), self.codec.bare)
+            self._writers[id(schema)] = schema, writer
+
+    def typed(self, config: Config, topic: str, table: TableId) -> TypedRows:
+        """The columns of the newest row, typed as a worker types them.
+
+        Raises: as ``settled_types``.
+        """
+        writers = Writers().with_new(writer for _, writer in self._writers.values())
+        types, writers = settled_types(config, topic, table, writers)
+        defined = types.schema.by_name if types.schema is not None else {}
+        written = {one.column.name: one.column for writer in writers.with_schema for one in writer.columns}
+        columns = (
+            defined.get(one.column.name)
+            or (written.get(one.column.name, one.column) if one.guessed else one.column)
+            for one in self._newest
+        )
+        untyped = types.untyped(writers)
+        types_from: TypesFrom = "records" if types.stored is None else "database"
+        if untyped and not (writers.with_schema or types.schema):
+            types_from = "nothing"
+        return TypedRows(tuple(columns), types_from, untyped)
+
+
+def settled_types(
+    config: Config, topic: str, table: TableId, writers: Writers
+) -> tuple[RecordTypes, Writers]:
+    """What types a table's columns, and the writers that it took.
+
+    Raises:
+        ConfigError: a column has no type, so that a worker's table waits; or the database refuses the user.
+        SourceUnavailableError: the database or the broker does not answer.
+        StateStoreError: the store does not answer.
+    """
+    with store_if_there(config) as store:
+        declared = config.definitions().get(table)
+        types = RecordTypes.of(config, topic, table, declared, store, keeps=False)
+        return types, types.settled(writers, lambda: _typed_at_ends(config, topic))
+
+
+def _typed_at_ends(config: Config, topic: str) -> Iterator[JsonWriter]:
+    properties, options = config.source.confluent_properties(), config.source.codec_options()
+    messages = [*peek(properties, topic, most=_LAST_RECORDS, ends=True)]
+    for number in sorted({message.partition for message in messages}):
+        writer = newest_typed([one for one in messages if one.partition == number], options)
+        if writer is not None:
+            yield writer
+
+
+def check_first_row(config: Config, topic: str) -> None:
+    """See that the columns of a topic's first row have types, if one of its first records is a row.
+
+    Raises: as ``settled_types``.
+    """
+    properties, options = config.source.confluent_properties(), config.source.codec_options()
+    row = first_row(peek(properties, topic, most=_FIRST_RECORDS), options)
+    if row is not None:
+        settled_types(config, topic, row.table, Writers().with_new([first_writer(row)]))

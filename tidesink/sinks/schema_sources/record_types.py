@@ -1,0 +1,130 @@
+"""What types the columns of debezium-json's records that have no schema, and whether a table waits for it.
+
+Kafka Connect's JsonConverter without schemas (``schemas.enable: false``) and TiCDC's
+``debezium-disable-schema`` write values of JSON's own types. A DECIMAL is base64 there, and a DATETIME a
+number: as text they are of no use. In this order a column's type comes from: the definition in the config;
+schemas of other records; the source's database. If none of them has it, the newest records are looked at for
+schemas. After that the table waits, unless the config accepts text, or gives a definition or a database that
+has the table: a column that is in neither is text, with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.debezium.inference import first_row
+from tidesink.events import Message, TableId, TableSchema
+from tidesink.sinks.plans.debezium_json import (
+    JsonWriter,
+    Writers,
+    first_writer,
+    joined_types,
+    typed_names,
+    untyped_columns,
+    untyped_refusal,
+)
+from tidesink.sinks.schema_sources.database_types import DatabaseColumns, look_up_in
+from tidesink.typemap.target_schema import LeftOut, needed_definition, needs_all
+
+if TYPE_CHECKING:
+    from tidesink.config import Config
+    from tidesink.sinks.state.progress import StateStore
+
+
+class RecordTypes:
+    """What types the columns of one topic's table. Used by one thread at a time.
+
+    ``stores_text``: columns without a type are accepted, and are text. Those that are ``left_out`` need none.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        table: TableId,
+        declared: TableSchema | None,
+        database: DatabaseColumns,
+        *,
+        stores_text: bool,
+        left_out: LeftOut = needs_all,
+    ) -> None:
+        self._topic = topic
+        self._table = table
+        self._declared = declared
+        self._database = database
+        self._stores_text = stores_text
+        self._left_out = left_out
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        topic: str,
+        table: TableId,
+        declared: TableSchema | None,
+        store: StateStore | None,
+        *,
+        keeps: bool = True,
+    ) -> RecordTypes:
+        """By the config. ``store``: where the database's answers are; ``keeps``: new ones are kept there."""
+        is_text = config.source.debezium.untyped_columns == "text"
+        look = look_up_in(config.source.database)
+        database = DatabaseColumns(config.pipeline, table, store, look, keeps=keeps, was_text=is_text)
+        left_out = config.table_config(table).layout.leaves_out
+        return cls(topic, table, declared, database, stores_text=is_text, left_out=left_out)
+
+    @property
+    def stored(self) -> TableSchema | None:
+        """The columns that the database gave; None if it gave none."""
+        return self._database.schema
+
+    @property
+    def schema(self) -> TableSchema | None:
+        """The columns of the definition, and those that the database gave, as rows are read.
+
+        Those that are left out are not among them: their values may be of any type.
+        """
+        return needed_definition(joined_types(self._declared, self.stored), self._left_out)
+
+    def untyped(self, writers: Writers) -> tuple[str, ...]:
+        """The columns that are text, since nothing types them."""
+        return untyped_columns(writers, self.schema, self._left_out)
+
+    def settled(
+        self,
+        writers: Writers,
+        newest: Callable[[], Iterable[JsonWriter]],
+        joined: Callable[[Iterable[JsonWriter]], Writers] | None = None,
+    ) -> Writers:
+        """The writers, once each of their columns has a type or is accepted without one.
+
+        ``newest`` reads the newest writers with a schema, ``joined`` puts them beside ``writers``.
+
+        Raises:
+            ConfigError: a column has no type, so that the table waits; or the database refuses the user.
+            SourceUnavailableError: the database does not answer.
+            StateStoreError: the store does not answer.
+        """
+        names = self.untyped(writers)
+        if names:
+            self._database.decide(names, typed_names(writers))
+        if self._refused(writers):
+            # A connector that was told to send schemas: they type its earlier records too.
+            found = [*newest()]
+            writers = writers.with_new(found) if joined is None else joined(found)
+        if refused := self._refused(writers):
+            raise untyped_refusal(self._topic, self._table, refused, asked=self._database.can_ask)
+        return writers
+
+    def _refused(self, writers: Writers) -> tuple[str, ...]:
+        """Columns without a type that keep the table waiting."""
+        if self._stores_text or self._declared is not None:
+            return ()
+        return tuple(name for name in self.untyped(writers) if not self._database.covers(name))
+
+
+def newest_typed(messages: Sequence[Message], options: CodecOptions) -> JsonWriter | None:
+    """The writer of the newest of some records that has a schema and all columns; None if none has."""
+    rows = (first_row([message], options) for message in reversed(messages))
+    return next((first_writer(row) for row in rows if row is not None and not row.bare), None)
