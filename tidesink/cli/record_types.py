@@ -47,7 +47,8 @@ class MetRecords:
         """Take note of the row that was decoded last."""
         self._newest = self.codec.reported(schema)
         if id(schema) not in self._writers:
-            writer = JsonWriter(self._newest, tuple(event.key or ()), self.codec.bare)
+            is_ticdc = event.commit_ts is not None
+            writer = JsonWriter(self._newest, tuple(event.key or ()), self.codec.bare, is_ticdc=is_ticdc)
             self._writers[id(schema)] = schema, writer
 
     def typed(self, config: Config, topic: str, table: TableId) -> TypedRows:

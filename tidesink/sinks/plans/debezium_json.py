@@ -70,10 +70,11 @@ _UNTYPED_SNAPSHOT: Final = (
 _UNTYPED: Final = (
     "The records of topic {} have no schemas, and nothing else gives the types of {}: a DECIMAL may be "
     "base64 there, and a DATETIME a number. {}Give the table a definition (tables: [{{name: {}, definition: "
-    "CREATE TABLE …}}]), {}or set value.converter.schemas.enable=true at the connector: records with schemas "
-    "type the earlier ones, too. To store such columns as text instead, set "
-    "source.debezium.untyped-columns: text"
+    "CREATE TABLE …}}]), {}or {}: records with schemas type the earlier ones, too. To store such columns as "
+    "text instead, set source.debezium.untyped-columns: text"
 )
+_SCHEMAS_ON: Final = "set value.converter.schemas.enable=true at the connector"
+_SCHEMAS_OF_TICDC: Final = "leave debezium-disable-schema out of the changefeed's sink URI"
 _DATABASE: Final = "set source.database, from which types are then read, "
 _NOT_THERE: Final = "source.database has no table {}. "
 # Columns that the refusal names.
@@ -516,14 +517,18 @@ def typed_names(writers: Writers) -> frozenset[str]:
     return frozenset(reported.column.name for one in writers.with_schema for reported in one.columns)
 
 
-def untyped_refusal(topic: str, table: TableId, names: Sequence[str], *, asked: bool) -> ConfigError:
+def untyped_refusal(
+    topic: str, table: TableId, names: Sequence[str], *, asked: bool, is_ticdc: bool = False
+) -> ConfigError:
     """Why a table waits whose columns nothing types; ``asked``: so was the source's database."""
     more = len(names) - _NAMED
     listed = [*map(repr, names[:_NAMED]), *([f"{more} more"] if more > 0 else [])]
     named = " and ".join([part for part in (", ".join(listed[:-1]), listed[-1]) if part])
     named = f"column{'' if len(names) == 1 else 's'} {named}"
     reason, remedy = (_NOT_THERE.format(table), "") if asked else ("", _DATABASE)
-    return ConfigError(_UNTYPED.format(topic, named, reason, table, remedy), table=str(table))
+    schemas = _SCHEMAS_OF_TICDC if is_ticdc else _SCHEMAS_ON
+    text = _UNTYPED.format(topic, named, reason, table, remedy, schemas)
+    return ConfigError(text, table=str(table))
 
 
 def _column_lists(

@@ -114,7 +114,8 @@ class RecordTypes:
             found = [*newest()]
             writers = writers.with_new(found) if joined is None else joined(found)
         if refused := self._refused(writers):
-            raise untyped_refusal(self._topic, self._table, refused, asked=self._database.can_ask)
+            asked, is_ticdc = self._database.can_ask, writers.reported_ticdc
+            raise untyped_refusal(self._topic, self._table, refused, asked=asked, is_ticdc=is_ticdc)
         return writers
 
     def _refused(self, writers: Writers) -> tuple[str, ...]:
