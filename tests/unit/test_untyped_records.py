@@ -16,6 +16,8 @@ from tests.decoded_batches import as_records
 from tests.spark.decoded import decode_here
 from tests.surroundings import surroundings
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
+from tests.unit.test_worker_turns import _Looks
+from tests.unit.worker_bed import surroundings as worker_surroundings
 from tidesink.cli.record_types import MetRecords
 from tidesink.config import Config
 from tidesink.ddl.catalog import TableDefinitions
@@ -23,6 +25,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.batch.schema_source import Missed
+from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_json import untyped_refusal
@@ -30,6 +33,8 @@ from tidesink.sinks.schema_sources.database_types import DatabaseColumns
 from tidesink.sinks.schema_sources.record_types import RecordTypes
 from tidesink.sinks.schema_sources.writer_schemas import DebeziumJsonDecoding
 from tidesink.sinks.state.progress import StateStore, TableStatus
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.run import Worker
 
 Json = dict[str, Any]
 T: Final = TableId("shop", "orders")
@@ -396,3 +401,27 @@ def test_the_setting_has_two_words() -> None:
     json_source = changed(CANAL_JSON, source__protocol="debezium-json")
     found = wrong(changed(json_source, source__debezium={"untyped-columns": "guess"}))
     assert "source.debezium.untyped-columns" in found
+
+
+def test_run_and_status_say_why_a_table_waits(tmp_path: Path) -> None:
+    """By a worker without servers: no more of it is reached than the table's columns."""
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    settings = {"source__topics": ["shop_orders"], "target": {"type": "http", "url": "http://127.0.0.1:1/x"}}
+    around = worker_surroundings(
+        right(changed(CANAL_JSON, source__protocol="debezium-json", **settings)), store=store
+    )
+
+    def fetch(wanted: Any) -> Iterator[pa.RecordBatch]:
+        yield as_records([replace(_bare(ROW), topic=wanted.topic)] if wanted.start == 0 else [])
+
+    source = KafkaSource(fetch)
+    topics = Topics(around.config.pipeline, source, store, ask=lambda: cast("Any", None))
+    around = replace(around, source=source, topics=topics)
+    (table,) = Worker(around, until="drained", offsets=_Looks(T)).run().tables
+    assert (table.table, table.state) == (T, "FAILING")
+    expected = untyped_refusal("shop_orders", T, [*ROW], asked=False).message
+    assert expected in str(table.error)
+    status = store.status_of(around.config.pipeline, T)
+    store.close()
+    assert status is not None
+    assert (status.state, status.error) == ("FAILING", table.error)
