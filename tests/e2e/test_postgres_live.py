@@ -33,7 +33,10 @@ from tests.e2e.writing import shop_config
 from tests.full import FULL
 from tests.postgres_database import own_postgres, plain_session, source_connection
 from tests.servers import create_topics
+from tidesink.config.source import DatabaseSettings
+from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.events import TableId
+from tidesink.sinks.schema_sources.database_types import look_up_in
 from tidesink.sinks.targets.sql.location import Endpoint
 
 if TYPE_CHECKING:
@@ -219,6 +222,14 @@ def test_every_type_has_the_value_of_its_event(
     name = f"w{uuid.uuid4().hex[:8]}"
     with own_postgres(postgres, "live{}") as url:
         sql = _create(url)
+        (declared,) = read_postgres_tables(sql, "live")
+        look = look_up_in(DatabaseSettings.model_validate({"url": url}))
+        stored = look(declared.table) if look is not None else None
+        assert stored is not None
+        # As the database shows it, the table is what a person declares.
+        assert [(one.name, one.type, one.primary_key) for one in stored.columns] == [
+            (one.name, one.type, one.primary_key) for one in declared.columns
+        ]
         create_topics(brokers, {f"{name}.live.wide": 1})
         with connector(connect, url, name, **_MODES[kind]) as properties:
             _fill(url)

@@ -13,11 +13,12 @@ from tests.postgres import standby_server
 from tests.postgres_database import database_url, own_postgres, run_scripts, source_connection
 from tidesink.cli.table_plans import identity_problem
 from tidesink.config.source import DatabaseSettings
+from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.errors import ConfigError, SourceUnavailableError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.source_rows import KeyRange, SourceRows, key_ranges
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.schema_sources.database_types import replica_identity
+from tidesink.sinks.schema_sources.database_types import look_up_in, replica_identity
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.source_database.base import ReplicaIdentity, StoredTable, plain
 from tidesink.source_database.database import begin_session, dialect_of, stored_table
@@ -189,6 +190,27 @@ def test_generated_and_dropped_columns(database: Database) -> None:
     assert [*stored.types] == ["id", "own", "d"]
     assert [*stored.generated] == ["twice"]
     assert stored.required == {"id", "own", "d"}
+
+
+def test_a_table_is_defined_as_a_person_declares_it(database: Database) -> None:
+    """Domains by what they are made of, enums as text, and defaults that are constants or not."""
+    database.run(_TYPES)
+    database.run("""CREATE TABLE "a""b%s" (id int, k code NOT NULL, m mood DEFAULT 'a', n numeric(10,2),
+        v numeric, t timestamp(3), u timestamptz DEFAULT now(), h hstore, l mood[], w bit(70),
+        c citext DEFAULT 'it''s', o bigint GENERATED ALWAYS AS IDENTITY,
+        twice int GENERATED ALWAYS AS (id*2) STORED, s smallint DEFAULT -5,
+        j jsonb DEFAULT NULL, PRIMARY KEY (id, k))""")
+    (declared,) = read_postgres_tables(
+        """CREATE TABLE "a""b%s" (id int, k text, m text DEFAULT 'a', n numeric(10,2), v numeric,
+        t timestamp(3), u timestamptz DEFAULT now(), h hstore, l text[], w bytea, c text DEFAULT 'it''s',
+        o bigint NOT NULL GENERATED ALWAYS AS IDENTITY, twice int GENERATED ALWAYS AS (id*2) STORED,
+        s smallint DEFAULT '-5', j jsonb, PRIMARY KEY (id, k))""",
+        "public",
+    )
+    look = look_up_in(DatabaseSettings.model_validate({"url": database.url}))
+    assert look is not None
+    assert look(declared.table) == declared
+    assert look(TableId("public", "nothing")) is look(TableId("", "nothing")) is None
 
 
 def test_the_columns_that_postgres_sends_of_a_deleted_row(database: Database) -> None:
