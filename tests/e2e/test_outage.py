@@ -37,6 +37,8 @@ def _wait(done: Callable[[], bool]) -> None:
 def test_an_outage_of_the_target_shows_until_it_is_over(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
+    """A worker's Postgres is stopped with a record to come, and started again."""
+
     def asked() -> dict[str, Any]:
         done = CliRunner().invoke(app, ["status", str(path), "-o", "json"])
         found: dict[str, Any] = json.loads(done.stdout)

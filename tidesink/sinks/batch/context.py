@@ -303,9 +303,13 @@ class WorkerContext:
         """What a step of the state store's gives, tried again; None where the store stays silent.
 
         That is said, in the words of ``unless``, and the task goes on: what is applied is in the target.
+        The table's own failure stays as it is: it is what such a step may be about to save.
         """
+        retries = RetryPolicy(
+            self.config.retry.for_, stop=self.stop, on_retry=partial(self.listeners.retried, table)
+        )
         try:
-            return self.retry(table).call(step)
+            return retries.call(step)
         except (TidesinkError, StopRequestedError) as exc:
             _log.warning(unless, table=str(table), error=str(exc))
             return None
