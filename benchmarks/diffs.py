@@ -53,9 +53,9 @@ def _add(endpoint: Endpoint, event: ChangeEvent) -> None:
 
 
 def _ours(settings: dict[str, Any]) -> float:
+    from tidesink.sinks.diff.comparison import DiffOptions
+    from tidesink.sinks.diff.run import diff
     from tidesink.sinks.spark.session import session_of
-    from tidesink.sinks.worker.comparison import DiffOptions
-    from tidesink.sinks.worker.diff import diff
 
     config = load_config(snapshot_config(settings))
     with session_of(config):

@@ -13,9 +13,9 @@ from tests.cli.test_diff import ORDERS, diff_config, run_diff
 from tidesink.cli.diff_report import Report, kept
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
+from tidesink.sinks.diff.comparison import Difference, TableDiff
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.comparison import Difference, TableDiff
 
 OTHERS: Final = TableId("shop", "others")
 OF: Final[Mapping[str, Any]] = {"pipeline": "shop", "where": None, "sample": None, "at": None}

@@ -27,9 +27,9 @@ from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.sinks.batch.context import StopFlag
 from tidesink.sinks.batch.observers import Heartbeat
+from tidesink.sinks.diff.comparison import DiffOptions
+from tidesink.sinks.diff.run import diff
 from tidesink.sinks.state.sql_store import open_state_store
-from tidesink.sinks.worker.comparison import DiffOptions
-from tidesink.sinks.worker.diff import diff
 from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:

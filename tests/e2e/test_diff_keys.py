@@ -25,10 +25,10 @@ from tests.postgres_database import own_postgres, plain_session
 from tests.servers import create_topics
 from tidesink.config import load_config
 from tidesink.events import Column, TableId, TableSchema
+from tidesink.sinks.diff.comparison import DiffOptions
+from tidesink.sinks.diff.run import diff
 from tidesink.sinks.targets.sql.location import Endpoint
 from tidesink.sinks.targets.sql.target import SqlTarget
-from tidesink.sinks.worker.comparison import DiffOptions
-from tidesink.sinks.worker.diff import diff
 from tidesink.typemap.mysql_types import parse_sql_type
 
 if TYPE_CHECKING:

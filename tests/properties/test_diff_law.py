@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.diff_law import Candidate, Version, first_look, next_look
-from tidesink.sinks.worker.comparison import LOOKS
+from tidesink.sinks.diff.comparison import LOOKS
 
 LAG: Final = 3
 _STEPS: Final = st.lists(st.sampled_from(("write", "delete", "send", "apply", "rest")), max_size=6)

@@ -113,7 +113,18 @@ def test_the_floors_are_climbed_at_all() -> None:
 
 
 # The rooms of ``sinks``, from the ground up. ``session`` is an old name for ``spark.session``.
-SINKS: Final = ("state", "kafka", "spark", "targets", "batch", "plans", "schema_sources", "worker", "session")
+SINKS: Final = (
+    "state",
+    "kafka",
+    "spark",
+    "targets",
+    "batch",
+    "plans",
+    "schema_sources",
+    "worker",
+    "diff",
+    "session",
+)
 
 
 def test_the_rooms_of_sinks_import_down_too() -> None:

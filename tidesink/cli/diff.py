@@ -33,7 +33,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 
 if TYPE_CHECKING:
-    from tidesink.sinks.worker.comparison import ChooseCut, TableDiff
+    from tidesink.sinks.diff.comparison import ChooseCut, TableDiff
 
 _COUNTS: Final = ("equal", "different", "only_at_source", "only_at_target", "unsettled", "unreadable")
 _WORDS: Final = {
@@ -104,8 +104,8 @@ def diff(
     if resume and report is None:
         raise ConfigError("a comparison goes on by its report: give --report FILE, too", key="--resume")
     cut = None if at is None else _cut_at(settings, other, at)
-    from tidesink.sinks.worker.comparison import DiffOptions, TableDiff
-    from tidesink.sinks.worker.diff import diff as compared
+    from tidesink.sinks.diff.comparison import DiffOptions, TableDiff
+    from tidesink.sinks.diff.run import diff as compared
     from tidesink.source_database.key_bounds import parse_bounds
 
     side: Side = "source" if other is None else "other"
@@ -170,7 +170,7 @@ def _chosen(
     Raises:
         ConfigError: a table that is named is not known, or cannot be compared.
     """
-    from tidesink.sinks.worker.comparison import TableDiff
+    from tidesink.sinks.diff.comparison import TableDiff
     from tidesink.sinks.worker.table_copy import obstacle, refusal
 
     known = _topics(config)

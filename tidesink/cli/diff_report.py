@@ -20,7 +20,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 
 if TYPE_CHECKING:
-    from tidesink.sinks.worker.comparison import Difference, TableDiff
+    from tidesink.sinks.diff.comparison import Difference, TableDiff
 
 # With what the target is compared, in words and in names.
 Side = Literal["source", "other"]
@@ -62,7 +62,7 @@ class Report:
         Raises:
             ConfigError: no run was cut off, or it compared something else.
         """
-        from tidesink.sinks.worker.comparison import TableDiff
+        from tidesink.sinks.diff.comparison import TableDiff
 
         path = self._file.name
         try:

@@ -35,7 +35,7 @@ from tidesink.sinks.targets.sharing import quote_identifier
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.sinks.worker.comparison import TableDiff
+    from tidesink.sinks.diff.comparison import TableDiff
 
 
 TABLES: Final = (CUSTOMERS, ORDERS)
@@ -220,8 +220,8 @@ class _Demo:
                 _pause(jobs)
 
     def _compared(self, config: Config, *, lag: float) -> tuple[TableDiff, ...]:
-        from tidesink.sinks.worker.comparison import DiffOptions
-        from tidesink.sinks.worker.diff import diff
+        from tidesink.sinks.diff.comparison import DiffOptions
+        from tidesink.sinks.diff.run import diff
 
         options = DiffOptions(values=True, lag=lag)
         return tuple(diff(config, TABLES, options, tell=lambda what: self.steps.say(f"diff: {what}")))

@@ -81,6 +81,7 @@ class TableTask:
     """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
+        """Nothing is asked or opened yet, but what the table shares of its topic is told to expect it."""
         self.topic = topic
         self.table = table
         self.state: TableState = "IDLE"

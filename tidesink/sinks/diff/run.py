@@ -1,6 +1,6 @@
 """``tidesink diff``: tables at the target are compared with the source's database, or with other copies.
 
-The law of a comparison stands in ``worker.comparison``.
+The law of a comparison stands in ``diff.comparison``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from tidesink.sinks.batch.observers import Listeners
 from tidesink.sinks.batch.source import RecordReader, fit_shuffle, unpacked_ranges
 from tidesink.sinks.batch.source_rows import SourceDecoder, source_plan
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.spark.session import session_of
-from tidesink.sinks.worker.comparison import (
+from tidesink.sinks.diff.comparison import (
     ComparedSides,
     DiffOptions,
     Keep,
@@ -29,7 +28,8 @@ from tidesink.sinks.worker.comparison import (
     TableDiff,
     at_target_alone,
 )
-from tidesink.sinks.worker.copy_comparison import CopyComparison
+from tidesink.sinks.diff.copies import CopyComparison
+from tidesink.sinks.spark.session import session_of
 from tidesink.sinks.worker.run import assembled
 from tidesink.sinks.worker.snapshot import all_ranges, open_source_database
 from tidesink.sinks.worker.source_keys import (
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tidesink.sinks.batch.decoders import DecodePlan
+    from tidesink.sinks.diff.comparison import ChooseCut
     from tidesink.sinks.kafka.offsets import TopicOffsets
     from tidesink.sinks.targets.base import TableReader
     from tidesink.sinks.targets.cuts import CutTarget
     from tidesink.sinks.targets.lake.cuts import Cut, CutLog
-    from tidesink.sinks.worker.comparison import ChooseCut
     from tidesink.source_database.base import StoredTable
 
 # So many keys are asked for one by one, or up to one of so many rows; to read all rows takes less for more.

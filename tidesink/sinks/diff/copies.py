@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidesink.errors import ConfigError
 from tidesink.events import folding
 from tidesink.sinks.batch.source import fit_shuffle
+from tidesink.sinks.diff.comparison import ComparedSides, TableComparison, at_target_alone
 from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.targets.sharing import quote_text
-from tidesink.sinks.worker.comparison import ComparedSides, TableComparison, at_target_alone
 from tidesink.sinks.worker.source_keys import compared_columns, is_ranged
 from tidesink.sinks.worker.table_copy import TableCopy
 from tidesink.source_database.base import StoredTable
