@@ -39,8 +39,11 @@ class Server:
 
     def claim(self) -> None:
         """Open and claim the table as ``user``."""
-        target = SqlTarget(Connections(self.dialect, self.user))
-        target.open_table(SHAPE, pipeline="shop").claim()
+        connections = Connections(self.dialect, self.user)
+        try:
+            SqlTarget(connections).open_table(SHAPE, pipeline="shop").claim()
+        finally:
+            connections.close()
 
     def config(self, **target: Any) -> Any:
         """The config of a pipeline that writes the table as ``user``."""
@@ -74,7 +77,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         with connections.transaction("test") as cursor:
             cursor.execute(statement)
 
-    SqlTarget(Connections(dialect, owner)).open_table(SHAPE, pipeline="shop").claim()
+    SqlTarget(connections).open_table(SHAPE, pipeline="shop").claim()
     run(made)
     yield Server(dialect, owner, replace(owner, user=USER, password="opensesame"), run)
     run(dropped)
