@@ -282,6 +282,14 @@ def test_the_source_has_the_same_reasons(raised: Exception, error: type[Exceptio
     assert "SECRET" not in str(caught.value)
 
 
+def test_a_right_that_a_statement_lacks_at_the_source_is_no_silence() -> None:
+    refusal = OperationalError("SELECT", {}, _Refusal("42501", "permission denied for table a"))
+    said = "code 42501: permission denied for table a"
+    with pytest.raises(ConfigError, match=said) as caught, translated("source.database.url"):
+        raise refusal
+    assert "Grant it SELECT" in caught.value.message
+
+
 class _Refusal(psycopg.Error):
     """An error of psycopg's with the fields that a server sends."""
 
@@ -289,7 +297,7 @@ class _Refusal(psycopg.Error):
         super().__init__(message)
         self.sqlstate = sqlstate
         fields = dict.fromkeys(("schema_name", "table_name", "column_name", "constraint_name"))
-        self._fields = SimpleNamespace(message_primary=message, **{**fields, **names})
+        self._fields = SimpleNamespace(message_primary=message, source_file=None, **{**fields, **names})
 
     @property
     def diag(self) -> Any:

@@ -187,9 +187,14 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
 
 
 def is_of_connecting(code: str) -> bool:
-    """Whether a server's number means that it lets nobody in, not that a statement failed."""
-    return code.isdigit() and code in _REASONS
+    """Whether a number of MySQL's or MariaDB's means that it lets nobody in, not that a statement failed.
 
+    An SQLSTATE does not say which of the two it was: psycopg has none for a connection that was not made.
+    """
+    return code.isdigit() and len(code) < _SQLSTATE_LENGTH and code in _REASONS
+
+
+_SQLSTATE_LENGTH: Final = 5
 
 # libpq's own words are English unless the program sets a locale; the server's are in its ``lc_messages``.
 # The first pattern that any of the attempts has wins: what a server says tells more than a silent one.
