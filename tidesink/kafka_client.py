@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from tidesink.errors import ConfigError, SourceUnavailableError, nearest, one_of
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaException
+    from confluent_kafka import KafkaError, KafkaException
 
 
 # librdkafka writes to stderr by itself otherwise; what matters comes back as an error.
@@ -279,6 +279,28 @@ def no_answer(brokers: str, error: KafkaException) -> SourceUnavailableError:
 
     reason = error.args[0].str() if isinstance(error.args[0], KafkaError) else str(error)
     return SourceUnavailableError(f"no answer from {brokers} ({reason}): {why_silent(brokers)}")
+
+
+class ConnectionErrors:
+    """The newest error of a client's connections, as its ``error_cb``; requests only time out meanwhile.
+
+    It is reported when the client is polled.
+    """
+
+    def __init__(self) -> None:
+        self._newest: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Keep an error; that all brokers are down says no more than the one before it."""
+        from confluent_kafka import KafkaError
+
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._newest = error
+
+    def taken(self) -> KafkaError | None:
+        """The newest error since the last call."""
+        found, self._newest = self._newest, None
+        return found
 
 
 _PROBE_SECONDS: Final = 2.0

@@ -10,27 +10,36 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     NewTopic,
+    ResourcePatternType,
+    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
 
 from tests.certificates import self_signed
+from tests.contracts.targets_bed import shape
 from tests.full import FULL
 from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tidesink.cli.sources import Start, read_topic
+from tidesink.config.targets import KafkaSettings
 from tidesink.dev.stack import READY_SECONDS, Broker, free_ports, stop_daemons
-from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.errors import SourceError, SourceUnavailableError, TargetError, TransientTargetError
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, KafkaFetch, fetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.targets.stream.kafka import KafkaTarget
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +49,8 @@ pytestmark = [pytest.mark.servers, FULL]
 
 _PATIENCE: Final = 60.0
 _TOPIC: Final = "secured"
+# A topic that only somebody else may use.
+_CLOSED: Final = "closed"
 _PASSWORD: Final = 'p"a\\ss'
 _PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -57,6 +68,9 @@ ssl.keystore.location={{pem}}
 ssl.truststore.type=PEM
 ssl.truststore.location={{certificate}}
 listener.name.tls.ssl.client.auth=required
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+allow.everyone.if.no.acl.found=true
 listener.name.sasl.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER
 listener.name.sasl.plain.sasl.jaas.config={_PLAIN} required {_USER};
 listener.name.sasl.scram-sha-256.sasl.jaas.config={_SCRAM} required;
@@ -117,6 +131,17 @@ def _fill(address: str) -> None:
         )
         for future in admin.alter_user_scram_credentials([user]).values():
             future.result(_PATIENCE)
+    nobody = AclBinding(
+        ResourceType.TOPIC,
+        _CLOSED,
+        ResourcePatternType.LITERAL,
+        "User:nobody",
+        "*",
+        AclOperation.ALL,
+        AclPermissionType.ALLOW,
+    )
+    for future in admin.create_acls([nobody]).values():
+        future.result(_PATIENCE)
     producer = Producer({"bootstrap.servers": address})
     for number in range(3):
         producer.produce(_TOPIC, str(number).encode(), partition=0)
@@ -234,3 +259,33 @@ def test_an_unknown_authority_is_an_error(secured: Secured) -> None:
     with pytest.raises(SourceError, match=r"_SSL.*ssl\.ca\.location") as caught:
         _read(given, FetchLimits(refusal=2))
     assert not isinstance(caught.value, SourceUnavailableError)
+
+
+def _target(secured: Secured, properties: dict[str, str], **more: Any) -> KafkaTarget:
+    kafka = {name: value for name, value in properties.items() if name != "bootstrap.servers"}
+    given = {"type": "kafka", "brokers": properties["bootstrap.servers"], "protocol": "canal-json"}
+    settings = KafkaSettings.model_validate({**given, "kafka": kafka, **more})
+    return KafkaTarget(settings, SqlStateStore(":memory:"))
+
+
+def test_each_way_a_target_refuses_has_its_own_remedy(secured: Secured) -> None:
+    def refused(properties: dict[str, str], **more: Any) -> TargetError:
+        with pytest.raises(TargetError) as caught:
+            _target(secured, properties, **more).open_table(shape(), pipeline="shop")
+        assert "wrong-password" not in repr(caught.value)
+        return caught.value
+
+    given = _sasl(secured, "SCRAM-SHA-256", sasl_username="reader", sasl_password=_PASSWORD)
+    password = refused({**given, "sasl.password": "wrong-password"})
+    assert type(password) is TargetError
+    assert "sasl.password and sasl.mechanism under target.kafka" in password.message
+    authority = refused({name: value for name, value in given.items() if name != "ssl.ca.location"})
+    assert type(authority) is TransientTargetError
+    assert "ssl.ca.location under target.kafka" in authority.message
+    plain = refused({"bootstrap.servers": secured.sasl})
+    assert type(plain) is TransientTargetError
+    assert "Check security.protocol and sasl under target.kafka" in plain.message
+    closed = refused(given, topic=_CLOSED)
+    assert type(closed) is TargetError
+    assert "describe and write the topic" in closed.message
+    assert closed.context["topic"] == _CLOSED

@@ -18,7 +18,7 @@ from tidesink.codecs.open import CODECS
 from tidesink.config.targets import KafkaSettings
 from tidesink.errors import EncodeError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId
-from tidesink.kafka_client import open_client, why_silent
+from tidesink.kafka_client import ConnectionErrors, open_client, why_silent
 from tidesink.sinks.kafka.offsets import describe_topics
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import (
@@ -389,7 +389,8 @@ _REFUSED: Final[Mapping[int, str]] = MappingProxyType(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let the user of target.kafka create topics and write with "
         "idempotence (IDEMPOTENT_WRITE), or create the topic",
         KafkaError.SASL_AUTHENTICATION_FAILED: "check sasl.username and sasl.password under target.kafka",
-        KafkaError._AUTHENTICATION: "check security.protocol and the sasl settings under target.kafka",
+        KafkaError._AUTHENTICATION: "check sasl.username, sasl.password and sasl.mechanism under "
+        "target.kafka",
         KafkaError.TOPIC_EXCEPTION: "Kafka takes no topic of this name: change target.topic",
         KafkaError.INVALID_REPLICATION_FACTOR: "there are fewer brokers: lower target.replication-factor",
         KafkaError.INVALID_PARTITIONS: "change target.partition-num",
@@ -412,6 +413,7 @@ class TargetTopics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
+        self._errors = ConnectionErrors()
         self._admin = self._renewed()
 
     def open(self, topic: str) -> OpenTopic:
@@ -425,14 +427,14 @@ class TargetTopics:
             found = self._find(topic)
             return self._made(topic) if found is None else found
         except KafkaException as exc:
-            raise admin_error(exc, topic, self._settings.bootstrap_servers) from exc
+            raise self._error(exc, topic) from exc
 
     def check(self, opened: OpenTopic) -> None:
         """Refuse a topic that is not the one that was opened; raises as ``open``, and StaleProgressError."""
         try:
             found = self._find(opened.name)
         except KafkaException as exc:
-            raise admin_error(exc, opened.name, self._settings.bootstrap_servers) from exc
+            raise self._error(exc, opened.name) from exc
         if found is None or found.topic_id != opened.topic_id:
             raise StaleProgressError(
                 "the topic was deleted or made again since the table was opened, and what was sent is gone: "
@@ -445,7 +447,7 @@ class TargetTopics:
         try:
             return tuple(self._admin.list_topics(timeout=_TIMEOUT).topics)
         except KafkaException as exc:
-            raise admin_error(exc, None, self._settings.bootstrap_servers) from exc
+            raise self._error(exc, None) from exc
 
     def _find(self, topic: str) -> OpenTopic | None:
         future = describe_topics(self._admin, [topic], self._renewed)[topic]
@@ -458,8 +460,17 @@ class TargetTopics:
             raise
 
     def _renewed(self) -> AdminClient:
-        self._admin = open_client(AdminClient, self._settings.confluent_properties(), _QUIET)
+        own = {**_QUIET, "error_cb": self._errors}
+        self._admin = open_client(AdminClient, self._settings.confluent_properties(), own)
         return self._admin
+
+    def _error(self, exc: KafkaException, topic: str | None) -> TargetError:
+        """The error for an answer; of a request without one, for what the connections came to."""
+        self._admin.poll(0)
+        newest = self._errors.taken()
+        if newest is not None and exc.args[0].code() in _UNANSWERED and newest.code() in _LET_IN:
+            exc = KafkaException(newest)
+        return admin_error(exc, topic, self._settings.bootstrap_servers)
 
     def _made(self, topic: str) -> OpenTopic:
         settings = self._settings
@@ -482,9 +493,22 @@ class TargetTopics:
         raise TransientTargetError("the topic was made, and Kafka does not show it yet", topic=topic)
 
 
+# Requests that no broker answered, and why a connection is not made although something listens.
+_UNANSWERED: Final = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN)
+_LET_IN: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
+
+
 def admin_error(exc: KafkaException, topic: str | None, brokers: str = "") -> TargetError:
     """What Kafka answers about a topic as an error of ours, by its code; ``brokers``: who was asked."""
     error: KafkaError = exc.args[0]
+    if error.code() == KafkaError._SSL:
+        # A certificate may be renewed at the broker.
+        return TransientTargetError(
+            "no TLS connection to the target's Kafka (_SSL): check security.protocol and ssl.ca.location "
+            "under target.kafka, that the brokers' certificates name their hosts, and, with mutual TLS, "
+            "ssl.certificate.location and ssl.key.location",
+            topic=topic,
+        )
     remedy = _REFUSED.get(error.code())
     if remedy is not None:
         return TargetError(f"the target's Kafka refuses ({error.name()}): {remedy}", topic=topic)
