@@ -407,7 +407,7 @@ _LATER: Final = "Nothing of this batch was written, and it is tried again."
 _NOTHING: Final = "Nothing was written."
 
 # Numbers of MySQL's and MariaDB's errors, our class, the cause, and what to do next.
-_NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
+NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
     (
         (1213, 1614),
         Meaning(
@@ -450,7 +450,7 @@ _NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         ),
     ),
     (
-        (1037, 1038, 1041),
+        (1037, 1038, 1041, 1206),
         Meaning(
             TransientTargetError,
             "The server is out of memory",
@@ -623,9 +623,45 @@ _NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
             f"{_NOTHING} Raise its variable max_allowed_packet above twice the longest message of the topic.",
         ),
     ),
+    (
+        (1412, 1615),
+        Meaning(
+            TransientTargetError,
+            "Another session changed the table's columns at this moment",
+            f"{_LATER} If it lasts, find the program that alters tables at the target.",
+        ),
+    ),
+    (
+        (1047,),
+        Meaning(
+            TransientTargetError,
+            "The node takes no statements: it joins its Galera cluster, or has lost the majority",
+            f"{_LATER} If it lasts, look at the node's wsrep_ready and wsrep_cluster_status.",
+        ),
+    ),
+    (
+        (1644, 1643),
+        Meaning(
+            TargetError,
+            "A trigger or a function at the target raises an error",
+            f"{_NOTHING} Its words may hold values and are not shown. Correct the trigger or drop it.",
+        ),
+    ),
+    (
+        (1054,),
+        Meaning(
+            TargetError,
+            "A column is gone that was there",
+            f"{_NOTHING} If another program changed the table, undo its change.",
+        ),
+    ),
 )
-_MEANINGS: Final = {str(number): meaning for numbers, meaning in _NUMBERS for number in numbers}
-_UNKNOWN: Final = Meaning(TargetError, "The server refuses the statement", _NOTHING)
+_MEANINGS: Final = {str(number): meaning for numbers, meaning in NUMBERS for number in numbers}
+_UNKNOWN: Final = Meaning(
+    TargetError,
+    "The server refuses the statement",
+    f"{_NOTHING} MariaDB's or MySQL's list of error codes has the number; see the server's log too.",
+)
 # The messages of these hold names of objects, settings and users, and no value of a row.
 _NAMES_ONLY: Final = frozenset(
     map(

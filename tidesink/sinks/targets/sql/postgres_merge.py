@@ -241,7 +241,7 @@ _CUT: Final = ("", "08", "57P01", "57P02", "57P03", "57P05", "25P03", "40003")
 _LATER: Final = "Nothing of this batch was written, and it is tried again."
 
 # SQLSTATE or its class, our class, the cause, and what to do next. The first row that fits wins.
-_STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
+STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "40001",
         TransientTargetError,
@@ -385,6 +385,42 @@ _STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
         "Drop that object at the target first, or set schema-changes: drop: ignore for the table.",
     ),
     (
+        "0A",
+        TargetError,
+        "Postgres cannot change the table so. A view, a rule or a trigger of yours uses the column, or this "
+        "version lacks the feature",
+        "Nothing was written. Drop that object at the target, and create it again after the change.",
+    ),
+    *(
+        (
+            state,
+            TargetError,
+            "A trigger or a function at the target raises an error",
+            "Nothing was written. Its words, which may hold values, are in the server's log. Correct the "
+            "trigger or drop it.",
+        )
+        for state in ("P0", "38", "39")
+    ),
+    (
+        "3F000",
+        TransientTargetError,
+        "A schema is gone that was there",
+        f"{_LATER} If it lasts, find the program that drops schemas at the target.",
+    ),
+    (
+        "55",
+        TargetError,
+        "The table's state does not allow the statement, as when a publication has the table and its REPLICA "
+        "IDENTITY is NOTHING",
+        "Nothing was written. The reason is in the server's log.",
+    ),
+    (
+        "42703",
+        TargetError,
+        "A column is gone that was there",
+        "Nothing was written. If another program changed the table, undo its change.",
+    ),
+    (
         "42",
         TargetError,
         "Postgres refuses the statement",
@@ -403,12 +439,16 @@ _STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
         "Nothing was written. Look into the server's log.",
     ),
 )
-_UNKNOWN: Final = Meaning(TargetError, "Postgres refuses the statement", "Nothing was written.")
+_UNKNOWN: Final = Meaning(
+    TargetError, "Postgres refuses the statement", "Nothing was written. The reason is in the server's log."
+)
 # The messages of these hold names of objects, settings and roles, and no value of a row.
 _NAMES_ONLY: Final = (
     "25006", "28", "2BP01", "3D000", "3F000", "40P01", "42501", "42703", "42704", "42809", "42P01", "42P07",
     "42P10", "53", "55006", "55P03", "57", "58",
 )  # fmt: skip
+# Source files of the procedural languages: their RAISE may give any words, a row's too, to any code.
+_RAISING: Final = ("pl_exec", "plpy_", "plperl", "pltcl")
 _FIELDS: Final = ("table", "column", "constraint")
 RIGHTS: Final = "42501"
 
@@ -430,7 +470,8 @@ def fault_of(exc: BaseException) -> Fault | None:
     if code is None:
         return None
     diag: Any = getattr(exc, "diag", None)
-    words = diag.message_primary or "" if diag is not None and code.startswith(_NAMES_ONLY) else ""
+    is_own = diag is not None and not (diag.source_file or "").startswith(_RAISING)
+    words = diag.message_primary or "" if is_own and code.startswith(_NAMES_ONLY) else ""
     return Fault(code, words, _named(diag))
 
 
@@ -457,8 +498,6 @@ def error_of(
             )
         said = ": ".join(part for part in (code or "the connection was cut", fault.words) if part)
         return TransientTargetError(f"The Postgres server does not answer ({said}). {_LATER}", table=table)
-    rows = (
-        Meaning(error, cause, remedy) for state, error, cause, remedy in _STATES if code.startswith(state)
-    )
+    rows = (Meaning(error, cause, remedy) for state, error, cause, remedy in STATES if code.startswith(state))
     meaning = next(rows, _UNKNOWN)
     return explained(meaning, fault, f"SQLSTATE {code}", table=table, user=user, grants=grants)
