@@ -254,8 +254,8 @@ def test_a_database_that_refuses_or_is_silent_is_told_without_secrets(
         (reader, "filtered", ConfigError, "refuses the user"),
         (silent, "secret", SourceUnavailableError, "does not answer"),
         (nobody, "secret", ConfigError, 'role "…" does not exist'),
-        # A password that was taken for a part of the host.
-        (url.set(host="SECRET@127.0.0.1"), "secret", SourceUnavailableError, "does not answer"),
+        # A password that was taken for a part of the user's name.
+        (url.set(host="SECRET@127.0.0.1"), "secret", ConfigError, 'role "…" does not exist'),
     )
     for place, name, error, words in cases:
         stored = database.stored(name)
