@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.full import FULL
-from tidesink.sinks.spark.jvm import all_connector_jars, find_java, spark_connector_jars
-from tidesink.sinks.spark.session import archive_options, class_archive
+from tidesink.sinks.spark.jvm import all_connector_jars, cache_directory, find_java, spark_connector_jars
+from tidesink.sinks.spark.session import archive_options, class_archive, make_class_archive
 from tidesink.sinks.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -52,6 +52,15 @@ def test_a_path_with_a_space_is_not_handed_to_the_jvm(
     class_archive(()).parent.mkdir(parents=True)
     class_archive(()).write_bytes(b"x")
     assert archive_options(()) == ""
+
+
+def test_an_archive_whose_making_was_cut_off_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jars").symlink_to(cache_directory() / "jars")
+    monkeypatch.setenv("TIDESINK_CACHE", str(tmp_path))
+    assert not make_class_archive(seconds=0.01)
+    assert [*(tmp_path / "classes").iterdir()] == []
 
 
 def test_a_container_finds_the_archive_that_its_image_was_built_with(

@@ -577,10 +577,10 @@ def archive_options(connectors: Sequence[Path]) -> str:
     return f"-Xshare:auto -XX:SharedArchiveFile={archive} {_QUIET}"
 
 
-def make_class_archive(progress: Progress = silent) -> bool:
-    """Make the archive for the jars that are here unless it is there; True where it is there afterwards.
+def make_class_archive(progress: Progress = silent, seconds: float = _MAKING_SECONDS) -> bool:
+    """Make the archive for the jars that are here unless it exists. Return True if it exists afterwards.
 
-    The archive only saves time, so that a JVM which cannot make one is no error.
+    The archive only saves time, so a JVM that cannot make one within ``seconds`` is not an error.
     """
     archive = class_archive(spark_connector_jars())
     if archive.is_file():
@@ -589,24 +589,27 @@ def make_class_archive(progress: Progress = silent) -> bool:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as work:
         part = Path(work) / "part.jsa"
-        _start_once(part)
-        if not part.is_file():
+        if not _start_once(part, seconds):
             return False
         part.replace(archive)
     return True
 
 
-def _start_once(part: Path) -> None:
+def _start_once(part: Path, seconds: float) -> bool:
+    """Have a process write the archive to ``part``. Return False if it did not end, or not well."""
     command = [sys.executable, "-m", "tidesink.sinks.spark.session", str(part)]
     try:
         answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_MAKING_SECONDS, check=False, cwd=part.parent
+            command, capture_output=True, text=True, timeout=seconds, check=False, cwd=part.parent
         )
     except subprocess.TimeoutExpired:
-        _log.warning("Spark's classes could not be kept: a start took too long", seconds=_MAKING_SECONDS)
-        return
+        # The JVM may still be writing to ``part``.
+        _log.warning("Spark's classes could not be kept: a start took too long", seconds=seconds)
+        return False
     if answer.returncode != 0 or not part.is_file():
         _log.warning("Spark's classes could not be kept", said=answer.stderr[-500:])
+        return False
+    return True
 
 
 def _run_and_keep(part: Path) -> None:
@@ -630,7 +633,7 @@ def _run_and_keep(part: Path) -> None:
     session.stop()
     # The JVM ends, and writes, when its standard input is closed.
     process.stdin.close()
-    process.wait(_MAKING_SECONDS)
+    process.wait()
 
 
 def _small_job(session: SparkSession, path: Path, *, has_iceberg: bool) -> None:
