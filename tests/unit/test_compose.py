@@ -208,10 +208,12 @@ def test_what_has_no_default_is_asked_for(name: str) -> None:
 
 
 def _dockerfile() -> dict[str, list[str]]:
-    """The last stage's instructions, by name."""
+    """The instructions of the last stage and of the one it is made from, by name."""
     text = (COMPOSE / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    assert text[text.rindex("\nFROM") :].startswith("\nFROM base\n")
+    base = text.partition(" AS base\n")[2].partition("\nFROM")[0]
     found: dict[str, list[str]] = {}
-    for line in text[text.rindex("\nFROM") :].splitlines():
+    for line in (base + text[text.rindex("\nFROM") :]).splitlines():
         instruction, _, rest = line.partition(" ")
         if instruction.isupper():
             found.setdefault(instruction, []).append(rest.strip())
