@@ -17,6 +17,7 @@ _APICURIO: Final = "apicurio/apicurio-registry:3.0.9"
 _POSTGRES: Final = "postgres:16"
 _MARIADB: Final = "mariadb:10.11"
 _ENGINE_SECONDS: Final = 10
+_START_SECONDS: Final = 120
 
 
 @cache
@@ -48,8 +49,13 @@ def container_stack() -> Iterator[StackAddresses]:
         kafka = kafka.with_env(f"KAFKA_{name}", value)
     path = "/apis/ccompat/v7"
     registry = DockerContainer(_APICURIO).with_exposed_ports(8080)
-    registry = registry.waiting_for(HttpWaitStrategy(8080, f"{path}/subjects"))
-    with kafka, registry:
+    wait = HttpWaitStrategy(8080, f"{path}/subjects").with_startup_timeout(_START_SECONDS)
+    registry = registry.waiting_for(wait)
+    with contextlib.ExitStack() as started:
+        # KafkaContainer has a limit of 30 s, which is little where other tests run.
+        started.callback(kafka.stop)
+        kafka.start(timeout=_START_SECONDS)
+        started.enter_context(registry)
         host, port = registry.get_container_host_ip(), registry.get_exposed_port(8080)
         yield StackAddresses(kafka.get_bootstrap_server(), f"http://{host}:{port}{path}")
 
@@ -58,9 +64,9 @@ def container_stack() -> Iterator[StackAddresses]:
 def container_postgres() -> Iterator[Endpoint]:
     """A Postgres server, gone afterwards."""
     environment = {"POSTGRES_HOST_AUTH_METHOD": "trust"}
-    # The server that the image sets up with says so too.
+    # The server that the image sets up with says so on stdout, the one that stays on stderr.
     ready, options = "ready to accept connections", ["-c", "wal_level=logical"]
-    with _database(_POSTGRES, 5432, environment, ready, times=2, options=options) as (host, port):
+    with _database(_POSTGRES, 5432, environment, ready, both=True, options=options) as (host, port):
         yield Endpoint(host, port, "postgres", "postgres", "")
 
 
@@ -81,13 +87,16 @@ def _database(
     environment: Mapping[str, str],
     ready: str,
     *,
-    times: int = 1,
+    both: bool = False,
     options: Sequence[str] = (),
 ) -> Iterator[tuple[str, int]]:
+    """The host and port of a server that has logged ``ready``, on stdout and stderr if ``both``."""
     from testcontainers.core.container import DockerContainer
     from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
     server = DockerContainer(image).with_exposed_ports(port).with_envs(**environment)
     server = server.with_command([*options]) if options else server
-    with server.waiting_for(LogMessageWaitStrategy(ready, times=times)):
+    # Its argument ``times`` is without effect (testcontainers 4.15).
+    wait = LogMessageWaitStrategy(ready, predicate_streams_and=both)
+    with server.waiting_for(wait.with_startup_timeout(_START_SECONDS)):
         yield server.get_container_host_ip(), int(server.get_exposed_port(port))
