@@ -20,7 +20,7 @@ from tidesink.cli.dead_letters import (
     remedy_lines,
 )
 from tidesink.cli.main import app
-from tidesink.cli.terminal import error_block
+from tidesink.cli.terminal import complete, error_block
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
@@ -123,9 +123,10 @@ def test_what_is_not_there_is_said_with_what_was_looked_for() -> None:
 def test_a_letter_says_what_can_be_done_about_it() -> None:
     (replayed,) = remedy_lines("shop.orders", "0@17", decodes=True)
     assert "`tidesink dlq replay shop.orders 0@17`" in replayed
-    lines = "\n".join(remedy_lines("shop.orders", "0@17", decodes=False, file=" -c 'my file.yaml'"))
-    assert "`tidesink dlq replay -c 'my file.yaml' shop.orders 0@17`" in lines
-    assert "`tidesink dlq drop -c 'my file.yaml' shop.orders 0@17`" in lines
+    lines = complete("\n".join(remedy_lines("shop.orders", "0@17", decodes=False)), Path("my file.yaml"))
+    assert "`tidesink dlq replay --config 'my file.yaml' shop.orders 0@17`" in lines
+    assert "`tidesink dlq drop --config 'my file.yaml' shop.orders 0@17`" in lines
+    assert "`tidesink resync --config 'my file.yaml' shop.orders --key ...`" in lines
     assert "sent again" in lines
 
 

@@ -70,7 +70,7 @@ def test_status_shows_them_beside_those_ever_written(store: SqlStateStore, tmp_p
     def shown(*options: str) -> str:
         return CliRunner().invoke(app, ["status", str(file), *options]).stdout
 
-    way = f": `tidesink dlq show -c {file} shop.orders`"
+    way = f": `tidesink dlq show --config {file} shop.orders`"
     assert f"shop.orders: dead letters: 2 open of 2 in the table's life{way}\n" in shown()
     note_open(store, "shop", None, tuple)
     assert "shop.orders: dead letters: 0 open of 2 in the table's life\n" in shown()

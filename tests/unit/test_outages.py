@@ -206,7 +206,7 @@ def test_a_failing_table_says_what_comes_next(tmp_path: Path, *, ends: bool) -> 
     (table,) = found["tables"]
     assert table["state"] == "FAILING"
     again = "shop.orders: next: the worker tries again by itself, "
-    run = f"remove the cause, then `tidesink run {shop.file}`"
+    run = f"remove the cause, then `tidesink run --config {shop.file}`"
     assert ((again in shown.stdout), (run in shown.stdout)) == (not ends, ends)
     assert (table["failure"]["next_try"] is None) is ends
     assert "Nothing is lost" in shown.stdout
@@ -220,7 +220,7 @@ def test_an_error_that_does_not_pass_says_how_the_table_goes_on(shop: _Shop) -> 
     status = TableStatus("shop", ORDERS, "FAILING", error="TargetError: no rights", details={"lag": 4})
     shop.store.save_status(status)
     shown = shop.asked()
-    assert f"then `tidesink resume -c {shop.file} shop.orders`" in shown.stdout
+    assert f"then `tidesink resume --config {shop.file} shop.orders`" in shown.stdout
     assert (shown.exit_code, shop.json()["tables"][0]["failure"]) == (3, None)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 
+from tests.cli.samples import run
 from tidesink.cli import terminal
 from tidesink.cli.main import app
 from tidesink.cli.terminal import chosen_config, complete, config_path, error_block, guarded
@@ -78,6 +79,35 @@ def test_no_config_at_all_says_how_to_name_one(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="give one with --config FILE"):
         chosen_config(None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("ddl list {} shop.orders", "ddl list -c {} shop.orders"),
+        ("dlq drop {} --all --yes", "dlq drop -c {} --all --yes"),
+        ("resume {}", "resume -c {}"),
+        ("offsets rewind {} --to-beginning", "offsets rewind -c {} --to-beginning"),
+    ],
+)
+def test_a_config_in_place_of_a_table_is_answered_with_the_command_that_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, meant: str
+) -> None:
+    file = tmp_path / "my tables.yaml"
+    file.write_text("pipeline: shop\n")
+    command = [one.replace("{}", str(file)) for one in words.split()]
+    monkeypatch.setattr("sys.argv", ["tidesink", *command])
+    result = run(*command)
+    assert result.exit_code == 2
+    assert "is a config file, and this command takes names there" in result.stderr
+    assert f"next:  tidesink {meant.replace('{}', repr(str(file)))}\n" in result.stderr
+
+
+def test_a_table_may_be_named_like_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.yaml").write_text("pipeline: shop\n")
+    result = run("resume", "shop.yaml", "-c", "other.yaml")
+    assert "takes names there" not in result.stderr
 
 
 def test_no_message_advises_another_name_alone() -> None:

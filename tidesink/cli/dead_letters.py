@@ -118,7 +118,7 @@ def show(
     """
     settings = chosen_config(None, config)
     if place is None:
-        _show_places(settings, table, topic_id, output, _file_option(config))
+        _show_places(settings, table, topic_id, output)
         return
     row = _one(settings, chosen_records(settings.pipeline, table, place, topic_id), place)
     decoded = _decoded(row, config_path(None, config))
@@ -135,18 +135,13 @@ def show(
         for text in human_lines(event):
             console().print(f"  {text}")
     decodes = all(event.get("type") != "error" for event in decoded)
-    for line in remedy_lines(row["table"], place, decodes=decodes, file=_file_option(config)):
-        typer.echo(line)
+    for line in remedy_lines(row["table"], place, decodes=decodes):
+        terminal.echo(line)
 
 
-def _file_option(config: Path | None) -> str:
-    """The option that names the config file in a command, as it was given."""
-    return "" if config is None else f" -c {shlex.quote(str(config))}"
-
-
-def remedy_lines(table: str, place: str, *, decodes: bool, file: str = "") -> Iterator[str]:
+def remedy_lines(table: str, place: str, *, decodes: bool) -> Iterator[str]:
     """What to do about a letter; ``decodes``: the codec can decode it today."""
-    letter = f"{file} {shlex.quote(table)} {shlex.quote(place)}"
+    letter = f" {shlex.quote(table)} {shlex.quote(place)}"
     if decodes:
         yield f"next: it can be decoded now: `tidesink dlq replay{letter}` applies it"
         return
@@ -156,7 +151,7 @@ def remedy_lines(table: str, place: str, *, decodes: bool, file: str = "") -> It
     )
     yield (
         "      if its bytes are broken, no replay can read them: have the row sent again (change it at the "
-        f"source, as by an UPDATE of one column, or `tidesink resync{file} {shlex.quote(table)} --key ...`), "
+        f"source, as by an UPDATE of one column, or `tidesink resync {shlex.quote(table)} --key ...`), "
         f"then `tidesink dlq drop{letter}`"
     )
 
@@ -164,7 +159,7 @@ def remedy_lines(table: str, place: str, *, decodes: bool, file: str = "") -> It
 _MOST_PLACES: Final = 20
 
 
-def _show_places(config: Config, table: str, topic_id: str | None, output: OutputFormat, file: str) -> None:
+def _show_places(config: Config, table: str, topic_id: str | None, output: OutputFormat) -> None:
     """List the newest letters of a table, each with the place by which it is shown."""
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
@@ -182,7 +177,7 @@ def _show_places(config: Config, table: str, topic_id: str | None, output: Outpu
         if len(found) > len(newest):
             typer.echo(f"and {len(found) - len(newest)} earlier ones: -o json has them all")
         last = place_of(newest[-1]._asdict())
-        typer.echo(f"one of them: tidesink dlq show{file} {shlex.quote(table)} {shlex.quote(last)}")
+        terminal.echo(f"one of them: tidesink dlq show {shlex.quote(table)} {shlex.quote(last)}")
 
 
 def _place_row(letter: Letter) -> tuple[Any, ...]:

@@ -21,13 +21,11 @@ import typer
 from tidesink.cli import terminal
 from tidesink.cli.open_letters import noted, open_letters
 from tidesink.cli.terminal import (
-    DEFAULT_CONFIG,
     ConfigArgument,
     ConfigOption,
     Output,
     OutputFormat,
     chosen_config,
-    config_path,
     show_again,
     show_table,
     write_json,
@@ -74,7 +72,7 @@ def status(
     its tables. --watch refreshes in place on a terminal; elsewhere each status follows the last, as JSON a
     line each.
     """
-    settings, file = chosen_config(config, config_option), config_path(config, config_option)
+    settings = chosen_config(config, config_option)
     if watch and alive_within is not None:
         raise ConfigError("--watch and --alive-within exclude each other: keep one")
     if alive_within is not None:
@@ -82,31 +80,31 @@ def status(
         return
     if watch:
         in_place = output is OutputFormat.TEXT and sys.stdout.isatty()
-        show_again(lambda: _show_status(settings, file, output), in_place=in_place)
-    if _show_status(settings, file, output):
+        show_again(lambda: _show_status(settings, output), in_place=in_place)
+    if _show_status(settings, output):
         raise typer.Exit(terminal.UNWELL)
 
 
-def _show_status(settings: Config, file: Path, output: OutputFormat) -> bool:
+def _show_status(settings: Config, output: OutputFormat) -> bool:
     """Show how the tables stand; whether one is unwell."""
     found, mark = read_statuses(settings), read_mark_of(settings)
-    commands = Commands(file, works=is_alive(mark.seconds))
+    works = is_alive(mark.seconds)
     known = _asked(settings, lambda store: noted(store, settings.pipeline)) or {}
     letters = {entry.table: open_letters(entry, known) for entry in found}
     if output is OutputFormat.JSON:
         tables = [{**status_json(entry), "open_dead_letters": letters[entry.table]} for entry in found]
         write_json({**_pipeline_json(settings, found, mark), "tables": tables})
     else:
-        show_statuses(found, commands, settings.source)
-        for line in letter_lines(found, letters, commands):
-            typer.echo(line)
+        show_statuses(found, settings.source, works=works)
+        for line in letter_lines(found, letters):
+            terminal.echo(line)
         for table in _asked_to_rest(settings, found):
             typer.echo(f"{table}: asked to rest; it does after its batch, or when a worker runs")
         for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
             typer.echo(line)
         if mark.failure is not None:
-            for line in failure_lines(mark.failure, commands):
-                typer.echo(f"all tables: {line}")
+            for line in failure_lines(mark.failure, works=works):
+                terminal.echo(f"all tables: {line}")
         typer.echo(_worker_line(mark.seconds, found))
     return mark.failure is not None or any(is_unwell(entry) for entry in found)
 
@@ -320,61 +318,37 @@ def lag_line(lag: Lag) -> str:
     return waits if lag.of is None else f"{waits}, {lag.seconds:.0f} s {_LAG_OF[lag.of]}"
 
 
-class Commands(NamedTuple):
-    """What the status advises; ``config``: the file that was given, ``works``: whether a worker is alive."""
-
-    config: Path
-    works: bool
-
-    @property
-    def run(self) -> str:
-        """The command that starts the worker."""
-        return f"`tidesink run{'' if self.config == DEFAULT_CONFIG else f' {shlex.quote(str(self.config))}'}`"
-
-    def resume(self, table: TableId) -> str:
-        """The command that has a table go on."""
-        return f"`tidesink resume{self._file} {shlex.quote(str(table))}`"
-
-    def letters(self, table: TableId) -> str:
-        """The command that shows a table's dead letters."""
-        return f"`tidesink dlq show{self._file} {shlex.quote(str(table))}`"
-
-    @property
-    def _file(self) -> str:
-        return "" if self.config == DEFAULT_CONFIG else f" -c {shlex.quote(str(self.config))}"
-
-
 def failure_lines(
-    failure: Failure, commands: Commands, table: TableId | None = None, *, error: bool = True
+    failure: Failure, table: TableId | None = None, *, works: bool, error: bool = True
 ) -> Iterator[str]:
     """An error that stands, since when, and what comes next; ``table``: None if it is of all.
 
-    ``error``: False if the error was shown already.
+    ``works``: whether a worker is alive. ``error``: False if the error was shown already.
     """
     now = time.time()
     if error:
         yield f"error: {failure.error}"
     yield f"since: {shown_moment(_instant(failure.since))} UTC ({max(0.0, now - failure.since):.0f} s)"
-    if not commands.works or failure.next_try is None:
-        yield next_line(commands, table)
+    if not works or failure.next_try is None:
+        yield next_line(table, works=works)
         return
     left = failure.next_try - now
     when = f"at {shown_moment(_instant(failure.next_try))} UTC, in {left:.0f} s" if left > 0 else "now"
     yield f"next: the worker tries again by itself, {when}. {_KEPT}"
 
 
-def next_line(commands: Commands, table: TableId | None) -> str:
-    """What comes next where the worker does not try again by itself."""
-    if not commands.works:
-        return f"next: nothing is tried, since no worker runs: remove the cause, then {commands.run}. {_KEPT}"
-    way = commands.resume(table) if table is not None else commands.run
+def next_line(table: TableId | None, *, works: bool) -> str:
+    """What comes next where the worker does not try again by itself; ``works``: whether one is alive."""
+    if not works:
+        return f"next: nothing is tried, since no worker runs: remove the cause, then `tidesink run`. {_KEPT}"
+    way = f"`tidesink resume {shlex.quote(str(table))}`" if table is not None else "`tidesink run`"
     return f"next: the worker does not try this again by itself: remove the cause, then {way}. {_KEPT}"
 
 
 _KEPT = "Nothing is lost: Kafka still has what is not applied, for as long as its retention lasts"
 
 
-def show_statuses(found: tuple[TableStatus, ...], commands: Commands, source: SourceSettings) -> None:
+def show_statuses(found: tuple[TableStatus, ...], source: SourceSettings, *, works: bool) -> None:
     """Status rows for people."""
     if not found:
         terminal.echo("no table has been worked on yet: tidesink run starts the worker")
@@ -383,18 +357,16 @@ def show_statuses(found: tuple[TableStatus, ...], commands: Commands, source: So
     typer.echo("")
     show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in found])
     for entry in found:
-        for line in _remarks(entry, commands, source):
+        for line in _remarks(entry, source, works=works):
             terminal.echo(f"{entry.table}: {line}")
 
 
-def letter_lines(
-    found: Iterable[TableStatus], letters: Mapping[TableId, int], commands: Commands
-) -> Iterator[str]:
+def letter_lines(found: Iterable[TableStatus], letters: Mapping[TableId, int]) -> Iterator[str]:
     """How many dead letters of each table are open, of those that were ever written."""
     for entry in found:
         if written := Account.from_counters(entry.counters).dead_lettered:
             count = letters[entry.table]
-            way = f": {commands.letters(entry.table)}" if count else ""
+            way = f": `tidesink dlq show {shlex.quote(str(entry.table))}`" if count else ""
             yield f"{entry.table}: dead letters: {count} open of {written} in the table's life{way}"
 
 
@@ -414,14 +386,14 @@ def _row(entry: TableStatus) -> tuple[Any, ...]:
     )
 
 
-def _remarks(entry: TableStatus, commands: Commands, source: SourceSettings) -> list[str]:
+def _remarks(entry: TableStatus, source: SourceSettings, *, works: bool) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     failure = failure_in(entry.details)
     if failure is not None and entry.state != "PAUSED":
-        remarks += failure_lines(failure, commands, entry.table, error=entry.error is None)
+        remarks += failure_lines(failure, entry.table, works=works, error=entry.error is None)
     elif entry.state == "FAILING":
         # Saved by an earlier version.
-        remarks += [next_line(commands, entry.table)]
+        remarks += [next_line(entry.table, works=works)]
     remarks += [line] if (line := lag_line(lag_of(entry))) else []
     remarks += _routed_to(entry)
     remarks += _snapshot(entry)

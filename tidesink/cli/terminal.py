@@ -194,6 +194,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         before, form = structlog.get_config(), kwargs.get("log")
         log_to_stderr(form if isinstance(form, LogFormat) else LogFormat.TEXT)
+        _chosen.names = tuple(_names_in(kwargs.values()))
         try:
             return command(*args, **kwargs)
         except typer.Exit:
@@ -216,9 +217,16 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(FAILED) from None
         finally:  # whoever called the command as a function has a stderr of its own
             structlog.configure(**before)
-            _chosen.form, _chosen.config = LogFormat.TEXT, DEFAULT_CONFIG
+            _chosen.form, _chosen.config, _chosen.names = LogFormat.TEXT, DEFAULT_CONFIG, ()
 
     return run
+
+
+def _names_in(values: Iterable[Any]) -> Iterator[str]:
+    """The texts among a command's values, alone or in lists."""
+    for value in values:
+        listed = value if isinstance(value, list | tuple) else [value]
+        yield from (one for one in listed if isinstance(one, str) and not isinstance(one, Enum))
 
 
 class Terminated(KeyboardInterrupt):
@@ -360,12 +368,28 @@ def echo(text: str) -> None:
 _NO_CONFIG: Final = "no config was given, and this folder has no tidesink.yaml: give one with --config FILE"
 
 
+def _refuse_config_among_names() -> None:
+    """Refuse a config file where the command takes names, as of tables.
+
+    Raises:
+        ConfigError: its next step is the command that was meant.
+    """
+    for name in getattr(_chosen, "names", ()):
+        if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+            error = ConfigError(f"{name} is a config file, and this command takes names there")
+            words = [part for word in sys.argv[1:] for part in (("-c", word) if word == name else (word,))]
+            error.next_step = shlex.join(["tidesink", *words])
+            raise error
+
+
 def chosen_config(argument: Path | None, option: Path | None) -> Config:
     """The config that a command was given.
 
     Raises:
-        ConfigError: it cannot be read, or is wrong; all problems are listed.
+        ConfigError: it cannot be read, or is wrong; all problems are listed. Or it was given as a name.
     """
+    if argument is None and option is None:
+        _refuse_config_among_names()
     path = config_path(argument, option)
     if path == DEFAULT_CONFIG and not path.exists():
         raise ConfigError(_NO_CONFIG, file=str(path))
