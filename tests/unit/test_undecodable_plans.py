@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right
+from tidesink.cli import table_plans as plans
 from tidesink.cli.plan import policy_lines
-from tidesink.cli.table_plans import TablePlan, Undecodable, _table_named
+from tidesink.cli.table_plans import Sample, TablePlan, Undecodable, _table_named, sample_warning
 from tidesink.events import Message, TableId
 
 ORDERS = TableId("shop", "orders")
@@ -58,6 +61,36 @@ def test_the_table_of_a_bad_record_is_the_one_that_it_names(
     value: bytes | None, table: TableId | None
 ) -> None:
     assert _table_named(Message("app", 0, 1, None, value)) == table
+
+
+def _topic_of(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_properties: object, topic: str, *, start: object, limit: int) -> Iterator[Message]:
+        del start
+        yield from (Message(topic, 0, offset, None, b"{}") for offset in range(min(count, limit)))
+
+    monkeypatch.setattr(plans, "read_topic", read)
+
+
+@pytest.mark.parametrize(("count", "more"), [(0, False), (9, False), (10, False), (11, True), (99, True)])
+def test_a_plan_by_the_first_records_says_whether_the_topic_has_more(
+    monkeypatch: pytest.MonkeyPatch, count: int, more: bool
+) -> None:
+    _topic_of(count, monkeypatch)
+    read = Sample("app", 10)
+    assert len(list(read.records(right(changed(CANAL_JSON))))) == min(count, 10)
+    plan = read.noted(TablePlan(ORDERS, "app"))
+    assert plan.sampled == (10 if more else 0)
+    assert plan.as_json()["sampled"] == plan.sampled
+    warning = sample_warning([plan, TablePlan(ORDERS, "other")])
+    assert (warning is not None) == more
+    if warning is not None:
+        assert "only the first 10 records of each topic were looked at, and there are more (app)" in warning
+        assert "tidesink plan --sample 100 " in warning
+
+
+def test_of_many_topics_some_are_named() -> None:
+    planned = [TablePlan(ORDERS, f"t{number}", sampled=5) for number in range(8)]
+    assert "(t0, t1, t2, t3, t4 and 3 more)" in str(sample_warning(planned))
 
 
 def test_policies_have_a_line_for_each_decision() -> None:

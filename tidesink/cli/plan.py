@@ -372,7 +372,12 @@ def plan(
     config_option: ConfigOption = None,
     *,
     sample: Annotated[
-        int, typer.Option(min=1, help="Records of each canal-json topic to look at for types.")
+        int,
+        typer.Option(
+            min=1,
+            help="Records of each topic to look at for columns, from its first on. Of flat-avro the registry "
+            "has all columns.",
+        ),
     ] = 2000,
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -386,6 +391,7 @@ def plan(
     # Here, since every command imports this module: the targets' libraries take a second to load.
     from tidesink.cli.table_plans import (
         by_topics,
+        sample_warning,
         table_plans,
         unserved_tables,
         with_quiet_tables,
@@ -401,6 +407,8 @@ def plan(
         for one in distinct_targets(settings, found)
     ]
     unserved = list(unserved_tables(settings, plans))
+    cut_short = sample_warning(plans)
+    unserved += [cut_short] if cut_short is not None else []
     unreported = list(unreported_changes(settings))
     letters = letters_topic(settings)
     if output is OutputFormat.JSON:

@@ -157,7 +157,8 @@ class TablePlan:
     ``types_from`` is what gave the source's types, ``omitted`` are columns that the target does not have,
     ``shard`` is the value of its rows' shard column. ``read_as`` is the query of the rows that are not
     deleted, where deleted ones stay, marked. ``limits``: what the target cannot do, and the table may need.
-    ``snapshot``: what its first batches read from the database, if they do.
+    ``snapshot``: what its first batches read from the database, if they do. ``sampled``: how many records the
+    plan is by, if the topic has more; 0 if it has not, or a registry has the schemas of all.
     """
 
     table: TableId | None
@@ -174,6 +175,7 @@ class TablePlan:
     shard: str | None = None
     limits: tuple[Limit, ...] = ()
     snapshot: SnapshotEstimate | None = None
+    sampled: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The plan as a JSON object."""
@@ -198,14 +200,12 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
         return
     if not CODECS[config.source.protocol].registry:
         for topic in topics:
-            bad = Undecodable()
-            yield bad.told(config, _of_records(config, None, topic, sample, bad))
+            yield _by_records(config, None, Sample(topic, sample))
         return
     with closing(config.source.open_registry()) as registry:
         if config.source.protocol != "flat-avro":
             for topic in topics:
-                bad = Undecodable()
-                yield bad.told(config, _of_records(config, registry, topic, sample, bad))
+                yield _by_records(config, registry, Sample(topic, sample))
             return
         table_of = topic_tables(config, registry)
         for topic in topics:
@@ -216,6 +216,47 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
                 continue
             if table is not None:
                 yield _flat_avro(config, registry, topic, table)
+
+
+@dataclass
+class Sample:
+    """The first ``size`` records of a topic. ``more``: the topic has others, as was found by reading it."""
+
+    topic: str
+    size: int
+    more: bool = False
+
+    def records(self, config: Config) -> Iterator[Message]:
+        """Those records, in Kafka's order of time."""
+        properties = config.source.confluent_properties()
+        found = read_topic(properties, self.topic, start=Start("earliest"), limit=self.size + 1)
+        for number, message in enumerate(found):
+            if number == self.size:
+                self.more = True
+                return
+            yield message
+
+    def noted(self, plan: TablePlan) -> TablePlan:
+        """The plan, with how many records it is by if the topic has more."""
+        return dataclasses.replace(plan, sampled=self.size) if self.more else plan
+
+
+def sample_warning(plans: Iterable[TablePlan]) -> str | None:
+    """What plans by the first records of their topics cannot show; None if all records were looked at."""
+    sizes = {plan.topic: plan.sampled for plan in plans if plan.sampled}
+    if not sizes:
+        return None
+    size, topics = max(sizes.values()), sorted(sizes)
+    more = f" and {len(topics) - _NAMED_TOPICS} more" if len(topics) > _NAMED_TOPICS else ""
+    return _SAMPLED.format(size=size, topics=", ".join(topics[:_NAMED_TOPICS]) + more, larger=size * 10)
+
+
+_NAMED_TOPICS: Final = 5
+_SAMPLED: Final = (
+    "only the first {size} records of each topic were looked at, and there are more ({topics}): columns that "
+    "later ones add, and tables that they are the first of, are not shown. tidesink plan --sample {larger} "
+    "looks at more"
+)
 
 
 _QUIET: Final = "no record that was looked at is of the table: its columns are those of the database"
@@ -479,9 +520,8 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
         codec = CanalJsonCodec(options=config.source.codec_options(), definitions=definitions)
         seen: dict[TableId, _Seen] = {}
         bad = defaultdict[TableId | None, Undecodable](Undecodable)
-        looked_at = 0
-        properties = config.source.confluent_properties()
-        for message in read_topic(properties, topic, start=Start("earliest"), limit=sample):
+        looked_at, read = 0, Sample(topic, sample)
+        for message in read.records(config):
             looked_at += 1
             try:
                 events = codec.decode(message)
@@ -494,15 +534,16 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
         for table, found in sorted(seen.items()):
             errors = [*bad.pop(table, _NONE_BAD).errors, *bad.get(None, _NONE_BAD).errors]
             plan = _canal_table(config, table, found, definitions)
-            yield Undecodable(looked_at, errors).told(config, plan)
+            yield read.noted(Undecodable(looked_at, errors).told(config, plan))
         for named, left in bad.items():
             if named is not None or not seen:
-                yield Undecodable(looked_at, left.errors).told(config, TablePlan(named, topic))
+                yield read.noted(Undecodable(looked_at, left.errors).told(config, TablePlan(named, topic)))
         if not seen and not bad:
-            yield TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
+            yield read.noted(TablePlan(None, topic, warnings=(_NO_ROW,)))
 
 
 _NONE_BAD: Final = Undecodable()
+_NO_ROW: Final = "no row change in the records that were looked at"
 
 
 _SEVERAL: Final = (
@@ -525,10 +566,16 @@ def routed_problem(
     return _SEVERAL.format(", ".join(sorted(map(str, tables))), routed_field(added))
 
 
-def _of_records(
-    config: Config, registry: SchemaRegistry | None, topic: str, sample: int, bad: Undecodable
-) -> TablePlan:
-    """The plan of a topic's one table, by its first rows; ``bad`` takes note of what cannot be decoded."""
+def _by_records(config: Config, registry: SchemaRegistry | None, read: Sample) -> TablePlan:
+    """The plan of a topic's one table, by its first records."""
+    bad = Undecodable()
+    plan = _of_rows(config, registry, read, bad)
+    return read.noted(bad.told(config, plan))
+
+
+def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad: Undecodable) -> TablePlan:
+    """The same by the rows among them; ``bad`` takes note of what cannot be decoded."""
+    topic = read.topic
     stated, options = config.definitions(), config.source.codec_options()
     met = MetRecords(options) if config.source.protocol == "debezium-json" else None
     codec = (
@@ -540,9 +587,7 @@ def _of_records(
     connector = ""
     seen: dict[str, str] = {}
     tables: set[TableId] = set()
-    for message in read_topic(
-        config.source.confluent_properties(), topic, start=Start("earliest"), limit=sample
-    ):
+    for message in read.records(config):
         bad.looked_at += 1
         try:
             events = codec.decode(message)
@@ -559,7 +604,7 @@ def _of_records(
                 tables.add(event.table)
                 seen |= {fold_name(one.name): one.name for one in event.schema.columns}
     if found is None or found.schema is None:
-        return TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
+        return TablePlan(None, topic, warnings=(_NO_ROW,))
     defined, settings = stated.get(found.table), config.table_config(found.table)
     if settings.sequence_by == "source" and found.commit_ts is None:
         return _unplanned(config, topic, found.table, _NO_ORDER)
