@@ -49,6 +49,10 @@ _TICDC: Final = Words(
     "where neither a key record nor pkNames says them",
     "{schema}_{table}",
 )
+_FLAT_AVRO: Final = _TICDC._replace(
+    rules="The topic rule of the changefeed's dispatchers. A topic by its name needs its one table below: "
+    "{name: shop.orders, topic: NAME}."
+)
 _DEBEZIUM: Final = Words(
     "the topics of a Debezium connector",
     "`source` says which topics the connector writes, and by which converter.",
@@ -61,7 +65,9 @@ _DEBEZIUM: Final = Words(
 
 def words_of(protocol: str) -> Words:
     """The words of the producer that writes a protocol."""
-    return _DEBEZIUM if protocol.startswith("debezium") else _TICDC
+    if protocol.startswith("debezium"):
+        return _DEBEZIUM
+    return _FLAT_AVRO if protocol == "flat-avro" else _TICDC
 
 
 _SHOWN_AS: Final[Mapping[TargetType, str]] = MappingProxyType(
