@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 from tidesink.config import load_config
+from tidesink.events import TableId
 
 _README: Final = Path(__file__).parents[2] / "README.md"
 _CONFIGS: Final = re.findall(r"```yaml\n(.*?)```", _README.read_text(encoding="utf-8"), re.DOTALL)
@@ -16,6 +17,18 @@ _CONFIGS: Final = re.findall(r"```yaml\n(.*?)```", _README.read_text(encoding="u
 
 def test_there_are_some() -> None:
     assert len(_CONFIGS) >= 2
+
+
+def test_no_config_reads_the_topics_of_another(tmp_path: Path) -> None:
+    """A reader runs both on one broker: what the later step writes must not meet the earlier pipeline."""
+    configs = []
+    for number, text in enumerate(_CONFIGS):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text, encoding="utf-8")
+        configs.append(load_config(path))
+    table = TableId("shop", "orders")
+    topics = [rule.topic_for(table) for config in configs for rule in config.source.rules]
+    assert [len(config.topics_among(topics)) for config in configs] == [1] * len(configs)
 
 
 @pytest.mark.parametrize("number", range(len(_CONFIGS)))
