@@ -112,6 +112,7 @@ def test_status_before_the_first_run(tmp_path: Path) -> None:
         "pipeline": "shop",
         "worker": {"alive": False, "seconds_since_turn": None, "failure": None},
         "asked_to_rest": [],
+        "asked_to_rewind": [],
         "tables": [],
     }
     assert not (tmp_path / ".tidesink").exists()

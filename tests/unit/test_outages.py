@@ -36,8 +36,9 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import Choose, KafkaOffsets, Look, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.failures import Failures, failure_in
-from tidesink.sinks.state.progress import TableStatus
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.control import RewindControl, change_control
 from tidesink.sinks.worker.outages import AGAIN_SECONDS, LAG_SECONDS, SAVE_SECONDS, OldestRecords, SavedStatus
 from tidesink.sinks.worker.run import Worker
 from tidesink.sinks.worker.table_task import TableTask
@@ -239,6 +240,58 @@ def test_a_worker_that_was_stopped_in_an_outage_is_not_alive_and_its_tables_are_
     assert f"shop.orders: error: TransientTargetError: {DOWN}" in shown.stdout
     assert found["tables"][0]["failure"]["next_try"] is None
     assert found["tables"][0]["lag"]["records"] == 6
+
+
+def _applied(shop: _Shop, topic_id: str) -> None:
+    """An earlier worker applied the topic up to offset 8, and its last word was of offset 5."""
+    at = TopicProgress("shop_orders", topic_id, {0: PartitionProgress(8, 8, None, None)})
+    shop.store.record_progress(Progress(ORDERS, "shop", 1, 4, {"shop_orders": at}))
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE", batch=4, epoch=1, details={"lag": 3}))
+
+
+@pytest.mark.parametrize(("topic_id", "lag"), [("id", 1), ("another", 6)])
+def test_a_worker_that_is_stopped_before_a_table_opens_knows_how_far_it_was(
+    shop: _Shop, monkeypatch: pytest.MonkeyPatch, topic_id: str, lag: int
+) -> None:
+    _applied(shop, topic_id)
+    starts: list[int] = []
+
+    def fetched(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        starts.append(wanted.start)
+        yield pa.RecordBatch.from_pydict({"timestamp": pa.array([KAFKA_MS])})
+
+    def step(_call: int) -> None:
+        shop.stop.set()
+        raise DOWN
+
+    monkeypatch.setitem(globals(), "_fetch", fetched)
+    shop.step = step
+    report = shop.worker(ends=False).run()
+    assert [table.lag for table in report.tables] == [lag]
+    assert [table["lag"]["records"] for table in shop.json()["tables"]] == [lag]
+    assert starts == [9 - lag]
+
+
+def test_the_lag_of_tables_without_a_worker_is_as_of_then(shop: _Shop) -> None:
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE", details={"lag": 3}))
+    way = f"`tidesink offsets show --config {shop.file}` asks Kafka"
+    assert f"\nlag: as of each table's last update; {way}\n" in shop.asked().stdout
+    Heartbeat(shop.store, "shop", failures=Failures()).beat()
+    assert "as of each table" not in shop.asked().stdout
+
+
+def test_a_rewind_that_no_worker_has_done_is_shown(shop: _Shop) -> None:
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
+    assert shop.json()["asked_to_rewind"] == []
+    asked = RewindControl(7, "shop_orders", "id", {1: 20, 0: 5})
+    change_control(shop.store, "shop", ORDERS, lambda control: control.rewound(asked))
+    line = "shop.orders: asked to read shop_orders again: partition 0 from 5, partition 1 from 20. "
+    assert line in shop.asked().stdout
+    partitions = [{"partition": 0, "offset": 5}, {"partition": 1, "offset": 20}]
+    rewind = {"topic": "shop_orders", "partitions": partitions}
+    assert shop.json()["asked_to_rewind"] == [{"table": ORDERS._asdict(), **rewind}]
+    change_control(shop.store, "shop", ORDERS, lambda control: control.answered(7))
+    assert line not in shop.asked().stdout
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tidesink.config.source import SourceSettings
     from tidesink.sinks.batch.observers import TableReport
     from tidesink.sinks.state.progress import StateStore, TableStatus
-    from tidesink.sinks.worker.control import TableControl
+    from tidesink.sinks.worker.control import RewindControl, TableControl
 
 
 T = TypeVar("T")
@@ -91,20 +91,25 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
     works = is_alive(mark.seconds)
     known = _asked(settings, lambda store: noted(store, settings.pipeline)) or {}
     letters = {entry.table: open_letters(entry, known) for entry in found}
+    asked = _requests(settings, found)
     if output is OutputFormat.JSON:
         tables = [{**status_json(entry), "open_dead_letters": letters[entry.table]} for entry in found]
-        write_json({**_pipeline_json(settings, found, mark), "tables": tables})
+        write_json({**_pipeline_json(settings, asked, mark), "tables": tables})
     else:
         show_statuses(found, settings.source, works=works)
         for line in letter_lines(found, letters):
             terminal.echo(line)
-        for table in _asked_to_rest(settings, found):
+        for table in asked.rests:
             typer.echo(f"{table}: asked to rest; it does after its batch, or when a worker runs")
+        for table, rewind in asked.rewinds.items():
+            typer.echo(f"{table}: {_rewind_line(rewind)}")
         for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
             typer.echo(line)
         if mark.failure is not None:
             for line in failure_lines(mark.failure, works=works):
                 terminal.echo(f"all tables: {line}")
+        if found and not works:
+            terminal.echo("lag: as of each table's last update; `tidesink offsets show` asks Kafka")
         typer.echo(_worker_line(mark.seconds, found))
     return mark.failure is not None or any(is_unwell(entry) for entry in found)
 
@@ -114,8 +119,8 @@ def is_unwell(entry: TableStatus) -> bool:
     return entry.state in UNWELL_STATES or failure_in(entry.details) is not None
 
 
-def _pipeline_json(config: Config, found: tuple[TableStatus, ...], mark: Mark) -> dict[str, Any]:
-    """The whole pipeline: whether a worker is alive, and which tables are still to pause."""
+def _pipeline_json(config: Config, asked: _Requests, mark: Mark) -> dict[str, Any]:
+    """The whole pipeline: whether a worker is alive, and what was asked of tables and is still to be done."""
     return {
         "pipeline": config.pipeline,
         "worker": {
@@ -123,7 +128,17 @@ def _pipeline_json(config: Config, found: tuple[TableStatus, ...], mark: Mark) -
             "seconds_since_turn": mark.seconds,
             "failure": _failure_json(mark.failure),
         },
-        "asked_to_rest": [table._asdict() for table in _asked_to_rest(config, found)],
+        "asked_to_rest": [table._asdict() for table in asked.rests],
+        "asked_to_rewind": [
+            {
+                "table": table._asdict(),
+                "topic": rewind.topic,
+                "partitions": [
+                    {"partition": number, "offset": start} for number, start in sorted(rewind.offsets.items())
+                ],
+            }
+            for table, rewind in asked.rewinds.items()
+        ],
         **({} if config.cuts is None else {"cuts": cuts_of(config)}),
     }
 
@@ -151,13 +166,31 @@ def read_mark_of(config: Config) -> Mark:
     return _asked(config, lambda store: read_mark(store, config.pipeline)) or Mark()
 
 
-def _asked_to_rest(config: Config, found: tuple[TableStatus, ...]) -> list[TableId]:
-    """The tables that were asked to rest and do not yet."""
+class _Requests(NamedTuple):
+    """What people asked of tables and no worker has done yet."""
+
+    rests: tuple[TableId, ...]
+    rewinds: Mapping[TableId, RewindControl]
+
+
+def _requests(config: Config, found: tuple[TableStatus, ...]) -> _Requests:
+    """The tables that were asked to rest and do not yet, and the rewinds that no worker has done."""
     from tidesink.sinks.worker.control import read_controls
 
     asked = _asked(config, lambda store: read_controls(store, config.pipeline)) or {}
     resting = {entry.table for entry in found if entry.details.get("rests")}
-    return [table for table, control in asked.items() if control.rests and table not in resting]
+    return _Requests(
+        tuple(table for table, control in asked.items() if control.rests and table not in resting),
+        {table: control.rewind for table, control in asked.items() if control.rewind is not None},
+    )
+
+
+def _rewind_line(rewind: RewindControl) -> str:
+    parts = ", ".join(f"partition {number} from {start}" for number, start in sorted(rewind.offsets.items()))
+    return (
+        f"asked to read {rewind.topic} again: {parts}. A worker does it at the table's next turn, or when it "
+        "is resumed"
+    )
 
 
 def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:

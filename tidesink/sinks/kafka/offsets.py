@@ -503,6 +503,11 @@ class AddedPartitions:
         return tuple(sorted(known))
 
 
+def waiting_records(found: TopicOffsets, starts: Mapping[int, int]) -> int:
+    """How many records of a topic there are from ``starts`` on, by partition; of others all."""
+    return sum(max(0, at.latest - starts.get(n, at.earliest)) for n, at in found.partitions.items())
+
+
 def topic_progress(progress: Progress, topic: str) -> TopicProgress | None:
     """What of a table's topic is applied; None for a table that nothing was applied of.
 

@@ -49,6 +49,7 @@ from tidesink.sinks.kafka.offsets import (
     plan_ranges,
     topic_gone,
     topic_progress,
+    waiting_records,
 )
 from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.spark.errors import fault_of
@@ -156,8 +157,28 @@ class TableTask:
 
     def _unapplied(self, found: TopicOffsets) -> int:
         """How many records of the topic are not known to be applied."""
-        known = self._next_offsets()
-        return sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in found.partitions.items())
+        return waiting_records(found, self._next_offsets())
+
+    def _known_lag(self) -> int:
+        """How many records are not known to be applied, by the last look."""
+        return self.lag if self.seen is None else waiting_records(self.seen, self._known_offsets(self.seen))
+
+    def _known_offsets(self, seen: TopicOffsets) -> dict[int, int]:
+        """``_next_offsets``, but of a table that is not open those that the state store has."""
+        stored = self._stored_progress() if self._hold is None else None
+        if stored is None or is_other_topic(stored.topic_id, seen.topic_id):
+            return self._next_offsets()
+        return {number: at.next_offset for number, at in stored.partitions.items()}
+
+    def _stored_progress(self) -> TopicProgress | None:
+        """What the state store has of the last batch; None if it has nothing, or does not answer."""
+        context = self._context
+        try:
+            self._tally.resume(context, self.table)
+            found = context.store.progress_of_batch(context.config.pipeline, self.table, self._tally.batch)
+        except StateStoreError:
+            return None
+        return found.topics.get(self.topic) if found is not None else None
 
     @property
     def owes_commit(self) -> bool:
@@ -417,7 +438,7 @@ class TableTask:
             batch=progress.batch if progress else 0,
             batches=self.batches,
             commit_ts=progress.commit_ts if progress else None,
-            lag=self.lag,
+            lag=self._known_lag(),
             counters=self._tally.run.as_counters(),
             zero_dates=dict(self._tally.run_zero_dates),
             ambiguous_times=dict(self._tally.run_ambiguous_times),
@@ -851,12 +872,12 @@ class TableTask:
     def _failure_details(self) -> dict[str, Any]:
         """How much is not applied, and what keeps it from being."""
         seen, failures = self.seen, self._context.failures
-        lag = self.lag if seen is None else self._unapplied(seen)
+        lag = self._known_lag()
         failure = failures.of(self.table)
         if failure is None:
             return {LAG: lag}
         answers = not failure.is_of_kafka and failures.of(None) is None
-        oldest = self._oldest.time(self._next_offsets(), seen.partitions) if seen and answers else None
+        oldest = self._oldest.time(self._known_offsets(seen), seen.partitions) if seen and answers else None
         return {LAG: lag, OLDEST: oldest, **failure.as_details()}
 
     def _warnings(self) -> tuple[str, ...]:
