@@ -39,7 +39,7 @@ from tidesink.errors import (
         (b"{}", SchemaMismatchError, "no 'type'"),
         (b"\x04\x22\x4d\x18rest", FramingError, "lz4 frame and is damaged"),
         (b'\x40x{"id":0,"database":"test","tabl', FramingError, "snappy block and is damaged"),
-        (b'\xd8\x0a\xf0\x77{"id":0,"database"', FramingError, "its length is not one's"),
+        (b'\xd8\x0a\xf0\x77{"id":0,"database"', FramingError, "no block of its size"),
         (b"\x00\x00\x00\x01\x02avro", FramingError, "protocol canal-json"),
     ],
 )

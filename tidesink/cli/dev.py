@@ -148,6 +148,8 @@ def workload(
         seed=seed,
         rate=rate,
     )
+    if options.expected.exists():
+        note(f"workload: {options.expected} of an earlier one is replaced: --expected names another file")
     with closing(registry) if registry is not None else nullcontext():
         report = write_workload(options, note)
     if output is OutputFormat.JSON:

@@ -129,7 +129,7 @@ def _startable(config_option: Path | None) -> Config:
 
 
 class _Start(NamedTuple):
-    """What is asked for of some rows."""
+    """A snapshot or resync to ask for: of some ``keys``, of a range (``where``), or of all rows."""
 
     now: float
     deletes: bool

@@ -483,7 +483,8 @@ class Undecodable:
     def text(self) -> str:
         """How many, and the first."""
         number = f"{len(self.errors)} of the {self.looked_at} records that were looked at"
-        return f"{number} cannot be decoded; the first: {self.errors[0]}"
+        first = self.errors[0]
+        return f"{number} cannot be decoded; the first: {first}{'' if first.endswith(('.', '?')) else '.'}"
 
     def told(self, config: Config, plan: TablePlan) -> TablePlan:
         """The plan of the table whose records they are; a problem where the worker stops before them."""
@@ -492,9 +493,9 @@ class Undecodable:
         if plan.table is None:
             return dataclasses.replace(plan, warnings=(), problem=plan.problem or self.text)
         if config.table_config(plan.table).bad_record == "dead-letter":
-            remark = f"{self.text}. The worker makes them dead letters (bad-record: dead-letter)"
+            remark = f"{self.text} The worker makes them dead letters (bad-record: dead-letter)"
             return dataclasses.replace(plan, warnings=(*plan.warnings, remark))
-        stops = f"{self.text}. The table stops before it (bad-record: pause): {_SET_ASIDE}"
+        stops = f"{self.text} The table stops before it (bad-record: pause): {_SET_ASIDE}"
         return dataclasses.replace(plan, problem=plan.problem or stops)
 
 

@@ -130,7 +130,9 @@ def _from_snappy(value: bytes, most: int) -> bytes:
     declared, _ = _snappy_length(value)
     # Looked at first: the library makes room for what is declared before it reads on.
     if declared is None or declared > _SNAPPY_RATIO * len(value):
-        raise FramingError("the value begins like a snappy block, and its length is not one's")
+        raise FramingError(
+            "the value begins like a snappy block, but no block of its size declares that length"
+        )
     if declared > most:
         raise _too_large("snappy", most)
     cramjam = _cramjam()

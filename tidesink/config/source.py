@@ -603,7 +603,7 @@ class SourceSettings(Model):
 
     @property
     def lacks_commit_ts(self) -> bool:
-        """Whether no event has a commit_ts: it is one of the TiDB extension's members, which are not sent."""
+        """Whether no event has a commit_ts, since TiCDC sends it with enable-tidb-extension only."""
         return "enable_tidb_extension" in CODECS[self.protocol].reads and not self.enable_tidb_extension
 
     @property

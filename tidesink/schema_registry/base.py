@@ -19,7 +19,7 @@ from tidesink.errors import ConfigError
 
 @runtime_checkable
 class SchemaReader(Protocol):
-    """What a decoder needs."""
+    """Read access to a schema registry."""
 
     def schema_by_id(self, schema_id: int) -> str:
         """The text of a schema; raises SchemaNotFoundError."""

@@ -285,7 +285,7 @@ class OAuthClient(Auth):
             )
         except requests.exceptions.SSLError as error:
             raise self._problem(
-                "is not trusted: give its authority as oauth.ca, or check the host"
+                "has a certificate that is not trusted: give its authority as oauth.ca, or check the host"
             ) from error
         except OSError as error:
             raise TokenUnavailableError(

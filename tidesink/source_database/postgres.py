@@ -68,7 +68,7 @@ def begin_at_position(connection: Connection) -> int:  # noqa: ARG001  (as Sourc
 
 
 def read_as_of(connection: Connection, commit_ts: int) -> None:  # noqa: ARG001  (as SourceDialect has it)
-    """It reads as of now alone. Raises ConfigError."""
+    """Refuse: Postgres cannot read as of an earlier commit_ts. Always raises ConfigError."""
     raise ConfigError(NO_AS_OF)
 
 

@@ -409,7 +409,7 @@ def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
 
 
 def _opening(pattern: str, at: int) -> _Step:
-    """A group's ``(`` and what says its kind; a name or look-behind goes up to its ``<``."""
+    """Step over a group's opening: ``(``, ``(?:``, ``(?=``, ``(?<=``, ``(?<name>`` or ``(?flags``."""
     if pattern[at + 1 : at + 2] != "?":
         return _Step(at + 1)
     kind = pattern[at + 2 : at + 3]

@@ -293,7 +293,7 @@ def _old_rows(parsed: Parsed, rows: list[object]) -> list[object]:
 
 
 def _before(old: object, after: Mapping[str, Value], shape: RowShape) -> dict[str, Value]:
-    """The old row; the columns a partial one leaves out are unchanged."""
+    """The row before an update: ``old``, with the columns that it leaves out taken from ``after``."""
     if type(old) is not dict:
         raise SchemaMismatchError("a row in 'old' is no object")
     unknown = old.keys() - after.keys()

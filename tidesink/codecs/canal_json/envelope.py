@@ -262,7 +262,7 @@ class CanalJsonSchema:
 
         worst = best_match(self._validator.iter_errors(parsed))
         if worst is not None:
-            raise SchemaMismatchError(f"{_path(worst)}: {_reason(worst)}, by {_FILE}")
+            raise SchemaMismatchError(f"{_path(worst)}: {_reason(worst)} (as {_FILE} asks)")
 
     @cached_property
     def _validator(self) -> Draft202012Validator:

@@ -40,7 +40,7 @@ class _Pair(NamedTuple):
 
 @dataclass
 class CopyComparison(TableComparison):
-    """The comparison with another copy."""
+    """Compares a table with the same table at another pipeline's target (``diff --against``)."""
 
     other: TableCopy = field(kw_only=True)
     pairs: tuple[_Pair, ...] = field(default=(), init=False)

@@ -79,8 +79,8 @@ class RowSequence(NamedTuple):
 class ReducedRow(NamedTuple):
     """One key of a reduced batch, for targets that take rows. ``after`` is None for a delete.
 
-    Values are what ``typemap.values.target_reader`` gives: dates and timestamps, not their text. Of
-    ``kept`` columns the target keeps what it has; ``after_delete``: what it has is of a row that was deleted.
+    Values are what ``typemap.values.target_reader`` gives: dates and timestamps, not their text. The
+    target keeps its values of ``kept`` columns; ``after_delete``: its row was deleted, so they are stale.
     ``sequence`` is given where the batch is ``sequenced``, ``commit_ts`` where its mode is ``history``.
     """
 

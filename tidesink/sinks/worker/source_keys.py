@@ -153,8 +153,8 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
         exact = one is not None and _way_back(one, decoder, kind.partition("(")[0]) is not None
         if one is None or not (exact and is_ranged(one.stored.type, kind, bound.text)):
             raise ConfigError(
-                f"the target's key has {bound.column} otherwise than the source ({kind or 'not at all'}), so "
-                "that it may compare otherwise: leave --where out",
+                "--where needs a column that the target's key holds as the source does, so that both sides "
+                f"sort it alike. {bound.column} is {kind or 'not in the key'} there: leave --where out",
                 table=str(shape.source),
             )
         found.append(Limit(name, bound))

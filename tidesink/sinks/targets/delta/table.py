@@ -89,7 +89,7 @@ class DeltaColumns(ABC):
 
     @abstractmethod
     def _changing(self) -> AbstractContextManager[None]:
-        """Around a change of the schema: the table is looked at to be ours still."""
+        """Enclose a change of the schema; checks first that no other worker has taken the table."""
 
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:

@@ -126,8 +126,8 @@ class Gathered:
         """
         if merge.kept:
             raise TargetError(
-                "a row leaves out values that the target is to keep, and with cuts it has not got them yet: "
-                "have the producer send whole rows, or remove cuts",
+                "a row leaves out values that did not change, and with cuts the target has the stored ones "
+                "only after the next cut: have the producer send whole rows, or remove cuts",
                 table=str(self._target.source),
             )
         self._choose_database(cursor)
