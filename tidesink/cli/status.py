@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tidesink.config.source import SourceSettings
     from tidesink.sinks.batch.observers import TableReport
     from tidesink.sinks.state.progress import StateStore, TableStatus
-    from tidesink.sinks.worker.control import RewindControl, TableControl
+    from tidesink.sinks.worker.control import Controls, RewindControl, TableControl
 
 
 T = TypeVar("T")
@@ -87,11 +87,13 @@ def status(
 
 def _show_status(settings: Config, output: OutputFormat) -> bool:
     """Show how the tables stand; whether one is unwell."""
+    # Before the statuses: a worker that does meanwhile what was asked shows in them.
+    controls = _controls(settings)
     found, mark = read_statuses(settings), read_mark_of(settings)
     works = is_alive(mark.seconds)
     known = _asked(settings, lambda store: noted(store, settings.pipeline)) or {}
     letters = {entry.table: open_letters(entry, known) for entry in found}
-    asked = _requests(settings, found)
+    asked = _Requests.of(controls, found)
     if output is OutputFormat.JSON:
         tables = [{**status_json(entry), "open_dead_letters": letters[entry.table]} for entry in found]
         write_json({**_pipeline_json(settings, asked, mark), "tables": tables})
@@ -172,17 +174,20 @@ class _Requests(NamedTuple):
     rests: tuple[TableId, ...]
     rewinds: Mapping[TableId, RewindControl]
 
+    @classmethod
+    def of(cls, controls: Controls, found: Iterable[TableStatus]) -> _Requests:
+        """What ``controls`` ask for beyond what the tables' statuses show as done."""
+        resting = {entry.table for entry in found if entry.details.get("rests")}
+        return cls(
+            tuple(table for table, control in controls.items() if control.rests and table not in resting),
+            {table: control.rewind for table, control in controls.items() if control.rewind is not None},
+        )
 
-def _requests(config: Config, found: tuple[TableStatus, ...]) -> _Requests:
-    """The tables that were asked to rest and do not yet, and the rewinds that no worker has done."""
+
+def _controls(config: Config) -> Controls:
     from tidesink.sinks.worker.control import read_controls
 
-    asked = _asked(config, lambda store: read_controls(store, config.pipeline)) or {}
-    resting = {entry.table for entry in found if entry.details.get("rests")}
-    return _Requests(
-        tuple(table for table, control in asked.items() if control.rests and table not in resting),
-        {table: control.rewind for table, control in asked.items() if control.rewind is not None},
-    )
+    return _asked(config, lambda store: read_controls(store, config.pipeline)) or {}
 
 
 def _rewind_line(rewind: RewindControl) -> str:
@@ -259,10 +264,7 @@ def read_statuses(config: Config) -> tuple[TableStatus, ...]:
 
 def snapshots_asked_for(config: Config) -> tuple[TableId, ...]:
     """The tables of which a snapshot was asked for, and not cancelled."""
-    from tidesink.sinks.worker.control import read_controls
-
-    controls = _asked(config, lambda store: read_controls(store, config.pipeline)) or {}
-    return tuple(table for table, asked in controls.items() if asked.snapshot.is_asked)
+    return tuple(table for table, asked in _controls(config).items() if asked.snapshot.is_asked)
 
 
 def _asked(config: Config, question: Callable[[StateStore], T]) -> T | None:
