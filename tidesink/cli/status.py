@@ -467,8 +467,8 @@ _ROW_BY_ROW = {
     "flat-avro": "those whose Avro schema or header is not as TiCDC writes it",
     "canal-json": "those whose JSON is not as TiCDC writes it, and those that cannot be decoded",
     "debezium-json": (
-        "those without a schema beside the payload (value.converter.schemas.enable: false), of TRUNCATE, and "
-        "whose JSON is not as Kafka Connect writes it"
+        "tombstones, those without a schema beside the payload (value.converter.schemas.enable: false), of "
+        "TRUNCATE, and whose JSON is not as Kafka Connect writes it"
     ),
     "debezium-avro": "those with arrays, of TRUNCATE, and whose schema or header is unusual",
 }
