@@ -134,6 +134,12 @@ def test_java_trusts_the_authorities_of_the_system() -> None:
     assert said.count("\ndebian:") > 50
 
 
+def test_clients_of_http_trust_the_authorities_of_the_system() -> None:
+    ask = "import requests; print(requests.Session().merge_environment_settings('', {}, None, True, None))"
+    said = docker("run", "--rm", "--pull=never", "--network=none", "--entrypoint=python", IMAGE, "-c", ask)
+    assert "'verify': '/etc/ssl/certs/ca-certificates.crt'" in said
+
+
 def test_an_authority_of_your_own_is_trusted(tmp_path: Path) -> None:
     """Builds the first stage, which has what the worker's image trusts."""
     folder = tmp_path / "compose" / "certificates"
