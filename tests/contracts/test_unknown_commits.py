@@ -50,7 +50,11 @@ def open_on(bed: Bed, spark: SparkSession, folder: Path, feed: Changefeed, heard
 
 
 @pytest.mark.parametrize(
-    ("how", "tried_again"), [("unsent", ["the commit was cut off and did not happen"]), ("unanswered", [])]
+    ("how", "tried_again"),
+    [
+        ("unsent", ["The commit was interrupted and did not happen. The batch is tried again."]),
+        ("unanswered", []),
+    ],
 )
 def test_a_commit_that_is_cut_off_is_done_once(
     sql: Bed,

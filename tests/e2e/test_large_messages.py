@@ -65,7 +65,7 @@ def test_a_compressed_topic_with_claim_check(
     (tmp_path / "untold").mkdir()
     untold = _run(tmp_path / "untold", servers, topic)
     assert [table.state for table in untold.tables] == ["FAILING"]
-    assert f"set source.large-message-handle-compression: {kind}" in str(untold.tables[0].error)
+    assert f"Set source.large-message-handle-compression: {kind}" in str(untold.tables[0].error)
     source = {"large-message-handle-compression": kind, "claim-check-storage-uri": str(tmp_path / "claims")}
     report = _run(tmp_path, servers, topic, **source)
     assert _states(report) == {"one": "IDLE", "two": "IDLE"}, [table.error for table in report.tables]

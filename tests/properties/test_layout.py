@@ -241,7 +241,7 @@ def test_a_row_without_a_value_that_the_filter_needs_is_bad(spark: SparkSession)
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("n", "of type int and no condition"), ("date_add(n, id) > n", "Spark does not take")],
+    [("n", "must be a condition, but its type is int"), ("date_add(n, id) > n", "Spark does not accept")],
 )
 def test_what_spark_does_not_take_as_a_condition_is_said(spark: SparkSession, text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

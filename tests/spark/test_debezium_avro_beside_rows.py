@@ -92,13 +92,13 @@ def test_records_under_a_glue_header_are_bad_with_the_framing_and_the_remedy(
         with pytest.raises(DecodeError, match="AWS Glue") as refused:
             codec.decode(message)
         assert (row.kind, row.error) == ("bad", type(refused.value).__name__)
-        assert str(row.reason).startswith(f"the {part} has an AWS Glue schema registry header, and workers")
-        assert "AvroConverter in place of AWS's" in str(row.reason)
+        assert str(row.reason).startswith(f"The {part} has an AWS Glue schema registry header, but workers")
+        assert "AvroConverter instead of AWS's" in str(row.reason)
 
 
 @pytest.mark.parametrize(
     ("protocol", "remedy"),
-    [("flat-avro", "tidesink decode and open_codec"), ("debezium-avro", "AvroConverter in place of AWS's")],
+    [("flat-avro", "tidesink decode and open_codec"), ("debezium-avro", "AvroConverter instead of AWS's")],
 )
 def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
     spark: SparkSession, tmp_path: Path, protocol: str, remedy: str

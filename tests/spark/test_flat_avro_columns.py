@@ -210,7 +210,7 @@ def test_what_cannot_be_read_is_bad_and_named_as_the_python_codec_names_it(spark
         assert (name, row.kind, row.error) == (name, "bad", type(refused.value).__name__)
         assert row.reason
         assert ("AWS Glue" in row.reason) == ("glue" in name)
-        assert ("give the changefeed a schema-registry URL" in row.reason) == ("glue" in name)
+        assert ("Configure the changefeed with a schema-registry URL" in row.reason) == ("glue" in name)
         assert (row.raw["_key"], row.raw["_value"]) == (message.key, message.value)
         assert row.after is None
 

@@ -61,7 +61,7 @@ def test_what_a_filter_took_out_is_among_what_was_applied_or_superseded(unmatche
     if holds:
         account.check(table="t")
         return
-    with pytest.raises(AccountingError, match="the filter took out other rows"):
+    with pytest.raises(AccountingError, match="rows that the filter removed does not match"):
         account.check(table="t")
 
 

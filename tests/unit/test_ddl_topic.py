@@ -111,9 +111,9 @@ def test_the_event_of_a_rename_tells_the_database_of_the_new_name() -> None:
 
 def test_an_alter_of_a_table_nothing_told_of_is_said() -> None:
     (said,) = _said("ALTER TABLE t ADD COLUMN c INT DEFAULT 5")
-    assert "s.t, whose definition is unknown" in said
-    assert "give a definition under tables" in said
-    assert said.endswith(": ALTER TABLE t ADD COLUMN c INT DEFAULT 5")
+    assert "s.t, whose definition is not known" in said
+    assert "Add a definition under tables" in said
+    assert said.endswith("Statement: ALTER TABLE t ADD COLUMN c INT DEFAULT 5")
     assert _said(CREATE, "ALTER TABLE t ADD COLUMN c INT DEFAULT 5") == []
     assert _said(f"{CREATE}; ALTER TABLE t ADD COLUMN c INT DEFAULT 5") == []
     assert _said("ALTER TABLE t ADD INDEX i (a)") == []
@@ -122,12 +122,12 @@ def test_an_alter_of_a_table_nothing_told_of_is_said() -> None:
 def test_a_column_added_under_the_name_of_a_dropped_one_is_said() -> None:
     assert _said(CREATE, "ALTER TABLE t DROP COLUMN a") == []
     (said,) = _said(CREATE, "ALTER TABLE t DROP COLUMN a", "ALTER TABLE t ADD COLUMN a INT")
-    assert "column a was dropped and is added again" in said
+    assert "column a was dropped and added again" in said
 
 
 def test_a_statement_that_cannot_be_read_says_so_beside_what_it_does() -> None:
     said = _said(CREATE, "ALTER TABLE t RENAME COLUMN a TO c, MODIFY nothing INT")
-    assert ["column a is c now" in said[0], "cannot be read" in said[1]] == [True, True]
+    assert ["column a was renamed to c" in said[0], "cannot be read" in said[1]] == [True, True]
 
 
 def test_long_statements_are_cut() -> None:
@@ -168,7 +168,7 @@ def test_warnings_outlive_a_restart_and_are_said_at_their_table(store: SqlStateS
     first = _ddl(store, *topic)
     assert first.scan(NO_SESSION, _ends(4))
     (said,) = first.warnings(TableId("S", "T"))
-    assert "column a is y now" in said
+    assert "column a was renamed to y" in said
     (unreported,) = first.warnings(TableId("s", "u"))
     again = _ddl(store, *topic)
     again.recall(_ends(4))
@@ -622,7 +622,7 @@ def test_what_was_learned_from_behind_a_cut_is_dropped(store: SqlStateStore, *, 
     assert ddl.scan(NO_SESSION, log.look())
     assert log.again[-1] == 0
     assert _kinds(ddl) == [["id", "a", "b", "c"], []]
-    general, truncate = [one for one in ddl.warnings(T) if "cut at offset 3 or before" in one]
+    general, truncate = [one for one in ddl.warnings(T) if "cut at offset 3 or earlier" in one]
     assert "resync" in general
     assert truncate.endswith("TRUNCATE TABLE t")
     (again := log.ddl(store)).recall(log.look())

@@ -154,7 +154,7 @@ def test_a_key_and_a_column_of_the_filter_are_needed() -> None:
         debezium_json_plan(TableId("shop", "t"), writers=_writers(*messages), left_out=layout.leaves_out)
     pending = pending_of(refused.value, layout)
     assert pending is not None
-    assert pending.reason.endswith("take it out of filter")
+    assert pending.reason.endswith("remove the column from filter)")
     shapes = []
     for kind in ("int", "varchar(9)"):
         definitions = TableDefinitions()

@@ -35,7 +35,7 @@ def test_names_and_hits() -> None:
 
 @pytest.mark.parametrize("text", ["nowhere", "read:0", "read:x", "read:-1", "", "read:1:kill", "read:stop"])
 def test_others_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no failpoint"):
+    with pytest.raises(ConfigError, match="is not a failpoint"):
         parse_failpoint(text)
 
 

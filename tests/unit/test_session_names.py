@@ -75,9 +75,7 @@ def test_a_table_made_like_another(sql: str, known: bool) -> None:
     definitions.apply(_B, "other")
     warnings = list(applied(definitions, [DdlStatement("other", sql, table="a")], "cdc"))
     assert _columns(definitions, A) == (["id", "e"] if known else None)
-    assert [(one.table, "give a definition" in one.text) for one in warnings] == (
-        [] if known else [(A, True)]
-    )
+    assert [(one.table, "Add a definition" in one.text) for one in warnings] == ([] if known else [(A, True)])
 
 
 def test_a_table_that_is_made_again_like_an_unknown_one_is_unknown() -> None:

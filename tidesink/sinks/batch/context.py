@@ -399,7 +399,8 @@ def parse_failpoint(text: str) -> Armed:
     found = _ARMED.fullmatch(text)
     if found is None or found["name"] not in known:
         raise ConfigError(
-            f"{VARIABLE}={text!r} is no failpoint: use NAME, NAME:N or NAME:N:stop of {', '.join(known)}"
+            f"{VARIABLE}={text!r} is not a failpoint. Use NAME, NAME:N or NAME:N:stop, where NAME is one of "
+            f"{', '.join(known)}."
         )
     return Armed(found["name"], int(found["hit"] or 1), signal.SIGSTOP if found["stop"] else signal.SIGKILL)
 

@@ -237,7 +237,8 @@ class Account:
             return
         raise AccountingError(
             f"{abs(accounted)} events are {'missing' if accounted > 0 else 'too many'}: {numbers}. The table "
-            "stops so that nothing is built on it; compare it with the source, and report this with the log",
+            "is stopped, so that no later batch builds on wrong rows. Compare the table with its source, and "
+            "report this with the log.",
             table=table,
         )
 
@@ -246,8 +247,9 @@ class Account:
         if 0 <= self.filtered_out <= self.applied + self.superseded:
             return
         raise AccountingError(
-            f"the filter took out other rows than were applied or superseded: {numbers}. The table stops so "
-            "that nothing is built on it; compare it with the source, and report this with the log",
+            "The count of rows that the filter removed does not match the applied and superseded events: "
+            f"{numbers}. The table is stopped, so that no later batch builds on wrong rows. Compare the "
+            "table with its source, and report this with the log.",
             table=table,
         )
 

@@ -29,12 +29,13 @@ _NO_ID = -1
 # By protocol: what to do about records under AWS Glue's header.
 UNDER_CONFLUENT: Final = {
     "flat-avro": (
-        "give the changefeed a schema-registry URL; tidesink decode and open_codec(glue=...) read such "
-        "messages"
+        "Configure the changefeed with a schema-registry URL. Without a worker, tidesink decode and "
+        "open_codec(glue=...) read such messages."
     ),
     "debezium-avro": (
-        "give the connector Confluent's or Apicurio's AvroConverter in place of AWS's, or the changefeed a "
-        "schema-registry URL, and read the topic from the first record that is written so"
+        "Configure the connector with Confluent's or Apicurio's AvroConverter instead of AWS's, or the "
+        "changefeed with a schema-registry URL. Then read the topic from the first record that was written "
+        "this way."
     ),
 }
 
@@ -186,7 +187,7 @@ def record_ids_in_headers(records: pa.RecordBatch, record: int) -> str | None:
 def under_glue(part: str, protocol: str) -> str:
     """Why a worker does not read a key or a value under AWS Glue's header, and what to do."""
     return (
-        f"the {part} has an AWS Glue schema registry header, and workers read Confluent's alone: "
+        f"The {part} has an AWS Glue schema registry header, but workers read only Confluent's header. "
         f"{UNDER_CONFLUENT[protocol]}"
     )
 

@@ -40,12 +40,12 @@ _ROW: Final = "_row"
 CHUNK: Final = "chunk"
 FILTERED: Final = "filtered"
 _FAILED: Final = (
-    "the table's filter fails on this row (a cast, a division, an overflow): {text}. Use try_cast, "
-    "try_divide and the like, which give null, for rows as this one"
+    "The table's filter ({text}) fails on this row, for example in a cast, a division or an overflow. Use "
+    "try_cast, try_divide and similar functions, which return NULL for such rows."
 )
 _NOT_SENT: Final = (
-    "the table's filter ({text}) needs a value that the source did not send, since it did not change. Set "
-    "REPLICA IDENTITY FULL on the table, or filter by columns whose values are always sent"
+    "The table's filter ({text}) needs a value that the source did not send, because it did not change. Set "
+    "REPLICA IDENTITY FULL on the table, or filter by columns whose values are always sent."
 )
 _MATCHES: Final = "true"
 _ROW_OPS: Final = (Op.INSERT.value, Op.UPDATE.value, Op.UPSERT.value)
@@ -154,11 +154,11 @@ def check_condition(row_filter: RowFilter, shape: TableShape, session: SparkSess
     except PySparkException as exc:
         said = str(exc).splitlines()[0]
         raise ConfigError(
-            f"filter: Spark does not take {row_filter.text!r}: {said}", table=str(shape.table)
+            f"filter: Spark does not accept {row_filter.text!r}: {said}", table=str(shape.table)
         ) from exc
     if not isinstance(found, BooleanType):
         raise ConfigError(
-            f"filter: {row_filter.text!r} is a value of type {found.simpleString()} and no condition",
+            f"filter: {row_filter.text!r} must be a condition, but its type is {found.simpleString()}.",
             table=str(shape.table),
         )
 

@@ -351,8 +351,8 @@ class LetterFetch:
             yield batch
         if found != len(places):
             raise SourceError(
-                f"{len(places) - found} letters of {wanted.topic}[{wanted.partition}] are gone: look at them "
-                "again with tidesink dlq list",
+                f"{len(places) - found} dead letters of {wanted.topic}[{wanted.partition}] no longer exist. "
+                "List the current ones with tidesink dlq list.",
                 topic=self.topic.name,
             )
 

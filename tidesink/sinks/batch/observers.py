@@ -181,20 +181,20 @@ class MetricsListener:
         def counter(name: str, words: str, *labels: str) -> Counter:
             return Counter(f"tidesink_{name}", words, ("table", *labels), registry=place)
 
-        self._events = counter("events", "Row events by what became of them", "fate")
-        self._filtered_out = counter("filtered_out", "Events whose row a filter took out")
+        self._events = counter("events", "Row events by outcome", "fate")
+        self._filtered_out = counter("filtered_out", "Events whose row a filter removed")
         self._row_by_row = counter("row_by_row_records", "Records decoded one by one")
         self._batches = counter("batches", "Batches applied")
         self._bytes = counter("read_bytes", "Bytes read from Kafka")
-        self._doubted = counter("doubted_rows", "Rows applied with a warning: their checksum or their key")
-        self._retries = counter("retries", "Steps tried again")
+        self._doubted = counter("doubted_rows", "Rows applied with a warning about their checksum or key")
+        self._retries = counter("retries", "Steps that failed and were tried again")
         one = ("table",)
-        self._seconds = Histogram("tidesink_batch_seconds", "Seconds a batch took", one, registry=place)
+        self._seconds = Histogram("tidesink_batch_seconds", "Seconds per batch", one, registry=place)
         self._commit_ts = Gauge("tidesink_commit_ts", "Greatest commit_ts applied", one, registry=place)
         about = ("table", "state")
         turned = "tidesink_last_turn_timestamp_seconds"
-        self._turned = Gauge(turned, "When the worker last began to look at the topics", registry=place)
-        self._state = Gauge("tidesink_table_state", "1 for the state a table is in", about, registry=place)
+        self._turned = Gauge(turned, "When the worker last started a look at the topics", registry=place)
+        self._state = Gauge("tidesink_table_state", "1 for a table's current state", about, registry=place)
 
     def hear(self, event: WorkerEvent) -> None:
         """Count one event."""

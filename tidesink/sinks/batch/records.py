@@ -73,39 +73,40 @@ FILTERED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
 COUNTED_KINDS: Final = (WATERMARK, MESSAGE)
 
 UNNAMED_DELETE: Final = (
-    "a delete from a table without a key, and without the row that was deleted: have the producer write it "
-    "(TiCDC: canal-json, or avro-include-before-value; Debezium: REPLICA IDENTITY FULL)"
+    "The table has no key, and the delete does not contain the deleted row. Have the producer write it "
+    "(TiCDC: canal-json, or avro-include-before-value; Debezium: REPLICA IDENTITY FULL)."
 )
 _SCATTERED_TRUNCATE: Final = (
-    "the table was truncated, and its topic has several partitions: nothing says which rows of the others "
-    "came before. Have the connector skip truncates (skipped.operations: t, its default) or write the table "
-    "to one partition; to go on, load the table again"
+    "The table was truncated, but its topic has several partitions. It is not known which rows of the other "
+    "partitions are older. Have the connector skip truncates (skipped.operations: t, its default) or write "
+    "the table to one partition. To continue, load the table again."
 )
 _UNDATED: Final = (
-    "mode: history needs a commit_ts in every row event, and this one has none. Enable the TiDB extension at "
-    "the producer (flat-avro deletes of classic TiCDC have none even then), or load the table again in "
-    "another mode"
+    "mode: history needs a commit_ts in every row event, but this event does not have one. Enable the TiDB "
+    "extension at the producer (flat-avro deletes of classic TiCDC have no commit_ts even then), or load the "
+    "table again in another mode."
 )
 _UNPLACED: Final = (
-    "sequence_by: source needs a position of the source's in every row event, and this one has no commit_ts. "
-    "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have none even then; of "
-    "Debezium's messages TiCDC's have one), or set sequence_by: kafka and load the table again"
+    "sequence_by: source needs the source's position in every row event, but this event has no commit_ts. "
+    "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have no commit_ts even "
+    "then; Debezium messages have one only if TiCDC wrote them), or set sequence_by: kafka and load the "
+    "table again."
 )
 _UNCUT: Final = (
-    "cuts need a commit_ts in every row event, and this one has none, so nothing tells on which side of a "
-    "cut it is. Enable the TiDB extension at the producer, use canal-json (flat-avro deletes of classic "
-    "TiCDC have none even with the extension), have a Debezium connector for MySQL, MariaDB or Postgres send "
-    "its source (flattened rows: add.fields), or remove cuts"
+    "cuts need a commit_ts in every row event, but this event does not have one. So it is not known on which "
+    "side of a cut it is. Enable the TiDB extension at the producer, use canal-json (flat-avro deletes of "
+    "classic TiCDC have no commit_ts even with the extension), have a Debezium connector for MySQL, MariaDB "
+    "or Postgres send its source (flattened rows: add.fields), or remove cuts."
 )
 _INCOMPLETE: Final = (
-    "the row leaves out values that did not change, and under sequence_by: source nothing says that the row "
-    "which has them came before it. Have the source send whole rows (REPLICA IDENTITY FULL), set another "
-    "unavailable-value-placeholder where the value only reads like one, or set sequence_by: kafka"
+    "The row omits values that did not change. Under sequence_by: source it is not known whether the row "
+    "with these values came earlier. Have the source send whole rows (REPLICA IDENTITY FULL), set another "
+    "unavailable-value-placeholder if the value only looks like one, or set sequence_by: kafka."
 )
 _BEYOND: Final = (
-    "the change is older than the horizon (commit_ts {horizon}): deletes up to there are forgotten, so that "
-    "nothing tells whether its row was deleted since. Compare the row with the source; tombstone-retention "
-    "says how long deletes are remembered"
+    "The change is older than the horizon (commit_ts {horizon}). Deletes up to the horizon are forgotten, so "
+    "it is not known whether the row was deleted later. Compare the row with the source. tombstone-retention "
+    "sets how long deletes are remembered."
 )
 # Numbers of a frame are signed; TiDB's own are far below 2^63.
 _END_OF_LONGS: Final = 1 << 63
@@ -298,7 +299,7 @@ class TableDecoder(ABC):
     def other_table(self, changes: ChangeTable) -> TidesinkError:
         """Why changes of another table are bad records."""
         return SchemaMismatchError(
-            f"the change is of {changes.table}, and this topic is read as {self.table}"
+            f"The change belongs to table {changes.table}, but this topic is read as {self.table}."
         )
 
     def moments(self, changes: ChangeTable, _records: pa.RecordBatch) -> pa.Array:
@@ -308,8 +309,8 @@ class TableDecoder(ABC):
     def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
         """Why a change without a value for each of its key's columns is a bad record."""
         return UnnamedRowError(
-            f"a key column ({', '.join(keys)}) is null or not in the record, so the change names no row: set "
-            "keys to columns that every key record has"
+            f"A key column ({', '.join(keys)}) is null or missing in the record, so the change does not "
+            "identify a row. Set keys to columns that every record's key has."
         )
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:

@@ -395,7 +395,7 @@ def _joined(columns: Sequence[pa.Array], name: str) -> pa.Array:
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         types = ", ".join(sorted(map(str, kinds)))
         raise SchemaMismatchError(
-            f"key column {name} has types that do not compare: {types}", column=name
+            f"Key column {name} has types that cannot be compared: {types}.", column=name
         ) from error
 
 
@@ -625,8 +625,8 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
         return values.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
-            f"a row leaves out column {name}, and the row before it has it as {values.type}, which does not "
-            f"fit into {kind}: let the changefeed send whole rows",
+            f"A row omits column {name}, and an earlier row has it as {values.type}, which does not fit into "
+            f"{kind}. Have the changefeed send whole rows.",
             column=name,
         ) from error
 
@@ -645,10 +645,10 @@ def name_lists(flags: npt.NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
 def mixed_message(keys: Sequence[str]) -> str:
     """What to say, and what to do, when one key came in two partitions."""
     return (
-        f"the same key came in two partitions of one batch ({', '.join(keys)}), so Kafka's order does not "
-        "say which change is the newer. The changefeed's dispatcher must keep a key in one partition: "
-        "use dispatcher 'index-value' or 'table', or 'columns' with columns of the key, and not 'ts'; then "
-        "make the topic and the table again, or set sequence_by: source"
+        f"The same key came in two partitions of one batch ({', '.join(keys)}), so Kafka's order does not "
+        "show which change is newer. The changefeed's dispatcher must keep a key in one partition: use "
+        "dispatcher 'index-value' or 'table', or 'columns' with columns of the key, and not 'ts'. Then "
+        "create the topic and the table again, or set sequence_by: source."
     )
 
 

@@ -20,20 +20,20 @@ from tidesink.sinks.state.progress import Progress
 
 _SHOWN_SQL: Final = 200
 _UNTIMED: Final = (
-    "nothing says when it was committed, so earlier rows cannot be distinguished from later ones: have the "
+    "its commit time is not known, so earlier rows cannot be distinguished from later ones: have the "
     "producer write the time (TiCDC: enable-tidb-extension), or load the table again"
 )
 _ODD: Final = (
-    "its time is impossible ({}): were it followed, all rows until then would be void. Correct the clock of "
-    "the producer (its es is in milliseconds), and empty the target's table by hand or load it again"
+    "its commit time is impossible ({}), and following it would remove all rows up to that time. Correct the "
+    "producer's clock (es is in milliseconds), and empty the target table by hand or load it again"
 )
 _VERSIONS: Final = (
-    "in mode history the versions of a whole table are not ended in this version: delete the rows at the "
-    "source, or load the table again"
+    "this version cannot end the versions of a whole table in mode: history. Delete the rows at the source, "
+    "or load the table again"
 )
 _BY_HAND: Final = (
-    "{}. To have the target as the source is, reject the statement and run tidesink resync, or change its "
-    "rows by hand while it waits and reject it then"
+    "{}. To bring the target in line with the source, reject the statement and run tidesink resync. Or "
+    "change the target's rows by hand while the statement waits, and then reject it"
 )
 _IGNORED: Final = "if it is ignored, {}"
 

@@ -317,7 +317,8 @@ class Batch:
                 return self._cut_short(reduction)
             return self._cut_at_truncate(reduction) if reduction.truncates else reduction
         raise SchemaMismatchError(
-            f"the batch still lacks something after {MOST_PLANS} plans; report this with the log",
+            f"The batch still needs unknown schemas or columns after {MOST_PLANS} plans. Report this with "
+            "the log.",
             table=str(self._settings.table),
         )
 
@@ -449,8 +450,8 @@ class Batch:
             return True
         if missed.summary.unplanned:
             raise SchemaMismatchError(
-                "records were written with schemas that cannot be found: "
-                f"ids {missed.summary.unplanned_value_ids}, columns {missed.summary.unplanned_columns}",
+                "Records were written with schemas that cannot be found: "
+                f"ids {missed.summary.unplanned_value_ids}, columns {missed.summary.unplanned_columns}.",
                 table=str(self._settings.table),
             )
         return False
@@ -550,7 +551,8 @@ class Batch:
             # Staged columns go by their place. Another table's task may have read DDL of this one since.
             self._forget_staged()
             raise TransientTargetError(
-                "the columns changed after the batch was staged, and nothing of it was written",
+                "The columns changed after the batch was staged. Nothing was written, and the batch is tried "
+                "again.",
                 table=str(self._settings.table),
             )
         evolved = self._prepared(progress, schema_decision)
@@ -710,7 +712,8 @@ class Batch:
             held = self._context.retry(self._settings.table).call(table.committed)
             if held is None or held.txn_version < progress.txn_version:
                 raise TransientTargetError(
-                    "the commit was cut off and did not happen", table=str(self._settings.table)
+                    "The commit was interrupted and did not happen. The batch is tried again.",
+                    table=str(self._settings.table),
                 ) from exc
             # It did happen: asked again, the target answers with that commit's numbers.
             return table.apply(batch, progress)

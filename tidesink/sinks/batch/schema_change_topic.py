@@ -44,29 +44,29 @@ _PAGE_RECORDS: Final = 1000
 # Of a record that describes a change, where others say which part of a snapshot they are.
 _STREAMED: Final = (None, False, "false", "incremental")
 _ABSENT: Final = (
-    "the broker has no topic {} (source.debezium.schema-change-topic): DDL that changes rows at the source "
-    "is not known. Name the connector's topic.prefix"
+    "The broker has no topic {} (source.debezium.schema-change-topic), so DDL that changes rows at the "
+    "source is not known. Set it to the connector's topic.prefix."
 )
-_UNREAD: Final = "the source's DDL in topic {} is not known by now: {}"
+_UNREAD: Final = "The source's DDL in topic {} could not be read yet: {}"
 _EXPIRED: Final = (
-    "records of topic {} expired before they were read, or Kafka lost them (unclean leader election). The "
-    "source's DDL in them is not known: compare the tables with their source (tidesink diff), and have Kafka "
-    "keep all of that topic (retention.ms=-1)"
+    "Records of topic {} expired before they were read, or Kafka lost them (unclean leader election). The "
+    "source's DDL in these records is not known. Compare the tables with their source (tidesink diff), and "
+    "have Kafka keep all records of the topic (retention.ms=-1)."
 )
 
 # The kind of a statement whose record has no ``tableChanges``.
 _NO_CHANGES: Final = "QUERY"
-_RENAMED: Final = "values of before stay under the old name, and are NULL under the new one ({})"
+_RENAMED: Final = "existing values stay under the old name, and are NULL under the new one ({})"
 
 _CONVERTED: Final = (
-    "values of {} that its new definition does not hold were rounded or cut at the source, and are unchanged "
-    "here (tidesink resync brings them)"
+    "values of {} that do not fit the new definition were rounded or cut at the source, and are unchanged in "
+    "the target (tidesink resync brings them)"
 )
 
 _OLD_COLUMNS: Final = (
-    "the connector did not read the new columns from it and still has the old ones. Unless the columns are "
-    "the same in the same order, it sends later values under wrong names, also after a resync: first have it "
-    "read its schema again (docs/schema-changes.md, A table that is replaced)"
+    "the connector did not read the new columns from this statement and still uses the old ones. Unless the "
+    "columns are the same in the same order, it sends later values under wrong names, even after a resync. "
+    "First have the connector read its schema again (docs/schema-changes.md, A table that is replaced)"
 )
 
 Decode = Callable[[Message], tuple[Event, ...]]
@@ -123,7 +123,7 @@ class SchemaChangeTopic:
             error = exc  # type: ignore[assignment]
         except Exception as exc:  # noqa: BLE001  (one record of it stops no table)
             _log.error("schema-change topic not read", topic=self.topic, trace=fault_of(exc).trace)
-            error = SourceError(f"a record cannot be read: {type(exc).__name__}", topic=self.topic)
+            error = SourceError(f"a record could not be read: {type(exc).__name__}", topic=self.topic)
         if error is not None:
             self._say(_UNREAD.format(self.topic, error))
         elif found is None:

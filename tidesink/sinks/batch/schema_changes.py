@@ -238,14 +238,17 @@ def decide_changes(
     )
 
 
-_OMITTED = "column {} is new at the source and not taken (schema-changes: add: ignore): its values are lost"
+_OMITTED = (
+    "Column {} is new at the source and is not added to the target (schema-changes: add: ignore). Its values "
+    "are lost."
+)
 _DOUBTED = (
-    "it came when {} went, which except_column_list names: if it is that column under a new name, add it to "
-    "except_column_list"
+    "it appeared when {} disappeared, which except_column_list names: if it is that column under a new name, "
+    "add it to except_column_list"
 )
 _READDED = (
-    "the column was dropped and added again, and rows from before the two cannot be identified from rows "
-    "after them: reject it to go on with the column as it is at the target, or load the table again"
+    "the column was dropped and added again, and rows written before the drop cannot be distinguished from "
+    "rows written later: reject it to keep the column as it is in the target, or load the table again"
 )
 
 
@@ -327,8 +330,8 @@ def _narrowed(gap: SchemaGap, shape: TableShape, reported: SourceColumns) -> Ite
 
 
 _READ_BY_FILTER: Final = (
-    "{}. The table's filter reads the column, so that its type counts although the target does not hold it: "
-    "take it out of filter"
+    "{} (the table's filter reads the column, so its type matters although the target does not store it: "
+    "remove the column from filter)"
 )
 
 
@@ -348,12 +351,12 @@ def pending_of(error: SchemaRefusedError, layout: Layout | None = None) -> Pendi
 
 
 _UNREADABLE: Final = (
-    "rows from before it cannot be read by what the column is now: reject it to go on with both "
+    "rows written before the rename cannot be read as the column is now: reject it to continue with both "
     "columns, or load the table again"
 )
 _KEY: Final = (
-    "a key column has another name at the source, and rows already there would not be found under it: rename "
-    f"it back, or {LOAD_AGAIN}, with a start: behind the change"
+    "a key column was renamed at the source, and existing rows would not be found under the new name: rename "
+    f"it back, or {LOAD_AGAIN}, with a start: after the change"
 )
 
 
@@ -448,8 +451,8 @@ def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Polic
 
 _KIND: Final = "known-columns"
 _NOT_NEW: Final = (
-    "column {} is not new at the source, and comes to the target only now: it is NULL in rows from before, "
-    "until they change. Load the table again where that matters"
+    "Column {} is not new at the source, but is added to the target only now. It is NULL in existing rows "
+    "until they change. Load the table again if that matters."
 )
 
 
@@ -569,7 +572,10 @@ class PolicyChoices:
                     kept.append([policy, time.time(), progress.batch, _shown(change)])
             return kept[-MOST_CHOICES:]
 
-        busy = StateStoreError("others write the choices of the table all the time", table=str(table))
+        busy = StateStoreError(
+            "The policy choices of the table could not be stored, because others keep changing them.",
+            table=str(table),
+        )
         change_document(self._store, _CHOICES_KIND, _name(progress.pipeline, table), more, busy)
         self._known.update((table, digest) for digest, one in new.items() if not _recurs(*one))
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.decoders import DecodePlan
 
 _TWO_MEANINGS: Final = (
-    "ignore_null_updates: a record of this protocol can leave a value out, which is not the same as NULL, "
-    "and the two are not identified in this version: remove ignore_null_updates"
+    "ignore_null_updates: a record of this protocol can omit a value, which is not the same as NULL, and "
+    "this version does not distinguish the two. Remove ignore_null_updates."
 )
 
 
@@ -148,7 +148,7 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
     definition.declare_in(definitions, table.schema)
     found = definitions.get(table)
     if found is None:
-        raise ConfigError("the definition under tables is not this table's", table=str(table))
+        raise ConfigError("The definition under tables is of another table.", table=str(table))
     return found
 
 

@@ -83,8 +83,8 @@ _ROWS_A_PART: Final = 20_000
 _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
 _NO_ROW_KEY: Final = (
-    "rows of the table are identified by TiDB's row keys, and source.database has none of them: it is not "
-    "TiDB, or the table is partitioned, or clustered by a primary key"
+    "Rows of the table are identified by TiDB's row keys, but source.database does not have them. It is not "
+    "TiDB, or the table is partitioned, or clustered by a primary key."
 )
 # Which rows are asked for, of rows that have these constants, as a kind of database compares them.
 Condition = Callable[["SourceRows", SourceDialect], "ColumnElement[bool]"]
@@ -273,7 +273,7 @@ class SourceRows:
             )
         except SourceUnavailableError as error:
             if is_of_value(error.__cause__):
-                raise ValueOutOfRangeError("a key is no value of its columns at the source") from error
+                raise ValueOutOfRangeError("A key is not a valid value of its columns.") from error
             raise
 
     def _among(
@@ -354,9 +354,9 @@ class SourceRows:
         """
         if count is not None and count != rows:
             raise SourceUnavailableError(
-                f"{OPTION} gave {rows} rows of a range that has {count}. Something between the worker and "
-                "the database leaves rows out, such as a limit of rows in a proxy. Give the database's own "
-                "address",
+                f"{OPTION} returned {rows} rows of a range that has {count}. Something between the worker "
+                "and the database drops rows, such as a row limit in a proxy. Configure the database's own "
+                "address.",
                 table=str(self.schema.table),
             )
 
@@ -371,8 +371,8 @@ class SourceRows:
         found = dialect.row_key_constants(connection, self.schema.table)
         if found.keys() != self.constants.keys():
             raise SourceUnavailableError(
-                "the table had row ids of TiDB when it began to be read, and has none now: it was made "
-                "again, or has partitions",
+                "The table had TiDB row ids when reading began, and no longer has them. It was created "
+                "again, or partitioned.",
                 table=str(self.schema.table),
             )
         return found
@@ -386,7 +386,7 @@ class SourceRows:
             found = self._constants(connection, dialect_of(connection))
         if found != self.constants:
             raise SourceUnavailableError(
-                "the table has another id in TiDB than when its rows began to be read: it was truncated",
+                "The table's id in TiDB changed while its rows were read, because the table was truncated.",
                 table=str(self.schema.table),
             )
 

@@ -490,4 +490,4 @@ def _unfit_values(values: pa.Array, column: ShapeColumn) -> Iterator[tuple[int, 
 
 
 def _unfit(kind: Any, column: ShapeColumn) -> SchemaMismatchError:
-    return SchemaMismatchError(f"{kind} does not fit into {column.spark}", column=column.name)
+    return SchemaMismatchError(f"Type {kind} does not fit into {column.spark}.", column=column.name)

@@ -169,7 +169,7 @@ class RangeTooLargeError(ConfigError):
     def of(cls, wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
         """The error of a range."""
         return cls(
-            f"a batch of one partition has more than {most_bytes >> 20} MiB: lower batch.max-bytes",
+            f"A batch of one partition has more than {most_bytes >> 20} MiB. Lower batch.max-bytes.",
             topic=wanted.topic,
             partition=wanted.partition,
         )
@@ -311,7 +311,7 @@ def _with_error(
 
 def _failed(wanted: FetchRange) -> RuntimeError:
     place = f"{wanted.topic}[{wanted.partition}] from offset {wanted.start} to {wanted.end}"
-    return RuntimeError(f"a task failed at {place}")
+    return RuntimeError(f"A task failed at {place}.")
 
 
 # Packing

@@ -65,8 +65,8 @@ _PAGE_BYTES: Final = 64 << 20
 _FEW_RECORDS: Final = 1000
 
 _REKEYED: Final = (
-    "the rows of a table without a key have other row keys from here on, and no event reports that: if they "
-    "are identified by TiDB's row keys, load the table again"
+    "Rows of a table without a key get new row keys from this DDL on, and no event reports that. If the rows "
+    "are identified by TiDB's row keys, load the table again."
 )
 
 _log = structlog.get_logger("tidesink.worker")
@@ -405,8 +405,8 @@ class TopicDdl:
         with self._lock:
             if self._known.definitions is not unread.stands.definitions:
                 raise SourceUnavailableError(
-                    "the topic was deleted and made again while its DDL was read: that DDL is discarded, and "
-                    "the topic is read again",
+                    "The topic was deleted and created again while its DDL was read. That DDL is discarded, "
+                    "and the topic is read again.",
                     topic=self._topic,
                 )
             # Stored before it is used here: a scan that is retried begins where this one did.
@@ -494,8 +494,8 @@ def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[Ma
 
 
 _LOST: Final = (
-    "the topic's log was cut at offset {} or before it, and lost DDL that was behind the cut: compare the "
-    "table with its source (tidesink diff), and repair it with tidesink resync"
+    "The topic's log was cut at offset {} or earlier, and DDL after the cut is lost. Compare the table with "
+    "its source (tidesink diff), and repair it with tidesink resync."
 )
 
 
@@ -506,7 +506,7 @@ def _lost(known: _Known, again: _Known, cut: int) -> Iterator[DdlWarning]:
         yield DdlWarning(text)
     for one in known.rows:
         if (one.table, one.kind, one.at) not in there:
-            yield DdlWarning(f"{text}: {one.statement[:_SHOWN_SQL]}", one.table)
+            yield DdlWarning(f"{text} Statement: {one.statement[:_SHOWN_SQL]}", one.table)
 
 
 def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning:
@@ -558,7 +558,7 @@ def applied(
     """Apply the statements to the definitions; gives the warnings of each, as it is applied."""
     for statement in statements:
         for warning in _applied(definitions, statement, topic):
-            yield warning._replace(text=f"{warning.text}: {statement.sql[:_SHOWN_SQL]}")
+            yield warning._replace(text=f"{warning.text} Statement: {statement.sql[:_SHOWN_SQL]}")
 
 
 def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str) -> Iterator[DdlWarning]:
@@ -581,7 +581,7 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         before = {table: definitions.get(table) for table in altered}
         definitions.apply(statement.sql, statement.database, since=statement.since, about=about)
     except ConfigError as exc:
-        yield DdlWarning(f"a DDL of topic {topic} cannot be read ({exc.message})", statement.about)
+        yield DdlWarning(f"A DDL event of topic {topic} cannot be read ({exc.message}).", statement.about)
         return
     for table in unreported:
         if table not in definitions:
@@ -593,21 +593,20 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
             yield DdlWarning(_UNLIKE.format(table), table, unreported=True)
     for table, column in sorted(definitions.readded() - readded):
         yield DdlWarning(
-            f"not applied, column {column} was dropped and is added again: rows from before keep their old "
-            "values in it at the target",
+            f"Not applied: column {column} was dropped and added again. Rows written before keep their old "
+            "values of it in the target.",
             table,
         )
 
 
 _RENAMED: Final = (
-    "not applied, column {old} is {new} now; where the target still has {old}, old rows have their values "
-    "in it"
+    "Not applied: column {old} was renamed to {new}. If the target has {old}, old values stay in it."
 )
 
 
 _CONVERTED: Final = (
-    "column {} was {} and is {} now: values that it does not hold were rounded or cut at the source, and are "
-    "unchanged at the target (tidesink resync brings them)"
+    "The type of column {} changed from {} to {}. Values that do not fit the new type were rounded or cut at "
+    "the source, and are unchanged in the target (tidesink resync brings them)."
 )
 
 
@@ -624,15 +623,15 @@ def _converted(before: TableSchema | None, now: TableSchema | None) -> Iterator[
 
 
 _UNLIKE: Final = (
-    "{} was made like a table whose columns are not known, or whose database only the session tells: its "
-    "types and defaults are not known. To have them, give a definition under tables"
+    "{} was created like a table whose columns are not known, or whose database depends on the session. So "
+    "its types and defaults are not known. Add a definition under tables."
 )
 
 
 def _untimed(table: TableId, time: str) -> DdlWarning:
     return DdlWarning(
-        f"the DDL of {table} has an impossible time ({time}), which is ignored: rows from before the DDL are "
-        "read by the types after it; check that the producer's es is in milliseconds",
+        f"The DDL of {table} has an impossible time ({time}), which is ignored. Rows from before the DDL are "
+        "read with the types after it. Check that the producer's es is in milliseconds.",
         table,
         unreported=True,
     )
@@ -640,8 +639,8 @@ def _untimed(table: TableId, time: str) -> DdlWarning:
 
 def _unreported(table: TableId) -> DdlWarning:
     return DdlWarning(
-        f"the DDL changes {table}, whose definition is unknown, so its types and defaults are not used; give "
-        "a definition under tables",
+        f"The DDL changes {table}, whose definition is not known, so its types and defaults are not used. "
+        "Add a definition under tables.",
         table,
         unreported=True,
     )
@@ -785,8 +784,8 @@ class TopicTables:
         kind = next((one.compression for one in found if one.compression != "none"), "none")
         if kind != "none" and not (tables or self.known()):
             raise ConfigError(
-                f"no record names a table, and the records are compressed ({kind}): set "
-                f"source.large-message-handle-compression: {kind}, as the changefeed has it",
+                f"No record names a table, and the records are compressed ({kind}). Set "
+                f"source.large-message-handle-compression: {kind}, as in the changefeed.",
                 topic=self._topic,
             )
         self.add(sorted(tables))
