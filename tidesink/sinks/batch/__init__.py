@@ -1,1 +1,1 @@
-"""One batch of one topic: fetched, decoded and reduced in tasks, then applied to the target."""
+"""One batch of one topic: tasks fetch, decode and reduce the records, then the driver applies the rows."""

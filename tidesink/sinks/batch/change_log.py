@@ -1,9 +1,9 @@
 """A table's change log (``mode: append``): its columns, and decoded changes as its rows.
 
-One row is one image of one event, as Delta's change data feed has them: ``insert``, ``delete``,
-``update_preimage`` and ``update_postimage``, ``upsert`` where the wire does not separate an insert from an
-update (flat-avro without the TiDB extension, a connector's snapshot), ``truncate``. Rows of one record are
-numbered in the order they took effect.
+Each row is one image of one event, named as in Delta's change data feed: ``insert``, ``delete``,
+``update_preimage`` and ``update_postimage``. In addition there are ``truncate``, and ``upsert`` for records
+that do not distinguish an insert from an update (flat-avro without the TiDB extension, a connector's
+snapshot). Rows of one record are numbered in the order in which they took effect.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class LogRows:
-    """Rows of a log: arrays and structs with one element a row, all of one length.
+    """Rows of a log: arrays and structs of one length, with one element per row.
 
-    ``events``: the index of each row's event in its table. ``old``: the row shows what was before an update;
-    its event is counted with the row after it. ``key`` and ``after`` are structs of ``log_shape``'s columns.
-    ``marks``: by each of ``MARKS``, lists of the columns that have it.
+    Attributes:
+        events: The index of each row's event in its table.
+        old: True for the row before an update. Its event is counted with the row after the update.
+        key: A struct of the key columns of ``log_shape``.
+        after: A struct of the columns of ``log_shape``.
+        marks: For each of ``MARKS``, lists of the columns that carry the mark.
     """
 
     events: pa.Array
@@ -58,9 +61,9 @@ class LogRows:
 
 
 def log_rows(table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, keeps_values: bool) -> LogRows:
-    """The changes of one table as rows of its log, in their order.
+    """Returns the changes of one table as rows of its log, in their order.
 
-    ``keeps_values``: rows may lack values that the source did not send.
+    ``keeps_values``: True if rows may lack values that the source did not send.
     """
     return _LoggedTable(table, rows, decoder, keeps_values=keeps_values).rows
 
@@ -68,8 +71,8 @@ def log_rows(table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, kee
 class _LoggedTable:
     """The images of one table's changes.
 
-    ``_at``: of each row of the log its event. ``_old``: it is the row before an update. ``_shows_old``: it is
-    that, or the row that a delete removed.
+    ``_at``: the index of each log row's event. ``_old``: True for the row before an update. ``_shows_old``:
+    True for that row, and for the row that a delete removed.
     """
 
     def __init__(
@@ -84,14 +87,14 @@ class _LoggedTable:
         self._at = np.repeat(np.arange(len(both)), 1 + both)
         self._old = np.append(self._at[1:] == self._at[:-1], [False])[: len(self._at)]
         self._shows_old = self._old | self._is(Op.DELETE)[self._at]
-        # Of the row nothing but its key is known.
+        # Only the key of these rows is known.
         self._key_alone = self._shows_old & ~_there(self._before)[self._at]
 
     @property
     def rows(self) -> LogRows:
         shape, events = log_shape(self._rows.target_shape), self._changes.rows.take(self._events)
         own = {**self._own, **self._rows.metadata_columns(events, self._own[OP])}
-        if shape.shard is not None:  # also of a truncate, which has no row
+        if shape.shard is not None:  # a truncate has no row, but it has a shard
             own[shape.shard.column] = pa.repeat(pa.scalar(shape.shard.value), len(self._at))
         arrays = [own[one.name] if one.name in own else self._value(one) for one in shape.columns]
         after = pa.StructArray.from_arrays(arrays, fields=list(row_type(shape)))
@@ -102,7 +105,7 @@ class _LoggedTable:
 
     @cached_property
     def _own(self) -> dict[str, pa.Array]:
-        """The log's own columns."""
+        """The columns that the log adds, by name."""
         whole = self._changes.rows
         words = [PREIMAGE, *WORDS.values()]
         codes = pc.index_in(self._ops, pa.array(list(WORDS))).to_numpy()[self._at] + 1
@@ -116,14 +119,14 @@ class _LoggedTable:
         }
 
     def _row_numbers(self) -> pa.Array:
-        """A record's rows in the order they took effect; an update takes both its event's places."""
+        """Numbers a record's rows in the order they took effect; an update uses both numbers of its event."""
         first = self._changes.rows["index"].to_numpy()[self._at] * IMAGES_AN_EVENT
         second = self._is(Op.UPDATE)[self._at] & ~self._old
         return pa.array((first + second).astype(np.int32))
 
     @cached_property
     def _image(self) -> pa.StructArray:
-        """Each row as it is known, in the target's columns."""
+        """The known image of each row, in the target's columns."""
         after = self._changes.rows["after"].combine_chunks()
         return self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
 
@@ -132,14 +135,14 @@ class _LoggedTable:
         return self._chosen(self._old, self._old_key, self._key)
 
     def _value(self, column: ShapeColumn) -> pa.Array:
-        """A column of the image; of a row known by its key alone, the key's columns."""
+        """Returns a column of the image. If only the key of a row is known, its key columns are used."""
         found = pc.struct_field(self._image, [column.name])
         if column.name not in self._rows.target_shape.keys or not self._key_alone.any():
             return found
         return pc.if_else(pa.array(self._key_alone), pc.struct_field(self._image_key, [column.name]), found)
 
     def _unavailable(self) -> pa.Array:
-        """JSON lists of the columns whose value the source did not send; null where it sent all."""
+        """JSON lists of the columns whose values the source did not send; null if it sent all."""
         names = [*self._rows.value_sources]
         left = self._lists(self._changes.rows["unavailable"].combine_chunks() if self._keeps_values else None)
         old = self._lists(self._before_left)
@@ -155,12 +158,12 @@ class _LoggedTable:
         return self._rows.names(names)
 
     def _marked(self, mark: str) -> pa.Array:
-        """Names of columns that have one of ``MARKS``, of rows that an event wrote."""
+        """Names of the columns that carry one of ``MARKS``, for rows that an event wrote."""
         lists = self._lists(self._changes.rows[mark].combine_chunks()).take(self._events)
         return pc.if_else(pa.array(self._shows_old), pa.scalar(None, lists.type), lists)
 
     def _chosen(self, first: Flags, one: pa.Array, other: pa.Array) -> pa.Array:
-        """Of each row of the log its event's element in ``one`` where the flag is set, else in ``other``."""
+        """Returns for each log row its event's element in ``one`` if the flag is set, else in ``other``."""
         return pa.concat_arrays([one, other]).take(pa.array(np.where(first, self._at, self._at + len(one))))
 
     def _taken(self, column: pa.ChunkedArray) -> pa.Array:
@@ -178,9 +181,9 @@ class _LoggedTable:
 def change_keys(
     table: ChangeTable, rows: TargetRows, *, old_keys: bool
 ) -> tuple[pa.StructArray, pa.StructArray]:
-    """The key of each change in the target's columns, and the key before it where the two differ, else null.
+    """Returns each change's key in the target's columns, and its old key, which is null if it is the same.
 
-    ``old_keys``: as for ``reduce_tables``. An event that empties the table has no key.
+    ``old_keys``: see ``reduce_tables``. An event that empties the table has no key.
     """
     if not rows.keys:
         nothing = pa.nulls(table.rows.num_rows, key_type(rows.target_shape))
@@ -192,7 +195,7 @@ def change_keys(
 
 
 def _where(flags: pa.Array, values: pa.Array) -> pa.Array:
-    """The values where the flag is set; null elsewhere."""
+    """Returns the values whose flag is set, and null for the others."""
     return pc.if_else(flags, values, pa.scalar(None, values.type))
 
 
@@ -202,7 +205,7 @@ def _there(array: pa.Array) -> Flags:
 
 
 def _json(lists: pa.Array) -> pa.Array:
-    """Lists of names as JSON text. Few lists differ."""
+    """Returns lists of names as JSON text. Texts are cached, because few lists differ."""
     texts: dict[tuple[str, ...], str] = {}
     found: list[str | None] = [None] * len(lists)
     for at in np.flatnonzero(_there(lists)).tolist():

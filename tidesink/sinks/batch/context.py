@@ -1,4 +1,4 @@
-"""What is tried again, for how long, and what ends a wait."""
+"""Shared parts of a running worker: retries, stop requests, and failpoints for tests."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ LONGEST_PAUSE: Final = 15.0
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same step may succeed a little later.
+    """Returns True if the same step may succeed a little later.
 
-    A commit whose outcome is unknown is among them: every step that commits asks the target first what is
-    there, so that doing it again is how progress is read again.
+    This includes a commit whose outcome is unknown: every step that commits first asks the target for its
+    progress, so a second try reads the progress again.
     """
     return isinstance(error, TidesinkError) and error.remedy in ("retry", "re-read progress")
 
@@ -60,9 +60,15 @@ def may_pass(error: BaseException) -> bool:
 class RetryPolicy:
     """Retries with growing, jittered pauses until ``seconds`` have passed since the first failure.
 
-    ``on_retry`` hears each error and the pause that follows, ``on_success`` that a step which failed
-    succeeded at last. A wish to stop ends a pause at once.
-    ``passes`` says which errors may pass by themselves.
+    A stop request ends a pause at once.
+
+    Args:
+        seconds: The time after the first failure during which the step is tried again.
+        stop: The flag that a stop request sets.
+        on_retry: Called with each error and the pause that follows it.
+        on_success: Called when a step succeeds that failed before.
+        first_pause: The length of the first pause in seconds.
+        passes: Returns True for errors that may disappear on their own.
     """
 
     def __init__(
@@ -83,11 +89,11 @@ class RetryPolicy:
         self._passes = passes
 
     def call(self, step: Callable[[], T]) -> T:
-        """What ``step`` gives, once it gives it.
+        """Returns the result of ``step``, trying it again as long as it fails.
 
         Raises:
-            StopRequestedError: a stop was asked for while waiting.
-            TidesinkError: the last error, when time is up or when it will not pass by itself.
+            StopRequestedError: A stop was requested during a pause.
+            TidesinkError: The last error, if the time is over or the error will not disappear on its own.
         """
         retrying = Retrying(
             retry=retry_if_exception(self._passes),
@@ -115,7 +121,7 @@ class RetryPolicy:
 
 
 def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]:
-    """Stops a call so long after it failed first: a try of a large batch may itself take longer."""
+    """Ends the tries some seconds after the first failure: one try of a large batch may take longer."""
     first: list[float] = []
 
     def is_over(state: RetryCallState) -> bool:
@@ -127,7 +133,7 @@ def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]
 
 
 class Cooldown:
-    """When a failing table is looked at again: after the retry time once more, in a run without an end."""
+    """The wait of a failing table in an endless run: once the retry time is over, it waits as long again."""
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = max(seconds, LONGEST_PAUSE)
@@ -136,26 +142,26 @@ class Cooldown:
 
     @property
     def seconds(self) -> float:
-        """How long a wait is."""
+        """The length of a wait."""
         return self._seconds
 
     def start(self) -> None:
-        """Begin to wait."""
+        """Start the wait."""
         self._until = self._clock() + self._seconds
 
     @property
     def started(self) -> bool:
-        """Whether a wait was begun, over or not."""
+        """True once a wait was started, even if it is over."""
         return self._until is not None
 
     @property
     def running(self) -> bool:
-        """Whether a wait was begun and has not passed."""
+        """True while a wait is running."""
         return self._until is not None and not self.over
 
     @property
     def over(self) -> bool:
-        """Whether a wait was begun and has passed."""
+        """True if a wait was started and is over."""
         return self._until is not None and self._clock() >= self._until
 
 
@@ -163,27 +169,28 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequestedError(Exception):
-    """The worker was asked to stop while a step waited; the batch is abandoned, nothing is lost."""
+    """A stop was requested while a step waited. The batch is abandoned, and nothing is lost."""
 
 
 class StopFlag:
-    """Set once; waits end at once when it is set."""
+    """A request to stop. Once it is set, all waits end at once."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self.hurried = False
-        # The signal that asked for the stop, if one did.
+        # The signal that requested the stop, or None.
         self.signal: int | None = None
 
     def hurry(self) -> None:
-        """Ask for the stop a second time: batches under way are not waited for.
+        """Request the stop a second time, so that running batches are not waited for.
 
-        It only says so: a signal can come while the JVM is being called, which must not be called then.
+        This only sets a flag: a signal can arrive during a call into the JVM, and the JVM must not be called
+        again at that moment.
         """
         self.hurried = True
 
     def set(self, number: int | None = None) -> None:
-        """Ask the worker to stop; ``number``: the signal that asks for it."""
+        """Ask the worker to stop. ``number``: the signal that requests it, if any."""
         if not self:
             self.signal = number
         self._event.set()
@@ -192,18 +199,18 @@ class StopFlag:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait, at most so long; True where a stop was asked for."""
+        """Wait for at most ``seconds``. Returns True if a stop was requested."""
         return self._event.wait(seconds)
 
     def check(self) -> None:
-        """Raise StopRequestedError where a stop was asked for."""
+        """Raise StopRequestedError if a stop was requested."""
         if self._event.is_set():
             raise StopRequestedError
 
 
 @contextmanager
 def signals_kept() -> Iterator[None]:
-    """Put back the handlers of before: PySpark leaves one that fails once Spark is stopped."""
+    """Restore the signal handlers on exit: PySpark's handlers fail once Spark is stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -216,20 +223,20 @@ def signals_kept() -> Iterator[None]:
 
 
 def raise_on_interrupt() -> None:
-    """Make an interrupt a KeyboardInterrupt and nothing else. To be called as ``stop_on_signals``.
+    """Make an interrupt raise only KeyboardInterrupt. Call it where ``stop_on_signals`` may be called.
 
-    PySpark's handler cancels every job first, on the connection on which the main thread may wait for an
-    answer: what is raised is then an error of that connection.
+    PySpark's handler first cancels every job. It uses the connection on which the main thread may wait for
+    an answer, so an error of that connection would be raised instead.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def stop_on_signals(stop: StopFlag) -> None:
-    """Turn the first SIGINT or SIGTERM into a wish to stop, and the second into a wish to hurry.
+    """Turn the first SIGINT or SIGTERM into a stop request, and the second into a request to hurry.
 
-    Only the main thread may set handlers; elsewhere this does nothing. To be called within
-    ``signals_kept``, once Spark is started: PySpark sets a handler of its own, which cancels every job.
+    Only the main thread may set handlers; in other threads this does nothing. Call it within
+    ``signals_kept``, after Spark has started: PySpark sets its own handler, which cancels every job.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -250,9 +257,21 @@ _log = structlog.get_logger("tidesink.worker")
 class WorkerContext:
     """The parts of a running worker. All of them may be used from several threads.
 
-    ``registry`` is None where the config names none, ``dead_letters`` gives those of the pipeline when
-    the first is to be written. ``heartbeat``: the one among the listeners, if the worker tells that it
-    ends. ``ends``: the run ends by itself, so that nothing is tried again once ``retry.for`` is over.
+    Attributes:
+        config: The pipeline's config.
+        spark: The Spark session.
+        source: Reads records from Kafka.
+        target: The pipeline's target.
+        store: The state store.
+        dead_letters: Opens the pipeline's dead letters, when the first one is written.
+        registry: The schema registry, or None if the config names none.
+        topics: Shared state of the pipeline's topics.
+        failpoints: Points at which a test can end the worker.
+        listeners: The observers of the worker.
+        stop: The flag that a stop request sets.
+        failures: Current failures of tables and of shared steps.
+        heartbeat: The heartbeat among the listeners, if the worker reports its end.
+        ends: True if the run ends on its own. Then nothing is tried again once ``retry.for`` is over.
     """
 
     config: Config
@@ -272,21 +291,21 @@ class WorkerContext:
 
     @cached_property
     def choices(self) -> PolicyChoices:
-        """What the policies of tables made of changes by themselves."""
+        """Decisions that the policies of tables made without a person."""
         return PolicyChoices(self.store)
 
     @property
     def brokers(self) -> KafkaOffsets:
-        """What answers questions on topics (``Topics.brokers``)."""
+        """The client that looks up topics (``Topics.brokers``)."""
         return self.topics.brokers
 
     def offsets_of(self, topic: str, table: TableId, *, may_come: bool = False) -> TopicOffsets:
-        """Where a table's topic begins and ends now; asked again under ``retry``.
+        """Returns the current first and last offsets of a table's topic, with retries.
 
-        ``may_come``: it may not be there yet, and then has neither an id nor partitions.
+        ``may_come``: True if the topic may not exist yet. Then the result has no id and no partitions.
 
         Raises:
-            SourceError: there is no such topic any more, or the brokers refuse.
+            SourceError: The topic no longer exists, or the brokers refuse the request.
         """
         found = self.retry(table).call(lambda: self.brokers.lookup([topic])).get(topic)
         if found is None and not may_come:
@@ -294,16 +313,16 @@ class WorkerContext:
         return found if found is not None else TopicOffsets(topic, "", {})
 
     def place_of(self, table: TableId) -> str:
-        """Where the target keeps a table, for people to read."""
+        """Returns the location of a table in the target, as text for people."""
         return target_module(self.config.target).place_of(
             self.config.target, self.config.destination(table).table
         )
 
     def noted(self, table: TableId, step: Callable[[], T], *, unless: str) -> T | None:
-        """What a step of the state store's gives, tried again; None where the store stays silent.
+        """Returns the result of a state store step, with retries, or None if the store does not answer.
 
-        That is said, in the words of ``unless``, and the task goes on: what is applied is in the target.
-        The table's own failure stays as it is: it is what such a step may be about to save.
+        In that case the text ``unless`` is logged, and the task continues: applied rows are in the target.
+        The table's own failure is not changed, because this step may be about to save it.
         """
         retries = RetryPolicy(
             self.config.retry.for_, stop=self.stop, on_retry=partial(self.listeners.retried, table)
@@ -321,9 +340,9 @@ class WorkerContext:
         seconds: float | None = None,
         passes: Callable[[BaseException], bool] = may_pass,
     ) -> RetryPolicy:
-        """A retry policy, the config's own unless one is given.
+        """Returns a retry policy, by default with the config's ``retry.for``.
 
-        It tells the listeners, and those who follow the table's failures.
+        It reports each retry to the listeners, and records the table's failure.
         """
 
         def tell(error: TidesinkError, pause: float) -> None:
@@ -342,39 +361,39 @@ class WorkerContext:
 VARIABLE: Final = "TIDESINK_FAILPOINT"
 LOG_VARIABLE: Final = "TIDESINK_FAILPOINT_LOG"
 
-# How long a worker that was suspended, once it is woken up, still stands at its failpoint.
+# A worker that was suspended stays at its failpoint for so long after it is woken up.
 GRACE_SECONDS: Final = 1.0
 
-# In the order of a batch; each name says what has just been done.
+# In the order of a batch; each name is the step that was just done.
 FAILPOINTS: Final = (
     "planned",  # the offsets of the batch are fixed
     "read",  # Spark's frame over those offsets is set up
     "decoded",  # the columns of the batch are planned
     "reduced",  # one row a key, persisted
-    "recorded",  # the history in the state store says what the batch will have applied
+    "recorded",  # the history in the state store has the progress of this batch
     "evolved",  # the target's columns fit
     "rejected",  # dead letters are kept
-    "committing",  # the last instruction before the target is given the batch
-    "staged",  # all that comes before the target's commit is done: rows are staged, messages acknowledged
+    "committing",  # the last instruction before the batch is passed to the target
+    "staged",  # everything before the target's commit is done: rows are staged, messages acknowledged
     "committed",  # the target has the batch and its progress
     "accounted",  # read = applied + superseded + without-row + dead-lettered holds
     "reported",  # status is saved
 )
-# Of a batch that a lake takes as files, between ``committing`` and ``staged``. Rows that depend on stored
-# ones are written last.
+# For a batch that is written to a lake as files, between ``committing`` and ``staged``. Rows that depend on
+# stored rows are written last.
 LAKE_FAILPOINTS: Final = (
     "written",  # files have the rows
     "located",  # the stored rows that they replace are marked
 )
-# Of a cut.
+# For a cut.
 CUT_FAILPOINTS: Final = (
     "kept",  # the version of one more table is kept for the cut
-    "cutting",  # every table stands at the cut, and its version is kept
-    "cut",  # the cut is committed, and no table has read on
+    "cutting",  # every table is at the cut, and its version is kept
+    "cut",  # the cut is committed, and no table has continued to read
 )
-# Of a replay of dead letters.
+# For a replay of dead letters.
 REPLAY_FAILPOINTS: Final = (
-    "replayed",  # the rows are applied, and the letters are still there
+    "replayed",  # the rows are applied, and the letters still exist
 )
 
 
@@ -382,7 +401,7 @@ _ARMED: Final = re.compile(r"(?P<name>[a-z]+)(:(?P<hit>[1-9][0-9]*)(?P<stop>:sto
 
 
 class Armed(NamedTuple):
-    """One failpoint to die at, or to be suspended at: its name and on which hit."""
+    """A failpoint at which the process ends or is suspended: its name and the number of the hit."""
 
     name: str
     hit: int
@@ -390,10 +409,10 @@ class Armed(NamedTuple):
 
 
 def parse_failpoint(text: str) -> Armed:
-    """The failpoint in ``name``, ``name:N`` or ``name:N:stop``.
+    """Parses ``name``, ``name:N`` or ``name:N:stop``.
 
     Raises:
-        ConfigError: no such failpoint, or N is not a number above zero.
+        ConfigError: There is no such failpoint, or N is not a positive number.
     """
     known = (*FAILPOINTS, *LAKE_FAILPOINTS, *CUT_FAILPOINTS, *REPLAY_FAILPOINTS)
     found = _ARMED.fullmatch(text)
@@ -406,7 +425,7 @@ def parse_failpoint(text: str) -> Armed:
 
 
 class Failpoints:
-    """Counts hits and dies, or is suspended, at the armed one. Shared by the worker's threads."""
+    """Counts hits, and kills or suspends the process at the armed hit. Shared by the worker's threads."""
 
     def __init__(self, armed: Armed | None, log: Path | None = None) -> None:
         self._armed = armed
@@ -416,16 +435,16 @@ class Failpoints:
 
     @classmethod
     def from_environment(cls) -> Failpoints:
-        """What the environment arms; usually nothing.
+        """Reads the armed failpoint from the environment. Normally nothing is armed.
 
         Raises:
-            ConfigError: the variable names no failpoint.
+            ConfigError: The variable does not name a failpoint.
         """
         text, log = os.environ.get(VARIABLE), os.environ.get(LOG_VARIABLE)
         return cls(parse_failpoint(text) if text else None, Path(log) if log else None)
 
     def reach(self, name: str) -> None:
-        """Say that a step is done; does not return where this is the hit to die at."""
+        """Record that a step is done. Does not return if the process ends at this hit."""
         armed = self._armed
         if armed is None or armed.name != name:
             return
@@ -435,7 +454,7 @@ class Failpoints:
                 self._end(armed)
 
     def if_armed(self, name: str) -> Callable[[], None] | None:
-        """What says that a step is done; None where nothing is armed there, and nobody needs to know."""
+        """Returns a callable that records the step, or None if this failpoint is not armed."""
         armed = self._armed is not None and self._armed.name == name
         return partial(self.reach, name) if armed else None
 
@@ -444,11 +463,11 @@ class Failpoints:
         sys.stderr.write(f"failpoint {line}")
         sys.stderr.flush()
         if self._log is not None:
-            # The line must outlive the kill: it is the test's proof that this step was reached.
+            # The line must survive the kill: it is the test's proof that this step was reached.
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
         os.killpg(os.getpgid(0), armed.signal)
-        # Suspended: whoever wants to may have the other threads go on a moment, to let go of a lock.
+        # After a suspension, a test can let the other threads run for a moment, so that they release a lock.
         time.sleep(GRACE_SECONDS)

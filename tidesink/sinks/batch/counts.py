@@ -1,8 +1,8 @@
 """The counts of a batch, and the law over them: read = applied + superseded + without-row + dead-lettered.
 
-The unit is the event. ``read`` is counted where the records are fetched; ``applied`` comes from the
-target's own numbers of its commit; the rest is counted by the reduction. The three counts share no code, so
-that the law can fail.
+All counts are in events. ``read`` is counted when the records are fetched. ``applied`` comes from the
+numbers that the target reports for its commit. The reduction counts the rest. The three counts share no
+code, so that a fault in one of them breaks the law.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidesink.errors import AccountingError
 from tidesink.sinks.state.progress import LastRecord, Progress
 
 if TYPE_CHECKING:
-    # Loads Arrow, which the command line starts without.
+    # This import loads Arrow, and the command line starts without it.
     from tidesink.sinks.batch.schema_rows import RowSpan
 
 # The members of a ``BatchSummary`` that are sums over its topic-partitions.
@@ -46,12 +46,19 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class PlaceSummary:
-    """One topic-partition's share of a batch. Offsets are of events, the largest one met.
+    """One topic-partition's share of a batch.
 
-    ``waits``: the first offset with a row above the bound. ``passed``: that of the first watermark at or
-    above it, behind which nothing was read (``batch.cuts``). ``writers``: by the registry id of a value
-    schema, the span of the rows that were written with it. ``last``: the last record that was read, of
-    whatever table, and its leader epoch; None if the records have no epoch.
+    Attributes:
+        messages: The number of Kafka records.
+        max_offset: The largest offset of an event.
+        max_commit_ts: The greatest commit_ts of a row event.
+        watermark: The greatest watermark.
+        waits: The first offset with a row above the bound.
+        passed: The offset of the first watermark at or above the bound. Nothing after it was read
+            (``batch.cuts``).
+        writers: The span of the rows that were written with each value schema, by registry id.
+        last: The last record that was read, of any table, with its leader epoch. None if the records have
+            no epoch.
     """
 
     messages: int
@@ -72,10 +79,10 @@ class UnplannedRecord(NamedTuple):
 
 
 class BadRecord(NamedTuple):
-    """The first undecodable record of a topic-partition: where, and why.
+    """The first undecodable record of a topic-partition: its location and the reason.
 
-    ``schema_id``: the one in its value's bytes (its key's, where it has no value); None where one of the two
-    has none.
+    ``schema_id``: the id in the bytes of the value, or of the key if there is no value. None if the key or
+    the value has no id.
     """
 
     place: Place
@@ -89,7 +96,7 @@ class BadRecord(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """The first row of a topic-partition that is applied with a warning: where, and the warning."""
+    """The first row of a topic-partition that is applied with a warning: its location and the warning."""
 
     place: Place
     offset: int
@@ -105,22 +112,26 @@ class Truncate(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """The counts of one reduced batch, in events unless said otherwise.
+    """The counts of one reduced batch, in events unless stated otherwise.
 
     ``read = row_events + filtered + bad + unplanned`` and
-    ``row_events = upserts + deletes - split_halves + superseded``: a key change is one event with two
-    rows, so ``upserts`` and ``deletes`` count rows to apply, and ``split_halves`` those among them
-    which are the delete half of a key change whose event is counted with its other half.
-    ``messages`` counts Kafka records, to be held against what was read from Kafka. ``ddl`` and
-    ``watermarks`` are among ``filtered``.
+    ``row_events = upserts + deletes - split_halves + superseded``. A key change is one event with two rows.
+    So ``upserts`` and ``deletes`` count rows to apply. ``split_halves`` counts the deletes that are one half
+    of a key change, because their event is counted with the other half.
 
-    ``max_commit_ts`` is of every row event, ``min_commit_ts`` of the rows to apply.
-    ``zero_dates``: values made null, by column, among the rows to apply; ``ambiguous_times``: local times
-    that come twice, of which the policy chose one. ``key_range`` holds the smallest and largest value of the
-    first key column among the rows to apply. ``doubted`` counts those among them with a
-    warning: their checksum does not match, or a column of a delete's key may not have been sent;
-    ``omitted`` those that leave out values which the target is to keep. ``unmatched`` counts row events, to
-    apply or superseded, whose row the table's filter took out.
+    ``messages`` counts Kafka records, to be compared with the records that were fetched. ``ddl`` and
+    ``watermarks`` are part of ``filtered``. ``unmatched`` counts row events, applied or superseded, whose
+    row the table's filter removed.
+
+    These are about the rows to apply:
+
+    - ``doubted`` counts rows with a warning: their checksum does not match, or a column of a delete's key
+      may not have been sent.
+    - ``omitted`` counts rows that omit values which the target keeps.
+    - ``min_commit_ts`` is their least commit_ts. ``max_commit_ts`` is the greatest of every row event.
+    - ``key_range`` is the smallest and the largest value of the first key column.
+    - ``zero_dates`` counts values that were set to null, by column.
+    - ``ambiguous_times`` counts local times that occur twice, of which the policy chose one, by column.
     """
 
     messages: int = 0
@@ -154,52 +165,54 @@ class BatchSummary:
 
     @property
     def is_to_learn(self) -> bool:
-        """Whether something may be learnt of it: what the plan lacks, or which schemas its rows have."""
+        """True if the batch shows something new: what the plan lacks, or which schemas its rows have."""
         return bool(self.unplanned or self.bad) or any(one.writers for one in self.places.values())
 
     @property
     def rows(self) -> int:
-        """Rows a merge has to apply: one a key."""
+        """The number of rows that a merge applies: one per key."""
         return self.upserts + self.deletes
 
     @property
     def applied(self) -> int:
-        """Row events that the rows to apply stand for."""
+        """The number of row events that the rows to apply represent."""
         return self.rows - self.split_halves
 
 
 def distinct(found: Iterable[Any]) -> tuple[Any, ...]:
-    """The values in order, each once, without None."""
+    """Returns the distinct values in order, without None."""
     return tuple(sorted({one for one in found if one is not None}))
 
 
 def greatest(moments: Iterable[int | None]) -> int | None:
-    """The greatest commit_ts; None where there is none."""
+    """Returns the greatest commit_ts, or None if all are None."""
     return max((one for one in moments if one is not None), default=None)
 
 
 def latest(*records: LastRecord | None) -> LastRecord | None:
-    """Return the record with the greatest offset, or None if there is none."""
+    """Returns the record with the greatest offset, or None if all are None."""
     return max((one for one in records if one is not None), default=None)
 
 
 def least(moments: Iterable[int | None]) -> int | None:
-    """The least commit_ts; None where there is none."""
+    """Returns the least commit_ts, or None if all are None."""
     return min((one for one in moments if one is not None), default=None)
 
 
-# The counters' names in what earlier versions stored.
+# Names of the counters in documents of earlier versions.
 _FORMER: Final = {"without_row": "filtered", "filtered_out": "unmatched", "row_by_row": "row_codec"}
 
 
 @dataclass(frozen=True)
 class Account:
-    """The numbers of one batch, or of many added up, in events.
+    """The numbers of one batch, or the sums of many batches, in events.
 
-    A key change is one event, and the delete of an absent row is applied. ``without_row``: DDL,
-    watermarks and messages that change no row. ``filtered_out`` is no part of the law's sum: so many of the
-    applied and superseded ones are changes whose row the table's filter took out. Nor is ``row_by_row``: the
-    records that were decoded one by one, which is slower, since no columnar step could prove them.
+    A key change is one event, and the delete of an absent row counts as applied. ``without_row``: DDL,
+    watermarks and messages that change no row.
+
+    Two numbers are not part of the law's sum. ``filtered_out``: applied and superseded changes whose row the
+    table's filter removed. ``row_by_row``: records that were decoded one at a time, which is slower, because
+    no columnar step could prove them.
     """
 
     read: int = 0
@@ -224,12 +237,12 @@ class Account:
 
     @classmethod
     def from_counters(cls, counters: Mapping[str, int]) -> Account:
-        """The numbers in a mapping by name, or by the name of earlier versions; missing ones are 0."""
+        """Reads the numbers from a mapping by their current or earlier names; missing ones are 0."""
         names = cls.__dataclass_fields__
         return cls(**{name: counters.get(name, counters.get(_FORMER.get(name, name), 0)) for name in names})
 
     def check(self, *, table: str) -> None:
-        """Raise AccountingError where the law does not hold."""
+        """Raise AccountingError if the law does not hold."""
         accounted = self.read - sum(self.values()[1:])
         numbers = ", ".join(f"{name} {count}" for name, count in self.as_counters().items())
         if accounted == 0:
@@ -243,7 +256,7 @@ class Account:
         )
 
     def _check_filtered_out(self, numbers: str, table: str) -> None:
-        """A row that the filter took out is a delete: applied, or superseded."""
+        """A row that the filter removed is a delete, so it was applied or superseded."""
         if 0 <= self.filtered_out <= self.applied + self.superseded:
             return
         raise AccountingError(
@@ -263,14 +276,19 @@ def account_of(
     stale_rows: int = 0,
     row_by_row: int = 0,
 ) -> Account:
-    """The account of one batch.
+    """Returns the account of one batch.
 
-    ``kafka_records``: records Kafka gave. A record may hold several events, so what the summary counts
-    above one a record is added. ``applied_rows``: rows by the target's own numbers; a key change is two
-    rows and one event. ``rejected``: dead letters kept. ``stale_rows``: rows the target had newer ones of.
+    Args:
+        summary: The counts of the tasks.
+        kafka_records: Records that Kafka returned. A record may hold several events, so the summary's
+            additional events are added.
+        applied_rows: Rows by the target's own numbers. A key change is two rows and one event.
+        rejected: Bad events whose dead letters were acknowledged.
+        stale_rows: Rows of which the target had newer ones.
+        row_by_row: Records that were decoded one at a time.
     """
     applied = applied_rows - summary.split_halves
-    # Of a key change that the target had newer rows of, both halves are stale, and it is one event.
+    # If the target had newer rows of a key change, both halves are stale, but it is one event.
     stale = stale_rows + min(applied, 0)
     return Account(
         read=kafka_records + summary.read - summary.messages,
@@ -283,16 +301,15 @@ def account_of(
     )
 
 
-# In a status's details: how many events without a row there were of each kind.
+# Key in a status's details: the number of events without a row, by kind.
 WITHOUT_ROW: Final = "without_row"
 
 
 @dataclass(frozen=True)
 class Filtered:
-    """The events that the law counts as without a row, by kind, of one batch or of many added up.
+    """Events that the law counts as without a row, by kind, of one batch or of many batches.
 
-    ``last_ddl``: ``commit_ts``, ``kind`` and ``query`` of the newest DDL event that is kept, None where none
-    is.
+    ``last_ddl``: ``commit_ts``, ``kind`` and ``query`` of the newest stored DDL event, or None.
     """
 
     ddl: int = 0
@@ -308,27 +325,27 @@ class Filtered:
         return self.ddl, self.watermarks, self.messages
 
     def as_details(self) -> dict[str, Any]:
-        """As the state store keeps it."""
+        """Returns the document that the state store keeps."""
         counts = dict(zip(("ddl", "watermarks", "messages"), self._counts(), strict=True))
         return {WITHOUT_ROW: counts, "last_ddl": None if self.last_ddl is None else dict(self.last_ddl)}
 
     @classmethod
     def from_details(cls, details: Mapping[str, Any]) -> Filtered:
-        """What ``as_details`` made, in this version or an earlier one; nothing where there is nothing."""
+        """Reads a document of ``as_details``, of this or an earlier version. Missing counts are 0."""
         counts = details.get(WITHOUT_ROW) or details.get("filtered") or {}
         return cls(**counts, last_ddl=details.get("last_ddl"))
 
 
 def filtered_of(summary: BatchSummary, last_ddl: Mapping[str, Any] | None = None) -> Filtered:
-    """What one batch read that is no row."""
+    """Returns the counts of one batch's events without a row."""
     others = summary.filtered - summary.ddl - summary.watermarks
     return Filtered(summary.ddl, summary.watermarks, others, last_ddl)
 
 
 def passed(progress: Progress | None, topic: str, filtered: Filtered) -> dict[str, Any]:
-    """What was read and is no row, and the watermark that every partition has passed, for ``status``.
+    """Returns the events without a row, and the watermark that every partition has passed, for ``status``.
 
-    None while changes from before it are read again.
+    The watermark is None while earlier changes are read again.
     """
     at = progress.topics.get(topic) if progress else None
     watermark = least_watermark(progress, topic) if progress and at and not at.read_again else None
@@ -336,10 +353,10 @@ def passed(progress: Progress | None, topic: str, filtered: Filtered) -> dict[st
 
 
 def least_watermark(progress: Progress, topic: str) -> int | None:
-    """The commit_ts (TiDB TSO) that every partition of a topic has passed: all changes up to it were read.
+    """Returns the commit_ts (TiDB TSO) that every partition of a topic has passed.
 
-    None where some partition brought no watermark yet. A DDL event committed at or before it stands behind
-    no change that is still to come: that is when it may be applied, and where a cut may be made.
+    All changes up to it were read. So a DDL event committed at or before it may be applied, and a cut may be
+    made at it. None if some partition has not sent a watermark yet.
     """
     at = progress.topics.get(topic)
     marks = [part.watermark for part in at.partitions.values()] if at else []

@@ -1,14 +1,16 @@
-"""How a table is read up to a bound, so that all tables stand at one instant of their source (ADR 36).
+"""Reading a table up to a bound, so that all tables show one instant of their source (ADR 36).
 
-A bound W is a commit_ts that all tables of a pipeline share until the cut at W is published. A batch under it
-applies the rows up to W and leaves out those above, which wait. Of a partition it reads nothing behind the
-first watermark that is W or later: whatever the producer sent again of rows up to W is complete there, and a
-row up to W behind it is one that was sent again. Progress has the bound, and of each partition the offset up
-to which it was read and the first that waits. Under another bound the partition is read again from there, in
-the order of its offsets: rows that are applied once more end as they ended before (L2).
+A bound W is a commit_ts that all tables of a pipeline share until the cut at W is published. A batch under
+this bound applies the rows up to W. Rows above W wait. In each partition, nothing is read after the first
+watermark that is W or later. At that watermark all rows up to W have been sent, and so have all repetitions
+of them that began earlier. A later row up to W is a repetition.
 
-So a table whose partitions have all passed W holds exactly the changes up to W, and a bound may be raised at
-any time: nothing above it was applied.
+Progress contains the bound, and for each partition the offset up to which it was read and the first offset
+that waits. Under another bound the partition is read again from the offset that waits, in the order of its
+offsets. Rows that are applied once more have the same final state (L2).
+
+So a table whose partitions have all passed W holds exactly the changes up to W. The bound may be raised at
+any time, because nothing above it was applied.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ NO_MARKS: Final[Marks] = {}
 def up_to_bound(
     batches: Iterable[pa.RecordBatch], decode: Callable[[pa.RecordBatch], DecodedRecords], bound: int | None
 ) -> Iterator[DecodedRecords]:
-    """What the records of a range hold, up to its first watermark that is the bound or later.
+    """Decodes the records of a range, up to the first watermark that is at the bound or later.
 
-    The batches are in the order of their offsets; of one that is split, the part with watermarks is first.
+    The batches are in the order of their offsets. If a batch is split, the part with watermarks comes first.
     """
     if bound is None:
         yield from map(decode, batches)
@@ -62,9 +64,9 @@ def _read_to(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
 
 
 def _ddl_above(found: DecodedRecords, bound: int) -> Iterator[int]:
-    """The offsets of DDL above the bound: what it does to rows waits as they do.
+    """Yields the offsets of DDL events above the bound, which wait like rows.
 
-    One with an impossible time is taken as one without a time. No bound would ever come to it.
+    An event with an impossible time is treated as one without a time, because no bound would ever reach it.
     """
     for one in found.others:
         moment = ddl_moment(one.commit_ts, None, one.time) if one.kind == DDL else None
@@ -73,20 +75,20 @@ def _ddl_above(found: DecodedRecords, bound: int) -> Iterator[int]:
 
 
 def _first_at(found: DecodedRecords, bound: int) -> int | None:
-    """The offset of the first watermark at or above the bound."""
+    """Returns the offset of the first watermark at or above the bound."""
     marks = (one for one in found.others if one.kind == WATERMARK and one.commit_ts is not None)
     return min((one.offset for one in marks if (one.commit_ts or 0) >= bound), default=None)
 
 
 def starts(progress: Progress, topic: str, bound: int | None) -> dict[int, int]:
-    """Where each partition of a topic is read next under a bound; None: without one."""
+    """Returns the next offset to read in each partition of a topic under a bound (None: no bound)."""
     known = progress.topics.get(topic)
     parts = known.partitions if known else {}
     return {number: _under(at, progress.bound, bound).next_offset for number, at in parts.items()}
 
 
 def settled(topic: TopicProgress | None, applied: Mapping[int, int], bound: int | None) -> dict[int, int]:
-    """The offsets up to which a topic is applied under a bound, and before which no row waits."""
+    """Returns the offsets up to which a topic is applied under a bound, with no earlier row waiting."""
     known = topic.partitions if topic is not None and bound is not None else {}
     low = {number: at.low_water_offset for number, at in known.items()}
     return {number: min(at, low.get(number, at)) for number, at in applied.items()}
@@ -100,9 +102,10 @@ def topic_after(
     bound: int | None,
     *last: Mapping[int, LastRecord],
 ) -> TopicProgress:
-    """A topic's progress once ranges of it are applied, by their ends and what they held.
+    """Returns a topic's progress after ranges of it are applied.
 
-    ``last``: records that were read of the partitions besides those of the ranges' summaries.
+    ``read``: the end of each partition's range, and the summary of its records. ``last``: last records of
+    the partitions that are not part of these summaries.
     """
     old = before.topics[topic].partitions if topic in before.topics else {}
     stands = {number: _under(at, before.bound, bound) for number, at in old.items()}
@@ -142,12 +145,12 @@ def _last_before(following: int, *records: LastRecord | None) -> LastRecord | No
 
 
 def _under(at: PartitionProgress, former: int | None, bound: int | None) -> PartitionProgress:
-    """Where a partition stands under a bound, that was read under the former one.
+    """Returns the progress under ``bound`` of a partition that was read under the bound ``former``.
 
-    Rows that waited are read again, and with them the watermark that ended the read.
+    Rows that waited are read again, and so is the watermark that ended the read.
     """
     if former is None and bound is not None:
-        # What was read behind a watermark without a bound may be the first part of what is sent again.
+        # Without a bound, records after a watermark were read. They may be the first part of a repetition.
         return replace(at, watermark=None)
     if bound == former or at.low_water_offset >= at.next_offset:
         return at
@@ -156,7 +159,10 @@ def _under(at: PartitionProgress, former: int | None, bound: int | None) -> Part
 
 
 def marks_at(progress: Progress, topic: str, bound: int | None, ends: Mapping[int, int]) -> Marks:
-    """The bound, for each partition that is read to the end which it had behind the bound (``ends``)."""
+    """Returns the bound as the watermark of each partition that is read up to its offset in ``ends``.
+
+    ``ends``: the ends that the partitions had after the source passed the bound.
+    """
     if bound is None:
         return NO_MARKS
     known = starts(progress, topic, bound)
@@ -164,11 +170,11 @@ def marks_at(progress: Progress, topic: str, bound: int | None, ends: Mapping[in
 
 
 def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: Marks = NO_MARKS) -> set[int]:
-    """The partitions that have nothing more to apply up to a bound, by number: they are not read further.
+    """Returns the numbers of the partitions that have nothing more to apply up to a bound.
 
-    What stands behind the watermark that passed it may be the first part of what is sent again. ``marks``: by
-    partition the greatest watermark that is known to stand behind what was read, with nothing but watermarks
-    before it.
+    They are not read further: records after the watermark that passed the bound may be the first part of a
+    repetition. ``marks``: the newest watermark of each partition beyond the committed offset, if only
+    watermarks lie between.
     """
     known = progress.topics.get(topic)
     if known is None or bound is None:
@@ -177,7 +183,7 @@ def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: 
     return {
         number
         for number, at in known.partitions.items()
-        # What waits under another bound may be up to this one.
+        # Rows that wait under another bound may be at or below this bound.
         if (same or at.low_water_offset >= at.next_offset)
         and (greatest([_under(at, progress.bound, bound).watermark, marks.get(number)]) or 0) >= bound
     }
@@ -186,9 +192,9 @@ def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: 
 def stands_at(
     progress: Progress, topic: str, partitions: Collection[int], bound: int, marks: Marks = NO_MARKS
 ) -> bool:
-    """Whether a table holds exactly the changes up to a bound: each partition of its topic has passed it.
+    """Returns True if a table holds exactly the changes up to a bound: all partitions have passed it.
 
-    ``marks``: as of ``passed_partitions``.
+    ``marks``: see ``passed_partitions``.
     """
     known = progress.topics.get(topic)
     numbers = {*partitions, *(known.partitions if known else ())}
@@ -196,27 +202,31 @@ def stands_at(
 
 
 def is_outside(progress: Progress, bound: int | None, *, loads: bool) -> bool:
-    """Whether a cut at a bound leaves a table out: it has rows of the database that may be later.
+    """Returns True if a cut at a bound omits a table, because it has database rows that may be later.
 
-    ``loads``: its snapshot is not over.
+    ``loads``: True while the table's snapshot is not complete.
     """
     seen = progress.snapshot.seen if progress.snapshot is not None else None
     return loads or (seen is not None and (bound is None or seen > bound))
 
 
 def least_bound(progress: Progress, *, outside: bool = False) -> int | None:
-    """The least bound that a table can be read under: nothing above it may be applied. None: any.
+    """Returns the least bound under which a table can be read, or None if any bound is possible.
 
-    ``outside``: cuts leave the table out, whatever was applied to it.
+    Nothing above the bound may be applied already. ``outside``: True if cuts omit the table, so that applied
+    changes do not matter.
     """
     return progress.bound if outside else greatest([progress.bound, progress.commit_ts])
 
 
 def next_bound(newest: int, *, every: float, above: int | None, least: int | None) -> int:
-    """The bound of the next cut: of instants ``every`` seconds apart the last that is not after ``newest``.
+    """Returns the bound of the next cut: the last of the instants ``every`` seconds apart up to ``newest``.
 
-    ``newest``: a commit_ts that the source is known to have passed. The bound is above ``above``, the last
-    cut, and not below ``least``, if that takes a later instant.
+    Args:
+        newest: A commit_ts that the source has passed.
+        every: The interval between cuts in seconds.
+        above: The bound of the last cut. The new bound is greater, even if this needs a later instant.
+        least: The least bound that the tables can be read under. The new bound is not smaller.
     """
     step = max(1, round(every * 1000)) << LOGICAL_BITS
     found = newest - newest % step

@@ -1,7 +1,7 @@
-"""Plans of decoding, and the schemas of writers by their registry ids.
+"""Decode plans, and writer schemas by registry id.
 
-Tasks ask no registry. A record whose schema the driver does not know yet is given back as *unplanned*: the
-driver looks it up and runs the batch again.
+Tasks do not call the schema registry. A record whose schema the driver does not know yet is returned as
+*unplanned*. The driver then looks the schema up and runs the batch again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidesink.sinks.targets.modes import log_shape
 from tidesink.typemap.target_schema import TableShape
 
 _NO_ID = -1
-# By protocol: what to do about records under AWS Glue's header.
+# By protocol: the remedy for records with AWS Glue's header.
 UNDER_CONFLUENT: Final = {
     "flat-avro": (
         "Configure the changefeed with a schema-registry URL. Without a worker, tidesink decode and "
@@ -42,15 +42,20 @@ UNDER_CONFLUENT: Final = {
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """How one table's records become rows of the target, by all that is known of its writers' schemas.
+    """A table's conversion from records to rows of the target, based on its known writer schemas.
 
-    ``rows``: the rows of every writer in one shape, with the columns of all that are planned for and the base
-    shape's. ``keeps_values``: a row may lack values that are to stay as stored. It does not change with a
-    topic's records: a config that asks for what this forbids is refused at once. ``gone``: columns of
-    ``shape``, in lower case, that the source is known not to have any more. ``logs``: every change is a row
-    of a log. ``rules``: what a batch asks of its events besides. ``row_filter``: rows that do not satisfy it
-    are deletes. ``ignores_nulls``: a null leaves the stored value, as one that was not sent. ``warnings``:
-    what the topic cannot say of the table's columns.
+    Attributes:
+        rows: Converts rows of every planned writer schema into one shape. The shape has the columns of the
+            base shape and of all these schemas.
+        decoder: Decodes the table's records.
+        keeps_values: True if a row may lack values, so that stored values are kept. It does not depend on
+            the records of a topic, so a config that conflicts with it is refused at once.
+        gone: Columns of ``shape``, in lower case, that the source no longer has.
+        logs: True if every change is a row of a log.
+        rules: Conditions of a batch on its events.
+        row_filter: The table's filter. A row that does not satisfy it is a delete.
+        ignores_nulls: True if a null keeps the stored value, like a value that was not sent.
+        warnings: Facts about the table's columns that the topic does not contain.
     """
 
     rows: TargetRows
@@ -65,20 +70,20 @@ class DecodePlan:
 
     @property
     def shape(self) -> TableShape:
-        """The table as the target has it, but for what its mode adds."""
+        """The table as in the target, without the columns that its mode adds."""
         return self.rows.target_shape
 
     @property
     def packed_shape(self) -> TableShape:
-        """The shape of the rows that tasks give."""
+        """The shape of the rows that tasks return."""
         return log_shape(self.shape) if self.logs else self.shape
 
     def with_rows_in(self, shape: TableShape) -> DecodePlan:
-        """The plan, whose rows are put into another shape of the same columns."""
+        """Returns the plan with another shape of the same columns for its rows."""
         return replace(self, rows=replace(self.rows, shape=shape))
 
     def for_batch(self, number: int, rules: EventRules, *, marks_deletes: bool) -> DecodePlan:
-        """The plan of one batch, by its number; ``marks_deletes``: deleted rows stay, and are marked."""
+        """Returns the plan of batch ``number``. ``marks_deletes``: True if deleted rows stay, marked."""
         rows = self.rows
         if rows.metadata is not None:
             metadata = replace(rows.metadata, batch=number, marks_deletes=marks_deletes)
@@ -90,7 +95,8 @@ class DecodePlan:
 class SideSchemas:
     """The schemas of a topic's keys, or of its values, by registry id.
 
-    ``texts`` can be used. ``refused`` cannot, and ``unknown`` were looked up in vain, each with the reason.
+    ``texts``: schemas that can be used. ``refused``: reasons for schemas that cannot be used. ``unknown``:
+    reasons for ids that were not found.
     """
 
     texts: Mapping[int, str]
@@ -98,7 +104,7 @@ class SideSchemas:
     unknown: Mapping[int, str] = field(default_factory=dict)
 
     def fault(self, schema_id: int, part: str) -> TidesinkError | None:
-        """Why records of a schema are bad; None where it is only new."""
+        """Returns the error of a schema's records, or None if the schema is only new."""
         if schema_id in self.refused:
             return SchemaMismatchError(f"{part}: {self.refused[schema_id]}")
         if schema_id in self.unknown:
@@ -114,7 +120,7 @@ class RegisteredSchemas:
     values: SideSchemas
 
     def unplanned(self, records: pa.RecordBatch, *, first: str = "key") -> Iterator[Unplanned]:
-        """The records with an id that cannot be used; ``first`` names the part that is looked at first."""
+        """Yields the records with an id that cannot be used. ``first``: the part that is checked first."""
         sides = {"key": self.keys, "value": self.values}
         parts = [first, *(part for part in sides if part != first)]
         ids = {part: schema_ids(records.column(part)) for part in parts}
@@ -132,31 +138,31 @@ class RegisteredSchemas:
 
     @property
     def texts(self) -> dict[int, str]:
-        """All that can be used."""
+        """All usable schemas by id."""
         return {**self.keys.texts, **self.values.texts}
 
 
 def in_order(history: Sequence[int], ids: Iterable[int]) -> tuple[int, ...]:
-    """The ids of a history in its order, with repetitions; ids that it lacks follow, ascending."""
+    """Returns ``ids`` in the order of a history, with repetitions. Other ids follow in ascending order."""
     wanted = set(ids)
     return (*(one for one in history if one in wanted), *sorted(wanted - set(history)))
 
 
 class KnownSchemas(MemorySchemaRegistry):
-    """A registry with the ids that another one gave."""
+    """A registry in memory with schemas under the ids of another registry."""
 
     def __init__(self, texts: Mapping[int, str]) -> None:
         super().__init__()
         self._known = texts
 
     def schema_by_id(self, schema_id: int) -> str:
-        """The text of a schema; raises SchemaNotFoundError."""
+        """Returns the text of a schema; raises SchemaNotFoundError."""
         known = self._known.get(schema_id)
         return super().schema_by_id(schema_id) if known is None else known
 
 
 def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str) -> Iterator[Fault]:
-    """Faults in words for a worker, which reads no other framing than Confluent's."""
+    """Rewords faults for a worker, which reads only Confluent's framing."""
     for fault in faults:
         elsewhere = record_ids_in_headers(records, fault.record)
         glue = (
@@ -172,20 +178,20 @@ def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str
 
 
 def named_unplanned(records: pa.RecordBatch, found: Iterable[Unplanned]) -> Iterator[Unplanned]:
-    """The records with an id that is new or unusable, of which some have their id in a header in truth."""
+    """Yields records with a new or unusable id. A record whose id is in a header gets this as its fault."""
     for one in found:
         elsewhere = record_ids_in_headers(records, one.record)
         yield one if elsewhere is None else replace(one, fault=FramingError(elsewhere))
 
 
 def record_ids_in_headers(records: pa.RecordBatch, record: int) -> str | None:
-    """Why the ids in a record's headers are not read; None where it has none, or no headers were fetched."""
+    """Returns why the ids in a record's headers are not read; None without such ids or without headers."""
     headers = records.column("headers")[record].as_py() if "headers" in records.schema.names else None
     return None if not headers else ids_in_headers((one["key"], one["value"]) for one in headers)
 
 
 def under_glue(part: str, protocol: str) -> str:
-    """Why a worker does not read a key or a value under AWS Glue's header, and what to do."""
+    """Returns the message for a key or a value with AWS Glue's header."""
     return (
         f"The {part} has an AWS Glue schema registry header, but workers read only Confluent's header. "
         f"{UNDER_CONFLUENT[protocol]}"
@@ -193,19 +199,19 @@ def under_glue(part: str, protocol: str) -> str:
 
 
 def folded_keys(shape: TableShape) -> frozenset[str] | None:
-    """The table's key columns, for ``ValueOptions``; None where it has none."""
+    """Returns the folded names of the table's key columns for ``ValueOptions``; None without a key."""
     return frozenset(shape.fold(name) for name in shape.keys) or None
 
 
 def schema_id_of(part: bytes | None) -> int | None:
-    """The schema id in a Confluent header; None where there is no such header. Ids begin at 1."""
+    """Returns the schema id in a Confluent header, or None without such a header. Ids start at 1."""
     if part is None or len(part) < HEADER_SIZE or part[0] != 0:
         return None
     return int.from_bytes(part[1:HEADER_SIZE], "big") or None
 
 
 def schema_ids(column: pa.Array) -> npt.NDArray[np.int64]:
-    """The schema id in the Confluent header of each value; -1 where there is no header."""
+    """Returns the schema id in the Confluent header of each value; -1 without a header."""
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
     found = np.full(len(column), _NO_ID, np.int64)
     framed = np.nonzero(lengths >= HEADER_SIZE)[0]

@@ -1,10 +1,15 @@
-"""A table's row filter around the tasks of a range: Spark's SQL decides on each row, without a shuffle.
+"""A table's row filter: Spark SQL evaluates it on each row between two parts of a task, without a shuffle.
 
-A filter is a condition of Spark's SQL, so Spark evaluates it. Two tasks stand around it in one stage. The
-first fetches and decodes; it gives a *chunk* for each batch of records (``decoded_chunk``): what was decoded,
-as bytes, and beside it one row a change with the columns that the filter names, and no others. Spark says of
-each row whether the condition holds. The second task puts chunks and verdicts together (``verdicts_of``,
-``RowFilterRule.applied``), then reduces and packs. A row that does not satisfy the filter deletes its key.
+A filter is a condition in Spark SQL, so Spark evaluates it. One stage has three steps:
+
+1. The first part of the task fetches and decodes. It returns a *chunk* for each batch of records
+   (``decoded_chunk``): the decoded records as bytes, and one row per change that has only the columns that
+   the filter uses.
+2. Spark evaluates the condition for each row.
+3. The second part joins chunks and verdicts (``verdicts_of``, ``RowFilterRule.applied``), then reduces and
+   packs.
+
+A row that does not satisfy the filter deletes its key.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
 Flags = npt.NDArray[np.bool_]
 
 _ROW: Final = "_row"
-# What the first task gives beside the rows, and the name of the struct of a row's columns.
+# Columns of the first part's result: the chunk, and the struct with a row's columns.
 CHUNK: Final = "chunk"
 FILTERED: Final = "filtered"
 _FAILED: Final = (
@@ -52,10 +57,10 @@ _ROW_OPS: Final = (Op.INSERT.value, Op.UPDATE.value, Op.UPSERT.value)
 
 
 class Verdicts(NamedTuple):
-    """A chunk of the records of the range ``wanted``, and what Spark says of each of its row changes.
+    """A chunk of the records of the range ``wanted``, and Spark's verdict on each of its row changes.
 
-    ``chunk``: what was decoded, or why it could not be. ``said``: the text
-    ``true``, ``false`` or ``null``; null where the condition fails.
+    ``chunk``: the decoded records, or the error. ``said``: the text ``true``, ``false`` or ``null`` for each
+    row; null if evaluating the condition failed.
     """
 
     wanted: FetchRange
@@ -65,9 +70,13 @@ class Verdicts(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFilterRule:
-    """A table's filter: ``text`` is the config's, ``expression`` is Spark's SQL over the struct ``FILTERED``.
+    """A table's filter.
 
-    ``columns``: the columns that it names, as the source's shape has them; ``ddl``: they as Spark DDL.
+    Attributes:
+        text: The filter in the config.
+        expression: The filter in Spark SQL over the struct ``FILTERED``.
+        columns: The columns that the filter uses, with the names of the source's shape.
+        ddl: These columns as Spark DDL.
     """
 
     text: str
@@ -77,11 +86,11 @@ class RowFilterRule:
 
     @property
     def chunks_ddl(self) -> str:
-        """What the first task gives, as Spark DDL."""
+        """The columns of the first part's result, as Spark DDL."""
         return f"{CHUNK} binary, {FILTERED} struct<{self.ddl}>"
 
     def applied(self, found: DecodedRecords, said: pa.Array, rows: TargetRows) -> DecodedRecords:
-        """Decoded records with the verdicts on their rows, one a row change in their order."""
+        """Applies the verdicts to decoded records. ``said``: one verdict per row change, in their order."""
         tables, others, at = [], [*found.others], 0
         for table in found.tables:
             sound, bad = self._applied(table, said.slice(at, table.rows.num_rows), rows)
@@ -94,7 +103,7 @@ class RowFilterRule:
     def _applied(
         self, table: ChangeTable, said: pa.Array, rows: TargetRows
     ) -> tuple[ChangeTable, list[OtherRecord]]:
-        """The rows with ``UNMATCHED``, and those on which the filter fails."""
+        """Returns the rows with the column ``UNMATCHED``, and the rows on which the filter fails."""
         ops = table.rows["op"].combine_chunks().dictionary_decode()
         written = _flags(pc.is_in(ops, pa.array(_ROW_OPS)))
         unsent = written & self._unsent(table, rows)
@@ -108,7 +117,7 @@ class RowFilterRule:
         return replace(table, rows=whole.filter(pa.array(~(unsent | failed)))), bad
 
     def _unsent(self, table: ChangeTable, rows: TargetRows) -> Flags:
-        """Of which rows the source did not send a value that the filter needs."""
+        """Returns True for rows whose source did not send a value that the filter needs."""
         lists = rows.source_names(table.rows["unavailable"].combine_chunks())
         found = np.zeros(len(lists), np.bool_)
         needed = _flags(pc.is_in(lists.flatten(), pa.array(self.columns)))
@@ -117,15 +126,16 @@ class RowFilterRule:
 
 
 def condition(row_filter: RowFilter, shape: TableShape) -> str:
-    """The filter's text over a struct ``_row`` of a shape's columns. Its end may be a comment."""
+    """Returns the filter over a struct ``_row`` of a shape's columns. The text may end with a comment."""
     names = {name: column.name for name, column in shape.by_name.items()}
     return f"(\n{row_filter.bound(_ROW, names, shape.fold)}\n)"
 
 
 def filter_rule(row_filter: RowFilter, shape: TableShape, session: SparkSession) -> RowFilterRule:
-    """A filter over rows of a shape, as the tasks of a range apply it.
+    """Returns the rule by which the tasks of a range apply a filter to rows of a shape.
 
-    Raises: as ``check_condition``.
+    Raises:
+        ConfigError: Spark does not accept the filter, or it is not a condition.
     """
     check_condition(row_filter, shape, session)
     named = {shape.by_name[shape.fold(name)].name for name in row_filter.columns}
@@ -139,10 +149,10 @@ def filter_rule(row_filter: RowFilter, shape: TableShape, session: SparkSession)
 
 
 def check_condition(row_filter: RowFilter, shape: TableShape, session: SparkSession) -> None:
-    """Have Spark look at the filter, without a row.
+    """Have Spark analyse the filter without rows.
 
     Raises:
-        ConfigError: Spark cannot take it, or it is no condition.
+        ConfigError: Spark does not accept the filter, or it is not a condition.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -171,7 +181,7 @@ def _tried(text: str) -> str:
 def decoded_chunk(
     wanted: FetchRange, found: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
 ) -> pa.RecordBatch:
-    """A chunk as rows for Spark: one a row change, of which the first has the chunk; at least one."""
+    """Returns a chunk as rows for Spark: one per row change, at least one. The first row has the chunk."""
     tables = [] if isinstance(found, TidesinkError) else found.tables
     parts = [rows.source_row(one, one.rows["after"].combine_chunks(), rule.columns) for one in tables]
     images = pa.concat_arrays(parts) if parts else _no_row(rows, rule)
@@ -181,7 +191,7 @@ def decoded_chunk(
 
 
 def verdicts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Verdicts]:
-    """The chunks in batches of ``CHUNK`` and the verdict, however Spark has cut them."""
+    """Yields the chunks with their verdicts, no matter how Spark split them into batches."""
     chunk, said = None, list[Any]()
     for batch in batches:
         chunks, verdicts = batch.columns

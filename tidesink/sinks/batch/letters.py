@@ -1,6 +1,6 @@
-"""What a batch stores beside its rows: dead letters in their topic, and DDL events for people to read.
+"""Side records of a batch: dead letters in their topic, and stored DDL events for people to read.
 
-Also dead letters read again: their records for the tasks of a replay, and what follows them in Kafka.
+This module also reads dead letters for a replay: their records, and the later records in Kafka.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OUTCOME_DDL: Final = "found bigint, written bigint"
 
 
 class WrittenLetters(NamedTuple):
-    """How many records of a batch are bad, and of how many Kafka acknowledged the letter."""
+    """The number of bad records in a batch, and the number of letters that Kafka acknowledged."""
 
     records: int
     acknowledged: int
@@ -67,11 +67,11 @@ def write_bad_records(
 ) -> WrittenLetters:
     """Write the bad records of a reduced frame as letters, from the tasks.
 
-    They are read once more, with their headers: good batches carry no bytes. A record of which several
-    events are bad is one, with what is wrong with one of them.
+    The records are read again, with their headers, because good batches do not carry the bytes. A record
+    with several bad events is one letter, with the fault of one of them.
 
     Raises:
-        SourceError: the first error of a task, of its own class.
+        SourceError: The first error of a task, with its own class.
     """
     place = (F.col(f"_{name}").alias(name) for name in _PLACE)
     fault = (F.col("_detail").getField(name).alias(name) for name in _FAULT)
@@ -83,20 +83,20 @@ def write_bad_records(
 
 @dataclass(frozen=True)
 class LetterTask:
-    """Writes letters of rows with a place and a fault."""
+    """Writes letters for rows with a location and a fault."""
 
     fetch: Fetch
     topic: LetterTopic
     stamp: LetterStamp
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """How many records were found bad, and written."""
+        """Writes the letters. Yields the numbers of bad records and of written letters."""
         bad = faults_by_place(batches)
         written = write_letters(self.topic, self.stamp, self.letters(bad), task=task_number())
         yield pa.record_batch({"found": [len(bad)], "written": [written]})
 
     def letters(self, bad: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
-        """The records at places, with their faults, in the columns of ``LETTER_SCHEMA``."""
+        """Yields the bad records with their faults, in the columns of ``LETTER_SCHEMA``."""
         for (topic, partition), places in groupby(sorted(bad), lambda place: place[:2]):
             offsets = np.array([offset for _, _, offset in places], np.int64)
             wanted = FetchRange(topic, partition, int(offsets[0]), int(offsets[-1]) + 1, self.stamp.topic_id)
@@ -107,7 +107,7 @@ class LetterTask:
 
 
 def faults_by_place(batches: Iterable[pa.RecordBatch]) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """Rows by topic, partition and offset: one of each."""
+    """Returns one row for each topic, partition and offset."""
     rows = (row for batch in batches for row in batch.to_pylist())
     return {(row["topic"], row["partition"], row["offset"]): row for row in rows}
 
@@ -118,7 +118,7 @@ def _offsets_of(records: pa.RecordBatch) -> list[int]:
 
 
 def _at_offsets(records: pa.RecordBatch, offsets: Offsets, *, other: bool = False) -> pa.RecordBatch:
-    """The records at these offsets; ``other``: all but these."""
+    """Returns the records at these offsets, or with ``other`` all other records."""
     return records.filter(pa.array(np.isin(records.column("offset").to_numpy(), offsets, invert=other)))
 
 
@@ -133,9 +133,9 @@ def _as_letters(records: pa.RecordBatch, faults: Sequence[Mapping[str, Any]]) ->
     return pa.RecordBatch.from_arrays(columns, schema=LETTER_SCHEMA)
 
 
-# A statement as status shows it.
+# The length of a statement in the status.
 _SHOWN: Final = 200
-# The DDL of one page is collected to this process. Besides its bytes an event takes so many in memory.
+# The DDL of one page is collected in this process. An event needs memory for its bytes, and this overhead.
 _PAGE_BYTES: Final = 64 << 20
 _EVENT_BYTES: Final = 1 << 10
 
@@ -143,13 +143,13 @@ _EVENT_BYTES: Final = 1 << 10
 def keep_ddl(
     context: WorkerContext, reduced: DataFrame, topic_id: str, progress: Progress
 ) -> dict[str, Any] | None:
-    """Store the DDL events of a reduced frame; the newest one's commit_ts, kind and query.
+    """Store the DDL events of a reduced frame. Returns the newest event's commit_ts, kind and query.
 
-    Each is by itself in the frame with its bytes, and is decoded here, a page at a time.
+    Each event is a row of the frame with its bytes, and is decoded here, one page at a time.
 
     Raises:
-        StateStoreError: the state store does not answer.
-        SourceError: Kafka does not.
+        StateStoreError: The state store does not answer.
+        SourceError: Kafka does not answer.
     """
     source = context.config.source
     codec = open_codec(source.protocol, options=source.codec_options(), registry=context.registry)
@@ -157,7 +157,7 @@ def keep_ddl(
     for page in _pages(reduced.where(F.col("_op") == DDL)):
         place = (f"_{name}" for name in _PLACE)
         found = page.select(*place, "_detail.key", "_detail.value", "_detail.time")
-        # Of a record with several events each has its bytes.
+        # If a record has several events, each of them carries the record's bytes.
         messages = {row[:3]: _message(row) for row in found.collect()}
         timed = [with_time(message, context.source) for message in messages.values()]
         rows = [_stored(message, topic_id, _event(codec, message)) for message in timed]
@@ -169,7 +169,7 @@ def keep_ddl(
 
 
 def _pages(ddl: DataFrame) -> Iterator[DataFrame]:
-    """The events in Kafka's order of each partition: a page's bytes at a time, or a larger one."""
+    """Yields the events in Kafka's order, in pages of limited size. A larger event is its own page."""
     place = F.struct("_partition", "_offset")
     sizes = (F.coalesce(F.octet_length(f"_detail.{name}"), F.lit(0)) for name in ("key", "value"))
     weighed = ddl.select(place.alias("place"), (F.lit(_EVENT_BYTES) + sum(sizes)).alias("weight"))
@@ -192,10 +192,10 @@ def _message(row: Any) -> Message:
 
 
 def with_time(message: Message, source: KafkaSource) -> Message:
-    """The record with Kafka's time, which tasks read only where their decoder uses it.
+    """Returns the record with Kafka's timestamp, which tasks read only if their decoder uses it.
 
     Raises:
-        SourceError: Kafka refuses, or does not answer.
+        SourceError: Kafka refuses the request, or does not answer.
     """
     if message.timestamp is not None:
         return message
@@ -205,7 +205,7 @@ def with_time(message: Message, source: KafkaSource) -> Message:
 
 
 def _event(codec: Codec, message: Message) -> DdlEvent | None:
-    """The event of a record; None where the Python codec reads none: its place is kept all the same."""
+    """Returns the DDL event of a record, or None if the row codec cannot read it. Both cases are stored."""
     try:
         found = (event for event in codec.decode(message) if isinstance(event, DdlEvent))
         return next(found, None)
@@ -222,18 +222,22 @@ def _stored(message: Message, topic_id: str, event: DdlEvent | None) -> StoredDd
 
 
 class Bounds(NamedTuple):
-    """Letters of a partition that can be replayed: offsets ``[since, below)``."""
+    """Offsets ``[since, below)`` of a partition's letters that can be replayed."""
 
     since: int
     below: int
 
 
 class SortedLetters(NamedTuple):
-    """The letters of a topic that can be replayed now, and the others.
+    """The letters of a topic, sorted by whether they can be replayed.
 
-    ``waiting``: behind what is applied, so that the worker reads them by itself. ``expired``: Kafka no
-    longer holds all that follows them. ``settled``: a resync repaired their rows later. ``unsure``: rows of
-    the source were read, and nothing tells whether theirs were read before or after them.
+    Attributes:
+        ready: Letters that can be replayed now.
+        waiting: The number of letters after the applied offsets. The worker reads them on its own.
+        expired: The number of letters of which Kafka no longer has all later records.
+        settled: Letters whose rows a later resync repaired.
+        unsure: The number of letters whose rows may have been read from the source either before or after
+            the change.
     """
 
     ready: tuple[Letter, ...]
@@ -244,7 +248,7 @@ class SortedLetters(NamedTuple):
 
     @property
     def first(self) -> dict[int, int]:
-        """The first ready one's offset in each partition."""
+        """The offset of the first ready letter in each partition."""
         newest_first = sorted(self.ready, key=lambda letter: -letter.offset)
         return {letter.partition: letter.offset for letter in newest_first}
 
@@ -252,10 +256,11 @@ class SortedLetters(NamedTuple):
 def sorted_letters(
     letters: Iterable[Letter], bounds: Mapping[int, Bounds], reads: Sequence[SourceRead] = ()
 ) -> SortedLetters:
-    """Letters of one topic by their bounds; of a partition without any nothing was applied.
+    """Sorts the letters of one topic.
 
-    ``reads``: the snapshots and resyncs of the table. Letters whose row a limited one may have read are among
-    those that are ready: their keys tell (``EventKeys``).
+    ``bounds``: by partition; nothing was applied in a partition without bounds. ``reads``: the snapshots and
+    resyncs of the table. If a resync of some rows may have read a letter's row, the letter counts as ready.
+    Its keys decide later (``EventKeys``).
     """
     ready, settled = list[Letter](), list[Letter]()
     waiting = expired = unsure = 0
@@ -276,7 +281,7 @@ def sorted_letters(
 
 
 def limited_reads(letter: Letter, reads: Iterable[SourceRead]) -> list[SourceRead]:
-    """The reads of some rows alone that may have read a letter's row behind it."""
+    """Returns the reads of only some rows that may have read a letter's row after the letter's change."""
     return [
         one for one in reads if one.limited and letter.offset < one.span(letter.topic, letter.partition).last
     ]
@@ -284,27 +289,27 @@ def limited_reads(letter: Letter, reads: Iterable[SourceRead]) -> list[SourceRea
 
 @dataclass(frozen=True)
 class EventKeys:
-    """What a task says of the row events of letters: the key, in the target's columns, and its place.
+    """Returns the keys of the letters' row events from a task, in the target's columns, with the location.
 
-    An update that changes its key has both keys. ``plan``: of the letters' batch. What cannot be decoded, and
-    what is no row event, is left out.
+    An update that changes its key has both keys. Records that cannot be decoded or are not row events are
+    omitted. ``plan``: the decode plan of the letters' batch.
     """
 
     plan: DecodePlan
 
     @property
     def columns(self) -> tuple[ShapeColumn, ...]:
-        """The key's columns, which come first."""
+        """The key columns, which come first in a row."""
         return self.plan.shape.key_columns
 
     @property
     def ddl(self) -> str:
-        """The columns."""
+        """The columns of the result, as Spark DDL."""
         keys = (f"{quoted(f'c{at}')} {one.spark}" for at, one in enumerate(self.columns))
         return ", ".join([*keys, "partition int", "offset bigint", "commit_ts bigint"])
 
     def __call__(self, _wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A row for each key of each event."""
+        """Yields a row for each key of each event."""
         plan = replace(self.plan, rules=replace(self.plan.rules, bound=None))
         for batch in records:
             found = decoded_records(batch, plan.decoder, plan.rows, rules=plan.rules)
@@ -326,24 +331,28 @@ class EventKeys:
 
 @dataclass(frozen=True)
 class LetterFetch:
-    """Gives tasks the records of letters, by partition. ``places``: the letters' offsets in their topic."""
+    """Provides the records of letters to tasks.
+
+    ``places``: by partition, the letters' offsets in their topic.
+    """
 
     topic: LetterTopic
     places: Mapping[int, frozenset[int]]
 
     @classmethod
     def of(cls, topic: LetterTopic, letters: Iterable[Letter]) -> LetterFetch:
-        """For letters of one topic."""
+        """Returns the fetch for letters of one topic."""
         places: dict[int, set[int]] = {}
         for letter in letters:
             places.setdefault(letter.partition, set()).add(letter.at)
         return cls(topic, {partition: frozenset(found) for partition, found in places.items()})
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """The records of a partition's letters.
+        """Yields the records of a partition's letters.
 
         Raises:
-            SourceError: a letter is gone, or Kafka refuses. SourceUnavailableError: it does not answer.
+            SourceError: A letter no longer exists, or Kafka refuses the request.
+            SourceUnavailableError: Kafka does not answer.
         """
         places, found = self.places.get(wanted.partition, frozenset()), 0
         for batch in read_records(self.topic, places):
@@ -359,10 +368,11 @@ class LetterFetch:
 
 @dataclass(frozen=True)
 class FollowedFetch:
-    """Gives tasks letters, and what Kafka has behind them.
+    """Provides letters and later Kafka records to tasks.
 
-    ``following``: by partition, what of Kafka is read besides. ``skipped``: offsets of records that are
-    dead letters, chosen ones or others, and were never applied.
+    ``letters``: the fetch for the letters. ``fetch``: the fetch for Kafka. ``following``: the range of later
+    records in each partition. ``skipped``: offsets of records that are dead letters, chosen or not, and were
+    never applied.
     """
 
     letters: LetterFetch
@@ -371,7 +381,7 @@ class FollowedFetch:
     skipped: Mapping[int, Offsets]
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """The records of a partition's letters, then those that follow."""
+        """Yields the records of a partition's letters, then the later records."""
         yield from self.letters(wanted)
         following = self.following.get(wanted.partition)
         if following is not None:
@@ -382,17 +392,17 @@ class FollowedFetch:
 
 @dataclass(frozen=True)
 class LetterRows:
-    """What a replay keeps of the records that it reads: changes of the rows that letters name, and letters.
+    """Restricts the records of a replay to the letters, and to changes of the rows that the letters name.
 
-    ``hashes``: of the rows' keys (``reduce.key_hashes``). ``own``: the letters' offsets by partition. What
-    the plan does not know and what empties the table stays too: both must be dealt with first.
+    Unplanned records and events that empty the table are kept too, because they must be handled first.
+    ``hashes``: hashes of the rows' keys (``reduce.key_hashes``). ``own``: the letters' offsets by partition.
     """
 
     hashes: npt.NDArray[np.uint64]
     own: Mapping[int, Offsets]
 
     def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
-        """What is kept of some records; the counts of records stay."""
+        """Returns the records that are kept. The counts of records do not change."""
         rows, old_keys = plan.rows, plan.decoder.old_keys
         masks = (
             changes_of_keys(one, self.hashes, rows.keys, convert=rows.key_values, old_keys=old_keys)
@@ -416,10 +426,10 @@ class LetterRows:
         return replace(found, tables=tables, others=others, silent=silent)
 
     def rows(self, reduction: Reduction) -> Reduction:
-        """The rows that letters name.
+        """Returns the rows that letters name.
 
-        A change of a key into or out of one of them makes another row too: what the target holds there may
-        be newer, and what follows of that row was not kept.
+        A change of a key to or from such a row also changes another row. The other row is omitted: the target
+        may have a newer one, and its later changes were not kept.
         """
         return rows_of_keys(reduction, self.hashes)
 
@@ -429,7 +439,7 @@ class LetterRows:
 
 
 def offsets_by_partition(letters: Iterable[Letter]) -> dict[int, Offsets]:
-    """Where in Kafka the records of letters of one topic are."""
+    """Returns the Kafka offsets of one topic's letters, by partition."""
     found: dict[int, list[int]] = {}
     for letter in letters:
         found.setdefault(letter.partition, []).append(letter.offset)
@@ -437,7 +447,7 @@ def offsets_by_partition(letters: Iterable[Letter]) -> dict[int, Offsets]:
 
 
 def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
-    """Class and reason of each bad record, of which the first event counts, by partition and offset."""
+    """Returns the error class and reason of each bad record's first bad event, by partition and offset."""
     rows = reduced.where(F.col("_op") == BAD)
     found = dict[tuple[int, int], tuple[str, str]]()
     for row in rows.select("_partition", "_offset", "_detail.error", "_detail.reason").collect():
@@ -446,17 +456,17 @@ def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
 
 
 def event_places(reduced: DataFrame) -> list[tuple[int, int]]:
-    """Partition and offset of the event that each row to apply is of, halves of key changes left out."""
+    """Returns partition and offset of each applied row's event, without the delete halves of key changes."""
     rows = reduced.where(F.col("_op").isin(*ROW_KINDS) & ~F.col("_half"))
     return [(row[0], row[1]) for row in rows.select("_partition", "_offset").collect()]
 
 
 @dataclass(frozen=True)
 class LetterReader:
-    """The letters of a replay and what follows them, for tasks.
+    """Reads the letters of a replay and the later records, for tasks.
 
-    ``letters`` gives the letters alone, ``whole`` with the ranges ``following``: none where the target
-    itself knows what is newer.
+    ``letters`` reads only the letters. ``whole`` also reads the ranges ``following``, which are empty if the
+    target itself knows which rows are newer.
     """
 
     chosen: tuple[Letter, ...]
@@ -465,11 +475,11 @@ class LetterReader:
     following: tuple[FetchRange, ...]
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """As ``KafkaSource.over``, of both."""
+        """Returns the results of ``work`` on the letters and the later records; see ``KafkaSource.over``."""
         return self.whole.over(session, ranges, work, ddl)
 
     def of_some(self, topic: LetterTopic, chosen: tuple[Letter, ...]) -> LetterReader:
-        """The same of some of the letters, and of what follows these."""
+        """Returns a reader of some of the letters, and of the records after them."""
         found, letters = self.whole.fetch, LetterFetch.of(topic, chosen)
         assert isinstance(found, FollowedFetch)  # noqa: S101  (``of`` makes it)
         following = self.following if chosen else ()
@@ -485,7 +495,7 @@ class LetterReader:
         every: Iterable[Letter],
         following: Sequence[FetchRange],
     ) -> LetterReader:
-        """``every``: all letters of the table in this topic, which are left out of what follows."""
+        """Makes a reader. ``every``: the table's letters in this topic, omitted from the later records."""
         letters = LetterFetch.of(topic, chosen)
         behind = {one.partition: one for one in following if one.start < one.end}
         whole = FollowedFetch(letters, source.fetch, behind, offsets_by_partition(every))

@@ -1,4 +1,4 @@
-"""Observers of a worker: the log, metrics, the report, and the sign of life. None can fail a batch."""
+"""Observers of a worker: log, metrics, run report and heartbeat. None of them can fail a batch."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ _log = structlog.get_logger("tidesink.worker")
 
 @dataclass(frozen=True)
 class Waiting:
-    """The worker starts, and waits for this: jars, Spark, Kafka's first answer."""
+    """The worker is starting and waits for ``what``: jars, Spark, or Kafka's first answer."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Turned:
-    """The worker begins to look at the topics once more."""
+    """The worker starts another look at the topics."""
 
 
 @dataclass(frozen=True)
 class StillAtWork:
-    """A step that takes its time goes on: a sign of life, each second."""
+    """A slow step is still running. Sent each second as a sign of life."""
 
 
 @dataclass(frozen=True)
 class BatchStarted:
-    """A batch is fixed: so many records between its offsets.
+    """The offsets of a batch are fixed.
 
-    ``left``: those of the topic that are behind them, as far as it was looked at.
+    ``records``: the number of records between the offsets. ``left``: the number of later records in the
+    topic, as of the last look.
     """
 
     table: TableId
@@ -50,9 +51,10 @@ class BatchStarted:
 
 @dataclass(frozen=True)
 class BatchApplied:
-    """A batch and its progress are in the target. ``seconds`` by step, in the order of the batch.
+    """A batch and its progress are in the target.
 
-    ``doubted``: rows among it that are applied with a warning; ``doubts``: the first of each partition.
+    ``seconds``: the duration of each step, in the order of the batch. ``doubted``: the number of rows that
+    were applied with a warning. ``doubts``: the first such row of each partition.
     """
 
     table: TableId
@@ -68,7 +70,7 @@ class BatchApplied:
 
 @dataclass(frozen=True)
 class StepRetried:
-    """A step failed and is tried again after ``pause`` seconds. ``table`` is None for a shared step."""
+    """A step failed and is tried again after ``pause`` seconds. ``table``: None for a step of all tables."""
 
     table: TableId | None
     error: TidesinkError
@@ -77,7 +79,7 @@ class StepRetried:
 
 @dataclass(frozen=True)
 class TableChanged:
-    """A table's status is another than before."""
+    """A table's status changed."""
 
     status: TableStatus
 
@@ -86,10 +88,10 @@ WorkerEvent = Waiting | Turned | StillAtWork | BatchStarted | BatchApplied | Ste
 
 
 class Listener(Protocol):
-    """Hears the worker. Called from several threads; what it raises is logged and goes no further."""
+    """Receives the events of a worker. Called from several threads; its exceptions are logged and ignored."""
 
     def hear(self, event: WorkerEvent) -> None:
-        """Take note of one event."""
+        """Handle one event."""
 
 
 class Listeners:
@@ -99,11 +101,11 @@ class Listeners:
         self._listeners = tuple(listeners)
 
     def retried(self, table: TableId | None, error: TidesinkError, pause: float) -> None:
-        """Tell every observer that a step is tried again."""
+        """Send every observer the event that a step is tried again."""
         self.hear(StepRetried(table, error, pause))
 
     def hear(self, event: WorkerEvent) -> None:
-        """Tell every observer."""
+        """Send an event to every observer."""
         for listener in self._listeners:
             try:
                 listener.hear(event)
@@ -115,7 +117,7 @@ class LogListener:
     """Writes each event as one structured log line."""
 
     def hear(self, event: WorkerEvent) -> None:
-        """Log one event, unless it is a mere sign of life: turns come several times a second."""
+        """Log one event, but not signs of life: looks at the topics happen several times a second."""
         if not isinstance(event, Turned | StillAtWork):
             _LINES[type(event)](_log, event)
 
@@ -171,7 +173,7 @@ _LINES: dict[type, Callable[[Any, Any], None]] = {
 
 
 class MetricsListener:
-    """Counts into a Prometheus registry of its own, ``registry``."""
+    """Counts events in its own Prometheus registry, ``registry``."""
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -211,11 +213,11 @@ class MetricsListener:
     def _applied(self, event: BatchApplied) -> None:
         table = str(event.table)
         counters = event.account.as_counters()
-        # Part of other fates: among them it would be counted twice.
+        # These are part of other fates, and would be counted twice among them.
         self._filtered_out.labels(table).inc(max(counters.pop("filtered_out"), 0))
         self._row_by_row.labels(table).inc(counters.pop("row_by_row"))
         for fate, count in counters.items():
-            # A counter takes nothing back: a number below 0 would cost the batch its other numbers.
+            # A counter cannot decrease. A negative number would raise, and the other numbers would be lost.
             self._events.labels(table, fate).inc(max(count, 0))
         self._batches.labels(table).inc()
         self._bytes.labels(table).inc(event.bytes_read)
@@ -236,9 +238,10 @@ TERMINATED: Final = 143  # by SIGTERM
 class TableReport:
     """One table at the end of a run.
 
-    ``batches`` and ``counters`` are of this run alone, ``batch`` and ``commit_ts`` of the table's whole
-    life. ``lag``: messages in Kafka not yet applied at the last look. ``zero_dates``: dates no calendar has
-    that were made null, ``ambiguous_times``: local times that come twice, by column, in this run.
+    ``batches`` and ``counters`` cover only this run. ``batch`` and ``commit_ts`` cover the table's whole
+    life. ``lag``: messages in Kafka that were not applied at the last look. ``zero_dates``: impossible dates
+    that were set to null in this run, by column. ``ambiguous_times``: local times of this run that occur
+    twice, by column.
     """
 
     table: TableId
@@ -259,8 +262,8 @@ class TableReport:
 class RunReport:
     """All tables at the end of a run.
 
-    ``interrupted``: it was asked to stop, ``terminated``: by SIGTERM. ``abandoned``: a batch under way was
-    not waited for. ``error``: what ails the run as a whole.
+    ``interrupted``: a stop was requested. ``terminated``: SIGTERM requested it. ``abandoned``: a running
+    batch was not waited for. ``error``: the error of the run as a whole, or None.
     """
 
     pipeline: str
@@ -273,11 +276,15 @@ class RunReport:
 
     @property
     def exit_code(self) -> int:
-        """0: done, or stopped by SIGTERM; 3: done, but the run has an error, or a table is paused or failing.
+        """The exit code of the process.
 
-        130: interrupted by Ctrl-C; 143: stopped by SIGTERM, and a batch was abandoned. SIGTERM is how
-        containers and services end, so that a stop by it which loses no work is no failure. If the run as a
-        whole has an error, a stop by SIGTERM does not hide it: 3.
+        - 0: done, or stopped by SIGTERM.
+        - 3: done, but the run has an error, or a table is paused or failing.
+        - 130: interrupted by Ctrl-C.
+        - 143: stopped by SIGTERM, and a batch was abandoned.
+
+        SIGTERM is how containers and services end, so a stop by SIGTERM that loses no work is not a failure.
+        It does not hide an error of the run as a whole: then the code is 3.
         """
         if self.interrupted and self.terminated:
             stopped = TERMINATED if self.abandoned else DONE
@@ -289,18 +296,18 @@ class RunReport:
 
 
 _KIND: Final = "heartbeat"
-# Turns come several times a second; the store need not be written that often.
+# Looks at the topics happen several times a second; the store need not be written that often.
 EVERY_SECONDS: Final = 5.0
-# A failure, or its end, is told sooner.
+# A failure, or its end, is reported sooner.
 EVERY_FAILURE_SECONDS: Final = 1.0
 
 
 class Heartbeat:
-    """Leaves the marks of one pipeline's worker; it is a listener too.
+    """Stores the heartbeat of one pipeline's worker. It is also a listener.
 
-    As a listener it counts a retry as life: a worker that waits for Kafka to come back is not hung. A mark
-    has the failure of a step of all tables, such as that Kafka does not answer.
-    ``clock`` gives seconds since 1970.
+    As a listener it treats a retry as a sign of life: a worker that waits for Kafka is not hung. The
+    heartbeat contains the failure of a step of all tables, for example that Kafka does not answer.
+    ``clock`` returns seconds since 1970.
     """
 
     def __init__(
@@ -319,7 +326,7 @@ class Heartbeat:
         self._has_ended = False
 
     def beat(self) -> None:
-        """Leave a mark, unless there is a fresh one. A store that does not answer is no reason to stop."""
+        """Store a heartbeat, unless the last one is recent. Failures of the state store are only logged."""
         now, failure = self._clock(), self._failures.of(None)
         every = EVERY_SECONDS if failure == self._left else EVERY_FAILURE_SECONDS
         # A clock that was set back must not silence the worker.
@@ -329,13 +336,13 @@ class Heartbeat:
         self._save({"time": now, "working": True})
 
     def hear(self, _event: WorkerEvent) -> None:
-        """Any step of the worker is a sign of life."""
+        """Store a heartbeat: any step of the worker is a sign of life."""
         self.beat()
 
     def end(self) -> None:
-        """Say that the worker ended by itself, so that nobody waits for the mark to grow old.
+        """Record that the worker ended on its own, so that it is not considered alive until the timeout.
 
-        What is heard later is no sign of life.
+        Later events do not store a heartbeat.
         """
         self._has_ended = True
         self._save({"time": self._clock(), "working": False})
@@ -350,30 +357,30 @@ class Heartbeat:
             _log.warning("no sign of life could be left", error=type(exc).__name__)
 
 
-# A worker leaves a mark every 5 seconds, some of them late by a slow state store; one that left none for so
-# long counts as gone.
+# A worker stores a heartbeat every 5 seconds, sometimes late because of a slow state store. Without one for
+# so long, the worker counts as dead.
 ALIVE_SECONDS: Final = 60.0
 
 
 def is_alive(seconds: float | None) -> TypeGuard[float]:
-    """Whether a worker works, by ``seconds_since_beat``."""
+    """Returns True if a worker is running, by the result of ``seconds_since_beat``."""
     return seconds is not None and seconds <= ALIVE_SECONDS
 
 
 def seconds_since_beat(store: StateStore, pipeline: str, *, now: float | None = None) -> float | None:
-    """How long ago the pipeline's worker left its last mark; None where none works.
+    """Returns the age of the last heartbeat of the pipeline's worker, or None if no worker is running.
 
     Raises:
-        StateStoreError: the store does not answer.
+        StateStoreError: The state store does not answer.
     """
     return read_mark(store, pipeline, now=now).seconds
 
 
 class Mark(NamedTuple):
-    """The last mark of a pipeline's worker.
+    """The last heartbeat of a pipeline's worker.
 
-    ``seconds``: how long ago it was left; None if no worker works. ``failure``: what a step of all tables
-    fails with, or did when the worker ended.
+    ``seconds``: its age, or None if no worker is running. ``failure``: the current failure of a step of all
+    tables, or the failure when the worker ended.
     """
 
     seconds: float | None = None
@@ -381,10 +388,10 @@ class Mark(NamedTuple):
 
 
 def read_mark(store: StateStore, pipeline: str, *, now: float | None = None) -> Mark:
-    """The last mark that a pipeline's worker left.
+    """Reads the last heartbeat of a pipeline's worker.
 
     Raises:
-        StateStoreError: the store does not answer.
+        StateStoreError: The state store does not answer.
     """
     document = store.load_document(_KIND, pipeline)
     if document is None:
@@ -392,5 +399,5 @@ def read_mark(store: StateStore, pipeline: str, *, now: float | None = None) -> 
     failure = failure_in(document)
     if not document["working"]:
         return Mark(None, failure)
-    # A clock that was set back since gives no negative age.
+    # If the clock was set back since, the age must not be negative.
     return Mark(max(0.0, (time.time() if now is None else now) - float(document["time"])), failure)

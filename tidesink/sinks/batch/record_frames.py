@@ -1,6 +1,6 @@
-"""Ranges of Kafka's records in Spark's tasks: cut for the cores, fetched or stored, worked on.
+"""Ranges of Kafka records in Spark tasks: split for the cores, fetched or stored, and processed.
 
-The records stay Arrow batches: what Spark sees is what a task's work makes of a range.
+The records stay Arrow batches. Spark sees only the result of a task's work on a range.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from tidesink.sinks.kafka.offsets import OffsetRange
 
 
-# One task reads so many records at least: a short range is not worth a second task.
+# The minimum number of records per task: a short range is not worth a second task.
 _RECORDS_A_TASK: Final = 50_000
-# So many records one task reads sooner than the tasks of several ranges have started.
+# One task reads so many records before the tasks of several ranges would have started.
 _SMALL_BATCH: Final = 10_000
-# A batch of opened values ends before it is larger, but for one value that is larger alone.
+# The maximum size of a batch of decompressed values. A single larger value is a batch.
 _OPENED_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True)
 class FetchedRanges:
-    """Fetches ranges and works on each; a task is given the numbers of its ranges."""
+    """Fetches ranges and works on each of them. A task receives the numbers of its ranges."""
 
     ranges: tuple[FetchRange, ...]
     fetch: Fetch
     work: Work
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What the work gives of the ranges whose numbers the batches hold."""
+        """Yields the work's results for the ranges whose numbers are in the batches."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 wanted = self.ranges[number]
@@ -64,10 +64,10 @@ def over_ranges(
     *,
     most_tasks: int | None = None,
 ) -> DataFrame:
-    """What ``work`` makes of each range and its records, in the columns of ``ddl``: a task a range, lazy.
+    """Returns a lazy frame with the results of ``work`` on each range, in the columns of ``ddl``.
 
-    Ranges that have few records together are read by one task, and by ``most_tasks`` at the most. A
-    ``TidesinkError`` of a task comes back by ``spark.errors.task_error``.
+    Each range has its own task. Ranges with few records in total share one task, and there are at most
+    ``most_tasks`` tasks. A ``TidesinkError`` of a task is restored by ``spark.errors.task_error``.
     """
     count = len(ranges)
     tasks = count if sum(part.end - part.start for part in ranges) > _SMALL_BATCH else 1
@@ -81,9 +81,9 @@ ANSWER_DDL: Final = "answer binary"
 
 @dataclass(frozen=True)
 class Question:
-    """Asks something of the records of a range, whose values are opened first (``opened_values``).
+    """Evaluates ``ask`` on the records of a range, whose values are decompressed first (``opened_values``).
 
-    ``ask`` and its answer travel by pickle.
+    ``ask`` and its answer are pickled.
     """
 
     ask: Callable[[Iterator[pa.RecordBatch]], Any]
@@ -96,14 +96,14 @@ class Question:
 
 
 def split_ranges(ranges: Sequence[OffsetRange], cores: int) -> tuple[FetchRange, ...]:
-    """The ranges that have an offset, large ones in several parts: enough to keep the cores busy."""
+    """Returns the ranges that are not empty. Large ones are split, so that all cores are used."""
     records = sum(part.records for part in ranges)
     tasks = max(1, min(cores, records // _RECORDS_A_TASK))
     return tuple(piece for part in ranges for piece in _pieces(part, -(-records // tasks)))
 
 
 def _pieces(part: OffsetRange, most: int) -> Iterator[FetchRange]:
-    """One range in parts of about the same size, none with more than ``most`` offsets."""
+    """Splits a range into parts of about the same size, with at most ``most`` offsets each."""
     count = -(-part.records // most) if part.records > 0 else 0
     for number in range(count):
         start, end = (part.start + part.records * at // count for at in (number, number + 1))
@@ -116,17 +116,18 @@ def _opened_batches(most: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 def opened(records: Iterable[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
-    """Records with their values opened (``opened_values``); None: values are not looked at."""
+    """Returns records with decompressed values (``opened_values``). None: values are left as they are."""
     return iter(records) if most is None else _opened_batches(most, records)
 
 
 def opened_values(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
-    """The records with each value as it was before it was compressed, in one batch or several.
+    """Yields the records with decompressed values, in one or several batches.
 
-    A value that is not compressed, is damaged, or stands for more than ``most`` bytes, stays as it is.
+    A value that is not compressed, is damaged, or has more than ``most`` bytes when decompressed, is not
+    changed.
 
     Raises:
-        ConfigError: a value is compressed, and the ``large-messages`` extra is not installed.
+        ConfigError: A value is compressed, and the ``large-messages`` extra is not installed.
     """
     place = batch.schema.get_field_index("value")
     found: list[bytes | None] = []
@@ -145,7 +146,7 @@ def _opened(value: bytes, most: int) -> bytes:
     try:
         opened = decompressed(value, most=most)
     except FramingError:
-        return value  # the codec says what is wrong with it
+        return value  # the codec reports the fault
     return value if opened is None else opened
 
 
@@ -175,19 +176,22 @@ _KEPT: Final = pa.schema(
         ("error", pa.binary()),
     ]
 )
-# Between a database's and a table's name; no name holds it.
+# Separates the database's name from the table's name. No name contains it.
 _BETWEEN: Final = "\x00"
 
 
 @dataclass(frozen=True)
 class SplitByTable:
-    """Packs the records of a range by the table they name; what names none is by itself.
+    """Packs the records of a range by the table that they name. Records without a table are a group.
 
-    A row of ``KEPT_DDL`` is a payload with the records of one table, raw and in their order. ``strangers``:
-    how many of them are rows of a table that is not known; ``ddl``: how many are DDL events; ``watermarks``:
-    how many are watermarks. ``last_offset`` and ``last_epoch`` are of the last record of the batch that the
-    payload is a part of, whichever table it names. An error of ours is a row with it, so that it keeps its
-    class. ``most_bytes``: of one range.
+    Each row of ``KEPT_DDL`` is a payload with the records of one table, raw and in their order:
+
+    - ``strangers``, ``ddl`` and ``watermarks`` count the rows of unknown tables, the DDL events and the
+      watermarks among them.
+    - ``last_offset`` and ``last_epoch`` belong to the last record of the whole batch, of any table.
+    - ``error`` is a pickled ``TidesinkError``, so that the error keeps its class.
+
+    ``most_bytes``: the maximum size of one range.
     """
 
     names: TableNames
@@ -234,16 +238,16 @@ def _kept_row(**values: Any) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class StoredRanges:
-    """Works on ranges whose records are payloads: rows of ``partition``, ``payload``, ``error``.
+    """Works on ranges whose records are payloads: rows of ``partition``, ``payload`` and ``error``.
 
-    A range without a payload is not worked on.
+    A range without a payload is skipped.
     """
 
     ranges: tuple[FetchRange, ...]
     work: Work
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What the work gives of the ranges that have payloads."""
+        """Yields the work's results for the ranges that have payloads."""
         wanted = {one.partition: one for one in self.ranges}
         rows = (row for batch in batches for row in zip(*batch.columns, strict=True))
         for partition, payloads in groupby(rows, lambda row: row[0].as_py()):
@@ -253,17 +257,17 @@ class StoredRanges:
 def _records_in(payloads: Iterable[tuple[Any, Any, Any]]) -> Iterator[pa.RecordBatch]:
     for _, payload, error in payloads:
         if error.is_valid:
-            # A task that Spark ran again, for a payload that was lost.
+            # Spark ran the task again because its payload was lost, and this time it failed.
             raise pickle.loads(error.as_py())  # noqa: S301  (our own task wrote it)
         with pa.ipc.open_stream(payload.as_buffer()) as stream:
             yield from stream
 
 
 def full_name(table: TableId) -> str:
-    """A table as ``SplitByTable`` names it."""
+    """Returns the name of a table in payloads of ``SplitByTable``."""
     return _BETWEEN.join(table)
 
 
 def table_of(name: str) -> TableId:
-    """The table of a full name."""
+    """Returns the table of a full name."""
     return TableId(*name.split(_BETWEEN))

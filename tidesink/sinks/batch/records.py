@@ -1,8 +1,8 @@
-"""What a batch of Kafka records holds for one table: row changes that fit its shape, and all other records.
+"""Decoding and validation of Kafka records for one table: row changes that fit its shape, and other records.
 
-A ``TableDecoder`` decodes; here is decided what a table of the target makes of the result. A change that
-names no row, or whose values do not fit, is a bad record; one with a column that the shape lacks is
-*unplanned*: the driver looks its writer's schema up and decodes the batch again.
+A ``TableDecoder`` decodes the records. This module validates the result for the target's table. A change
+that does not identify a row, or whose values do not fit, is a bad record. A change with a column that the
+shape lacks is *unplanned*: the driver looks up the writer's schema and decodes the batch again.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ from tidesink.typemap.values import Convert, unchanged
 
 Flags = npt.NDArray[np.bool_]
 
-# What a decoded event is.
+# Kinds of decoded events.
 DDL: Final = "ddl"
 WATERMARK: Final = "watermark"
 BAD: Final = "bad"
 UNPLANNED: Final = "unplanned"
-# A record that says nothing of rows or tables: a heartbeat, a transaction's end, a tombstone.
+# A record without rows or DDL: a heartbeat, a transaction's end, a tombstone.
 MESSAGE: Final = "message"
-# Everything that was in the table before it is gone.
+# An event that empties the table.
 TRUNCATE: Final = "truncate"
 
 KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED, MESSAGE, TRUNCATE)
 FILTERED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
-# Of these one reduced row a topic-partition is enough: nothing but their number is asked for.
+# Only the number of these events is used, so they are not rows of the reduced frame.
 COUNTED_KINDS: Final = (WATERMARK, MESSAGE)
 
 UNNAMED_DELETE: Final = (
@@ -114,11 +114,23 @@ _END_OF_LONGS: Final = 1 << 63
 
 @dataclass(frozen=True)
 class OtherRecord:
-    """An event that is no row to apply; ``error`` and ``reason`` are of a bad record.
+    """An event that is not a row to apply.
 
-    ``fields``: of an unplanned record, what the plan lacks. ``key`` and ``value``: the record's bytes, of bad
-    records and DDL events alone; ``time``: Kafka's, in ms, of a DDL event. ``index``: which event of its
-    record.
+    Attributes:
+        kind: One of ``KINDS``.
+        topic: The record's topic.
+        partition: The record's partition.
+        offset: The record's offset.
+        index: The number of the event in its record.
+        commit_ts: The commit_ts of a DDL event or a watermark.
+        error: The error class of a bad record.
+        reason: The reason why a record is bad or unplanned.
+        fields: What the plan lacks for an unplanned record: new columns, or the writer's schema as text.
+        key_id: The schema id of the key.
+        value_id: The schema id of the value.
+        key: The key's bytes, only for bad records and DDL events.
+        value: The value's bytes, only for bad records and DDL events.
+        time: Kafka's timestamp of a DDL event in ms.
     """
 
     kind: str
@@ -139,15 +151,19 @@ class OtherRecord:
 
 @dataclass(frozen=True)
 class EventRules:
-    """What an event must have for the order and the mode of its table; an event without it is a bad record.
+    """Conditions on events that follow from the order and the mode of a table.
 
-    ``sequenced``: the table is in the source's order: a row event needs a commit_ts, and all its values.
-    ``versions``: the table keeps a row for each commit_ts: a row event needs one. ``horizon``: deletes up
-    to this commit_ts are forgotten: a row event up to it is refused. ``truncates``: whether the table can be
-    emptied: an event that does so says nothing about the other partitions of a topic. ``emptied``: DDL
-    emptied the table at this commit_ts: a row event up to it is void, and nothing is asked of it. ``bound``:
-    a row event above this commit_ts waits for a later batch, and nothing is asked of it; one without a
-    commit_ts is bad.
+    An event that does not satisfy them is a bad record.
+
+    Attributes:
+        sequenced: True if the table is in the source's order. A row event needs a commit_ts and all values.
+        versions: True if the table keeps a row for each commit_ts. A row event needs a commit_ts.
+        horizon: Deletes up to this commit_ts are forgotten, so a row event up to it is bad.
+        truncates: True if an event may empty the table. False if the topic has several partitions, because
+            such an event has no order with the other partitions.
+        emptied: The commit_ts at which DDL emptied the table. A row event up to it is void and not checked.
+        bound: A row event above this commit_ts waits for a later batch and is not checked. A row event
+            without a commit_ts is bad.
     """
 
     sequenced: bool = False
@@ -158,7 +174,7 @@ class EventRules:
     bound: int | None = None
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """By row what is wrong with it; of several reasons for a row the last counts."""
+        """Yields row numbers and their errors. If a row has several errors, the last one counts."""
         empties, moments = _is(changes, Op.TRUNCATE.value), changes.rows["commit_ts"].combine_chunks()
         if not self.truncates:
             yield from _each(empties, UnsupportedMessageError(_SCATTERED_TRUNCATE))
@@ -180,9 +196,9 @@ NO_RULES: Final = EventRules()
 
 @dataclass(frozen=True)
 class Unplanned:
-    """Why a record cannot be decoded by the plan as it stands, by the record's index in its batch.
+    """A record that cannot be decoded with the current plan.
 
-    ``fault`` is given where it never will be.
+    ``record``: the record's index in its batch. ``fault``: the error if no later plan can decode it either.
     """
 
     record: int
@@ -191,16 +207,16 @@ class Unplanned:
 
 
 class TableDecoder(ABC):
-    """Decodes the records of one table; travels to the tasks by pickle.
+    """Decodes the records of one table. It is pickled for the tasks.
 
-    What it answers where nothing else is said holds for most protocols.
+    The defaults fit most protocols.
     """
 
     # The table at the source.
     table: TableId
 
     def __getstate__(self) -> dict[str, object]:
-        # Codecs are made again in each process: they have caches, and stand under private names.
+        # Each process makes its own codec, because codecs have caches. They are private attributes.
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     @property
@@ -211,23 +227,23 @@ class TableDecoder(ABC):
     @property
     @abstractmethod
     def values(self) -> ValueOptions:
-        """How values become those of the target."""
+        """Options for the conversion of values."""
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """The events of the records."""
+        """Returns the events of the records."""
         step = self._codec.columnar(self.values)
         return decode_in_columns(records, columnar=step, decode=self.decode, options=self.values)
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """The events of one record, by the row codec.
+        """Returns the events of one record, decoded by the row codec.
 
         Raises:
-            DecodeError: it cannot be decoded.
+            DecodeError: The record cannot be decoded.
         """
         return self._codec.decode(message)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """The events by the row codec alone, of an update's old row nothing but the columns of ``keys``."""
+        """Decodes with only the row codec. An update's old row keeps only the columns of ``keys``."""
         named = {fold_name(name) for name in keys}
 
         def decode(message: Message) -> tuple[Event, ...]:
@@ -237,130 +253,131 @@ class TableDecoder(ABC):
 
     @property
     def dated(self) -> bool:
-        """Whether a commit_ts is a time of TiDB's, and not a position in a connector's log."""
+        """True if a commit_ts is a TiDB timestamp, False if it is a position in a connector's log."""
         return True
 
     @property
     def old_keys(self) -> bool:
-        """Whether the row before an update tells the key before it; else a key change is two records."""
+        """True if an update's old row has the old key. Otherwise a key change is two records."""
         return True
 
     @property
     def columnar_events(self) -> tuple[type, ...]:
-        """The control events that the columnar step gives itself."""
+        """The classes of control events that the columnar step decodes."""
         return ()
 
     @property
     def warns(self) -> bool:
-        """Whether ``warnings`` may have something to say."""
+        """True if ``warnings`` may return warnings."""
         return False
 
     @property
     def uses_timestamps(self) -> bool:
-        """Whether records come with Kafka's timestamps, which take a tenth of a fetch."""
+        """True if the decoder needs Kafka's timestamps, which cost a tenth of the fetch time."""
         return False
 
     @property
     def uses_headers(self) -> bool:
-        """Whether records come with their headers."""
+        """True if the decoder needs the records' headers."""
         return False
 
     def usable(self, _records: pa.RecordBatch) -> Flags | None:
-        """Which records this decoder is asked about at all; None: all.
+        """Returns True for each record that this decoder decodes; None means all records.
 
-        Others are another table's, in a topic of several; they are not counted as read.
+        The others belong to other tables of the topic, and are not counted as read.
         """
         return None
 
     def strangers(self, _records: pa.RecordBatch) -> int:
-        """How many of the records are rows of tables that nobody knows yet."""
+        """Returns the number of records that are rows of unknown tables."""
         return 0
 
     def ddl(self, _records: pa.RecordBatch) -> int:
-        """How many of the records are DDL events, also of other tables, which may be about this one too."""
+        """Returns the number of DDL events of any table, because each may affect this one too."""
         return 0
 
     def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """The records whose schemas the plan does not know, or cannot use."""
+        """Returns the records whose schemas the plan does not know or cannot use."""
         return ()
 
     def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
-        """What the plan has to learn before rows of this writer's schema fit its shape; empty: nothing."""
+        """Returns what the plan lacks for rows of this writer's schema (new columns); empty if they fit."""
         return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
 
     def holds(self, changes: ChangeTable) -> bool:
-        """Whether the changes are of this decoder's table."""
+        """Returns True if the changes belong to this decoder's table."""
         return changes.table == self.table
 
     def wrong(self, _changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """By row, why the decoder's protocol cannot mean what it says."""
+        """Yields row numbers and errors of rows that contradict the protocol."""
         return iter(())
 
     def other_table(self, changes: ChangeTable) -> TidesinkError:
-        """Why changes of another table are bad records."""
+        """Returns the error for changes of another table."""
         return SchemaMismatchError(
             f"The change belongs to table {changes.table}, but this topic is read as {self.table}."
         )
 
     def moments(self, changes: ChangeTable, _records: pa.RecordBatch) -> pa.Array:
-        """When each of the changes was committed, as TSO (int64); null where nothing says it."""
+        """Returns the commit time of each change as TSO (int64); null if it is not known."""
         return changes.rows["commit_ts"].combine_chunks()
 
     def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
-        """Why a change without a value for each of its key's columns is a bad record."""
+        """Returns the error for a change that lacks a value of a key column."""
         return UnnamedRowError(
             f"A key column ({', '.join(keys)}) is null or missing in the record, so the change does not "
             "identify a row. Set keys to columns that every record's key has."
         )
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
-        """What makes a value of the source's database the value that a record has; None: it is the same.
+        """Returns a function that converts a value of the source database into the records' value.
 
-        ``stored`` is the database's column, whose values are as canal-json has them, ``column_type`` the
-        column's type in the records. A TIMESTAMP is in UTC on both sides.
+        None means that the values are the same. ``stored``: the database's column, with values as in
+        canal-json. ``column_type``: the column's type in the records. A TIMESTAMP is in UTC on both sides.
 
         Raises:
-            ConfigError: nothing tells how the records spell it.
+            ConfigError: The form of the value in the records is not known.
         """
         labelled = row_of(stored.type).parameter == "allowed" and column_type.members is not None
-        return unchanged if labelled else None  # by its own members, which may be others than the records'
+        return unchanged if labelled else None  # the database's members may differ from the records' members
 
     @property
     def tells_dropped(self) -> bool:
-        """Whether the plan comes to know that the source has a column no more."""
+        """True if the plan learns that the source dropped a column."""
         return True
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """Whether only a later row shows that a column was dropped, and no DDL: there may be no such row."""
+        """True if no DDL reports a dropped column, but only a later row, which may never come."""
         return False
 
     @property
     def has_generated_columns(self) -> bool:
-        """Whether records have the values of generated columns of Postgres, where their schemas list them."""
+        """True if records have the values of those generated columns of Postgres that their schemas list."""
         return False
 
     @property
     def has_virtual_columns(self) -> bool:
-        """Whether records have the values of virtual columns, where their schemas list them."""
+        """True if records have the values of those virtual columns that their schemas list."""
         return False
 
     def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
-        """Why no row of this writer's schema can be one of the table; None where they can."""
+        """Returns the error if no row of this writer's schema can be a row of the table, else None."""
         return None
 
     def schema_id(self, _part: bytes | None) -> int | None:
-        """The registry's id in the header of a key or a value; None where the protocol has none."""
+        """Returns the registry id in the header of a key or a value, or None without such a header."""
         return None
 
     def warnings(self, _changes: ChangeTable) -> pa.Array | None:
-        """By row a warning about it, though it is applied; None: there are none."""
+        """Returns a warning for each row that is applied in spite of it, or None without warnings."""
         return None
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
-        """The rows before the changes, for tables that keep every change, and what was not sent of them.
+        """Returns the rows before the changes, and the names of the columns that were not sent.
 
-        Null where the wire has no old row, or its key alone: as a schema without other columns has it.
+        Tables that keep every change use them. An old row is null if the record does not have it, or has only
+        its key, as in a schema without other columns.
         """
         before = changes.rows["before"].combine_chunks()
         keys = {member.name for member in changes.rows.schema.field("key").type}
@@ -370,7 +387,7 @@ class TableDecoder(ABC):
 
 
 def _with_old_key(event: Event, keys: Collection[str]) -> Event:
-    """The event; of a row before an update nothing but its key is left."""
+    """Returns the event. An update's old row is reduced to its key."""
     if not isinstance(event, ChangeEvent) or event.op is Op.DELETE or event.before is None:
         return event
     return event._replace(
@@ -380,15 +397,23 @@ def _with_old_key(event: Event, keys: Collection[str]) -> Event:
 
 @dataclass
 class DecodedRecords:
-    """What some records hold. ``tables`` have row changes that fit the shape, and truncates.
+    """The decoded content of some records.
 
-    ``silent`` are the records without any event (tombstones): topic, partition and offset. ``records`` and
-    ``bytes`` count all that were asked about, ``row_by_row_records`` those that went to the row codec.
-    ``strangers`` are rows of tables that nobody knows yet, counted nowhere else; ``ddl`` the DDL events of
-    whatever table. ``void`` counts the row changes that are left out since the table was emptied behind
-    them, ``void_records`` the records that begin with one; ``waiting_records`` the records that begin with
-    one above the bound, of which ``waits`` is the first offset. ``passed``: the offset of the watermark that
-    ends the records under the bound. ``last``: as of ``PlaceSummary``.
+    Attributes:
+        tables: Row changes that fit the shape, and truncates.
+        others: Events that are not rows to apply.
+        silent: Records without events (tombstones): topic, partition and offset.
+        records: The number of records of this table.
+        bytes: The bytes of their keys and values.
+        row_by_row_records: The number of records that the row codec decoded.
+        strangers: The number of rows of unknown tables. They are not part of any other count.
+        ddl: The number of DDL events of any table.
+        void: The number of row changes that are omitted because the table was emptied after them.
+        void_records: The number of records whose first event is such a change.
+        waiting_records: The number of records whose first event is a row above the bound.
+        waits: The first offset with a row above the bound.
+        passed: The offset of the watermark that ends the records under the bound.
+        last: The last record that was read; see ``PlaceSummary``.
     """
 
     tables: list[ChangeTable] = field(default_factory=list)
@@ -408,12 +433,12 @@ class DecodedRecords:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that rows, and the bytes of bad records and DDL events, take."""
+        """The memory in bytes of the rows, and of the keys and values of bad records and DDL events."""
         rows = sum(int(table.rows.nbytes) for table in self.tables)
         return rows + sum(len(one.key or b"") + len(one.value or b"") for one in self.others)
 
     def add(self, other: DecodedRecords) -> None:
-        """Take in what later records hold."""
+        """Add the content of later records."""
         self.tables += other.tables
         self.others += other.others
         self.silent += other.silent
@@ -438,11 +463,13 @@ def decoded_records(
     logs: bool = False,
     rules: EventRules = NO_RULES,
 ) -> DecodedRecords:
-    """Decode records. ``logs``: a table without a key takes them, since every change is kept.
+    """Decode and validate records.
+
+    ``logs``: True if every change is kept, so that the table may have no key.
 
     Raises:
-        SourceUnavailableError: what a record leaves out (claim check, upstream) is not to be had now.
-        ConfigError: it cannot be had as it is configured.
+        SourceUnavailableError: Content that a record omits (claim check, upstream) is not available now.
+        ConfigError: Such content cannot be fetched with the current config.
     """
     usable = decoder.usable(records)
     whole = DecodedRecords(strangers=decoder.strangers(records), ddl=decoder.ddl(records))
@@ -468,7 +495,7 @@ def _decode(
     decoded = decoder.decode_batch(records)
     whole.row_by_row_records = _row_by_row_records(decoded, decoder)
     _take(records, decoded, validation, whole)
-    # A value that is none may stand in an old row, of which a table that keeps rows takes the key alone.
+    # The invalid value may be in an old row. A table that keeps rows needs only the key of an old row.
     again = [fault.record for fault in decoded.faults if validation.may_be_old(fault.error)]
     faults = (fault for fault in decoded.faults if not validation.may_be_old(fault.error))
     whole.others += [validation.places.bad(fault.record, 0, fault.error) for fault in faults]
@@ -483,7 +510,7 @@ def _decode(
 
 
 def _row_by_row_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
-    """Records of rows that the columnar step left: control events it leaves by design."""
+    """Counts the row records that the columnar step did not decode. It skips control events by design."""
     events = zip(decoded.event_records, decoded.events, strict=True)
     control = {record for record, event in events if not isinstance(event, decoder.columnar_events)}
     return max(0, decoded.row_by_row_records - len(control))
@@ -492,7 +519,7 @@ def _row_by_row_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
 def _take(
     records: pa.RecordBatch, decoded: DecodedBatch, validation: _Validation, whole: DecodedRecords
 ) -> None:
-    """All but the faults."""
+    """Add everything except the faults."""
     silent = np.ones(records.num_rows, np.bool_)
     for table in decoded.tables:
         silent[table.rows["record"].to_numpy()] = False
@@ -519,20 +546,20 @@ def _take(
 
 
 class _Places:
-    """Records by their index, as those that are no rows."""
+    """Makes an ``OtherRecord`` of a record, by its index in the batch."""
 
     def __init__(self, records: pa.RecordBatch, decoder: TableDecoder) -> None:
         self._records = records
         self._decoder = decoder
 
     def bad(self, record: int, index: int, error: TidesinkError) -> OtherRecord:
-        """A record that cannot be decoded, or cannot be a row."""
+        """Returns a record that cannot be decoded, or cannot be a row."""
         column = error.context.get("column")
         reason = error.message if column is None else f"column {column!r}: {error.message}"
         return self._with_bytes(record, index, BAD, error=type(error).__name__, reason=reason)
 
     def unplanned(self, one: Unplanned) -> OtherRecord:
-        """A record that the plan does not know."""
+        """Returns a record that the plan does not know."""
         if one.fault is not None:
             return self._with_bytes(
                 one.record, 0, BAD, error=type(one.fault).__name__, reason=one.fault.message
@@ -547,13 +574,13 @@ class _Places:
         )
 
     def lacking(self, record: int, index: int, fields: tuple[str, ...]) -> OtherRecord:
-        """A record with columns that the plan lacks."""
+        """Returns a record with columns that the plan lacks."""
         return self._at(
             record, UNPLANNED, index=index, reason="the row has a column that is new", fields=fields
         )
 
     def control(self, record: int, event: ControlEvent) -> OtherRecord:
-        """A DDL event, a watermark, or a message."""
+        """Returns a DDL event, a watermark, or a message."""
         index = event.position.index
         if isinstance(event, DdlEvent):
             moment = _signed(event.commit_ts)
@@ -568,7 +595,7 @@ class _Places:
         return self._at(record, kind, index=index, key=key, value=value, **ids, **said)
 
     def _time(self, record: int) -> int | None:
-        """Kafka's time, where the records have one."""
+        """Returns Kafka's timestamp, or None if the records have no timestamps."""
         known = "timestamp" in self._records.schema.names
         return self._records.column("timestamp")[record].as_py() if known else None
 
@@ -588,7 +615,7 @@ def _signed(moment: int | None) -> int | None:
 
 
 class _Validation:
-    """Which row changes are sound: of this table, naming a row, with values that fit the shape."""
+    """Validates row changes: they must belong to this table, identify a row, and fit the shape."""
 
     def __init__(
         self, decoder: TableDecoder, rows: TargetRows, places: _Places, *, logs: bool, rules: EventRules
@@ -597,11 +624,11 @@ class _Validation:
         self.rows, self.places, self.rules = rows, places, rules
 
     def may_be_old(self, error: TidesinkError) -> bool:
-        """Whether a fault may be of an old row's value, which is of no use here."""
+        """Returns True if the fault may be in an old row's value, which is not used here."""
         return isinstance(error, ValueOutOfRangeError) and not self._logs
 
     def void_and_waiting(self, changes: ChangeTable, records: pa.RecordBatch) -> tuple[Flags, Flags]:
-        """Which changes came before the table was emptied, and which are above the bound."""
+        """Returns flags for changes from before the table was emptied, and for changes above the bound."""
         void = waits = np.zeros(changes.rows.num_rows, np.bool_)
         if not self._decoder.holds(changes):
             return void, waits
@@ -614,7 +641,7 @@ class _Validation:
         return void, waits & ~void
 
     def of(self, changes: ChangeTable) -> tuple[ChangeTable | None, list[OtherRecord]]:
-        """The sound rows, None where there are none, and the others."""
+        """Returns the valid rows, or None without any, and the other records."""
         error = self._refusal(changes)
         if error is not None:
             return None, [self.places.bad(*place, error) for place in _places(changes)]
@@ -632,7 +659,7 @@ class _Validation:
         return (replace(changes, rows=rows) if rows.num_rows else None), bad
 
     def with_warnings(self, changes: ChangeTable) -> ChangeTable:
-        """The rows, with what the decoder warns about where it does at all."""
+        """Returns the rows with a column of the decoder's warnings, if it may warn."""
         if not self._decoder.warns:
             return changes
         found = self._decoder.warnings(changes)
@@ -645,7 +672,7 @@ class _Validation:
         return self._decoder.other_table(changes)
 
     def _wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """By row, the last word on what is wrong with it."""
+        """Yields row numbers and their errors. If a row has several errors, the last one counts."""
         yield from self.rules.wrong(changes)
         yield from self._decoder.wrong(changes)
         if self.rows.keys:
@@ -673,11 +700,11 @@ def _is(changes: ChangeTable, op: str) -> Any:
 
 
 def _places(changes: ChangeTable) -> Iterator[tuple[int, int]]:
-    """Of each row its record, and which event of the record it is."""
+    """Yields each row's record, and the number of its event in the record."""
     return zip(changes.rows["record"].to_pylist(), changes.rows["index"].to_pylist(), strict=True)
 
 
 def record_bytes(records: pa.RecordBatch) -> int:
-    """Bytes of keys and values."""
+    """Returns the bytes of keys and values."""
     lengths = (pc.binary_length(records.column(name)) for name in ("key", "value"))
     return sum(int(pc.sum(one).as_py() or 0) for one in lengths)
