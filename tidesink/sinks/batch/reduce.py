@@ -1,10 +1,12 @@
-"""The law of reduction on Arrow tables: of a key's events in one range the last stays.
+"""The law of reduction on Arrow tables: the last event of each key in a range wins.
 
-That with the greatest position stays; an update that changes the key is a delete of the old key and a
-write of the new; values that a row leaves out come from the rows of its key before it, back to a delete.
-``tests/reduction_law.py`` says the same event by event. One key lives in one partition under
-``sequence_by: kafka``, so that each range is reduced by itself; ``key_hashes`` shows the driver a key that
-came in two. Keys compare as exact values, text byte by byte.
+The event with the greatest position wins. An update that changes the key is a delete of the old key and a
+write of the new key. Values that a row omits come from earlier rows of its key, back to the last delete.
+``tests/reduction_law.py`` states the same law event by event.
+
+Under ``sequence_by: kafka`` a key is in one partition, so each range is reduced on its own. With
+``key_hashes`` the driver detects a key that came in two partitions. Keys are compared as exact values, and
+text byte by byte.
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ from tidesink.typemap.arrow import canonical_floats
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Order = Literal["kafka", "source", "commit_ts"]
-# Puts the values of a key column, by its name, into the target's type.
+# Converts the values of a key column, given its name, into the target's type.
 ConvertKey = Callable[[str, pa.Array], pa.Array]
 
 _DELETE: Final = OPS.index(Op.DELETE.value)
 _TRUNCATE: Final = OPS.index(Op.TRUNCATE.value)
-# Where a key's value is looked for. A write has it in its row, or its record's key; a delete has no row after
-# it, and its old row may lack the key.
+# The images that are searched for a key's value, in order. A write has the value in its row or in the
+# record's key. A delete has no new row, and its old row may lack the key.
 _WRITTEN_KEY: Final = ("after", "key")
 _DELETED_KEY: Final = ("key", "before")
-# Before every position that a source has.
+# Less than every position of a source.
 _BEFORE_ALL: Final = -1
 # The columns of ``ChangeTable.rows`` that a reduction passes on.
 _SAME: Final = ("record", "index", "op", "topic", "partition", "offset", "commit_ts", "source")
-# Columns that ``ChangeTable.rows`` may have besides: a warning about a row that is applied all the same
-# (string), and whether the table's filter takes the row out (bool), so that it is a delete of its key.
+# Additional columns of ``ChangeTable.rows``: a warning about a row that is applied nevertheless (string), and
+# a flag for rows that the table's filter removes (bool), which are deletes of their key.
 WARNING: Final = "warning"
 UNMATCHED: Final = "unmatched"
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -48,16 +50,16 @@ _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class ReducedTable:
-    """The rows to apply of one writer's schema: at most one a key among all tables of a reduction.
+    """The rows to apply of one writer's schema: at most one per key in all tables of a reduction.
 
-    ``rows`` has the columns of ``ChangeTable.rows`` less ``before`` and ``UNMATCHED``, and these:
+    ``rows`` has the columns of ``ChangeTable.rows`` without ``before`` and ``UNMATCHED``, and these:
 
     - ``key``: struct of the table's key columns, never null;
-    - ``row``: in place of ``after``: what to write; null for a delete;
-    - ``deleted``: the key is to be removed;
-    - ``half``: the delete half of a key change, whose event is counted with the half that writes;
-    - ``after_delete``: the range deletes the key before it writes this row, so that what is stored under
-      the key is not the row's. ``unavailable`` names the columns whose stored value stays.
+    - ``row``: the row to write, in place of ``after``; null for a delete;
+    - ``deleted``: True if the key is to be removed;
+    - ``half``: True for the delete half of a key change, whose event is counted with the write half;
+    - ``after_delete``: True if the range deletes the key before it writes this row. Then stored values do
+      not belong to the row. ``unavailable`` lists the columns whose stored value is kept.
     """
 
     source: ChangeTable
@@ -66,12 +68,12 @@ class ReducedTable:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The changes of one table in one range as one row a key.
+    """The changes of one table in one range, reduced to one row per key.
 
-    ``events`` counts row events. ``events = upserts + deletes - halves + superseded``: a key change is one
-    event with two rows. ``unnamed`` are the records (indices in the input) of events that lack a value for
-    a key column; they are in none of these numbers. ``truncates`` are the offsets of events that empty the
-    table, which are no row events either.
+    ``events`` counts row events: ``events = upserts + deletes - halves + superseded``. A key change is one
+    event with two rows. ``unnamed``: records (indices in the input) of events that lack a value of a key
+    column. They are not part of these numbers. ``truncates``: offsets of events that empty the table, which
+    are not row events either.
     """
 
     tables: tuple[ReducedTable, ...]
@@ -84,7 +86,7 @@ class Reduction:
 
     @property
     def superseded(self) -> int:
-        """Row events that a later one of their key replaced."""
+        """The number of row events that were replaced by a later event of their key."""
         return self.events - (self.upserts + self.deletes - self.halves)
 
 
@@ -97,19 +99,24 @@ def reduce_tables(
     old_keys: bool = True,
     convert: ConvertKey | None = None,
 ) -> Reduction:
-    """Reduce the changes of one table, whatever schemas they were written with.
+    """Reduce the changes of one table, which may have several writer schemas.
 
-    ``keys`` are the table's key columns. ``order``: Kafka's, or the source's by all its numbers or by the
-    commit_ts alone, which is TiDB's whole position. ``versions``: a key has a row for each commit_ts, as
-    ``history`` needs: of its events a write, and of equal ones the first. ``old_keys``: an update may change
-    its key, which the row before it tells; False where a key change is two records. ``convert`` puts the
-    values of a key column into the target's type, so that keys of different writers compare; without it
-    Arrow's widest type serves.
+    Args:
+        tables: The changes, one table per writer schema.
+        keys: The table's key columns.
+        order: ``kafka``: Kafka's order. ``source``: all numbers of the source's position. ``commit_ts``: only
+            the commit_ts, which is TiDB's whole position.
+        versions: True to keep a row for each key and commit_ts, as ``history`` needs. A write is preferred to
+            a delete, and the first of equal events is kept.
+        old_keys: True if an update may change its key and its old row has the old key. False if a key change
+            is two records.
+        convert: Converts the values of a key column into the target's type, so that keys of different writers
+            can be compared. Without it, Arrow's widest type is used.
 
     Raises:
-        SchemaMismatchError: a key column has types in two writers' schemas that do not compare, or a
-            value that a row leaves out has another type in the row that has it.
-        ValueError: ``order`` or ``versions`` over an event without the position they need.
+        SchemaMismatchError: A key column has types in two writer schemas that cannot be compared. Or a value
+            that a row omits has another type in the row that contains it.
+        ValueError: An event lacks the position that ``order`` or ``versions`` needs.
     """
     rows = _all_rows(tables, keys, convert or _as_written, old_keys=old_keys)
     if versions:
@@ -137,7 +144,7 @@ def reduce_tables(
 
 
 def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
-    """Which rows have a value for each key column; of events that empty the table all count as named."""
+    """Returns True for rows with a value of each key column, and for all events that empty the table."""
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     ops = _op_codes(changes)
     found = _none_null(
@@ -148,9 +155,9 @@ def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
 
 
 def key_hashes(tables: Sequence[ReducedTable]) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each key, the same in every process and for every writer's schema.
+    """Returns a 64-bit hash of each key, equal in every process and for every writer schema.
 
-    Two partitions that share a hash share a key, but for one chance in 2^64 a pair.
+    If two partitions share a hash, they share a key, except with a chance of 1 in 2^64 per pair.
     """
     hashes = [_hashes(one.rows["key"].combine_chunks()) for one in tables]
     return np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
@@ -164,10 +171,10 @@ def changes_of_keys(
     convert: ConvertKey,
     old_keys: bool = True,
 ) -> Flags:
-    """Which changes are of a row whose key, or key before it, has one of the hashes, or empty the table.
+    """Returns True for changes whose key or old key has one of the hashes, or that empty the table.
 
-    ``hashes`` are those of ``key_hashes``; ``convert`` and ``old_keys`` as for ``reduce_tables``. Every row
-    must have its key.
+    ``hashes``: hashes of ``key_hashes``. ``convert``, ``old_keys``: see ``reduce_tables``. Every row must
+    have its key.
     """
     found: Flags = _op_codes(changes) == _TRUNCATE
     rows = np.flatnonzero(~found)
@@ -183,18 +190,18 @@ def changes_of_keys(
 def keys_of_events(
     changes: ChangeTable, keys: Sequence[str], *, convert: ConvertKey, old_keys: bool = True
 ) -> tuple[Longs, pa.StructArray]:
-    """The keys of row events, and by key the row of its event: an update that changes its key has two.
+    """Returns the row number of each key's event, and the keys. An update that changes its key has two keys.
 
-    ``convert`` and ``old_keys`` as for ``reduce_tables``.
+    ``convert``, ``old_keys``: see ``reduce_tables``.
     """
     found = _rows_of(changes, keys, convert, old_keys=old_keys)
     return found.row, found.key
 
 
 def rows_of_keys(reduction: Reduction, hashes: npt.NDArray[np.uint64]) -> Reduction:
-    """The rows whose key has one of the hashes, which are those of ``key_hashes``.
+    """Returns the rows whose key has one of the hashes of ``key_hashes``.
 
-    ``events`` stays: an event whose row is left out counts as superseded.
+    ``events`` does not change: an event whose row is omitted counts as superseded.
     """
     kept = [_rows_where(one, np.isin(key_hashes([one]), hashes)) for one in reduction.tables]
     tables = tuple(one for one in kept if one.rows.num_rows)
@@ -213,14 +220,14 @@ def _struct_of(columns: Sequence[pa.Array], keys: Sequence[str]) -> pa.StructArr
     return pa.StructArray.from_arrays(list(columns), list(keys))
 
 
-# The rows of all tables, side by side
+# The rows of all tables
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Writes and deletes of all tables, and the delete halves of key changes; one element a row.
+    """Writes and deletes of all tables, and the delete halves of key changes, with one element per row.
 
-    ``table`` and ``row`` say where a row comes from, ``codes`` is the number of its key.
+    ``table`` and ``row``: the row's table, and its number there. ``codes``: the number of its key.
     """
 
     table: Longs
@@ -264,7 +271,7 @@ def _all_rows(
 
 @dataclass(frozen=True)
 class _TableRows:
-    """The rows of one table; ``row`` is the row of the table that each comes from."""
+    """The rows of one table. ``row``: the number of each row in the table."""
 
     row: Longs
     half: Flags
@@ -277,16 +284,16 @@ class _TableRows:
 def row_keys(
     changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, old_keys: bool = True
 ) -> tuple[list[pa.Array], list[pa.Array], Flags]:
-    """Each row's key and the key before it, column by column, and in which rows the two differ.
+    """Returns the columns of each row's key and old key, and True for rows in which the two differ.
 
-    ``old_keys``: as for ``reduce_tables``.
+    ``old_keys``: see ``reduce_tables``.
     """
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     deleted = _op_codes(changes) == _DELETE
     new = [canonical_floats(convert(name, _new_key(images, name, deleted, convert))) for name in keys]
     if not old_keys:
         return new, new, np.zeros(len(deleted), np.bool_)
-    # A partial old row holds what changed: a key column that it lacks kept its value.
+    # A partial old row has only changed values: a key column that it lacks kept its value.
     before = (_first_value(images, name, ("before", "after"), convert) for name in keys)
     old = [canonical_floats(convert(name, one)) for name, one in zip(keys, before, strict=True)]
     return new, old, ~deleted & _there(images["before"]) & _differ(old, new)
@@ -315,7 +322,7 @@ def _rows_of(changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, 
 
 
 def unmatched_rows(changes: ChangeTable) -> Flags:
-    """Which rows the table's filter takes out."""
+    """Returns True for rows that the table's filter removes."""
     if UNMATCHED not in changes.rows.column_names:
         return np.zeros(len(changes.rows), np.bool_)
     found: Flags = changes.rows[UNMATCHED].to_numpy()
@@ -334,7 +341,7 @@ def _as_written(_name: str, values: pa.Array) -> pa.Array:
 def _new_key(
     images: Mapping[str, pa.StructArray], name: str, deleted: Flags, convert: ConvertKey
 ) -> pa.Array:
-    """A key column's value: never that of the row before a write, which may be another row's."""
+    """Returns a key column's values. A write's old row is not used, because it may have another key."""
     written, removed = (_first_value(images, name, order, convert) for order in (_WRITTEN_KEY, _DELETED_KEY))
     if not deleted.any():
         return written
@@ -346,14 +353,14 @@ def _new_key(
 def _first_value(
     images: Mapping[str, pa.StructArray], name: str, order: Sequence[str], convert: ConvertKey
 ) -> pa.Array:
-    """A column's value in the first of the images that has one; the images may have it in other types."""
+    """Returns a column's values from the first image that has them. The images may differ in its type."""
     found = [convert(name, one) for image in order if (one := _member(images[image], name)) is not None]
     count = len(images["after"])
     return pc.coalesce(*found) if found else pa.nulls(count)
 
 
 def _member(image: pa.StructArray, name: str) -> pa.Array | None:
-    """A column of an image, null where the image is. Case does not tell columns apart, as in MySQL."""
+    """Returns a column of an image, null where the image is null. Names ignore case, as in MySQL."""
     names = [member.name for member in image.type]
     exact = name if name in names else next((one for one in names if fold_name(one) == fold_name(name)), None)
     return None if exact is None else pc.struct_field(image, [exact])
@@ -376,7 +383,7 @@ def _differ(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> Flags:
     for one, other in zip(old, new, strict=True):
         differs = pc.fill_null(pc.not_equal(one, other), False)
         if pa.types.is_floating(one.type) and pa.types.is_floating(other.type):
-            # Arrow takes no NaN for another's equal.
+            # For Arrow, NaN is not equal to NaN.
             both = pc.fill_null(pc.and_(pc.is_nan(one), pc.is_nan(other)), False)
             differs = pc.and_not(differs, both)
         found |= differs.to_numpy(zero_copy_only=False)
@@ -384,7 +391,7 @@ def _differ(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> Flags:
 
 
 def _joined(columns: Sequence[pa.Array], name: str) -> pa.Array:
-    """One key column of all tables, in the widest of their types."""
+    """Joins a key column of all tables, in the widest of their types."""
     kinds = {column.type for column in columns if len(column)}
     if not kinds:
         return pa.nulls(0)
@@ -422,7 +429,7 @@ def _concatenated(arrays: Sequence[npt.NDArray[Any]], kind: type[np.generic]) ->
 
 
 def _key_codes(columns: Sequence[pa.Array]) -> Longs:
-    """A number for each key, the same for equal keys."""
+    """Returns a number for each key; equal keys have equal numbers."""
     codes = [_codes(column) for column in columns]
     whole = codes[0] if codes else np.empty(0, np.int64)
     for column in codes[1:]:
@@ -443,14 +450,14 @@ def _moments(commit_ts: pa.Array) -> Longs:
 
 
 def _pairs(first: Longs, second: Longs) -> Longs:
-    """A number for each pair of two codes; dense again, so that a third cannot overflow."""
+    """Returns a number for each pair of codes. Numbers are dense, so that a third code cannot overflow."""
     if not len(first):
         return first
     return _codes(pa.array(first * (int(second.max()) + 1) + second))
 
 
 def _order(rows: _Rows, order: Order) -> Longs:
-    """The rows in order, the first first: by all that the order compares."""
+    """Returns the row numbers in ascending order, by everything that the order compares."""
     if order == "kafka" and _in_order(rows):
         return np.arange(len(rows.row))
     kafka = (~rows.half, rows.index, rows.offset, rows.partition)
@@ -464,24 +471,24 @@ def _order(rows: _Rows, order: Order) -> Longs:
 
 
 def _in_order(rows: _Rows) -> bool:
-    """Whether the rows stand in Kafka's order, one a record, as those of one writer's schema do."""
+    """Returns True if the rows are in Kafka's order with one row per record, as with one writer schema."""
     steps = np.diff(rows.offset) > 0
     return bool(steps.all()) and not np.diff(rows.partition).any()
 
 
 def _version_order(rows: _Rows) -> Longs:
-    """Of one commit_ts a write stays, and of equal ones the first in Kafka."""
+    """Orders versions: at one commit_ts a write wins, and of equal events the first in Kafka."""
     return _sorted((-rows.index, -rows.offset, -rows.partition, ~rows.deletes))
 
 
 def _sorted(least_first: Sequence[npt.NDArray[Any]]) -> Longs:
-    """The order by columns, of which the last weighs most."""
+    """Returns the order by columns, whose last column is the most significant."""
     order: Longs = np.lexsort(least_first)
     return order
 
 
 def _source_numbers(source: pa.ListArray) -> list[Longs]:
-    """The ranks of the numbers of source positions by their place; a position that is shorter comes first."""
+    """Returns ranks of the numbers of source positions, one column per index. A shorter position is less."""
     lengths = pc.list_value_length(source).to_numpy()
     starts = source.offsets.to_numpy()[:-1]
     # Ranks, since the numbers have up to 38 digits.
@@ -495,7 +502,7 @@ def _source_numbers(source: pa.ListArray) -> list[Longs]:
 
 
 def _last(codes: Longs, order: Longs) -> Longs:
-    """The last row of each code, in the order of the rows."""
+    """Returns the last row of each code, sorted by row number."""
     last = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
     last[codes[order]] = order
     return np.sort(last)
@@ -508,7 +515,7 @@ def _reduced_table(
     changes: ChangeTable, rows: _Rows, winners: Longs, values: _StoredValues | None
 ) -> ReducedTable:
     stay = rows.row[winners]
-    # Of rows that are all new, as those of a first load, nothing is copied.
+    # If all rows are kept, as in a first load, nothing is copied.
     every = np.array_equal(stay, np.arange(changes.rows.num_rows))
     taken = (changes.rows if every else changes.rows.take(pa.array(stay))).combine_chunks()
     deletes = rows.deletes[winners]
@@ -546,7 +553,7 @@ def _null_where(mask: Flags, array: pa.Array) -> pa.Array:
 
 
 class _StoredValues:
-    """Values that the last row of a key leaves out, from the rows of its key before it, back to a delete."""
+    """Values that the last row of a key omits, from earlier rows of the key, back to the last delete."""
 
     def __init__(self, tables: Sequence[ChangeTable], rows: _Rows, order: Longs) -> None:
         self._tables, self._rows, self._order = tables, rows, order
@@ -558,8 +565,11 @@ class _StoredValues:
     def completed(
         self, members: dict[str, pa.Array], winners: Longs
     ) -> tuple[dict[str, pa.Array], pa.Array, Flags]:
-        """The columns of the winners' rows with the values found, the names still left out, and of which
-        rows those were deleted before in the range.
+        """Fills values that the winners omit.
+
+        Returns:
+            The columns with the values that were found, the names of columns that are still omitted, and
+            True for such rows whose key was deleted earlier in the range.
         """
         left = []
         for name in self._names:
@@ -577,7 +587,7 @@ class _StoredValues:
         return members, name_lists(flags, self._names), after_delete
 
     def _lacks(self, name: str) -> Flags:
-        """Of which rows the column was not sent."""
+        """Returns True for rows whose value of the column was not sent."""
         lists = self._rows.unavailable
         parents = pc.list_parent_indices(lists).to_numpy()
         found = np.zeros(len(lists), np.bool_)
@@ -585,9 +595,9 @@ class _StoredValues:
         return found
 
     def _sources(self, name: str, lacks: Flags, rows: Longs) -> Longs:
-        """For each row the latest one of its key that sent the column, since its last delete; -1 for none.
+        """Returns for each row the latest row of its key since its last delete that sent the column, or -1.
 
-        A row of a schema without the column ends the search too: the column was dropped in between.
+        A row of a schema without the column also ends the search: the column was dropped in between.
         """
         has = [one.rows.schema.field("after").type.get_field_index(name) >= 0 for one in self._tables]
         codes = self._rows.codes[rows]
@@ -597,7 +607,7 @@ class _StoredValues:
         return np.where(known, source, -1)
 
     def _filled(self, column: pa.Array, name: str, at: Longs, source: Longs) -> pa.Array:
-        """The column with the values of the rows ``source`` at the places ``at``."""
+        """Returns the column with the values of the rows ``source`` at the positions ``at``."""
         values = pa.nulls(len(column), column.type)
         table = self._rows.table[source]
         for number in np.unique(table).tolist():
@@ -605,7 +615,7 @@ class _StoredValues:
             other = _members(self._tables[number].rows["after"].combine_chunks())[name]
             mask = np.zeros(len(column), np.bool_)
             mask[at[mine]] = True
-            # The mask takes its values in order of the rows.
+            # The mask needs its values in the order of the rows.
             ordered = source[mine][np.argsort(at[mine], kind="stable")]
             found = _cast(other.take(pa.array(self._rows.row[ordered])), column.type, name)
             values = pc.replace_with_mask(values, pa.array(mask), found)
@@ -614,7 +624,7 @@ class _StoredValues:
         return pc.if_else(pa.array(mask), values, column)
 
     def _greatest(self, wanted: Flags) -> Longs:
-        """By key the greatest rank among the wanted rows, -1 where there is none."""
+        """Returns for each key the greatest rank of its wanted rows, or -1."""
         found = np.full(int(self._rows.codes.max(initial=-1)) + 1, -1, np.int64)
         np.maximum.at(found, self._rows.codes[wanted], self._rank[wanted])
         return found
@@ -632,7 +642,7 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 
 
 def name_lists(flags: npt.NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
-    """For each row the names whose flags are set, null for none."""
+    """Returns for each row the names whose flags are set, or null."""
     counts = flags.sum(axis=1)
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
     values = pa.array(names, pa.string()).take(pa.array(np.nonzero(flags)[1]))
@@ -643,7 +653,7 @@ def name_lists(flags: npt.NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
 
 
 def mixed_message(keys: Sequence[str]) -> str:
-    """What to say, and what to do, when one key came in two partitions."""
+    """Returns the error message for a key that came in two partitions, with the remedy."""
     return (
         f"The same key came in two partitions of one batch ({', '.join(keys)}), so Kafka's order does not "
         "show which change is newer. The changefeed's dispatcher must keep a key in one partition: use "
@@ -657,7 +667,7 @@ def _hashes(keys: pa.StructArray) -> npt.NDArray[np.uint64]:
 
     whole = np.zeros(len(keys), np.uint64)
     for member in keys.type:
-        # As text, so that int and bigint of two writers' schemas have one hash.
+        # As text, so that int and bigint of two writer schemas have equal hashes.
         encoded = pc.struct_field(keys, [member.name]).dictionary_encode()
         texts = encoded.dictionary
         if not pa.types.is_binary(member.type):

@@ -1,9 +1,11 @@
-"""What becomes of DDL that changes rows which are there already (ADR 34).
+"""Decisions on DDL that changes existing rows (ADR 34).
 
-A TRUNCATE at commit time T makes every row committed up to T void, whenever it is read. So a table is emptied
-as soon as the DDL is known, in a batch of its own whose progress has T. From then on rows up to T are
-superseded, in whatever partition they come; so are replayed letters. This is right since no row later than T
-is applied before T is known: partition 0 is read as far as the DDL ahead of a batch's rows before the batch.
+A TRUNCATE at commit time T makes every row committed up to T void, no matter when it is read. So a table is
+emptied as soon as the DDL is known, in a separate batch whose progress contains T. From then on, rows up to T
+are superseded in every partition, and so are replayed letters.
+
+This is correct because no row later than T is applied before T is known: before each batch, the DDL in
+partition 0 is read ahead of the batch's rows.
 """
 
 from __future__ import annotations
@@ -40,10 +42,11 @@ _IGNORED: Final = "if it is ignored, {}"
 
 @dataclass(frozen=True)
 class RowDecision:
-    """What is done before a batch: nothing of it while something is ``pending``.
+    """The decision on DDL before a batch.
 
-    ``empties``: the TSO up to which all rows of the table are void, where they are to go first. ``decided``:
-    as of ``Progress``, once the batch is applied.
+    ``pending``: statements that wait for a person; the batch is not applied until they are decided.
+    ``empties``: the TSO up to which all rows of the table are void, if the table must be emptied first.
+    ``decided``: the new value of ``Progress.decided`` once the batch is applied.
     """
 
     pending: tuple[Pending, ...] = ()
@@ -52,7 +55,7 @@ class RowDecision:
 
 
 class TableEmptiesError(Exception):
-    """DDL empties the table, before anything of the batch is applied."""
+    """DDL empties the table before the batch is applied."""
 
     def __init__(self, decision: RowDecision) -> None:
         super().__init__("DDL empties the table")
@@ -62,7 +65,7 @@ class TableEmptiesError(Exception):
 def decide_rows(
     found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> RowDecision:
-    """What becomes of a table's statements; ``found``: those known so far, None where no DDL is read."""
+    """Decides on a table's statements. ``found``: the statements known so far, or None if no DDL is read."""
     if found is None or not policies.follows:
         return RowDecision(decided=progress.decided)
     pending, empties = list[Pending](), list[int]()
@@ -73,24 +76,24 @@ def decide_rows(
             pending.append(policies.pending(change, reason=refusal)._replace(reason=refusal or _reason(one)))
         elif policy == "apply" and one.moment is not None:
             empties.append(one.moment)
-    # One command decides all that is shown, so what is decided in other ways is shown after it.
+    # One command decides all shown statements, so statements with other choices are shown later.
     shown = tuple(takewhile(lambda one: one.accepts == pending[0].accepts, pending))
     moments = (one.moment for one in found if one.moment is not None)
     return RowDecision(shown, max(empties, default=None), max((progress.decided or 0, *moments)))
 
 
 def up_to(found: Sequence[RowDdl] | None, bound: int | None) -> Sequence[RowDdl] | None:
-    """The statements that are not above a bound: what a later one does to rows waits as rows do."""
+    """Returns the statements that are not above a bound: later statements wait, like later rows."""
     if found is None or bound is None:
         return found
     return tuple(one for one in found if one.moment is None or one.moment <= bound)
 
 
 def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:
-    """Whether a batch was applied that knew the statement, so that rows which are there may be later ones.
+    """Returns True if a batch was applied that knew the statement, so that existing rows may be later.
 
-    Of progress that an earlier version wrote, which followed no such DDL: whether rows of later than the
-    statement, or its record, may be applied.
+    Progress of an earlier version, which did not follow such DDL, has no ``decided``. Then the result is True
+    if rows later than the statement, or than its record, may be applied.
     """
     if progress.decided is not None:
         return one.moment is not None and one.moment <= progress.decided
@@ -102,7 +105,7 @@ def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:
 def unfollowed(
     found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> Iterator[str]:
-    """What to say of statements that were passed over, whose rows are there still."""
+    """Yields warnings about statements that were not followed, and whose rows still exist."""
     for one in found or ():
         passed_over = not policies.follows or one.moment is None or is_decided(one, progress, topic)
         void = policies.follows and one.moment is not None and one.moment <= (progress.emptied or 0)
@@ -115,7 +118,7 @@ def _change_of(one: RowDdl) -> SchemaChange:
 
 
 def _refusal(one: RowDdl, policies: Policies) -> str:
-    """Why a statement that empties the table cannot be followed; empty where it can, and for any other."""
+    """Returns why a statement that empties the table cannot be followed; empty for all other statements."""
     if one.kind not in EMPTYING:
         return ""
     if one.moment is None:

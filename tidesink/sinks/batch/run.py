@@ -1,14 +1,18 @@
 """One batch of one table, from offsets to a commit, step by step.
 
-1. planned: its offsets are fixed.  2 to 4. read, decoded, reduced: by tasks, which count and give packed
-rows (``batch.tasks``), or bring them to a target that can stage them (``StagingTable``). What the plan did
-not know is looked up, and the batch read again; it is, too, up to a bad record (``pause``).  5. recorded:
-the state store knows what the batch will have applied, unless a change of the columns or of rows waits for a
-person: then the batch is left.  6. evolved: the target's columns fit.  7. rejected: dead letters are written.
-8. committed: rows and progress, by the target.  9. accounted: the law holds.
+1. planned: the offsets of the batch are fixed.
+2. read, 3. decoded, 4. reduced: by tasks, which count, and return packed rows (``batch.tasks``) or send them
+   to a target that can stage them (``StagingTable``). If the plan lacked something, it is looked up and the
+   batch is read again. Under ``bad-record: pause`` the batch is read again up to a bad record.
+5. recorded: the state store has the progress of the batch. If a change of columns or rows waits for a person,
+   the batch ends before this step.
+6. evolved: the target's columns fit.
+7. rejected: dead letters are written.
+8. committed: the target has the rows and the progress.
+9. accounted: the law of the counts holds.
 
-Until 8 nothing was done that doing again would double; after 8 nothing is done again. Where DDL empties the
-table the batch is that alone: it takes the steps from 5 on without a record.
+All steps before 8 can be repeated without doubling anything, and nothing is repeated after 8. If DDL empties
+the table, the batch does only this: it runs the steps from 5 on without records.
 """
 
 from __future__ import annotations
@@ -97,19 +101,25 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.decoders import DecodePlan
 
 
-# Each new plan knows more than the last; a batch that still lacks something after so many has met a fault.
+# Each new plan has more schemas than the last. If a batch lacks something after so many plans, it is a bug.
 MOST_PLANS: Final = 8
 
 
 @dataclass(frozen=True)
 class Hold:
-    """An open table, the epoch this worker holds it in, and what is applied.
+    """An open table that this worker holds, with its progress.
 
-    ``horizon``: the commit_ts up to which the table's deletes may be forgotten. ``accepted``: changes of
-    the columns that a person accepted. ``known``: the columns of the batches before, where they are known.
-    ``loads``: the table's snapshot is not over, which progress shows before a part is read. A change may come
-    before its row, which a part brings with all values: what the change leaves out is NULL until then.
-    ``bound``: rows committed after it wait (``batch.cuts``). ``outside``: cuts leave the table out.
+    Attributes:
+        table: The table in the target.
+        epoch: The epoch in which this worker holds the table.
+        progress: The applied progress.
+        horizon: The commit_ts up to which the table's deletes may be forgotten.
+        accepted: Changes of the columns that a person accepted.
+        known: The columns of earlier batches, if they are known.
+        loads: True while the table's snapshot is not complete, even before its first part is read. A change
+            may come before its row. Values that it omits are NULL until a part of the snapshot brings them.
+        bound: Rows committed after this commit_ts wait (``batch.cuts``).
+        outside: True if cuts omit the table.
     """
 
     table: TargetTable
@@ -128,10 +138,11 @@ _log = structlog.get_logger("tidesink.worker")
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The offsets of one batch. ``found``: the topic as it stood when they were chosen.
+    """The offsets of one batch.
 
-    ``last``: by partition, the last record that went by without a commit. ``follows``: whether what was read
-    counts. Both as of ``kafka.leader_epochs``.
+    ``ranges``: the offsets. ``found``: the topic when they were chosen. ``last``: the last record in each
+    partition that was passed without a commit. ``follows``: checks that the records that were read may be
+    used. See ``kafka.leader_epochs`` for both.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -141,18 +152,31 @@ class BatchPlan:
 
     @property
     def records(self) -> int:
-        """Offsets in the batch."""
+        """The number of offsets in the batch."""
         return sum(part.records for part in self.ranges)
 
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """What came of one batch. ``bad`` is the record the table pauses before, if there is one.
+    """The result of one batch.
 
-    ``read`` and ``account`` are None where nothing before the bad record was left to apply, where changes of
-    the columns are ``pending``, and where the batch is to be read again.
-    ``left``: what Spark did with the batch of a lake that was not written as files, and why, else empty; None
-    where it had no rows.
+    Attributes:
+        progress: The table's progress after the batch.
+        account: The counts of the batch. None if nothing before the bad record was left to apply, if changes
+            of the columns are pending, or if the batch must be read again.
+        read: The records and bytes from Kafka, or None in the same cases.
+        bad: The bad record before which the table pauses, or None.
+        version: The target's version after the commit.
+        zero_dates: Values that were set to null, by column.
+        ambiguous_times: Local times that occur twice, by column.
+        doubted: The number of rows that were applied with a warning.
+        doubts: The first such row of each partition.
+        warnings: Warnings about changes of the columns.
+        seconds: The duration of each step.
+        pending: Changes that wait for a person.
+        filtered: Events without a row.
+        left: For a lake, what Spark did with the batch and why it was not written as files. Empty if it was
+            written as files, and None if it had no rows.
     """
 
     progress: Progress
@@ -173,7 +197,7 @@ class BatchOutcome:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduced batch: its plan, and what the tasks made of it."""
+    """A reduced batch: its plan and the results of the tasks."""
 
     plan: BatchPlan
     found: RangeFrame
@@ -186,26 +210,26 @@ class Reduction:
 
     @property
     def summary(self) -> BatchSummary:
-        """What the tasks counted."""
+        """The counts of the tasks."""
         return self.found.summary
 
     @property
     def read(self) -> KafkaRead:
-        """What Kafka gave."""
+        """The records and bytes that Kafka returned."""
         return self.found.read
 
     def release(self) -> None:
-        """Let go of what Spark keeps for the batch."""
+        """Release the data that Spark stores for the batch."""
         self.found.release()
 
     @property
     def truncates(self) -> bool:
-        """True where the batch is one event that empties the table."""
+        """True if the batch is one event that empties the table."""
         return bool(self.summary.truncates)
 
 
 class Batch:
-    """Runs the steps once; a new object tries again."""
+    """Runs the steps once. Each try needs a new object."""
 
     def __init__(
         self,
@@ -230,7 +254,7 @@ class Batch:
         self._stages = True
         self._staged_shape: TableShape | None = None
         self._staged: tuple[StagedPart, ...] = ()
-        # Whether a commit may have been sent, so that staged rows may be the table's.
+        # True once a commit may have been sent, so that staged rows may be part of the table.
         self._committing = False
         self._history = names_of(settings)
         self._sequenced = settings.sequence_by == "source" and self._history is None
@@ -242,14 +266,14 @@ class Batch:
         """Read, reduce and apply the batch.
 
         Raises:
-            TidesinkError: by its ``remedy`` the batch may be tried again, or the table stops.
-            StopRequestedError: a stop was asked for before the commit.
+            TidesinkError: Its ``remedy`` decides if the batch is tried again or the table stops.
+            StopRequestedError: A stop was requested before the commit.
         """
         with translated_read_errors(self._plan.found.topic):
             try:
                 outcome = self._outcome()
             except StagedRowsRefusedError:
-                # The target takes them another way, from tasks that are given all of them.
+                # The target accepts the rows another way, from tasks that receive all of them.
                 self._stages, self._staged = False, ()
                 outcome = self._outcome()
             except Exception:
@@ -260,7 +284,7 @@ class Batch:
         return outcome
 
     def _forget_unless_committing(self) -> None:
-        """Have no staged rows left of a batch that failed, unless its commit was begun and may have them."""
+        """Remove the staged rows of a failed batch, unless its commit was started and may contain them."""
         if self._committing or not self._staged:
             return
         try:
@@ -304,7 +328,7 @@ class Batch:
             except RangeTooLargeError:
                 if all(part.records <= 1 for part in plan.ranges):
                     raise
-                # How heavy a batch is was estimated by the records before it.
+                # The size of a batch was estimated from earlier records.
                 return self._reduced(replace(plan, ranges=halved(plan.ranges)), bad)
             with released_on_error(reduction.release):
                 again = self._must_plan_again(reduction)
@@ -323,13 +347,13 @@ class Batch:
         )
 
     def _settle(self) -> None:
-        """Know what becomes of the DDL that renames columns, and of that which changes rows.
+        """Decide on DDL that renames columns, and on DDL that changes rows.
 
         Raises:
-            ChangesWaitError: some of it waits for a person.
-            TableEmptiesError: the table is to be emptied before rows are applied.
+            ChangesWaitError: A statement waits for a person.
+            TableEmptiesError: The table must be emptied before rows are applied.
         """
-        # Names first: a table that is emptied gets the columns of what comes behind the DDL.
+        # Names first: a table that is emptied gets the columns of the rows after the DDL.
         if settle_names(self._hold.table, self._decoding, self._policies):
             self._context.choices.keep(self._policies.chosen, self._hold.progress)
         self._row_ddl = self._decoding.row_ddl()
@@ -341,7 +365,7 @@ class Batch:
             raise TableEmptiesError(self._row_decision)
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
-        if self._staged:  # by a plan that is not followed
+        if self._staged:  # by an earlier plan
             self._forget_staged()
         task = self._range_task(plan)
         with self._step("read"):
@@ -354,50 +378,50 @@ class Batch:
         return Reduction(plan, found)
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """The batch as tasks that decode and reduce in Arrow."""
+        """Returns the task that decodes and reduces the batch in Arrow."""
         number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
         decode_plan = self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
         sink = self._row_sink(plan, decode_plan)
         return RangeTask.of(plan.ranges, plan.found.topic_id, decode_plan, sink)
 
     def _row_sink(self, plan: BatchPlan, decode_plan: DecodePlan) -> RowSink | None:
-        """What takes the rows in the tasks that reduce them, where the target has the columns already."""
+        """Returns the sink to which tasks send the reduced rows, if the target has the columns already."""
         table = self._hold.table
-        # In these orders what several ranges have of one key is reduced once more.
+        # In these orders, rows of one key from several ranges are reduced once more.
         again = len(plan.ranges) > 1 and (self._sequenced or self._history is not None)
         if again or not (self._stages and isinstance(table, StagingTable)):
             return None
         try:
             decision = self._schema_decision(decode_plan.packed_shape)
             gap = table.gap(kept_shape(decision.given, self._settings))
-        except SchemaRefusedError:  # it is raised again once the batch is read, unless that changes the plan
+        except SchemaRefusedError:  # raised again once the batch is read, unless the read changes the plan
             return None
         if decision.pending or decision.drops or gap.added or gap.widened:
             return None
         self._staged_shape = decision.given
         keeps = decode_plan.keeps_values and not decode_plan.logs
-        # Of a range that tables read together, few rows may be of this one.
+        # In a range that several tables read together, few rows may belong to this table.
         lone = () if isinstance(self._reader, TableRecords) else plan.ranges
         fewest = min((part.records for part in lone if part.records), default=0)
         return table.row_sink(RowFormat(decision.given, self._settings.mode, self._sequenced, keeps, fewest))
 
     @property
     def _checkpoints(self) -> bool:
-        """Whether payloads must never be made again: the target reads them more than once."""
+        """True if payloads must not be recomputed, because the target reads them more than once."""
         return self._context.target.capabilities.rereads
 
     def _check_counted(self, found: RangeFrame) -> None:
         if found.summary.messages != found.read.records:
             raise AccountingError(
-                f"{found.read.records} records were read, and the tasks counted {found.summary.messages}: "
-                "nothing is written. Report this with the log",
+                f"{found.read.records} records were read, but the tasks counted {found.summary.messages}. "
+                "Nothing was written. Report this with the log.",
                 table=str(self._settings.table),
             )
 
     def _rules(self) -> EventRules:
         horizon, void = self._hold.horizon, self._hold.progress.emptied
         if self._reads_again and horizon is not None:
-            # What is applied has it, or a delete behind it that is forgotten by now.
+            # The target has these rows already, or a later delete of them that is forgotten.
             void, horizon = max(horizon, void or 0), None
         return EventRules(
             sequenced=self._sequenced,
@@ -410,9 +434,10 @@ class Batch:
 
     @property
     def _reads_again(self) -> bool:
-        """Whether the batch has nothing but what was applied before the table was rewound.
+        """True if the batch contains only changes that were applied before the table was rewound.
 
-        A change in it may be of a row that a later one deleted: what it leaves out is NULL until then.
+        It may contain a change of a row that a later change deleted. Values that such a change omits are NULL
+        until the delete is read again.
         """
         topic = self._hold.progress.topics.get(self._plan.found.topic)
         again = topic.read_again if topic is not None else {}
@@ -427,16 +452,16 @@ class Batch:
         if reduction.truncates and len(reduction.plan.found.partitions) > 1:
             self._refuses_truncates = True
             return True
-        # Also that of other tables: a partition or a name may be exchanged with this one's.
+        # DDL of other tables counts too: it may exchange a partition or a name with this table.
         if reduction.read.ddl and self._decoding.take_ddl(missed):
             return True
         if reduction.summary.is_to_learn and self._learnt(missed):
             return True
-        # Rows of the batch may be later than DDL that was not known when it was begun.
+        # Rows of the batch may be later than DDL that was not known when the batch started.
         return self._decoding.row_ddl() != self._row_ddl or self._must_stage_again(reduction)
 
     def _must_stage_again(self, reduction: Reduction) -> bool:
-        """Whether the batch has shown that the target gets other columns than those that were staged."""
+        """Returns True if the batch showed that the target gets other columns than the staged ones."""
         if reduction.found.staged is None:
             return False
         decision = self._schema_decision(self._shape())
@@ -461,7 +486,7 @@ class Batch:
             raise MixedPartitionsError(mixed_message(summary.mixed_keys), table=str(self._settings.table))
 
     def _cut_short(self, reduction: Reduction) -> Reduction:
-        """The batch again, up to its first bad record in each partition."""
+        """Read the batch again, up to its first bad record in each partition."""
         first = {(bad.place.topic, bad.place.partition): bad.offset for bad in reduction.summary.bad_records}
         plan = replace(reduction.plan, ranges=cut_before(reduction.plan.ranges, first))
         bad = reduction.summary.bad_records[0]
@@ -471,19 +496,19 @@ class Batch:
         return self._reduced(plan, bad)
 
     def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
-        """The batch up to the event that empties the table, or that event by itself."""
+        """Read the batch again up to the event that empties the table, or only that event."""
         (part,), (truncate,) = reduction.plan.ranges, reduction.summary.truncates
         if part.records == 1:
             return reduction
         end = truncate.offset if truncate.offset > part.start else part.start + 1
         reduction.release()
-        # A bad record behind it is met again: the table must not pause before it with rows left to apply.
+        # Later bad records are found again: the table must not pause at them with rows left to apply.
         return self._reduced(replace(reduction.plan, ranges=(part._replace(end=end),)))
 
     # 5 to 9
 
     def _emptied(self, row_decision: RowDecision) -> BatchOutcome:
-        """Empty the table by DDL, in a batch without records; those that follow come in the next one."""
+        """Empty the table because of DDL, in a batch without records. The next batch has the records."""
         if self._staged:
             self._forget_staged()
         decision = self._schema_decision(self._shape())
@@ -500,7 +525,7 @@ class Batch:
     def _without_records(
         self, progress: Progress, decision: SchemaDecision, *, truncates: bool
     ) -> BatchOutcome:
-        """Commit progress for which nothing was read, and empty the table where that is so."""
+        """Commit progress without reading records, and empty the table if ``truncates`` is True."""
         context, settings = self._context, self._settings
         evolved = self._prepared(progress, decision)
         context.failpoints.reach("committing")
@@ -529,7 +554,7 @@ class Batch:
         )
 
     def _prepared(self, progress: Progress, decision: SchemaDecision) -> EvolveResult:
-        """Steps 5 and 6: the state store knows what will have been applied, and the columns fit."""
+        """Run steps 5 and 6: store the progress of the batch, and change the target's columns."""
         self._context.stop.check()
         with self._step("recorded"):
             self._context.store.record_progress(progress)
@@ -538,7 +563,7 @@ class Batch:
             return self._evolved(decision)
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
-        """Decide on columns, keep what is not applied, commit rows and progress, and account for them."""
+        """Run steps 5 to 9, from the decision on columns to the check of the counts."""
         context, summary = self._context, reduction.summary
         progress = self._next_progress(reduction)
         if not self._follows(progress):
@@ -548,7 +573,7 @@ class Batch:
         if schema_decision.pending:
             return BatchOutcome(self._hold.progress, pending=schema_decision.pending)
         if reduction.found.staged is not None and schema_decision.given != self._staged_shape:
-            # Staged columns go by their place. Another table's task may have read DDL of this one since.
+            # Staged columns are matched by position. Another table's task may have read DDL of this table.
             self._forget_staged()
             raise TransientTargetError(
                 "The columns changed after the batch was staged. Nothing was written, and the batch is tried "
@@ -584,7 +609,7 @@ class Batch:
         )
 
     def _next_progress(self, reduction: Reduction) -> Progress:
-        """What will be applied once the batch is."""
+        """Returns the progress after the batch."""
         progress = self._following_progress(reduction.plan, reduction.summary)
         return replace(progress, decided=self._row_decision.decided)
 
@@ -607,26 +632,26 @@ class Batch:
         }
         found = plan.found
         before, bound = self._hold.progress, self._hold.bound
-        # A read that tables share ends with records of other tables.
+        # A read that several tables share ends with records of other tables.
         shared = self._reader.last if isinstance(self._reader, TableRecords) else {}
         return topic_after(before, found.topic, found.topic_id, read, bound, plan.last, shared)
 
     def _follows(self, progress: Progress) -> bool:
-        """Whether the batch was read from logs that have what was read before it.
+        """Returns True if the batch was read from logs that contain the records read before it.
 
         Raises:
-            SourceError: as ``CheckedLogs.follows``.
+            SourceError: The logs can never follow the earlier records (``CheckedLogs.follows``).
         """
         found, before = self._plan.found, self._hold.progress.topics.get(self._plan.found.topic)
         known = {**(before.last_records if before is not None else {}), **self._plan.last}
         return self._plan.follows(found, known, progress.topics[found.topic].last_records)
 
     def _checked_account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
-        """The batch's account, which holds."""
+        """Returns the batch's account after checking it."""
         account = account_of(
             reduction.summary,
             kafka_records=reduction.read.records,
-            # What empties a table is one event, however many rows were in it.
+            # Emptying a table is one event, no matter how many rows it had.
             applied_rows=1 if reduction.truncates else result.applied,
             rejected=rejected,
             stale_rows=result.stale,
@@ -636,7 +661,7 @@ class Batch:
         return account
 
     def _schema_decision(self, shape: TableShape) -> SchemaDecision:
-        """What becomes of the changes between the target's columns and the shape."""
+        """Decides on the changes between the target's columns and the shape."""
         reported = source_columns_of(self._decoding, self._policies)
         gap = self._hold.table.gap(kept_shape(shape, self._settings))
         schema_decision, known = decide_changes(gap, shape, self._policies, reported), self._hold.known
@@ -683,7 +708,7 @@ class Batch:
         return tuple(name for name in names if shape.find(name) is not None)
 
     def _frame(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame:
-        """The rows as the target gets them."""
+        """Returns the rows that the target gets."""
         rows = rows_to_write(reduction.frame, reduction.summary.rows, self._settings)
         return omitting(rows, schema_decision)
 
@@ -691,9 +716,9 @@ class Batch:
         return self._decoding.columns().packed_shape
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:
-        """Write the bad records as dead letters; how many bad events of this batch were acknowledged.
+        """Write the bad records as dead letters. Returns the number of bad events that were acknowledged.
 
-        A batch that is tried again writes them again: who reads the letters takes each once.
+        A batch that is tried again writes them again. Readers of the letters use each letter once.
         """
         if not reduction.summary.bad:
             return 0
@@ -715,7 +740,7 @@ class Batch:
                     "The commit was interrupted and did not happen. The batch is tried again.",
                     table=str(self._settings.table),
                 ) from exc
-            # It did happen: asked again, the target answers with that commit's numbers.
+            # It did happen. Applied again, the target returns the numbers of that commit.
             return table.apply(batch, progress)
 
     @contextmanager
@@ -727,8 +752,8 @@ class Batch:
 
 
 def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
-    """A batch that was applied and accounted for."""
-    assert outcome.account is not None and outcome.read is not None  # noqa: S101, PT018  (it was applied)
+    """Returns the event of a batch that was applied and accounted for."""
+    assert outcome.account is not None and outcome.read is not None  # noqa: S101, PT018  (an applied batch)
     return BatchApplied(
         table,
         outcome.progress.batch,
@@ -744,7 +769,7 @@ def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
 
 @contextmanager
 def released_on_error(release: Callable[[], object]) -> Iterator[None]:
-    """Let go of a persisted frame that nobody will ask for."""
+    """Release a persisted frame if an exception is raised."""
     try:
         yield
     except BaseException:

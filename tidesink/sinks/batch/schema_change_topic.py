@@ -1,13 +1,13 @@
 """The topic to which a Debezium connector for MySQL or MariaDB writes the DDL of its source (ADR 34).
 
-Its name is the connector's ``topic.prefix``. A record has ``databaseName``, ``ddl`` (a statement that names
-several tables is a record for each), ``source`` with the place in the server's log, and ``tableChanges``
-(Debezium 3.5.0.Final, captured; its documentation of "schema change topic"). Records of a snapshot describe
-the tables as they are and change nothing. TRUNCATE is not among them: a connector writes it to the table's
-own topic, if ``skipped.operations`` lets it.
+The topic's name is the connector's ``topic.prefix``. A record has ``databaseName``, ``ddl``, ``source`` with
+the position in the server's log, and ``tableChanges`` (Debezium 3.5.0.Final, captured; its documentation of
+"schema change topic"). A statement that names several tables is one record per table. Records of a snapshot
+describe the current tables and change nothing. TRUNCATE is not in this topic: a connector writes it to the
+table's own topic, if ``skipped.operations`` allows it.
 
-The topic has one partition, and no order with those of rows. The state store remembers what was read; where
-it was lost, the topic is read again from its beginning.
+The topic has one partition, and no order with the topics of rows. The state store keeps the statements that
+were read. If it was lost, the topic is read again from its beginning.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tidesink.sinks.state.progress import LastRecord, StateStore
 PARTITION: Final = 0
 _KIND: Final = "schema-changes"
 _PAGE_RECORDS: Final = 1000
-# Of a record that describes a change, where others say which part of a snapshot they are.
+# Values of ``snapshot`` in records that describe a change. Other records are part of a snapshot.
 _STREAMED: Final = (None, False, "false", "incremental")
 _ABSENT: Final = (
     "The broker has no topic {} (source.debezium.schema-change-topic), so DDL that changes rows at the "
@@ -74,14 +74,14 @@ _log = structlog.get_logger("tidesink.worker")
 
 
 class SourceStatement(NamedTuple):
-    """DDL that changes rows of a table, or names of columns; Kafka's time of its record, ms since 1970."""
+    """DDL that changes rows or column names of a table. ``sent``: its record's timestamp in ms since 1970."""
 
     ddl: RowDdl
     sent: int
 
 
 class SchemaChangeTopic:
-    """What is read of the topic so far. One thread reads, any may ask."""
+    """The statements read from the topic so far. Only one thread reads; any thread may call ``of``."""
 
     def __init__(
         self,
@@ -100,20 +100,20 @@ class SchemaChangeTopic:
         self._source, self._store = source, store
         self._lock = threading.Lock()
         self._next = 0
-        # Whether records were gone before they were read.
+        # True if records were deleted before they were read.
         self._lacks = False
-        # Whether the last look had a shorter topic than was read.
+        # True if the topic was shorter at the last look than what was read of it.
         self._was_short = False
         self._known: tuple[SourceStatement, ...] = ()
 
     def of(self, table: TableId) -> tuple[SourceStatement, ...]:
-        """The statements that change rows of a table, in the topic's order."""
+        """Returns the statements that change rows of a table, in the topic's order."""
         with self._lock:
             known = self._known
         return tuple(one for one in known if one.ddl.concerns(table))
 
     def take(self, seen: Look, decode: Decode) -> Look:
-        """Read what the topic has by a look, as far as that is possible; the look without the topic."""
+        """Read the topic up to the end in ``seen``, if possible. Returns the look without this topic."""
         found, error = seen.found.get(self.topic), seen.unanswered.get(self.topic)
         try:
             if found is not None:
@@ -121,7 +121,7 @@ class SchemaChangeTopic:
             self.problem = ""
         except TidesinkError as exc:
             error = exc  # type: ignore[assignment]
-        except Exception as exc:  # noqa: BLE001  (one record of it stops no table)
+        except Exception as exc:  # noqa: BLE001  (a faulty record must not stop a table)
             _log.error("schema-change topic not read", topic=self.topic, trace=fault_of(exc).trace)
             error = SourceError(f"a record could not be read: {type(exc).__name__}", topic=self.topic)
         if error is not None:
@@ -159,17 +159,18 @@ class SchemaChangeTopic:
                 if not self._logs.follows(found, self._last, last):
                     return  # it is read again after the next look
             except SourceError:
-                # Nobody could have it go on, so that it does: from here on what is read counts.
+                # No command could let the topic continue, so it continues: from here on, records are used.
                 self._lacks, self._last = True, {}
                 raise
             self._last = last
             self._keep([*self._known, *read], end)
 
     def _is_short(self, latest: int) -> bool:
-        """Whether the topic holds less than was read of it, by one look: a broker can answer from before.
+        """Returns True if the topic is shorter than what was read of it, for the first time.
 
-        At the second look Kafka has lost the rest. What is there may be other records from anywhere on, so
-        the topic is read again from its beginning.
+        A broker can answer with an old end once. If the topic is still short at the second look, Kafka has
+        lost the rest. The remaining records may differ from any offset on, so the topic is read again from
+        its beginning.
         """
         if latest >= self._next:
             self._was_short = False
@@ -182,13 +183,13 @@ class SchemaChangeTopic:
         return False
 
     def _follow_cut(self, found: TopicOffsets) -> None:
-        """Read on from where the topic's log was cut, if it was: what Kafka lost there nobody knows."""
+        """If the topic's log was cut, continue from the cut. The lost records are not known."""
         cut = self._logs.cuts(found, self._last).get(PARTITION)
         if cut is not None:
             self._step_back(min(self._next, cut))
 
     def _step_back(self, offset: int) -> None:
-        """Read again from an offset. It is stored with the next page: until then the loss is found again."""
+        """Read again from an offset. It is stored with the next page. Until then a restart finds the loss."""
         self._lacks, self._next, self._last = True, offset, {}
 
     def _restore(self, topic_id: str) -> None:
@@ -198,7 +199,7 @@ class SchemaChangeTopic:
         if kept is not None and not is_other_topic(kept["topic_id"], topic_id):
             known = tuple(SourceStatement(row_ddl_of(*one), sent) for one, sent in kept["statements"])
             next_offset = int(kept["next_offset"])
-            # Earlier versions could keep a record that was not read yet.
+            # Earlier versions could store a record that was not read yet.
             kept_last = LastRecord(*kept["last"]) if kept.get("last") else None
             if kept_last is not None and kept_last.offset < next_offset:
                 last = {PARTITION: kept_last}
@@ -207,7 +208,10 @@ class SchemaChangeTopic:
             self.topic_id, self._known, self._next, self._last = topic_id, known, next_offset, last
 
     def _keep(self, found: Iterable[SourceStatement], end: int) -> None:
-        """Know the newest; of a statement that was sent again the later record, behind rows sent again."""
+        """Store the newest statements.
+
+        If a statement was sent again, its later record is kept, because rows were sent again before it.
+        """
         last: dict[Any, SourceStatement] = {}
         for one in found:
             name = one.ddl.table, one.ddl.kind, one.ddl.at
@@ -228,7 +232,7 @@ class SchemaChangeTopic:
 
 
 def statements(message: Message, decode: Decode) -> Iterator[SourceStatement]:
-    """What a record says of rows and names that are there; nothing of a snapshot's, nor of what is no DDL."""
+    """Yields a record's changes of existing rows and names; nothing for records of a snapshot."""
     for event in decode(message):
         if not isinstance(event, DdlEvent) or not event.query:
             continue
@@ -242,7 +246,8 @@ def statements(message: Message, decode: Decode) -> Iterator[SourceStatement]:
 
 
 def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
-    # Of several tables a record names all (``a,b``); of a database none, and then it may be about each.
+    # A record about several tables names all of them (``a,b``). A record about a database names no table, and
+    # may be about each of its tables.
     schema, names = event.table.schema, [name for name in event.table.name.split(",") if name]
     about = [TableId(schema, name) for name in names] or [TableId(schema, "")]
     try:
@@ -255,7 +260,7 @@ def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
 
 
 def _renames(event: DdlEvent) -> Iterator[RowChange]:
-    """The tables whose columns get other names, which their rows do not tell from new columns."""
+    """Yields the tables with renamed columns, because rows do not distinguish them from new columns."""
     names = dict[TableId, list[str]]()
     for one in renamed_columns(event.query, event.table.schema):
         names.setdefault(one.table, []).append(f"{one.old} to {one.new}")
@@ -264,7 +269,7 @@ def _renames(event: DdlEvent) -> Iterator[RowChange]:
 
 
 def _conversions(event: DdlEvent) -> Iterator[RowChange]:
-    """The tables whose columns are defined anew: what they were before, the record does not say."""
+    """Yields the tables with redefined columns. The record does not contain their old definition."""
     names = dict[TableId, list[str]]()
     for table, column in converted_columns(event.query, event.table.schema):
         names.setdefault(table, []).append(column)
@@ -273,10 +278,10 @@ def _conversions(event: DdlEvent) -> Iterator[RowChange]:
 
 
 def _replacements(event: DdlEvent) -> Iterator[RowChange]:
-    """The tables that were made again while the connector kept the columns of the old one.
+    """Yields the tables that were created again while the connector kept the columns of the old table.
 
-    It reads columns from CREATE TABLE only if it knows no table of the name. Otherwise the record has an
-    empty ``tableChanges`` (Debezium 3.5.0.Final with MariaDB, seen with CREATE OR REPLACE TABLE).
+    The connector reads columns from CREATE TABLE only if the table's name is new to it. Otherwise the record
+    has an empty ``tableChanges`` (Debezium 3.5.0.Final with MariaDB, seen with CREATE OR REPLACE TABLE).
     """
     if event.kind == _NO_CHANGES:
         for table in made_tables(event.query, event.table.schema):
@@ -284,7 +289,7 @@ def _replacements(event: DdlEvent) -> Iterator[RowChange]:
 
 
 def _place(source: Mapping[str, Any]) -> str:
-    """Where a statement stands in the server's log: a GTID is the same on a replica that takes over."""
+    """Returns a statement's position in the server's log. A GTID is the same on a promoted replica."""
     return str(source.get("gtid") or f"{source.get('file')}:{source.get('pos')}")
 
 

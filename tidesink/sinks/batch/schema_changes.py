@@ -1,4 +1,4 @@
-"""What a change of the source's columns means for a table: the policy, renames, and columns seen before."""
+"""Decisions on changes of the source's columns: policies, renames, and columns that are already known."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ if TYPE_CHECKING:
 
 
 SHORT_DIGEST: Final = 8
-# What a person may make of a change that waits, by the digest of the change.
+# A person's decisions on changes, by the digest of the change.
 Accepted = Mapping[str, ChangePolicy]
-# What policies made of changes, by their digests.
+# Decisions of policies on changes, by the digest of the change.
 Chosen = Mapping[str, "tuple[SchemaChange, ChangePolicy]"]
 
 
 class SchemaChange(NamedTuple):
-    """One change: of which column, from what to what (types, or key columns); empty where there is none.
+    """A change of a column, or DDL that changes rows.
 
-    Of DDL that changes rows ``before`` is the time at which it was committed, and ``after`` the statement.
-
-    ``at``: the moment of the DDL that reported a drop or a rename. The next drop of a column that came
-    back is
-    another change, whatever was made of this one.
+    Attributes:
+        kind: The kind of the change.
+        column: The column, or empty.
+        before: The old type or key columns. For DDL that changes rows, its commit time.
+        after: The new type or key columns. For DDL that changes rows, the statement.
+        at: The moment of the DDL that reported a drop or a rename. If a dropped column is added and dropped
+            again, the second drop is another change with its own decision.
     """
 
     kind: ChangeKind
@@ -52,32 +54,32 @@ class SchemaChange(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Tells this very change from any other of the table."""
+        """A digest that identifies this change among all changes of the table."""
         reported = list(self) if self.at else list(self)[:4]
         if self.kind == "add" and self.before:
-            # Whose values it may have is what somebody decides, once: not its type, which may get wider.
-            # Names as they are spelled: a column that differs only in case is another one.
+            # A person decides once which excluded column it may be. Its type is not part of the digest,
+            # because it may become wider. Names keep their case: names that differ in case are two columns.
             reported = [self.kind, self.column, self.before]
         if self.at and self.kind == "drop":
-            # The moment says which column it was; its type is not known any more once it was added again.
+            # The moment identifies the column; its type is no longer known once it was added again.
             reported = [self.kind, fold_name(self.column), self.after, self.at]
         return hashlib.sha256(json.dumps(reported, ensure_ascii=True).encode()).hexdigest()[:16]
 
     @property
     def short_digest(self) -> str:
-        """The start of the digest, by which a person names the change."""
+        """The start of the digest, which identifies the change in commands."""
         return self.digest[:SHORT_DIGEST]
 
     @property
     def changes_rows(self) -> bool:
-        """Whether it is DDL that changes rows, and no change of columns.
+        """True for DDL that changes rows, False for changes of columns.
 
-        A connector's rename of a column is, too: it names no column of the target.
+        Also True for a rename in a connector's DDL, because it does not name a column of the target.
         """
         return self.kind in get_args(RowChangeKind) or (self.kind == "rename" and not self.column)
 
     def as_json(self) -> dict[str, Any]:
-        """For a status, and for what is kept of decisions."""
+        """Returns the JSON for the status and for stored decisions."""
         rows = self.changes_rows
         return {
             "kind": self.kind,
@@ -90,7 +92,7 @@ class SchemaChange(NamedTuple):
         }
 
     def __str__(self) -> str:
-        """The change in words."""
+        """Returns the change as text."""
         if self.changes_rows:
             return f"{self.kind}{f' of {self.before}' if self.before else ''} ({self.after})"
         column = f" column {self.column}" if self.column else ""
@@ -98,30 +100,38 @@ class SchemaChange(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A change that waits. ``accepts``: what ``tidesink ddl`` may make of it; nothing: see ``reason``."""
+    """A change that waits for a person.
+
+    ``accepts``: the decisions that ``tidesink ddl`` allows. If it is empty, ``reason`` explains why.
+    """
 
     change: SchemaChange
     accepts: tuple[ChangePolicy, ...] = ()
     reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As the status shows it."""
+        """Returns the JSON for the status."""
         waits = {"policy": "pause", "accepts": list(self.accepts), "reason": self.reason}
         return {**self.change.as_json(), **waits}
 
 
 def _time_of(at: str) -> str:
-    """When a column was dropped or renamed; empty where its DDL does not say it."""
+    """Returns the time at which a column was dropped or renamed; empty if its DDL has no time."""
     return shown_time(physical_ms(int(at))) if at.isdigit() else ""
 
 
 @dataclass(frozen=True)
 class Policies:
-    """By what changes are decided: the config's policies, what people accepted, what the target can do.
+    """The basis of decisions on changes.
 
-    ``logs``: the table is a log of changes (``mode: append``). ``layout``: to add a column that it asks for
-    is no change at the source. ``added``: the target's columns that the table's mode adds to the source's.
-    ``chosen``: by digest what was decided so far without a person, which holds if nothing waits.
+    Attributes:
+        said: The policies in the config.
+        accepted: Decisions of people.
+        capabilities: The capabilities of the target.
+        logs: True if the table is a log of changes (``mode: append``).
+        layout: The table's projection. Adding a column that it asks for is not a change at the source.
+        added: Columns of the target that the table's mode adds.
+        chosen: By digest, the decisions made so far without a person. They apply if no change waits.
     """
 
     said: SchemaChanges
@@ -134,7 +144,7 @@ class Policies:
 
     @classmethod
     def of(cls, settings: TableConfig, accepted: Accepted, capabilities: Capabilities) -> Policies:
-        """What a table's settings say of it."""
+        """Returns the policies of a table's settings."""
         names = names_of(settings)
         return cls(
             settings.schema_changes,
@@ -147,16 +157,16 @@ class Policies:
 
     @property
     def own(self) -> frozenset[str]:
-        """The target's columns that are none of the source's, whose names it may have had; in lower case."""
+        """Columns of the target, in lower case, that are not from the source even if it uses the names."""
         return frozenset(map(fold_name, (*OWN_COLUMNS, *self.layout.metadata.values(), *self.added)))
 
     @property
     def follows(self) -> bool:
-        """Whether columns already there can change: what was sent, or logged, stays as it was."""
+        """True if existing columns can change. Rows that were sent or logged do not change."""
         return "rows" in self.capabilities.features and not self.logs
 
     def decide(self, change: SchemaChange) -> ChangePolicy:
-        """What becomes of a change; what the target cannot do was refused before."""
+        """Decides on a change. Changes that the target cannot apply were refused earlier."""
         if change.kind == "add" and fold_name(change.column) in self.layout.asked:
             return "apply"
         accepted = self.accepted_as(change)
@@ -168,15 +178,15 @@ class Policies:
         return policy
 
     def accepted_as(self, change: SchemaChange) -> ChangePolicy | None:
-        """What a person made of a change; None where nobody did."""
+        """Returns a person's decision on a change, or None."""
         found = self.accepted.get(change.digest)
         if found is None and self.accepted.get(change._replace(at="").digest) == "ignore":
-            # Accepted before changes had their moment. To ignore it again loses nothing; to apply it would.
+            # Decided before changes had a moment. Ignoring it again loses nothing, but applying it might.
             return "ignore"
         return found
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
-        """A change that waits, with what may be made of it."""
+        """Returns a waiting change with the possible decisions."""
         ways = [policy for policy in allowed_policies(change.kind) if policy != "pause"]
         if reason or change.kind in ALL_FEATURES - self.capabilities.features:
             ways = [policy for policy in ways if policy != "apply"]
@@ -184,7 +194,7 @@ class Policies:
 
 
 class DecidedChange(NamedTuple):
-    """A change and what becomes of it; ``reason`` is why it cannot be carried out, ``doubt`` why it waits."""
+    """A change and its policy. ``reason``: why it cannot be carried out. ``doubt``: why it waits."""
 
     change: SchemaChange
     policy: ChangePolicy
@@ -194,9 +204,14 @@ class DecidedChange(NamedTuple):
 
 @dataclass(frozen=True)
 class SchemaDecision:
-    """What is done with a batch: ``given`` is the shape the target gets, unless some change waits.
+    """The decision on the columns of a batch.
 
-    ``omitted``: columns of the rows that the target does not get. ``drops``: columns to drop first.
+    Attributes:
+        given: The shape of the target, unless a change waits.
+        omitted: Columns of the rows that the target does not get.
+        pending: Changes that wait for a person.
+        drops: Columns to drop first.
+        warnings: Warnings for the user.
     """
 
     given: TableShape
@@ -209,7 +224,7 @@ class SchemaDecision:
 def decide_changes(
     gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns | None
 ) -> SchemaDecision:
-    """What becomes of the changes between a target's columns, a shape, and what DDL says of the table."""
+    """Decides on the changes between a target's columns, a shape, and the columns that DDL reports."""
     dropped = list(_dropped(gap, shape, policies, reported)) if reported else []
     fold = folding(gap.columns, (column.name for column in shape.columns))
     gone = {
@@ -260,10 +275,10 @@ def _waiting(schema_decision: DecidedChange, policies: Policies) -> Pending:
 def _decided_growth(
     change: SchemaChange, gap: SchemaGap, shape: TableShape, policies: Policies
 ) -> DecidedChange:
-    """What becomes of a new column or a wider one.
+    """Decides on a new or a wider column.
 
-    One that may be a column left out under a new name waits, unless it is left out anyway. What the target
-    has of it is not, whatever becomes of new columns.
+    A new column that may be an excluded column under a new name waits, unless new columns are ignored. If the
+    target already has the column, it waits under every policy.
     """
     policy = policies.decide(change)
     if change.kind != "add" or not change.before or policies.accepted_as(change):
@@ -274,14 +289,14 @@ def _decided_growth(
 
 
 def doubt_of(column: ShapeColumn, layout: Layout) -> str:
-    """Why a column waits that a layout ``doubts``."""
+    """Returns why a column waits that may be an excluded column (``Layout.doubts``)."""
     return _DOUBTED.format(", ".join(layout.doubted(column.instead_of)))
 
 
 def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[SchemaChange]:
     for name in gap.added:
         column = shape.find(name)
-        if column is not None:  # a mode's own columns are nobody's choice
+        if column is not None:  # columns of the mode need no decision
             yield _added(column, layout)
     fold = folding(gap.columns, (column.name for column in shape.columns))
     there = {fold(name) for name in gap.columns}
@@ -293,7 +308,7 @@ def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[Schema
 
 
 def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
-    """A column that comes; from those that are left out of which it may be one."""
+    """Returns the change of a new column. ``before``: the excluded columns that it may be."""
     before = layout.doubted(column.instead_of) if layout.doubts(column) else ()
     return SchemaChange("add", column.name, ", ".join(before), column.comment)
 
@@ -301,7 +316,7 @@ def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
 def _dropped(
     gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns
 ) -> Iterator[DecidedChange]:
-    """Columns that the source has no more, at the target or in rows from before."""
+    """Yields decisions on columns that the source dropped and the target, or an older row, still has."""
     there = {fold_name(name) for name in gap.columns} - policies.own
     for column in reported.former:
         if fold_name(column.name) in there | (shape.by_name.keys() - policies.own):
@@ -309,12 +324,12 @@ def _dropped(
             change = change._replace(at=reported.partings.get(fold_name(column.name), ""))
             policy = policies.decide(change)
             at_target = fold_name(column.name) in there
-            # A column that only rows from before have is no change that anybody waits for.
+            # If only older rows have the column, no person needs to decide.
             yield DecidedChange(change, "ignore" if policy == "pause" and not at_target else policy)
     for name in sorted(reported.readded & there):
         at = reported.partings.get(fold_name(name), "")
         change = SchemaChange("drop", name, before="dropped", after="added again", at=at)
-        # Where a person had the old column dropped, what rows of before it bring is as unwanted.
+        # If a person had the old column dropped, its values in older rows are not wanted either.
         drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=at)))
         if drops and policies.accepted_as(change) is None:
             yield DecidedChange(change, "pause", _READDED)
@@ -336,9 +351,9 @@ _READ_BY_FILTER: Final = (
 
 
 def pending_of(error: SchemaRefusedError, layout: Layout | None = None) -> Pending | None:
-    """The change that a target or a shape refused; None where it refused something else.
+    """Returns the change that a target or a shape refused, or None if the error is about something else.
 
-    ``layout``: the table's, which may leave out a column that its filter reads.
+    ``layout``: the table's projection. It may exclude a column that its filter reads.
     """
     kind = error.context.get("change")
     if kind not in get_args(ChangeKind):
@@ -361,7 +376,7 @@ _KEY: Final = (
 
 
 class ChangesWaitError(Exception):
-    """Changes of the columns wait for a person: nothing of the batch is applied."""
+    """Changes of the columns wait for a person. The batch is not applied."""
 
     def __init__(self, pending: tuple[Pending, ...]) -> None:
         super().__init__("changes of the columns wait")
@@ -369,18 +384,19 @@ class ChangesWaitError(Exception):
 
 
 def source_columns_of(decoding: Decoding, policies: Policies) -> SourceColumns | None:
-    """What DDL says of a table's columns, where the target keeps rows to follow it."""
+    """Returns the columns that DDL reports, or None if the target has no rows that can follow DDL."""
     return decoding.reported() if policies.follows else None
 
 
 def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> bool:
-    """Rename at the target what is to be renamed, and have rows read by the columns that the target has.
+    """Rename columns of the target, and have rows read under the column names that the target has.
 
-    Whether anything was renamed.
+    Returns:
+        True if a column was renamed.
 
     Raises:
-        ChangesWaitError: a rename waits for a person.
-        TidesinkError: as ``gap``, ``rename_column`` and ``read_as``.
+        ChangesWaitError: A rename waits for a person.
+        TidesinkError: ``gap``, ``rename_column`` or ``read_as`` failed.
     """
     reported = source_columns_of(decoding, policies)
     if reported is None:
@@ -410,7 +426,7 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
 
 
 def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:
-    """A rename of a key column that the target has, by the plan's keys of before it or after it."""
+    """Returns a waiting rename if the target has the column, and it is a key under its old or new name."""
     was, name = new.was or old, new.target or new.name
     if fold_name(was) not in present or keys.isdisjoint((fold_name(was), fold_name(name))):
         return None
@@ -418,10 +434,11 @@ def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozens
 
 
 def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> Iterator[tuple[str, Renamed]]:
-    """Renames that are to be decided, newest first.
+    """Yields the renames to decide, newest first.
 
-    One to a name that some column had left before says as little as one to a reused name. Of several names
-    that one column had, the newest that the target has is the column: an older one there was ignored.
+    If a column had the new name earlier, a target with both names does not show that the rename was
+    ignored (``returned``, like ``reused``). If a column had several names, the newest name in the target is
+    the column. An older name there was ignored.
     """
     goals = set()
     for old, new in reported.renamed.items():
@@ -434,7 +451,7 @@ def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> It
 
 
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
-    """What becomes of one rename: ``apply`` it, ``read`` the old name as the new one, or ``ignore`` it."""
+    """Decides on a rename: ``apply`` it, ``read`` the old name as the new one, ``ignore`` it, or wait."""
     was, name = new.was or old, new.target or new.name
     there = (fold_name(was) in present, fold_name(name) in present)
     if there == (False, True) or (there == (False, False) and not new.reused):
@@ -457,12 +474,12 @@ _NOT_NEW: Final = (
 
 
 class KnownColumns:
-    """The source's columns as of a table's last batch; a state store that was lost knows none."""
+    """The source's columns as of a table's last batch. Empty if the state store was lost."""
 
     def __init__(self, store: StateStore, progress: Progress, layout: Layout) -> None:
         self._store = store
         self._name = _name(progress.pipeline, progress.table)
-        # The source's names by the target's, as these are spelled and folded.
+        # The source's names, by the target's exact names and by their folded names.
         self._rename = {new: old for old, new in layout.rename.items()}
         self._folded = {fold_name(new): old for old, new in layout.rename.items()}
         self._kept = store.load_document(_KIND, self._name)
@@ -472,9 +489,9 @@ class KnownColumns:
     def schema_decision(
         self, decision: SchemaDecision, added: Collection[str], fold: NameFold = fold_name
     ) -> SchemaDecision:
-        """The decision, by which columns that are not new bring no default.
+        """Returns the decision without defaults of columns that are not new at the source.
 
-        ``added``: the columns that come. ``fold``: how the source's names are compared.
+        ``added``: the columns that the target gets. ``fold``: compares the source's names.
         """
         given = decision.given
         known = {
@@ -491,10 +508,10 @@ class KnownColumns:
         )
 
     def applied(self, decoding: Decoding, progress: Progress) -> None:
-        """Take note of a batch's columns, once it is applied; ``keep`` writes them down."""
+        """Note the columns of an applied batch; ``keep`` stores them."""
         plan, reported = decoding.columns(), decoding.reported()
         shape, fold = plan.shape, plan.rows.shape.fold
-        # One that was dropped is new when it is added again.
+        # A dropped column is new when it is added again.
         dropped = {self._source(column.name, fold) for column in reported.former} if reported else set()
         there = {self._source(column.name, fold) for column in shape.columns}
         now = frozenset({*there, *shape.omitted} - dropped)
@@ -503,36 +520,36 @@ class KnownColumns:
             self._known = now
 
     def keep(self) -> None:
-        """Have the state store know; what it did not take is written the next time.
+        """Store the columns. If this fails, they are stored the next time.
 
-        What another worker wrote meanwhile stays: it holds the table.
+        A document that another worker wrote in the meantime is kept, because that worker holds the table.
         """
         if self._unkept is not None:
             self._store.swap_document(_KIND, self._name, old=self._kept, new=self._unkept)
             self._kept, self._unkept = self._unkept, None
 
     def _source(self, name: str, fold: NameFold) -> str:
-        """The source's name, folded, of a column of the target."""
+        """Returns the folded source name of a column of the target."""
         if name in self._rename:
             return fold(self._rename[name])
         return fold(self._folded.get(fold_name(name), name) if fold is fold_name else name)
 
 
 def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
-    """What is kept, unless it is of other rows: the table was loaded again, or is from an old backup."""
+    """Returns the stored columns, unless they belong to other rows: a reloaded table or an old backup."""
     if kept is None or kept["batch"] > progress.batch:
         return frozenset()
     return frozenset(kept["columns"])
 
 
-# Of one table.
+# Per table.
 MOST_CHOICES: Final = 50
 _CHOICES_KIND: Final = "policy-choices"
 _MOST_SQL: Final = 1_000
 
 
 class Choice(NamedTuple):
-    """What a policy made of a change; ``at``, in seconds since 1970, is when a worker heeded it."""
+    """A policy's decision on a change. ``at``: when a worker followed it, in seconds since 1970."""
 
     policy: ChangePolicy
     at: float
@@ -541,23 +558,23 @@ class Choice(NamedTuple):
 
 
 class PolicyChoices:
-    """What the policies of a pipeline's tables made of changes by themselves, for people who ask.
+    """Stored decisions that the policies of a pipeline's tables made without a person.
 
-    It is kept before the batch that heeds it is committed, with that batch's number: none is missing after a
-    kill, and a batch that is tried again has its choices once. Of each table the newest stay. Of one table
-    one thread keeps them at a time.
+    Decisions are stored before the batch that follows them is committed, with that batch's number. So none
+    is missing after a kill, and a batch that is tried again stores them once. The newest decisions of each
+    table are kept. Only one thread at a time stores decisions of a table.
     """
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
-        # What is ignored is found again by each batch: the store is asked once.
+        # Each batch finds ignored changes again, but the store is read only once.
         self._known: set[tuple[TableId, str]] = set()
 
     def keep(self, chosen: Chosen, progress: Progress) -> None:
-        """Keep what a batch does by policies, once.
+        """Store the decisions of policies for a batch, each one once.
 
         Raises:
-            StateStoreError: the store does not answer.
+            StateStoreError: The state store does not answer.
         """
         table = progress.table
         new = {digest: one for digest, one in chosen.items() if (table, digest) not in self._known}
@@ -581,17 +598,17 @@ class PolicyChoices:
 
 
 def read_choices(store: StateStore, pipeline: str, table: TableId) -> tuple[Choice, ...]:
-    """What a table's policies made of changes, the oldest first.
+    """Returns the decisions of a table's policies, oldest first.
 
     Raises:
-        StateStoreError: the store does not answer.
+        StateStoreError: The state store does not answer.
     """
     found = store.load_document(_CHOICES_KIND, _name(pipeline, table)) or ()
     return tuple(Choice(*one) for one in found)
 
 
 def _recurs(change: SchemaChange, policy: ChangePolicy) -> bool:
-    """Whether the very same change may come again: a column that was dropped meanwhile and is added again."""
+    """Returns True if the same change may come again: a column that was dropped and is added again."""
     return (change.kind, policy) == ("add", "apply")
 
 

@@ -1,7 +1,7 @@
-"""Where the first and the last rows of a writer's schema stand, and which rows are before them.
+"""Positions of the first and the last rows of a writer schema, and comparison of rows with them.
 
-Positions are joined by the least and the greatest of each member, so that what is known of a set of rows
-does not depend on how batches cut it, nor on rows that are read twice.
+Positions are joined by the least and the greatest of each member. So the result for a set of rows does not
+depend on batch boundaries, nor on rows that are read twice.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 
 class RowPosition(NamedTuple):
-    """Where a row stands in its partition.
+    """The position of a row in its partition.
 
-    ``source``: its position at the source, as ``Position.source``; None where the wire has none. ``time``:
-    Kafka's, in ms since 1970, where it was read.
+    ``source``: its position at the source, as in ``Position.source``, or None if the record has none.
+    ``time``: Kafka's timestamp in ms since 1970, or None if it was not read.
     """
 
     offset: int
@@ -26,18 +26,18 @@ class RowPosition(NamedTuple):
 
 
 class RowSpan(NamedTuple):
-    """The least and the greatest offset, position at the source, and time of some rows of a partition."""
+    """The least and the greatest offset, source position and time of some rows of a partition."""
 
     first: RowPosition
     last: RowPosition
 
     @classmethod
     def of(cls, row: RowPosition) -> RowSpan:
-        """The span of one row."""
+        """Returns the span of one row."""
         return cls(row, row)
 
     def joined(self, other: RowSpan) -> RowSpan:
-        """The span of the rows of both."""
+        """Returns the span of the rows of both."""
         firsts = zip(self.first, other.first, strict=True)
         lasts = zip(self.last, other.last, strict=True)
         return RowSpan(
@@ -47,7 +47,7 @@ class RowSpan(NamedTuple):
 
 
 def span_of(rows: pa.Table) -> RowSpan:
-    """The span of row changes of one partition; at least one."""
+    """Returns the span of row changes of one partition. There must be at least one."""
     ends = pc.min_max(rows["offset"]).as_py()
     sources = rows["source"].combine_chunks().drop_null()
     return RowSpan(
@@ -56,12 +56,14 @@ def span_of(rows: pa.Table) -> RowSpan:
 
 
 class FirstRows(NamedTuple):
-    """The first rows that are known of some schemas.
+    """The first known rows of some schemas.
 
-    ``offsets`` and ``sources``: by partition, the least offset and the least position at the source;
-    ``source``: the least position of all. ``are_comparable``: whether positions at the source are compared.
-    They are not if they started again, as the binlog files of a server that was promoted do: a position
-    does not say which server it is from.
+    Attributes:
+        offsets: The least offset in each partition.
+        source: The least source position of all partitions.
+        sources: The least source position in each partition.
+        are_comparable: True if source positions can be compared. They cannot if they started again, as the
+            binlog files of a promoted server do, because a position does not contain its server.
     """
 
     offsets: Mapping[int, int] = {}
@@ -70,7 +72,7 @@ class FirstRows(NamedTuple):
     are_comparable: bool = True
 
     def joined(self, other: FirstRows) -> FirstRows:
-        """The first rows of both."""
+        """Returns the first rows of both."""
         return FirstRows(
             _least(self.offsets, other.offsets),
             extreme(min, self.source, other.source),
@@ -79,12 +81,13 @@ class FirstRows(NamedTuple):
         )
 
     def are_before(self, rows: pa.Table) -> pa.BooleanArray:
-        """Whether row changes are before the first rows; null where nothing compares them.
+        """Returns True for row changes that are earlier than the first rows; null if they cannot be compared.
 
-        Rows are compared by their positions at the source where both have one, since a producer that starts
-        again sends rows a second time; else by their offsets in one partition. A row with a lower offset
-        than the first row of its partition is before it if its position is greater: a row that is sent again
-        has a higher offset, so such positions are of two servers.
+        Rows are compared by their source positions if both have one, because a restarted producer sends rows
+        a second time. Otherwise rows of one partition are compared by their offsets.
+
+        A row with a lower offset and a greater position than the first row of its partition is also earlier.
+        A row that is sent again has a higher offset, so these two positions are from two servers.
         """
         source, found = rows["source"].combine_chunks(), pa.nulls(rows.num_rows, pa.bool_())
         if self.source is not None and self.are_comparable:
@@ -100,7 +103,7 @@ class FirstRows(NamedTuple):
 
 
 def first_rows_of(rows: pa.Table) -> FirstRows:
-    """The first of row changes of one partition; at least one."""
+    """Returns the first rows among row changes of one partition. There must be at least one."""
     offset, number = pc.min(rows["offset"]).as_py(), rows["partition"][0].as_py()
     source = _extreme(rows["source"].combine_chunks().drop_null(), "min")
     return FirstRows({number: offset}, source, {} if source is None else {number: source})
@@ -112,12 +115,12 @@ def _least(one: Mapping[int, Any], other: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def extreme(choose: Any, *values: Any) -> Any:
-    """Return the least or the greatest of what is known of some values; None if none is."""
+    """Returns the least or the greatest of the values that are not None, or None."""
     return choose((one for one in values if one is not None), default=None)
 
 
 def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
-    """The least or the greatest of lists of numbers, member by member from the first."""
+    """Returns the least or the greatest of lists of numbers, compared member by member."""
     if not len(sources):
         return None
     if (size := _size(sources)) is None:
@@ -134,7 +137,7 @@ def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
 
 
 def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
-    """Whether lists of numbers are before one; null where there is no list."""
+    """Returns True for lists of numbers that are less than ``limit``; null for null lists."""
     if _size(sources.drop_null()) != len(limit):
         found = (None if one is None else tuple(map(int, one)) < limit for one in sources.to_pylist())
         return pa.array(found, pa.bool_())
@@ -148,6 +151,6 @@ def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
 
 
 def _size(sources: pa.ListArray) -> int | None:
-    """How many members each list has; None where they differ, or one is null."""
+    """Returns the common length of the lists, or None if lengths differ or a member is null."""
     sizes = pc.min_max(pc.list_value_length(sources)).as_py()
     return sizes["min"] if sizes["min"] == sizes["max"] and not sources.flatten().null_count else None

@@ -1,4 +1,4 @@
-"""A table's decoding: what each source of schemas offers, and the projection into what the target holds."""
+"""A table's decoding: the protocol of schema sources, and the projection into the target's columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TWO_MEANINGS: Final = (
 
 
 class Missed(NamedTuple):
-    """What a batch met that its plan did not know, and where Kafka ended when it was planned."""
+    """Things in a batch that its plan did not know, with the batch's ranges and topic."""
 
     summary: BatchSummary
     ranges: Sequence[OffsetRange]
@@ -39,14 +39,17 @@ class Missed(NamedTuple):
 
 
 class Renamed(NamedTuple):
-    """A column's name now, and whether rows with its old name can be read as rows with this one.
+    """A renamed column.
 
-    ``at``: the moment of the DDL that renamed it. ``returned``: some column, perhaps this one, had the new
-    name before.
-
-    ``target``, ``was``: its names now and before at the target, where those are others. ``reused``: another
-    column has, or had, one of its two names too, so that a target with both does not say that the rename was
-    ignored.
+    Attributes:
+        name: The new name.
+        readable: True if rows with the old name can be read as rows with the new name.
+        target: The new name in the target, if it differs.
+        was: The old name in the target, if it differs.
+        reused: True if another column has or had one of the two names. Then a target with both names does
+            not show that the rename was ignored.
+        at: The moment of the DDL that renamed the column.
+        returned: True if a column, perhaps this one, had the new name earlier.
     """
 
     name: str
@@ -60,12 +63,15 @@ class Renamed(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceColumns:
-    """What a topic's own DDL tells of a table's columns.
+    """A table's columns as reported by the DDL in its topic.
 
-    ``current``: the table now. ``former``: columns it had and has no more, with the types they had.
-    ``renamed``: by the names they had before, columns that it has. ``readded``: names, folded, of columns
-    that were dropped and added again. ``partings``: by name, folded, the moments at which columns were last
-    dropped or renamed. ``renames``: names that columns had, dropped ones too, each with one they had later.
+    Attributes:
+        current: The current table.
+        former: Dropped columns with their last types.
+        renamed: Renamed columns of the table, by their old names.
+        readded: Folded names of columns that were dropped and added again.
+        partings: The moments at which columns were last dropped or renamed, by folded name.
+        renames: Old names of columns, including dropped ones, each with a later name of the same column.
     """
 
     current: TableSchema
@@ -77,70 +83,75 @@ class SourceColumns:
 
 
 class Decoding(Protocol):
-    """One table's decoding. Used by one thread at a time."""
+    """The decoding of one table. Used by one thread at a time."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know about this table's types."""
+        """Warnings about this table's types."""
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Learn enough of a topic that has records to know the table's shape.
+        """Read enough of a topic with records to derive the table's shape.
 
-        ``starts``: where the table begins to read each partition; nothing is learnt of earlier records.
+        ``starts``: the first offset of the table in each partition. Earlier records are not used.
 
         Raises:
-            ConfigError: the table's key, or its columns, cannot be known; says what to configure.
-            RegistryError: the registry refuses, or does not answer.
-            SourceError: Kafka refuses, or does not answer.
+            ConfigError: The table's key or columns cannot be derived. The message names the setting.
+            RegistryError: The registry refuses the request, or does not answer.
+            SourceError: Kafka refuses the request, or does not answer.
         """
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Know what decoding the ranges takes and would not be missed in them; asked before each batch.
+        """Read what decoding the ranges needs, if a batch would not notice that it is missing.
 
-        ``None``: of rows that are behind all that was sent, as those of a snapshot.
+        Called before each batch. ``ranges``: None for rows that are later than all records, as in a snapshot.
 
-        Raises: as ``prepare``.
+        Raises:
+            ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
         """
 
     def columns(self) -> DecodePlan:
-        """The plan as it stands."""
+        """Returns the current plan."""
 
     def reported(self) -> SourceColumns | None:
-        """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""
+        """Returns the columns that DDL reports, or None if no DDL is read."""
 
     def row_ddl(self) -> tuple[RowDdl, ...] | None:
-        """The DDL read so far that changes rows of the table, in its order; None where no DDL is read."""
+        """Returns the DDL read so far that changes rows of the table, in order; None if no DDL is read."""
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """Read rows that have a column's old name as if they had its new one.
+        """Read the old names of renamed columns as their new names.
 
-        ``held``: Spark's types of the target's columns by their names, folded. What the source had of them
-        and has no more is in the plan's shape, and so NULL in rows without it, whoever read those of before.
+        ``held``: Spark types of the target's columns by folded name. Columns among them that the source
+        dropped are part of the plan's shape. So they are NULL in rows without them, no matter which worker
+        read the earlier rows.
 
-        Raises: as ``prepare``.
+        Raises:
+            ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
         """
 
     def meet_others(self, missed: Missed) -> None:
-        """Take note that the batch has records of tables nobody knows.
+        """Handle a batch with records of unknown tables.
 
-        Raises: as ``prepare``.
+        Raises:
+            ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
         """
 
     def learn(self, missed: Missed) -> bool:
-        """Look up what a batch lacked; True where the plan is another one now.
+        """Look up what a batch lacked. Returns True if the plan changed.
 
-        Raises: as ``prepare``.
+        Raises:
+            ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
         """
 
     def take_ddl(self, missed: Missed) -> bool:
-        """Take note that a batch has DDL events; True where the plan is another one now."""
+        """Handle a batch with DDL events. Returns True if the plan changed."""
 
 
 def declared_table(definition: Definition | None, table: TableId) -> TableSchema | None:
-    """The table as the config defines it.
+    """Returns the table as defined in the config.
 
     Raises:
-        ConfigError: the definition cannot be read, or is another table's.
+        ConfigError: The definition cannot be read, or describes another table.
     """
     if definition is None:
         return None
@@ -148,22 +159,22 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
     definition.declare_in(definitions, table.schema)
     found = definitions.get(table)
     if found is None:
-        raise ConfigError("The definition under tables is of another table.", table=str(table))
+        raise ConfigError("The definition under tables describes another table.", table=str(table))
     return found
 
 
-# Columns left out or renamed, rows filtered, another name at the target
+# Excluded or renamed columns, filtered rows, another name in the target
 
 
 @dataclass(frozen=True)
 class _Holders:
-    """The source's columns that the target holds by a layout."""
+    """The source's columns that the target holds according to a projection."""
 
     layout: Layout
     current: tuple[TableColumn, ...]
 
     def own(self, name: str) -> bool:
-        """Whether the target's column of that name, if any, is this one of the source's."""
+        """Returns True if no other source column has this column's name in the target."""
         target = fold_name(self.layout.target_name(name))
         others = (c.name for c in self.current if fold_name(self.layout.target_name(c.name)) == target)
         return fold_name(next(others, name)) == fold_name(name)
@@ -172,14 +183,14 @@ class _Holders:
 def projected(
     decoding: Decoding, table: TableId, layout: Layout, destination: Destination, session: SparkSession
 ) -> Decoding:
-    """A table's decoding into what the target holds of it; the decoding itself where that is all of it."""
+    """Returns a decoding into the target's columns; the decoding itself if the target holds all as it is."""
     if layout.plain and destination == Destination(table):
         return decoding
     return ProjectedDecoding(decoding, layout, destination, session)
 
 
 class ProjectedDecoding:
-    """One table's decoding, whose plan gives the rows that the target holds, under its names."""
+    """A decoding whose plan returns the rows that the target holds, under the target's names."""
 
     def __init__(
         self, decoding: Decoding, layout: Layout, destination: Destination, session: SparkSession
@@ -192,21 +203,19 @@ class ProjectedDecoding:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """As the decoding inside."""
         return self._decoding.warnings
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """As the decoding inside."""
         self._decoding.prepare(found, starts)
 
     def columns(self) -> DecodePlan:
-        """The plan as it stands; the same one for as long as the decoding inside has the same.
+        """Returns the current plan, which is the same object while the inner plan is the same.
 
         Raises:
-            ConfigError: the layout does not fit the table's columns, Spark does not take its filter, or its
-                records have another sign for values that stay.
-            SchemaRefusedError: the layout names a column that the source does not have any more, or leaves
-                one out under some of its names alone; or the source has a column with the shard's name.
+            ConfigError: The projection does not fit the table's columns. Or Spark does not accept its filter.
+                Or ``ignore_null_updates`` is set, and the records can omit values.
+            SchemaRefusedError: The projection names a column that the source no longer has, or excludes a
+                column under only some of its names. Or the source has a column with the shard's name.
         """
         inner = self._decoding.columns()
         if self._plans is None or self._plans[0] is not inner:
@@ -220,7 +229,7 @@ class ProjectedDecoding:
         past: list[str] = []
         if reported is not None:
             check_renames(layout, inner.shape, reported.renames)
-            # Another task may have read DDL that this plan does not know of.
+            # Another task may have read DDL that this plan does not contain.
             fold = inner.shape.fold
             past += (fold(column.name) for column in reported.former)
             past += (fold(name) for pair in reported.renames for name in pair)
@@ -248,42 +257,40 @@ class ProjectedDecoding:
         return replace(plan, rows=replace(plan.rows, target=routed_shape(plan.shape, self._destination)))
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """As the decoding inside; raises SchemaRefusedError, too, as a new plan does."""
+        """See ``Decoding.catch_up``; also raises SchemaRefusedError for conflicting renames."""
         self._decoding.catch_up(ranges, found)
         self._check_renames()
 
     def row_ddl(self) -> tuple[RowDdl, ...] | None:
-        """As the decoding inside."""
         return self._decoding.row_ddl()
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """As ``catch_up``."""
+        """See ``Decoding.read_as``; also raises SchemaRefusedError for conflicting renames."""
         self._decoding.read_as(renamed, held if self._layout.plain else dict(self._at_source(held)))
         self._check_renames()
 
     def meet_others(self, missed: Missed) -> None:
-        """As the decoding inside."""
         self._decoding.meet_others(missed)
 
     def learn(self, missed: Missed) -> bool:
-        """As ``catch_up``."""
+        """See ``Decoding.learn``; also raises SchemaRefusedError for conflicting renames."""
         changed = self._decoding.learn(missed)
         self._check_renames()
         return changed
 
     def take_ddl(self, missed: Missed) -> bool:
-        """As ``catch_up``."""
+        """See ``Decoding.take_ddl``; also raises SchemaRefusedError for conflicting renames."""
         changed = self._decoding.take_ddl(missed)
         self._check_renames()
         return changed
 
     def _check_renames(self) -> None:
-        """As for a new plan: names may change hands, and the plan of the same columns stays."""
+        """Check renames even without a new plan: names can be exchanged while the columns stay the same."""
         if self._layout.except_columns and (reported := self._decoding.reported()) is not None:
             check_renames(self._layout, self._decoding.columns().shape, reported.renames)
 
     def _at_source(self, held: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Of the target's columns those that the source has no more, by their names there, folded."""
+        """Yields types of the target's columns that the source dropped or renamed, by folded source name."""
         reported = self._decoding.reported()
         if reported is None:
             return
@@ -294,10 +301,10 @@ class ProjectedDecoding:
                 yield fold_name(name), found
 
     def reported(self) -> SourceColumns | None:
-        """What DDL tells of the columns that the target holds, by their names there.
+        """Returns the columns that DDL reports, under the target's names and only if the target holds them.
 
-        A column that was renamed keeps the source's names beside them. Nothing where several tables share
-        one: the next still has its column as it was.
+        A renamed column keeps the source's names in addition. None if several tables share the target table,
+        because the other tables may still have the old columns.
         """
         reported = self._decoding.reported()
         if reported is None or self._destination.shard is not None:
@@ -307,7 +314,7 @@ class ProjectedDecoding:
         layout, holders = self._layout, self._holders(reported)
         own = holders.own
         excluded = {fold_name(name) for name in layout.except_columns}
-        # A list of columns names a column by what it is called now: the old name need not be in it.
+        # A list of columns has a column's current name; the old name need not be in the list.
         renamed = {
             old: new._replace(was=layout.target_name(old), target=layout.target_name(new.name))
             for old, new in reported.renamed.items()
